@@ -1,27 +1,29 @@
-"""A worker's start, stage by stage, in a process of its own.
-
-`python benchmarks/kit/worker_start.py SETTINGS` prints JSON.
-It imports the standard library alone before its clock runs: what a worker imports are its first stages.
-"""
+"""A worker's start, stage by stage: the process as `blockyard serve` starts it, and its scheduler's calls."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
-import os
-import subprocess
 import sys
+import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
+from benchmarks.kit.processes import cpu_seconds, memory_bytes
+from blockyard.service.servers import internal_channel
+from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from benchmarks.kit.worker_alone import Settings
+
+ROOT = Path(__file__).parents[2]
+POLL_SECONDS = 0.005
+MAX_START_SECONDS = 300.0
+QUANTIZATIONS = {"": worker_pb2.QUANTIZATION_UNSPECIFIED, "int8": worker_pb2.QUANTIZATION_INT8}
+DTYPES = {"bfloat16": worker_pb2.DTYPE_BFLOAT16, "float32": worker_pb2.DTYPE_FLOAT32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,79 +38,74 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStart:
-    """All stages of one start, and what the worker must hold."""
+    """All stages of one start, until steps can be sent; and what the worker must hold."""
 
-    stages: list[Stage]
+    stages: Sequence[Stage]
     weights_bytes: int
     kv_pool_bytes: int
 
+    @property
+    def seconds(self) -> float:
+        """From the start of the process until steps can be sent."""
+        return sum(stage.seconds for stage in self.stages)
 
-def measure(settings: Settings) -> WorkerStart:
-    """Starts a worker in a process of its own. Raises CalledProcessError where it does not start."""
-    command = [sys.executable, __file__, json.dumps(asdict(settings))]
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, cwd=ROOT)
-    reported = json.loads(done.stdout)
-    stages = [Stage(**stage) for stage in reported["stages"]]
-    return WorkerStart(stages, reported["weights_bytes"], reported["kv_pool_bytes"])
+    @property
+    def load_seconds(self) -> float:
+        """Of the stage that loads the weights."""
+        return next(stage.seconds for stage in self.stages if stage.name == LOAD)
 
 
-# In the process.
+LOAD = "load the weights"
 
 
 class Clock:
-    """Lists stages, each from the end of the one before."""
+    """Lists stages of a process, each from the end of the one before; the first from its start."""
 
-    def __init__(self) -> None:
+    def __init__(self, pid: int) -> None:
         self.stages: list[Stage] = []
-        self._begin = (time.perf_counter(), time.process_time())
+        self._pid = pid
+        self._begin, self._cpu_seconds = time.perf_counter(), 0.0
 
     def end(self, name: str) -> None:
         """Ends a stage."""
-        seconds, cpu_seconds = time.perf_counter() - self._begin[0], time.process_time() - self._begin[1]
-        num_pages = int(Path("/proc/self/statm").read_text().split()[1])
-        self.stages.append(Stage(name, seconds, cpu_seconds, num_pages * os.sysconf("SC_PAGE_SIZE")))
-        self._begin = (time.perf_counter(), time.process_time())
+        now, spent = time.perf_counter(), cpu_seconds(self._pid)
+        self.stages.append(Stage(name, now - self._begin, spent - self._cpu_seconds, memory_bytes(self._pid)))
+        self._begin, self._cpu_seconds = now, spent
 
 
-async def start(given: dict[str, Any]) -> WorkerStart:
-    """Brings a worker to where it takes steps, by the same calls as its servicer."""
-    clock = Clock()
-    import torch  # noqa: PLC0415  a stage
+async def measure(settings: Settings) -> WorkerStart:
+    """Starts a worker, and ends it. Raises TimeoutError or grpc.aio.AioRpcError where it does not start."""
+    with tempfile.TemporaryDirectory(prefix="by") as folder:
+        address = Path(folder) / "worker"
+        flags = ["--worker-address", f"unix:{address}", "--log-level", "warning", "--cpu-kernels", settings.cpu_kernels]
+        flags += ["--num-threads", str(settings.num_threads)]
+        flags += ["--packed-cache", settings.packed_cache] if settings.packed_cache else []
+        process = await asyncio.create_subprocess_exec(sys.executable, "-m", "worker_service", *flags, cwd=ROOT)
+        clock = Clock(process.pid)
+        try:
+            async with asyncio.timeout(MAX_START_SECONDS):
+                while not address.exists():  # noqa: ASYNC110  another process makes it
+                    await asyncio.sleep(POLL_SECONDS)
+                async with internal_channel(f"unix:{address}") as channel:
+                    return await _set_up(worker_pb2_grpc.WorkerServiceStub(channel), settings, clock)
+        finally:
+            process.kill()
+            await process.wait()
 
-    clock.end("import torch")
-    from benchmarks.kit.worker_alone import Settings  # noqa: PLC0415  a stage
-    from blockyard.capacity.limits import ProfileRequest  # noqa: PLC0415
-    from kernels.select import KernelChoice  # noqa: PLC0415
-    from worker_service import server  # noqa: PLC0415
-    from worker_service.set_up import CacheRequest, LoadOptions  # noqa: PLC0415
 
-    clock.end("import the worker")
-    settings = Settings(**given)
-    cache = Path(settings.packed_cache) if settings.packed_cache else None
-    options = LoadOptions(KernelChoice(cpu=settings.cpu_kernels), packed_cache=cache)
-    worker = server.Worker(num_threads=settings.num_threads, load_options=options)
-    worker.start()
-    await worker.init_device("cpu", getattr(torch, settings.dtype), "")
-    loaded = await worker.load_model(settings.model, "main", lambda done, total: None, settings.quantization or "none")
-    clock.end("load the weights")
-    sizes = (settings.max_num_batched_tokens, settings.max_num_seqs)
-    await worker.determine_num_available_blocks(ProfileRequest(settings.block_size, 0.9, 0, *sizes))
+async def _set_up(stub: Any, settings: Settings, clock: Clock) -> WorkerStart:
+    device = worker_pb2.InitDeviceRequest(device_type=worker_pb2.DEVICE_TYPE_CPU, dtype=DTYPES[settings.dtype])
+    await stub.InitDevice(device, wait_for_ready=True)
+    clock.end("until it answers")
+    load = worker_pb2.LoadModelRequest(model=settings.model, quantization=QUANTIZATIONS[settings.quantization])
+    *_, last = [event async for event in stub.LoadModel(load)]
+    clock.end(LOAD)
+    step = {name: getattr(settings, name) for name in ("block_size", "max_num_batched_tokens", "max_num_seqs")}
+    profile = worker_pb2.DetermineNumAvailableBlocksRequest(**step, device_memory_utilization=0.9)
+    await stub.DetermineNumAvailableBlocks(profile)
     clock.end("count blocks")
-    blocks = (settings.block_size, settings.num_device_blocks, 0)
-    cache = await worker.initialize_cache(CacheRequest(*blocks, settings.max_model_len, *sizes))
+    pools = {"num_device_blocks": settings.num_device_blocks, "max_model_len": settings.max_model_len}
+    answer = await stub.InitializeCache(worker_pb2.InitializeCacheRequest(**step, **pools))
     clock.end("make the cache and warm up")
-    await worker.stop(5.0)
-    return WorkerStart(clock.stages, loaded.parameter_bytes, settings.num_device_blocks * cache.cache_block_bytes)
-
-
-def main() -> None:
-    """The process's program: the settings as JSON are its only argument."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("settings", help="benchmarks.kit.worker_alone.Settings as JSON")
-    # As worker_service/__main__.py has it.
-    os.environ.setdefault("GOMP_SPINCOUNT", "500")
-    print(json.dumps(asdict(asyncio.run(start(json.loads(parser.parse_args().settings))))))
-
-
-if __name__ == "__main__":
-    main()
+    kv_pool_bytes = settings.num_device_blocks * answer.cache.cache_block_bytes
+    return WorkerStart(tuple(clock.stages), last.loaded.parameter_bytes, kv_pool_bytes)

@@ -1,6 +1,8 @@
 """How a start is measured: stage by stage in a fresh process, and the whole system to its first token."""
 
+import asyncio
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -9,10 +11,11 @@ from benchmarks.kit import models, worker_start
 from benchmarks.kit.whole_system import SERVICES
 from benchmarks.kit.worker_alone import Settings
 from benchmarks.kit.worker_start import Stage, WorkerStart
+from benchmarks.start import Starts
 from benchmarks.throughput import MEMORY_BYTES
 
 RECIPE = models.Recipe(32, 2, 4, 2, 48, 320, tied=True, qkv_bias=False)
-STAGES = ["import torch", "import the worker", "load the weights", "count blocks", "make the cache and warm up"]
+STAGES = ["until it answers", "load the weights", "count blocks", "make the cache and warm up"]
 
 
 @pytest.fixture(scope="module")
@@ -22,15 +25,20 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 
 
 @pytest.mark.timeout(60)
-def test_a_worker_starts_in_stages(settings: Settings) -> None:
-    told = worker_start.measure(settings)
-    assert [stage.name for stage in told.stages] == STAGES
-    assert all(stage.seconds > 0 and stage.cpu_seconds > 0 for stage in told.stages)
-    held = [stage.resident_bytes for stage in told.stages]
-    assert held[0] > 50e6, "torch is there"
-    assert max(held) < 2e9
-    assert told.kv_pool_bytes == 40 * 32 * 2 * 2 * 2 * 8 * 2, "blocks, tokens, layers, keys and values, heads, width"
-    assert 320 * 32 * 2 < told.weights_bytes < 1e6
+def test_workers_start_in_stages(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start, "WAYS", ("packed",))
+    cache, starts = tmp_path / "cache", dict[str, Starts]()
+    first = asyncio.run(worker_start.measure(dataclasses.replace(settings, packed_cache=str(cache))))
+    assert [stage.name for stage in first.stages] == STAGES
+    assert all(stage.seconds > 0 and stage.cpu_seconds > 0 for stage in first.stages)
+    assert 50e6 < max(stage.resident_bytes for stage in first.stages) < 2e9, "torch is there"
+    assert first.kv_pool_bytes == 40 * 32 * 2 * 2 * 2 * 8 * 2, "blocks, tokens, layers, keys and values, heads, width"
+    assert 320 * 32 * 2 < first.weights_bytes < 1e6
+    start.start_workers(settings, cache, starts, is_cold=True)
+    (found,) = starts.values()
+    assert starts.keys() == {"packed, cold"}
+    assert [stage.name for stage in found.workers[0].stages] == STAGES
+    assert len(found.dd_seconds) == 1
 
 
 @pytest.mark.timeout(60)
@@ -50,26 +58,22 @@ def test_the_pool_holds_all_requests() -> None:
 
 
 def test_of_times_the_least_is_told() -> None:
-    workers = [WorkerStart([Stage("one", seconds, seconds / 2, 10**8)], 10**9, 10**8) for seconds in (3.0, 2.0, 4.0)]
+    def starts(*seconds: float) -> Starts:
+        workers = [WorkerStart([Stage(worker_start.LOAD, each, each / 2, 10**8)], 10**9, 10**8) for each in seconds]
+        return Starts(workers, [1.0, 0.5, 1.0])
+
     systems = [
         {"first_token_seconds": seconds, "peak_bytes": 1e9 + seconds, **dict.fromkeys(SERVICES, seconds)}
         for seconds in (7.0, 5.0, 6.0)
     ]
-    results = start.summarize(systems, workers)
+    results = start.summarize(systems, {"files": starts(3.0, 2.0, 4.0), "packed": starts(1.5, 1.0, 1.0)})
     assert results["limit_bytes"] == 1.25 * 1.1e9 + MEMORY_BYTES
     assert results["peak_bytes"] == 1e9 + 7
     assert results["first_token_seconds"] == {"median": 6.0, "min": 5.0, "max": 7.0}
+    assert results["packed_per_files"] == {"packed": {"median": 0.5, "min": 0.25, "max": 0.5}}
     lines = start.report(results).splitlines()
     assert lines[0] == "start to first token: 5.00 s (CPU: worker 5.00, scheduler 5.00, gateway 5.00)"
     assert lines[1] == "the worker's peak: 1000 MB, of at most 1675"
-    assert lines[3].split() == ["one", "2.00", "1.00", "100"]
-
-
-def test_a_stage_is_told_from_the_end_of_the_one_before() -> None:
-    clock = worker_start.Clock()
-    clock.end("first")
-    sum(range(100_000))
-    clock.end("second")
-    assert [stage.name for stage in clock.stages] == ["first", "second"]
-    assert clock.stages[1].cpu_seconds > clock.stages[0].cpu_seconds
-    assert dataclasses.asdict(clock.stages[0]).keys() == {"name", "seconds", "cpu_seconds", "resident_bytes"}
+    assert lines[3].split() == [*worker_start.LOAD.split(), "2.00", "1.00", "100"]
+    assert lines[4].split() == ["all", "of", "it", "2.00", "its", "load", "is", "4.00", "x", "dd"]
+    assert lines[-1] == "packed / files: 0.50 (0.25–0.50)"
