@@ -216,6 +216,14 @@ def load(
     check_dtype(loaded.config.dtype, choice.device)
     # The scratch of a load is no part of what the process takes: it would leave fewer blocks.
     memory.give_back(choice.device)
+    log.info(
+        "model loaded",
+        architecture=loaded.config.architecture,
+        kernels=loaded.backend.name,
+        bytes=loaded.parameter_bytes,
+        source=loaded.origin.source,
+        seconds=round(loaded.origin.seconds, 3),
+    )
     return loaded
 
 

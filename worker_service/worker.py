@@ -223,14 +223,6 @@ class Worker:
             loras = await self._thread.run(lambda: make_loras(loaded, lora_limits, self.adapters.root))
             self.set_up = replace(self.set_up, loaded=loaded, source=source, loras=loras)
             self.metrics.on_load(loras)
-            log.info(
-                "model loaded",
-                architecture=loaded.config.architecture,
-                kernels=loaded.backend.name,
-                bytes=loaded.parameter_bytes,
-                source=loaded.source,
-                seconds=round(loaded.seconds, 3),
-            )
             return loaded
 
     async def determine_num_available_blocks(self, request: ProfileRequest) -> CachePlan:

@@ -6,6 +6,7 @@ import asyncio
 import sys
 import tempfile
 import time
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,13 +16,13 @@ from blockyard.service.servers import internal_channel
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncIterator, Sequence
 
     from benchmarks.kit.worker_alone import Settings
 
 ROOT = Path(__file__).parents[2]
 POLL_SECONDS = 0.005
-MAX_START_SECONDS = 300.0
+MAX_START_SECONDS = 60.0
 QUANTIZATIONS = {"": worker_pb2.QUANTIZATION_UNSPECIFIED, "int8": worker_pb2.QUANTIZATION_INT8}
 DTYPES = {"bfloat16": worker_pb2.DTYPE_BFLOAT16, "float32": worker_pb2.DTYPE_FLOAT32}
 
@@ -73,24 +74,39 @@ class Clock:
         self._begin, self._cpu_seconds = now, spent
 
 
-async def measure(settings: Settings) -> WorkerStart:
-    """Starts a worker, and ends it. Raises TimeoutError or grpc.aio.AioRpcError where it does not start."""
+@dataclass(frozen=True, slots=True)
+class RunningWorker:
+    """A worker's process that listens, and the way to it."""
+
+    stub: Any
+    clock: Clock
+
+
+@asynccontextmanager
+async def running_worker(flags: Sequence[str]) -> AsyncIterator[RunningWorker]:
+    """Starts a worker, and kills it in the end. Raises TimeoutError where it does not start."""
     with tempfile.TemporaryDirectory(prefix="by") as folder:
         address = Path(folder) / "worker"
-        flags = ["--worker-address", f"unix:{address}", "--log-level", "warning", "--cpu-kernels", settings.cpu_kernels]
-        flags += ["--num-threads", str(settings.num_threads)]
-        flags += ["--packed-cache", settings.packed_cache] if settings.packed_cache else []
+        flags = ["--worker-address", f"unix:{address}", "--log-level", "warning", *flags]
         process = await asyncio.create_subprocess_exec(sys.executable, "-m", "worker_service", *flags, cwd=ROOT)
         clock = Clock(process.pid)
         try:
             async with asyncio.timeout(MAX_START_SECONDS):
                 while not address.exists():  # noqa: ASYNC110  another process makes it
                     await asyncio.sleep(POLL_SECONDS)
-                async with internal_channel(f"unix:{address}") as channel:
-                    return await _set_up(worker_pb2_grpc.WorkerServiceStub(channel), settings, clock)
+            async with internal_channel(f"unix:{address}") as channel:
+                yield RunningWorker(worker_pb2_grpc.WorkerServiceStub(channel), clock)
         finally:
             process.kill()
             await process.wait()
+
+
+async def measure(settings: Settings) -> WorkerStart:
+    """Starts a worker, and ends it. Raises TimeoutError or grpc.aio.AioRpcError where it does not start."""
+    flags = ["--cpu-kernels", settings.cpu_kernels, "--num-threads", str(settings.num_threads)]
+    flags += ["--packed-cache", settings.packed_cache] if settings.packed_cache else []
+    async with running_worker(flags) as worker:
+        return await _set_up(worker.stub, settings, worker.clock)
 
 
 async def _set_up(stub: Any, settings: Settings, clock: Clock) -> WorkerStart:

@@ -91,7 +91,7 @@ def test_a_second_load_reads_what_the_first_has_packed(
     assert READ not in caplog.messages
     second = load(folder, cache, quantization=quantization)
     assert caplog.messages.count(READ) == 1
-    assert [loaded.source for loaded in (plain, first, second)] == ["files", "files", "packed"]
+    assert [loaded.origin.source for loaded in (plain, first, second)] == ["files", "files", "packed"]
     for loaded in (first, second):
         assert_same(loaded, plain)
         fingerprint = loaded.model.fingerprint()

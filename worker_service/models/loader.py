@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from blockyard.capacity.formats import check_quantization, weight_format
@@ -51,6 +51,17 @@ NO_COMPANIONS: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a load took weights from, and what it cost."""
+
+    load_format: str
+    """What was asked for; see `load_model`."""
+    source: str
+    """What was read: a model's "files", "sharded" or "packed" ones; or "random" for none."""
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A model with its backend, ready to run."""
 
@@ -67,7 +78,7 @@ class LoadedModel:
     """How the weights of products are held: one of `kernels.select.QUANTIZATIONS`."""
     folder: Path
     """Where it was loaded from."""
-    load_format: str
+    origin: Origin
     parallel: Parallel
     """The rank whose share of the weights this is."""
     arena: Arena
@@ -78,10 +89,6 @@ class LoadedModel:
     """The parts of the arena that the weights take, each [bytes] uint8, in the order in which they were taken."""
     can_sleep: bool = True
     """Whether its memory can be given up."""
-    source: str = "files"
-    """Where the weights came from: "files", "sharded", "packed" or "random"."""
-    seconds: float = 0.0
-    """What the load took."""
     version: str = ""
     """The name of the weights: empty for those that LoadModel loaded."""
 
@@ -129,13 +136,13 @@ def load_model(
         backend = get_backend(device, config.dtype, kernels, quantization, batch_invariant=batch_invariant)
     except ValueError as error:
         raise unusable(str(error)) from None
-    target = _Target(config, backend, quantization, parallel, folder, load_format, can_sleep or device.type == "cpu")
+    sleeps = can_sleep or device.type == "cpu"
+    target = _Target(config, backend, quantization, parallel, folder, load_format, sleeps, started)
     pack = target.find_pack(packed_cache)
     loaded = _load_packed(pack, target, on_progress) if pack else None
     if loaded is None:
         loaded = target.build(open_weights(config, folder, device, load_format, on_progress, parallel))
-    loaded = replace(loaded, seconds=time.perf_counter() - started)
-    if pack and pack.is_cached and loaded.source != "packed":
+    if pack and pack.is_cached and loaded.origin.source != "packed":
         _write_cached(pack, loaded)
     return loaded
 
@@ -151,6 +158,8 @@ class _Target:
     folder: Path
     load_format: str
     can_sleep: bool
+    started: float
+    """By time.perf_counter()."""
 
     def build(self, files: WeightFiles | RandomWeights | PackedWeights) -> LoadedModel:
         """Builds the network of some files in an arena of its own."""
@@ -166,13 +175,12 @@ class _Target:
             model.parameter_bytes,
             self.quantization,
             self.folder,
-            self.load_format,
+            Origin(self.load_format, _source_of(files, self.load_format), time.perf_counter() - self.started),
             self.parallel,
             arena,
             files.tensors,
             tuple(arena.parts),
             self.can_sleep,
-            _source_of(files, self.load_format),
         )
 
     def find_pack(self, cache: Path | None) -> _Pack | None:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from worker_service.lora.adapter import Adapter
     from worker_service.lora.store import LoraStore
+    from worker_service.models.loader import LoadedModel
     from worker_service.set_up import CacheFacts, SetUp, State
     from worker_service.step import Step, StepResult
 
@@ -150,7 +151,7 @@ class WorkerMetrics:
         read(EPOCH, epoch)
         read(LATE_STEPS, lambda: executor.num_late_steps if (executor := set_up().executor) is not None else 0)
         read(WEIGHTS, lambda: loaded.parameter_bytes if (loaded := set_up().loaded) is not None else 0)
-        read(LOAD_SECONDS, lambda: {(loaded.source,): loaded.seconds} if (loaded := set_up().loaded) else {})
+        read(LOAD_SECONDS, lambda: _load_seconds(set_up().loaded))
         read(POOLS, lambda: _pool_bytes(set_up().cache))
         read(LORAS, lambda: _count_loras(set_up().loras))
         read(LORA_BYTES, lambda: sum(adapter.num_bytes for adapter in _loras_of(set_up().loras)))
@@ -158,6 +159,10 @@ class WorkerMetrics:
 
 def _states(now: State) -> dict[tuple[str, ...], float]:
     return {(state.value,): state is now for state in type(now)}
+
+
+def _load_seconds(loaded: LoadedModel | None) -> dict[tuple[str, ...], float]:
+    return {} if loaded is None else {(loaded.origin.source,): loaded.origin.seconds}
 
 
 def _pool_bytes(cache: CacheFacts | None) -> dict[tuple[str, ...], float]:

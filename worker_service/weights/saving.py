@@ -124,12 +124,12 @@ def _save_packed(
 def _save_sharded(
     loaded: LoadedModel, folder: Path, max_file_bytes: int, on_progress: Callable[[int, int], None]
 ) -> None:
-    if loaded.load_format == "packed":
+    if loaded.origin.load_format == "packed":
         message = "the weights were loaded packed, and are no tensors any more: load the original to save it sharded"
         raise BlockyardError(Reason.WRONG_STATE, message)
     config, parallel = loaded.config, loaded.parallel
     device = loaded.backend.device
-    files = open_weights(config, loaded.folder, device, loaded.load_format, on_progress, parallel)
+    files = open_weights(config, loaded.folder, device, loaded.origin.load_format, on_progress, parallel)
     paths = write_slices(config, files, parallel, folder, max_file_bytes)
     if files.finish() != loaded.weights_digest:
         message = f"the weights of {loaded.folder} are not those that the worker has: load the model anew to save it"

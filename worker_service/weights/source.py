@@ -63,6 +63,8 @@ def open_source(
     folder = find_folder(told, *wanted, loaded.folder, root)
     if read_config(folder, loaded.config.dtype) != loaded.config:
         raise unusable(f"{folder / 'config.json'} is another model's than the loaded one")
-    files = open_weights(loaded.config, folder, loaded.backend.device, loaded.load_format, on_progress, loaded.parallel)
+    files = open_weights(
+        loaded.config, folder, loaded.backend.device, loaded.origin.load_format, on_progress, loaded.parallel
+    )
     files.check(loaded.tensors)
     return files

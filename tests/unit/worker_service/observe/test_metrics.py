@@ -45,7 +45,7 @@ async def test_weights_and_pools_are_told_in_bytes(fresh_worker: WorkerDriver, m
     assert seen.sum("blockyard_worker_pool_bytes", pool="host") == 16 * block_bytes
     assert seen.sum("blockyard_worker_state", state="CACHE_READY") == 1
     assert seen.sum("blockyard_worker_model_loads_total") == 1
-    assert seen.sum("blockyard_worker_load_seconds", source="files") == inside.set_up.loaded.seconds > 0
+    assert seen.sum("blockyard_worker_load_seconds", source="files") == inside.set_up.loaded.origin.seconds > 0
 
 
 async def test_saves_are_counted_where_they_fail_too(fresh_worker: WorkerDriver, model: Path, tmp_path: Path) -> None:
