@@ -214,16 +214,8 @@ def load(
         packed_cache=how.options.packed_cache,
     )
     check_dtype(loaded.config.dtype, choice.device)
-    # The scratch of a load is no part of what the process takes: it would leave fewer blocks.
+    # Else a load's scratch would be taken for what the process needs.
     memory.give_back(choice.device)
-    log.info(
-        "model loaded",
-        architecture=loaded.config.architecture,
-        kernels=loaded.backend.name,
-        bytes=loaded.parameter_bytes,
-        source=loaded.origin.source,
-        seconds=round(loaded.origin.seconds, 3),
-    )
     return loaded
 
 

@@ -147,9 +147,8 @@ def _plan_rank(
         swap_space_bytes = request.swap_space_bytes
         return fixed_plan(hardware.total_bytes, **pool, cache_bytes=cache_bytes, swap_space_bytes=swap_space_bytes)
     num_threads = worker.num_threads or hardware.num_threads
-    activation = step_bytes(
-        network, share, held, request, cpu_scratch(num_threads) if kind == "cpu" else torch_scratch()
-    )
+    scratch = cpu_scratch(num_threads) if kind == "cpu" and kernels != "reference" else torch_scratch()
+    activation = step_bytes(network, share, held, request, scratch)
     other = PROCESS_BYTES[kind] + (CPU_RESERVE_BYTES if kind == "cpu" else 0)
     loras = _lora_bytes(network, configuration, hardware, parallel)
     # Those that share a device load before any has blocks.

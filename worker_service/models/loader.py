@@ -142,6 +142,14 @@ def load_model(
     loaded = _load_packed(pack, target, on_progress) if pack else None
     if loaded is None:
         loaded = target.build(open_weights(config, folder, device, load_format, on_progress, parallel))
+    log.info(
+        "model loaded",
+        architecture=config.architecture,
+        kernels=backend.name,
+        bytes=loaded.parameter_bytes,
+        source=loaded.origin.source,
+        seconds=round(loaded.origin.seconds, 3),
+    )
     if pack and pack.is_cached and loaded.origin.source != "packed":
         _write_cached(pack, loaded)
     return loaded
