@@ -3,9 +3,9 @@
     python benchmarks/sleep.py [--model llama-1.1b] [--rounds 3] [--write]
 
 A round sleeps and wakes at level 1, sleeps at level 2 and loads anew, and takes the weights that this process has: it
-sends them, and then shares them in a folder in memory. Seconds are those that an operator waits; a request behind each
-says how long until the next token. The shares of memory are those of what a level gives up: pages of the worker's
-process before and after.
+sends them, and then has the worker read them itself, from a folder whose files are in memory. Seconds are those that an
+operator waits; a request behind each says how long until the next token. The shares of memory are those of what a level
+gives up: pages of the worker's process before and after.
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import shutil
 import sys
 import time
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 ROOT = Path(__file__).parents[1]
@@ -90,15 +88,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Starts a system and measures all rounds."""
     settings = Settings(options.folder, num_device_blocks=NUM_BLOCKS, max_num_seqs=NUM_SEQUENCES)
     shape = Shape.read(Path(options.folder))
-    with TemporaryDirectory(dir="/dev/shm") as shared:
-        for name in ("config.json", "model.safetensors"):
-            shutil.copyfile(Path(options.folder) / name, Path(shared) / name)
-        return await _measure(options, settings, shape, shared)
-
-
-async def _measure(options: argparse.Namespace, settings: Settings, shape: Shape, shared: str) -> dict[str, Any]:
-    more = {"worker_model_root": shared}
-    async with WholeSystem(settings, **more) as system, grpc.aio.insecure_channel(system.admin_address) as channel:
+    async with WholeSystem(settings) as system, grpc.aio.insecure_channel(system.admin_address) as channel:
         stub: Any = admin_pb2_grpc.AdminServiceStub(channel)
         worker = (await stub.GetStatus(admin_pb2.GetStatusRequest())).scheduler.replicas[0].workers[0]
         rounds = Rounds(system, stub, shape.vocab_size, system.worker_pid)
@@ -111,7 +101,7 @@ async def _measure(options: argparse.Namespace, settings: Settings, shape: Shape
             await rounds.sleep(2, worker.weights_bytes + written)
             await rounds.wake("wake 2 and reload", reload=True)
             await rounds.update("update", options.folder, f"{number} sent", shared=False)
-            await rounds.update("shared update", shared, f"{number} shared", shared=True)
+            await rounds.update("shared update", options.folder, f"{number} shared", shared=True)
         return {
             "weights_bytes": worker.weights_bytes,
             "pool_bytes": worker.device_cache_bytes,
