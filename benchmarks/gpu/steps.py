@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import time
 from collections import Counter, deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -20,10 +21,13 @@ from benchmarks.gpu.machine import name_of
 from benchmarks.gpu.shapes import BLOCK_SIZE, block_tables, greedy, shape
 from benchmarks.gpu.stage import Stage, start
 from kernels.cuda.backend import CudaBackend
+from kernels.invariance import random_numbers
 from kernels.launching import upload
+from kernels.lora import LoraRows
 from kernels.ops import CaptureSizes, StepInputs, kv_pool_shape
 from tests.kit.kernels.strict_graphs import StrictRecording
 from tests.kit.kernels.triton_interpreter import IS_INTERPRETED
+from worker_service.lora.sites import find_sites
 from worker_service.models.decoder import build_decoder
 from worker_service.models.random_weights import RandomWeights
 
@@ -38,6 +42,8 @@ if TYPE_CHECKING:
 
 # Of what the device has left, so that a step and graphs have room.
 POOL_SHARE = 0.7
+# Slots of adapters, and their rank.
+ADAPTERS = 8, 16
 # Steps of a profile.
 PROFILED = 20
 
@@ -84,15 +90,31 @@ class Steps:
         self._stage.keep(f"probe{self._mode}", {"seconds": time.perf_counter() - begin})
         self._stage.keep("products", {"batch_invariant": is_invariant, **ways})
 
-    def capture(self, max_num_tokens: int, max_num_seqs: int, max_length: int) -> None:
+    def capture(self, max_num_tokens: int, max_num_seqs: int, max_length: int, num_lora_slots: int = 0) -> None:
         """Makes graphs of steps up to a size."""
         if IS_INTERPRETED:
             self._backend.record = cast("Any", StrictRecording)
         begin = time.perf_counter()
-        sizes = CaptureSizes(max_num_tokens, max_num_seqs, BLOCK_SIZE, max_length=max_length)
+        sizes = CaptureSizes(
+            max_num_tokens, max_num_seqs, BLOCK_SIZE, max_length=max_length, num_lora_slots=num_lora_slots
+        )
+        # Of what was captured before the memory is given back.
+        self._captured = None
         self._captured = self.model.capture(self._pool, sizes)
         self._stage.synchronize()
-        self._stage.keep(f"capture{self._mode}", {"seconds": time.perf_counter() - begin})
+        mode = f", {num_lora_slots} slots" if num_lora_slots else self._mode
+        self._stage.keep(f"capture{mode}", {"seconds": time.perf_counter() - begin})
+
+    def adapt(self, num_slots: int, rank: int) -> None:
+        """Makes slots for adapters, and brings one of random numbers into each."""
+        ops = self._backend.lora
+        for site in find_sites(self.model):
+            weight, width = cast("CudaLinear", site.packed), rank * len(site.modules)
+            ops.make_room(weight, num_slots, width)
+            inner, outer = (width, weight.in_features), (len(weight.weight), width)
+            packed = ops.pack(weight, *(random_numbers(*sizes, seed=1) / 64 for sizes in (inner, outer)))
+            for slot in range(num_slots):
+                ops.write(weight, slot, packed)
 
     def _make_pool(self, num_blocks: int) -> Tensor:
         config, device = self.model.config, self._stage.device
@@ -104,7 +126,14 @@ class Steps:
         return torch.zeros(num_blocks, *sizes[1:], dtype=config.dtype, device=device)
 
     def measure(
-        self, name: str, num_new: Sequence[int], lengths: Sequence[int], *, graphs: bool = True, depth: int = 2
+        self,
+        name: str,
+        num_new: Sequence[int],
+        lengths: Sequence[int],
+        *,
+        graphs: bool = True,
+        depth: int = 2,
+        lora: LoraRows | None = None,
     ) -> None:
         """Times one kind of step."""
         config, tables = self.model.config, block_tables(lengths)
@@ -116,14 +145,14 @@ class Steps:
         flops = 2.0 * sum(num_new) * self._num_parameters
         flops += 4.0 * seen * config.num_layers * config.num_heads * config.head_dim
         num_bytes = self.model.parameter_bytes + sum(lengths) * token_bytes
-        pipeline, work = Pipeline(self._backend, depth), self._work(num_new, lengths, graphs=graphs)
+        pipeline, work = Pipeline(self._backend, depth), self._work(num_new, lengths, graphs=graphs, lora=lora)
         rate = torch.int8 if self._mode == ", int8" else config.dtype
         self._stage.measure(
             name + self._mode, lambda: pipeline.step(work), {"bandwidth": num_bytes, name_of(rate): flops}
         )
 
     def _work(
-        self, num_new: Sequence[int], lengths: Sequence[int], *, graphs: bool
+        self, num_new: Sequence[int], lengths: Sequence[int], *, graphs: bool, lora: LoraRows | None = None
     ) -> Callable[[], tuple[Tensor, ...]]:
         """Returns what computes a step."""
         tables = block_tables(lengths)
@@ -132,7 +161,7 @@ class Steps:
             row[: len(table)] = table
         counts = np.asarray(num_new, np.int64)
         token_ids = np.arange(sum(num_new)) % self.model.config.vocab_size
-        step = StepInputs(counts, np.asarray(lengths, np.int64), padded, token_ids, counts.cumsum() - 1)
+        step = StepInputs(counts, np.asarray(lengths, np.int64), padded, token_ids, counts.cumsum() - 1, lora=lora)
         choices, captured = greedy(len(num_new)), self._captured
 
         def work() -> tuple[Tensor, ...]:
@@ -150,6 +179,7 @@ class Steps:
         """Computes logits op by op."""
         backend, device, window = self._backend, self._backend.device, self.model.config.sliding_window
         batch = backend.plan_attention(step.num_new_tokens, step.seq_lens, step.block_tables, BLOCK_SIZE, window)
+        batch = replace(batch, lora=step.lora)
         hidden = self.model.forward(upload(cast("Any", step.token_ids), device), batch, self._pool)
         return self.model.compute_logits(hidden[upload(step.chosen, device)])
 
@@ -199,6 +229,18 @@ def idle_between(spans: Iterable[tuple[float, float]], num_steps: int) -> dict[s
     return {"seconds": float(np.median(longest)) if longest else 0.0, "busy_share": busy}
 
 
+def with_adapters(steps: Steps, batches: Sequence[int], context: int) -> None:
+    """Times decodes in which no row has an adapter, and in which each slot's adapter has as many rows."""
+    num_slots, rank = ADAPTERS
+    steps.adapt(num_slots, rank)
+    steps.capture(batches[-1], batches[-1], context, num_slots)
+    for batch in batches:
+        name, lengths = f"decode {batch} x {context}", [context] * batch
+        steps.measure(f"{name}, slots and no adapter", [1] * batch, lengths)
+        lora = LoraRows((np.arange(batch) % num_slots).astype(np.int32))
+        steps.measure(f"{name}, {num_slots} adapters of rank {rank}", [1] * batch, lengths, lora=lora)
+
+
 def main() -> None:
     """Times everything, what matters most first."""
     stage = start(__doc__)
@@ -225,6 +267,7 @@ def main() -> None:
                 name, lengths = f"decode {batch} x {context}", [context] * batch
                 steps.measure(f"{name}, one at a time", [1] * batch, lengths, depth=1)
                 steps.measure(f"{name}, no graphs", [1] * batch, lengths, graphs=False)
+            with_adapters(steps, batches[:-1] or batches, context)
         del steps
         gc.collect()
         if stage.device.type == "cuda":

@@ -5,21 +5,30 @@ To the bit where the backend promises that. Where it promises nothing, every ans
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
 
+from blockyard.model_files import resolve_model
 from kernels.select import KernelChoice
+from tests.kit.kernels.tiny_adapters import make_tiny_adapter
 from tests.kit.oracles.device_oracle import WAYS, Answers, OracleWorker, Run, Way, differences, make_requests
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("kernels", ["reference", "triton"])
-async def test_any_way_gives_the_tokens_of_running_alone(kernels: str, device: torch.device):
+async def test_any_way_gives_the_tokens_of_running_alone(kernels: str, device: torch.device, tmp_path: Path):
+    model = resolve_model("", "main", "config")
+    adapters = [make_tiny_adapter(tmp_path / name, model, seed) for seed, name in enumerate("abc")]
     choice = KernelChoice(cpu="reference", gpu=kernels, batch_invariant=True)
-    async with OracleWorker(device.type, "", torch.float32, kernels=choice) as worker:
+    async with OracleWorker(device.type, "", torch.float32, kernels=choice, adapters=adapters) as worker:
         assert worker.is_batch_invariant or kernels == "reference"
-        specs = make_requests(worker.vocab_size, 8, 12)
+        specs = make_requests(worker.vocab_size, 8, 12, worker.loras)
         truth = await worker.run_alone(specs)
         assert len({tuple(ids) for answer in truth.values() for ids in answer}) > len(specs) // 2
         pieces: dict[str, int] = {}

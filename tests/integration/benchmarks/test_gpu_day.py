@@ -50,6 +50,7 @@ def test_a_dry_day_leaves_every_result(tmp_path: Path) -> None:
         "They were not checked: kernels are interpreted.",
         "| decode 2 x 20, invariant |",
         "| decode 2 x 20, no graphs |",
+        "| decode 2 x 20, 8 adapters of rank 16 |",
         "batch_invariant: True",
         "num_stages 3, programs_per_multiprocessor 2 (as it is) |",
         "| kill | 0 of",

@@ -8,16 +8,17 @@ import numpy as np
 import pytest
 import torch
 
+from blockyard.parallel import Parallel
 from kernels.cuda.backend import CudaBackend
 from kernels.cuda.launch_table import shrink_launch
 from kernels.cuda.linear import FAST, CudaLinear, Method, Way
 from kernels.cuda.lora import products
 from kernels.cuda.lora.products import Factors
 from kernels.cuda.lora.segments import Segments, most_tiles, sort_rows
-from kernels.leaves import add_leaves
 from kernels.lora import LoraRows
 from tests.kit.kernels.random_tensors import random
 from tests.kit.kernels.triton_interpreter import DEVICE, DTYPES, IS_INTERPRETED, reverse_programs
+from worker_service.collectives.silent import make_silence
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -149,26 +150,21 @@ def test_8_bit_weights_take_adapters_of_the_models_dtype(dtype: torch.dtype):
 
 
 @for_one_dtype
-def test_ranks_come_to_the_bits_of_one(dtype: torch.dtype):
-    layer, hidden = Layer(dtype, TILED, leaves=8), hidden_rows(len(SLOTS), dtype)
-    room = layer.backend.lora.find(layer.packed)
-    assert room is not None
-    lora, adapted = LoraRows(np.array(SLOTS, np.int32)), [row for row, slot in enumerate(SLOTS) if 0 <= slot < EMPTY]
-    whole = room.shrink(hidden, lora)[adapted, : min(WIDTHS)]
-    for ranks in (2, 4):
-        parts = []
-        for rank, columns in enumerate(torch.arange(IN_FEATURES).chunk(ranks)):
-            share = Layer(dtype, TILED, leaves=8 // ranks)
-            share.factors = [(inner[:, columns].contiguous(), outer) for inner, outer in layer.factors]
-            share.weight = layer.weight[:, columns].contiguous()
-            share.packed = share._pack(TILED, {"leaves": 8 // ranks, "partial": True})
-            share.backend.lora.make_room(share.packed, NUM_SLOTS, MAX_WIDTH)
-            for slot in range(len(WIDTHS)):
-                share.bring(slot, slot)
-            there = share.backend.lora.find(share.packed)
-            assert there is not None, rank
-            parts.append(there.shrink(hidden[:, columns], lora)[adapted, : min(WIDTHS)])
-        assert torch.equal(add_leaves(parts), whole), ranks
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_come_to_the_bits_of_one(dtype: torch.dtype, ranks: int):
+    """Of ranks that all hold the same, since each takes what it has itself for what the others have."""
+    share, hidden = Layer(dtype, TILED), hidden_rows(len(SLOTS), dtype)
+    share.packed = share._pack(TILED, {"leaves": 8 // ranks, "partial": True})
+    whole = Layer(dtype, TILED)
+    whole.weight = whole.weight.repeat(1, ranks)
+    whole.factors = [(inner.repeat(1, ranks), outer) for inner, outer in whole.factors]
+    whole.packed = whole._pack(TILED, {"leaves": 8})
+    for layer in (share, whole):
+        layer.backend.lora.make_room(layer.packed, NUM_SLOTS, MAX_WIDTH)
+        for slot in range(len(WIDTHS)):
+            layer.bring(slot, slot)
+    share.backend.join(make_silence(Parallel(ranks)))
+    assert torch.equal(share.compute(hidden, SLOTS), whole.compute(hidden.repeat(1, ranks), SLOTS))
 
 
 def test_a_slot_takes_another_adapter():

@@ -10,20 +10,23 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from blockyard.capacity.adapters import NO_LORAS, LoraLimits
 from blockyard.common.v1 import sampling_pb2
 from kernels.select import KernelChoice
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.scheduler import Scheduler
-from scheduler_service.core.values import GroupSpec
+from scheduler_service.core.values import GroupSpec, LoraSpec
 from scheduler_service.replicas.codec import decode_answer, encode_step
 from scheduler_service.replicas.steps.answer_checks import AnswerLimits
 from tests.kit.oracles.core_requests import add_request
 from worker_service.codec import decode_step, encode_result
+from worker_service.lora.adapter import LoraRequest
 from worker_service.set_up import CacheRequest, LoadOptions
 from worker_service.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
     from typing import Self
 
     import torch
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 BLOCK_SIZE = 16
 NUM_DEVICE_BLOCKS, NUM_HOST_BLOCKS = 400, 100
 MAX_LEN, MAX_SEQS, MAX_TOKENS = 256, 16, 256
+MAX_RANK = 8
 OWNER = "oracle"
 TORCH = KernelChoice(cpu="reference", gpu="reference")
 # A stuck schedule ends here, and says so.
@@ -83,12 +87,19 @@ class OracleWorker:
         dtype: torch.dtype,
         load_format: str = "auto",
         kernels: KernelChoice = TORCH,
+        adapters: Sequence[Path] = (),
+        num_slots: int = 0,
     ) -> None:
+        """`adapters`: of one folder, as many as `num_slots` of them at a time; 0: all."""
         self._device = device
+        self._adapters = adapters
+        self._num_slots = num_slots or len(adapters)
+        self.loras: list[LoraSpec] = []
         self._model = model
         self._dtype = dtype
         self._load_format = load_format
-        self._worker = Worker(num_threads=1, load_options=LoadOptions(kernels))
+        lora_root = adapters[0].parent if adapters else None
+        self._worker = Worker(num_threads=1, load_options=LoadOptions(kernels), lora_root=lora_root)
         self._epoch = 0
         self.is_batch_invariant = False
 
@@ -96,9 +107,14 @@ class OracleWorker:
         worker = self._worker
         worker.start()
         await worker.init_device(self._device, self._dtype, "")
-        await worker.load_model(self._model, "main", lambda done, total: None, "none", self._load_format)
+        count = len(self._adapters)
+        limits = LoraLimits(self._num_slots, MAX_RANK, count) if count else NO_LORAS
+        await worker.load_model(self._model, "main", lambda done, total: None, "none", self._load_format, limits)
         sizes = (BLOCK_SIZE, NUM_DEVICE_BLOCKS, NUM_HOST_BLOCKS, MAX_LEN, MAX_TOKENS, MAX_SEQS)
         self.is_batch_invariant = (await worker.initialize_cache(CacheRequest(*sizes))).batch_invariant
+        for lora_id, folder in enumerate(self._adapters, 1):
+            adapter = await worker.adapters.add(LoraRequest(lora_id, folder.name, folder.name))
+            self.loras.append(LoraSpec(lora_id, bytes.fromhex(adapter.digest), folder.name))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -131,6 +147,8 @@ class OracleWorker:
                 max_prefill_chunk=way.max_prefill_chunk,
                 preemption_mode=way.preemption_mode,
                 max_steps_in_flight=way.depth,
+                max_loras=self._num_slots,
+                lora_patience_seconds=0.0,
                 debug_integrity=True,
             )
         )
@@ -184,8 +202,12 @@ class OracleWorker:
         await self._worker._thread.run(fill)
 
 
-def make_requests(vocab_size: int, count: int = 12, num_tokens: int = 24) -> list[GroupSpec]:
-    """Prompts that share beginnings; greedy and sampled, with one and with several answers."""
+def make_requests(
+    vocab_size: int, count: int = 12, num_tokens: int = 24, loras: Sequence[LoraSpec] = ()
+) -> list[GroupSpec]:
+    """Prompts that share beginnings; greedy and sampled, with one and with several answers; with each adapter in turn
+    and with none.
+    """
     chooser = random.Random(5)
     common = [chooser.randrange(vocab_size) for _ in range(40)]
     specs: list[GroupSpec] = []
@@ -202,6 +224,7 @@ def make_requests(vocab_size: int, count: int = 12, num_tokens: int = 24) -> lis
             0,
             frozenset(),
             payload=sampling.SerializeToString(),
+            lora=[None, *loras][index % (1 + len(loras))],
         )
         specs.append(spec)
     return specs

@@ -1,7 +1,7 @@
 """Any way of running gives the tokens of running alone: kernels for GPUs in Triton's interpreter, in invariant mode.
 
-`python -m tests.kit.oracles.interpreted_oracle`. A whole worker with a tiny model, whose steps are graphs and launched
-ahead, on a device as late as it may be. Takes some ten minutes. Exit status 1 where a token differs.
+`python -m tests.kit.oracles.interpreted_oracle`. A whole worker with a tiny model and adapters, whose steps are graphs
+and launched ahead, on a device as late as it may be. Takes some ten minutes. Exit status 1 where a token differs.
 """
 
 from __future__ import annotations
@@ -13,32 +13,57 @@ os.environ["TRITON_INTERPRET"] = "1"
 import argparse
 import asyncio
 import sys
+import tempfile
 import time
 import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from kernels.cuda.backend import CudaBackend
 from tests.kit.kernels.late import make_late
 from tests.kit.kernels.strict_graphs import StrictRecording
+from tests.kit.kernels.tiny_adapters import make_tiny_adapter
 from tests.kit.kernels.tiny_models import tiny_model
 from tests.kit.kernels.triton_interpreter import DEVICE
 from tests.kit.oracles.device_oracle import WAYS, OracleWorker, differences, make_requests
 from worker_service.models import loader
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
-async def compare(depth: int, num_requests: int, num_tokens: int) -> bool:
-    """Runs all ways, and prints how each went. Returns whether nothing differs."""
+    from scheduler_service.core.values import GroupSpec
+    from tests.kit.oracles.device_oracle import Way
+
+
+async def compare(
+    make_specs: Callable[[OracleWorker], Sequence[GroupSpec]],
+    folder: Path,
+    depth: int = 2,
+    names: str = "abc",
+    ways: Sequence[Way] = WAYS,
+) -> bool:
+    """Runs all ways, and prints how each went. Returns whether nothing differs.
+
+    Args:
+        make_specs: returns the requests, of which some have adapters of the worker.
+        folder: where the adapters go.
+        depth: steps that may be launched.
+        names: of the adapters, a letter each; there is a slot fewer.
+        ways: how to run the requests.
+    """
     backend = CudaBackend(DEVICE, invariant=True)
     backend.record = StrictRecording  # type: ignore[assignment]
     make_late(backend, depth)
     loader.get_backend = lambda *_, **__: backend
-    is_equal = True
-    async with OracleWorker("cpu", str(tiny_model("llama")), torch.float32) as worker:
+    is_equal, model = True, tiny_model("llama")
+    adapters = [make_tiny_adapter(folder / name, model, seed, rank=3 + seed) for seed, name in enumerate(names)]
+    async with OracleWorker("cpu", str(model), torch.float32, adapters=adapters, num_slots=len(adapters) - 1) as worker:
         assert worker.is_batch_invariant
-        specs = make_requests(worker.vocab_size, num_requests, num_tokens)
+        specs = make_specs(worker)
         truth = await worker.run_alone(specs)
-        for way in WAYS:
+        for way in ways:
             begin = time.perf_counter()
             run = await worker.run(specs, way)
             wrong = differences(run.answers, truth)
@@ -59,7 +84,12 @@ def main() -> None:
     options = parser.parse_args()
     # Of what is no number in padding, which is nobody's.
     warnings.simplefilter("ignore", RuntimeWarning)
-    sys.exit(not asyncio.run(compare(options.depth, options.requests, options.tokens)))
+
+    def make_specs(worker: OracleWorker) -> list[GroupSpec]:
+        return make_requests(worker.vocab_size, options.requests, options.tokens, worker.loras)
+
+    with tempfile.TemporaryDirectory() as folder:
+        sys.exit(not asyncio.run(compare(make_specs, Path(folder), options.depth)))
 
 
 if __name__ == "__main__":
