@@ -291,6 +291,7 @@ def _make_card(adapter: Adapter, model: ModelCard, tokenizers: AdapterTokenizers
         model,
         name=adapter.name,
         parent=model.name,
+        max_model_len=model.max_model_len - adapter.num_virtual_tokens,
         determinism_id=adapter.identify(model.determinism_id),
         has_chat_template=tokenizer.has_chat_template,
     )

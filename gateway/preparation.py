@@ -103,10 +103,14 @@ class Preparation:
         Raises BlockyardError: every violation at once, or what `facts` raises, which is asked when they are needed.
         """
         adapter = loras.get(request.model)
+
+        def facts_of_adapter() -> ModelFacts:
+            return facts().behind(adapter)
+
         tokenizer = await self.find_tokenizer(adapter)
-        token_ids, wrong = await _result_or_violations(self.prompt_of(request, facts, tokenizer))
+        token_ids, wrong = await _result_or_violations(self.prompt_of(request, facts_of_adapter, tokenizer))
         bad_word_ids, wrong_words = await _result_or_violations(self._encoding.bad_words_of(request, tokenizer))
-        known = facts()
+        known = facts_of_adapter()
         if adapter is not None and tokenizer is not self._tokenizers.model:
             require_vocabulary(adapter.name, tokenizer, known.vocab_size)
         # What the tokenizer has and the model has not can never be generated.
@@ -167,7 +171,9 @@ class Preparation:
             _make_answers(request, submission, tokenizer),
             determinism_id=determinism_id,
             request_log=request_log,
-            prompt=None if sampling.prompt_logprobs is None else PromptAnswer(len(prompt_token_ids), texts),
+            prompt=None
+            if sampling.prompt_logprobs is None
+            else PromptAnswer(len(prompt_token_ids), texts, submission.num_virtual_tokens),
         )
 
 

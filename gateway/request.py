@@ -205,7 +205,7 @@ class Finished:
     """The sequence `index` ended. `matched`: the stop string, or the request's stop token; None for an end token.
 
     `score`: that of a beam. `error`: why it failed, where the reason is ERROR. `weight_versions`: (first token, name of
-    the weights) where they have names.
+    the weights) where they have names. `num_virtual_tokens`: of a soft prompt, before the prompt's.
     """
 
     index: int
@@ -218,6 +218,7 @@ class Finished:
     score: float | None = None
     error: BlockyardError | None = None
     weight_versions: tuple[tuple[int, str], ...] = ()
+    num_virtual_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

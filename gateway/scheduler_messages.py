@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,6 +13,25 @@ if TYPE_CHECKING:
     from blockyard.logprob_columns import Candidates
     from blockyard.tracing.spans import TraceContext
     from gateway.request import BeamOptions, FinishReason, SamplingOptions
+
+
+class Adapter(NamedTuple):
+    """An adapter that requests may name as their model, as the scheduler said it.
+
+    `lora_id` is never used again: under one name there may be another one later. `digest`: SHA-256 of its content, hex.
+    `num_virtual_tokens`: of a soft prompt, which the scheduler puts before prompts.
+    """
+
+    lora_id: int
+    name: str
+    path: str
+    digest: str
+    pinned: bool = False
+    num_virtual_tokens: int = 0
+
+    def identify(self, determinism_id: str) -> str:
+        """Returns the determinism id of the model with this adapter, from that of the model; empty if that is."""
+        return determinism_id and f"{determinism_id}+{self.digest[:16]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +50,10 @@ class ModelFacts:
     batch_invariant: bool
     max_num_seqs: int = 0
     weights_version: str = ""
+
+    def behind(self, adapter: Adapter | None) -> ModelFacts:
+        """Returns what holds for prompts with an adapter: its virtual tokens leave less room."""
+        return replace(self, max_model_len=self.max_model_len - adapter.num_virtual_tokens) if adapter else self
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,23 +82,6 @@ class SchedulerReading(NamedTuple):
     replicas: tuple[ReplicaReading, ...]
 
 
-class Adapter(NamedTuple):
-    """An adapter of low rank that requests may name as their model, as the scheduler said it.
-
-    `lora_id` is never used again: under one name there may be another one later. `digest`: SHA-256 of its content, hex.
-    """
-
-    lora_id: int
-    name: str
-    path: str
-    digest: str
-    pinned: bool = False
-
-    def identify(self, determinism_id: str) -> str:
-        """Returns the determinism id of the model with this adapter, from that of the model; empty if that is."""
-        return determinism_id and f"{determinism_id}+{self.digest[:16]}"
-
-
 @dataclass(frozen=True, slots=True)
 class Submission:
     """A validated request as the scheduler needs it. Every number of `sampling` is set; its bad words are token ids.
@@ -102,6 +108,11 @@ class Submission:
     trace_context: TraceContext | None = None
     lora: Adapter | None = None
     fails_on_update: bool = False
+
+    @property
+    def num_virtual_tokens(self) -> int:
+        """Tokens that the scheduler puts before the prompt."""
+        return self.lora.num_virtual_tokens if self.lora else 0
 
 
 class SequenceRecord(NamedTuple):

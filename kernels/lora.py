@@ -41,6 +41,16 @@ class LoraRows:
         return [(int(slot), np.flatnonzero(self.slots == slot)) for slot in np.unique(self.slots) if slot >= 0]
 
 
+@dataclass(frozen=True, eq=False)
+class VirtualRows:
+    """Rows that an embedding takes for ids which are no tokens: the soft prompts of adapters."""
+
+    first_id: int
+    """The id of the first row, above those of all tokens."""
+    rows: Tensor
+    """[any, width], in the model's dtype; written to between steps."""
+
+
 class PackedLora(Protocol):
     """An adapter's factors of one weight, in the backend's own layout."""
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kernels.arena import Arena
     from kernels.collectives import Ranks
     from kernels.launching import Launcher
-    from kernels.lora import LoraOps, LoraRows
+    from kernels.lora import LoraOps, LoraRows, VirtualRows
     from kernels.packed import PackedLinear
     from kernels.sampling import SamplingOps
 
@@ -239,11 +239,17 @@ class Backend(Protocol):
         """
         ...
 
-    def embedding(self, indices: Tensor, table: Tensor | PackedLinear, first_row: int | None = None) -> Tensor:
+    def embedding(
+        self,
+        indices: Tensor,
+        table: Tensor | PackedLinear,
+        first_row: int | None = None,
+        virtual: VirtualRows | None = None,
+    ) -> Tensor:
         """Takes rows [T] int64 of a table [N, width], or of a packed weight that `is_table` -> [T, width].
 
         If there is a `first_row`, the table has the rows from there on of a larger one, and the other ranks of the
-        group that the backend has joined have the rest.
+        group that the backend has joined have the rest. Ids behind all of it are those of `virtual` rows.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Decodes and encodes what WorkerService says of LoRA adapters."""
+"""Decodes and encodes what WorkerService says of adapters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def decode_lora_limits(message: worker_pb2.LoadModelRequest) -> LoraLimits:
     if not message.HasField("lora"):
         return LoraLimits()
     limits = message.lora
-    return LoraLimits(limits.max_loras, limits.max_lora_rank, limits.max_cpu_loras or limits.max_loras)
+    max_cpu_loras = limits.max_cpu_loras or limits.max_loras
+    return LoraLimits(limits.max_loras, limits.max_lora_rank, max_cpu_loras, limits.max_prompt_adapter_tokens)
 
 
 def decode_add(message: worker_pb2.AddLoraRequest) -> LoraRequest:
@@ -39,6 +40,7 @@ def encode_adapter(adapter: Adapter, *, pinned: bool) -> worker_pb2.LoraAdapter:
         num_bytes=adapter.num_bytes,
         pinned=pinned,
         long_lora_max_len=request.long_lora_max_len,
+        num_virtual_tokens=adapter.num_virtual_tokens,
     )
 
 
@@ -55,7 +57,10 @@ def encode_lora(store: LoraStore | None) -> worker_pb2.LoraInfo | None:
     limits = store.limits
     return worker_pb2.LoraInfo(
         limits=worker_pb2.LoraLimits(
-            max_loras=limits.max_loras, max_lora_rank=limits.max_lora_rank, max_cpu_loras=limits.max_cpu_loras
+            max_loras=limits.max_loras,
+            max_lora_rank=limits.max_lora_rank,
+            max_cpu_loras=limits.max_cpu_loras,
+            max_prompt_adapter_tokens=limits.max_prompt_adapter_tokens,
         ),
         adapters=encode_adapters(store),
     )

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from blockyard.lora.virtual_tokens import FIRST_VIRTUAL_ID
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -80,6 +82,11 @@ class NewSequence:
     lora_id: int = 0
     # Whether it came with sampling parameters, as it should.
     has_sampling: bool = True
+
+    @property
+    def num_virtual_tokens(self) -> int:
+        """How many ids are those of a soft prompt: they stand first, in the prompt."""
+        return int(np.count_nonzero(self.token_ids >= FIRST_VIRTUAL_ID)) if self.lora_id else 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from blockyard.capacity.formats import weight_format
 from blockyard.capacity.weights import ITEM_BYTES, Product, WeightFormat, layer_products
 from blockyard.errors import Violation
+from blockyard.lora.virtual_tokens import MAX_VIRTUAL_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -31,11 +32,15 @@ GPU_WIDTH_MULTIPLE, GPU_HEADER_BYTES, GPU_ALIGNMENT = 16, 64, 64
 
 @dataclass(frozen=True, slots=True)
 class LoraLimits:
-    """Slots on the device, the largest rank of an adapter, and adapters in the host's cache; 0 slots: no LoRA."""
+    """Slots on the device, the largest rank of an adapter, and adapters in the host's cache; 0 slots: no adapters.
+
+    `max_prompt_adapter_tokens`: the longest soft prompt; 0: there is none. Without LoRA the rank is 0.
+    """
 
     max_loras: int = 0
     max_lora_rank: int = 0
     max_cpu_loras: int = 0
+    max_prompt_adapter_tokens: int = 0
 
 
 NO_LORAS = LoraLimits()
@@ -44,15 +49,18 @@ NO_LORAS = LoraLimits()
 def lora_limits(settings: LoraSettings) -> LoraLimits:
     """Computes a worker's room for adapters."""
     max_cpu_loras = max(settings.max_cpu_loras or 4 * settings.max_loras, settings.max_loras)
-    return LoraLimits(settings.max_loras, settings.max_lora_rank, max_cpu_loras)
+    return LoraLimits(settings.max_loras, settings.max_lora_rank, max_cpu_loras, settings.max_prompt_adapter_tokens)
 
 
 def wrong_limits(limits: LoraLimits) -> Iterable[Violation]:
     """Finds what is wrong with limits that a scheduler asks for."""
-    most = {"max_loras": MAX_LORAS, "max_lora_rank": MAX_RANK, "max_cpu_loras": MAX_CPU_LORAS}
-    least = {"max_cpu_loras": limits.max_loras}
-    for name in most:
-        low, high = least.get(name, 1), most[name]
+    ranges = {
+        "max_loras": (1, MAX_LORAS),
+        "max_lora_rank": (0 if limits.max_prompt_adapter_tokens else 1, MAX_RANK),
+        "max_cpu_loras": (limits.max_loras, MAX_CPU_LORAS),
+        "max_prompt_adapter_tokens": (0, MAX_VIRTUAL_TOKENS),
+    }
+    for name, (low, high) in ranges.items():
         if not low <= getattr(limits, name) <= high:
             yield Violation(f"lora.{name}", f"must be from {low} to {high}")
 
@@ -95,8 +103,14 @@ def adapter_bytes(network: NetworkConfig, share: Share, held: AdapterFormat, max
 
 def lora_bytes(network: NetworkConfig, share: Share, held: AdapterFormat, limits: LoraLimits) -> int:
     """Counts the bytes of the device's memory that adapters take at a rank: slots, or the whole cache."""
-    count = limits.max_loras if held.has_slots else limits.max_cpu_loras
-    return count * adapter_bytes(network, share, held, limits.max_lora_rank) if limits.max_loras else 0
+    if not limits.max_loras:
+        return 0
+    lora = adapter_bytes(network, share, held, limits.max_lora_rank) if limits.max_lora_rank else 0
+    row_bytes = network.hidden_size * ITEM_BYTES[network.dtype_name] if share.is_first_stage else 0
+    prompt = limits.max_prompt_adapter_tokens * row_bytes
+    if held.has_slots:
+        return limits.max_loras * (lora + prompt)
+    return limits.max_loras * prompt + limits.max_cpu_loras * max(lora, prompt)
 
 
 def _up_to_multiple(number: int, multiple: int) -> int:

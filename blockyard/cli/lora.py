@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 app = typer.Typer(
-    help="Load and unload adapters (LoRA) of a running system: over a gateway's admin port.",
+    help="Load and unload adapters (LoRA, soft prompts) of a running system: over a gateway's admin port.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
@@ -47,7 +47,7 @@ def load(
         request = admin_pb2.LoadLoraRequest(name=name, path=path, load_inplace=in_place)
         answer = api.ask(api.stub.LoadLora, request, LOAD_SECONDS)
     lora = answer.lora
-    typer.echo(as_json(answer) if json else f"{lora.name} is loaded: rank {lora.rank}, {size(lora.num_bytes)}")
+    typer.echo(as_json(answer) if json else f"{lora.name} is loaded: {_kind(lora)}, {size(lora.num_bytes)}")
 
 
 @app.command()
@@ -86,11 +86,11 @@ def list_loras(address: AdminAddress = DEFAULT_ADMIN_ADDRESS, json: AsJson = Fal
 
 
 def _table(loras: Iterable[admin_pb2.LoraStatus]) -> Table:
-    table = make_table("adapter", "rank", "size", "digest", "loaded", "in slots", "pinned", numbers=("rank", "size"))
+    table = make_table("adapter", "kind", "size", "digest", "loaded", "in slots", "pinned", numbers=("size",))
     for lora in loras:
         table.add_row(
             lora.name,
-            f"{lora.rank}" if lora.rank else "",
+            _kind(lora),
             size(lora.num_bytes) if lora.num_bytes else "",
             lora.digest[:_DIGITS],
             _numbers(lora.loaded_replica_ids),
@@ -98,6 +98,12 @@ def _table(loras: Iterable[admin_pb2.LoraStatus]) -> Table:
             "yes" if lora.pinned else "",
         )
     return table
+
+
+def _kind(lora: admin_pb2.LoraStatus) -> str:
+    if lora.num_virtual_tokens:
+        return f"{lora.num_virtual_tokens} tokens"
+    return f"rank {lora.rank}" if lora.rank else ""
 
 
 def _numbers(replica_ids: Iterable[int]) -> str:

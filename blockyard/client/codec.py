@@ -214,13 +214,19 @@ def _to_logprob(token: inference_pb2.TokenLogprob) -> TokenLogprob:
     return TokenLogprob(token.token_id, token.text, token.logprob, token.rank)
 
 
+def _to_usage(usage: sampling_pb2.Usage) -> Usage:
+    return Usage(
+        usage.num_prompt_tokens, usage.num_cached_tokens, usage.num_completion_tokens, usage.num_virtual_tokens
+    )
+
+
 def to_finished(finished: inference_pb2.Finished) -> Finished:
     """Decodes the end of a sequence."""
     return Finished(
         finished.index,
         _FINISH_REASON.get(finished.reason, FinishReason.ERROR),
         _matched_stop(finished.matched_stop),
-        Usage(finished.usage.num_prompt_tokens, finished.usage.num_cached_tokens, finished.usage.num_completion_tokens),
+        _to_usage(finished.usage),
         finished.determinism_id,
         finished.score if finished.HasField("score") else None,
         from_status(finished.error) if finished.HasField("error") else None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal, TypedDict
 
@@ -115,11 +115,15 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The tokens that were computed. `num_cached_tokens` of the prompt were found in the prefix cache."""
+    """The tokens that were computed. `num_cached_tokens` of the prompt were found in the prefix cache.
+
+    `num_virtual_tokens`: of the adapter, where it is a soft prompt; no part of the prompt's.
+    """
 
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_completion_tokens: int = 0
+    num_virtual_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +275,7 @@ class Completion:
         """The prompt once, and the tokens of all choices."""
         first = self.choices[0].usage
         total = sum(choice.usage.num_completion_tokens for choice in self.choices)
-        return Usage(first.num_prompt_tokens, first.num_cached_tokens, total)
+        return replace(first, num_completion_tokens=total)
 
 
 @dataclass(frozen=True, slots=True)

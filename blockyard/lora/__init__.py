@@ -1,1 +1,1 @@
-"""Adapters of low rank (LoRA): what the services and users of `LLM` know of them."""
+"""Adapters, of low rank (LoRA) and soft prompts: what the services and users of `LLM` know of them."""

@@ -1,4 +1,4 @@
-"""The settings of adapters of low rank (LoRA). Read by the scheduler, which passes them on to the workers."""
+"""The settings of adapters, LoRA and soft prompts. Read by the scheduler, which passes them on to the workers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
+from blockyard.lora.virtual_tokens import MAX_VIRTUAL_TOKENS
 from blockyard.settings import option
 
 
@@ -28,12 +29,17 @@ def split_modules(text: str) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class LoraSettings:
-    """Adapters of low rank. Read by the scheduler, which passes it on to the workers."""
+    """Adapters. Read by the scheduler, which passes it on to the workers."""
 
     max_loras: Annotated[int, Field(ge=0, le=256)] = option(
-        0, "adapters (LoRA) that sequences of one step may have together: slots on the device; 0: no adapters"
+        0, "adapters that sequences of one step may have together: slots on the device; 0: no adapters"
     )
-    max_lora_rank: Annotated[int, Field(ge=1, le=512)] = option(16, "the largest rank that an adapter may have")
+    max_lora_rank: Annotated[int, Field(ge=0, le=512)] = option(
+        16, "the largest rank that a LoRA adapter may have; 0: soft prompts alone"
+    )
+    max_prompt_adapter_tokens: Annotated[int, Field(ge=0, le=MAX_VIRTUAL_TOKENS)] = option(
+        0, "the most virtual tokens that a soft prompt may have; 0: no soft prompts"
+    )
     max_cpu_loras: Annotated[int, Field(ge=0)] = option(
         0, "adapters that a worker keeps in the host's memory, from which they come into slots; 0: four times max-loras"
     )

@@ -259,6 +259,7 @@ def _encode_finished(event: Finished) -> inference_pb2.Finished:
             num_prompt_tokens=event.num_prompt_tokens,
             num_cached_tokens=event.num_cached_tokens,
             num_completion_tokens=event.num_completion_tokens,
+            num_virtual_tokens=event.num_virtual_tokens,
         ),
         determinism_id=event.determinism_id,
         score=event.score,

@@ -100,7 +100,8 @@ def encode_lora(adapter: Adapter) -> scheduler_pb2.LoraAdapter:
 
 
 def _decode_lora(message: scheduler_pb2.LoraAdapter) -> Adapter:
-    return Adapter(message.lora_id, message.name, message.path, message.digest, message.pinned)
+    num_virtual_tokens = message.num_virtual_tokens
+    return Adapter(message.lora_id, message.name, message.path, message.digest, message.pinned, num_virtual_tokens)
 
 
 def encode_add(add: Add) -> scheduler_pb2.AddRequest:

@@ -15,14 +15,16 @@ if TYPE_CHECKING:
 class PromptAnswer:
     """Collects pieces in any order, some of them several times, and makes one event when all are there."""
 
-    def __init__(self, num_prompt_tokens: int, texts: TokenTexts) -> None:
+    def __init__(self, num_prompt_tokens: int, texts: TokenTexts, num_virtual_tokens: int = 0) -> None:
+        """`num_virtual_tokens`: tokens before the prompt, which count in the pieces' positions."""
         # The first token has none.
+        self._first_position = num_virtual_tokens + 1
         self._entries: list[Candidates | None] = [None] * (num_prompt_tokens - 1)
         self._texts = texts
 
     def add(self, piece: PromptPiece) -> None:
         """Adds a piece."""
-        start = piece.first_position - 1
+        start = piece.first_position - self._first_position
         self._entries[start : start + len(piece.candidates)] = piece.candidates
 
     def make_event(self) -> PromptLogprobs | None:

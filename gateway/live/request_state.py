@@ -124,7 +124,13 @@ class RequestState:
     def token_counts(self) -> TokenCounts:
         """The tokens that it has had so far."""
         num_completion_tokens = sum(answer.num_tokens for answer in self.answers)
-        return TokenCounts(len(self.submission.prompt_token_ids), self.num_cached_tokens, num_completion_tokens)
+        num_prompt_tokens = len(self.submission.prompt_token_ids)
+        return TokenCounts(num_prompt_tokens, self.num_cached_prompt_tokens, num_completion_tokens)
+
+    @property
+    def num_cached_prompt_tokens(self) -> int:
+        """Those of the cached tokens that are the prompt's, and no virtual tokens before it."""
+        return max(self.num_cached_tokens - self.submission.num_virtual_tokens, 0)
 
     @property
     def weight(self) -> int:
@@ -210,9 +216,10 @@ class RequestState:
             reason=answer.ended.reason,
             matched=answer.ended.matched,
             num_prompt_tokens=self.origin.accepted.num_prompt_tokens,
-            num_cached_tokens=self.num_cached_tokens,
+            num_cached_tokens=self.num_cached_prompt_tokens,
             num_completion_tokens=answer.num_tokens,
             determinism_id=self._identify(answer),
+            num_virtual_tokens=self.submission.num_virtual_tokens,
             weight_versions=answer.told_versions,
             score=answer.ended.score,
             error=answer.ended.error,

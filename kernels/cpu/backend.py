@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from kernels.arena import Arena
     from kernels.collectives import Ranks
     from kernels.launching import Launcher
-    from kernels.lora import LoraOps
+    from kernels.lora import LoraOps, VirtualRows
     from kernels.ops import (
         AttentionBatch,
         AttentionShape,
@@ -168,7 +168,13 @@ class CpuBackend:
         """Multiplies rows by a packed weight."""
         return self._products.linear(hidden, cast("CpuLinear | Int8Linear", packed), wide=wide, lora=lora)
 
-    def embedding(self, indices: Tensor, table: Tensor | PackedLinear, first_row: int | None = None) -> Tensor:
+    def embedding(
+        self,
+        indices: Tensor,
+        table: Tensor | PackedLinear,
+        first_row: int | None = None,
+        virtual: VirtualRows | None = None,
+    ) -> Tensor:
         """Takes rows of a table."""
         if isinstance(table, Tensor):
             kind, (num_rows, width), address = Kind.EMBEDDING, table.shape, table.data_ptr()
@@ -182,6 +188,8 @@ class CpuBackend:
         )
         if first_row is not None:
             op.first_row, op.num_rows = first_row, num_rows
+        if virtual is not None and not first_row:
+            op.virtual_rows, op.first_virtual = virtual.rows.data_ptr(), virtual.first_id
         self._ops.emit(op, output)
         if first_row is not None:
             self._ops.meet(Joint.ADD_BITS, output)

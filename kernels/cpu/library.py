@@ -109,6 +109,8 @@ class Op(ctypes.Structure):
         ("low_rank", ctypes.c_void_p),
         ("low_rank_stride", ctypes.c_int64),
         ("low_rank_offset", ctypes.c_int64),
+        ("virtual_rows", ctypes.c_void_p),
+        ("first_virtual", ctypes.c_int64),
     )
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from kernels.collectives import Ranks
     from kernels.cuda.lora.slots import LoraRoom
     from kernels.cuda.quantized import Quantized
-    from kernels.lora import LoraRows
+    from kernels.lora import LoraRows, VirtualRows
     from kernels.ops import AttentionBatch, AttentionShape, BlockTables, CapturedStep, CaptureSizes, PackedLinear
 
 
@@ -125,10 +125,16 @@ class CudaBackend:
         room.expand(sums, inner, lora, result)
         return result
 
-    def embedding(self, indices: Tensor, table: Tensor | PackedLinear, first_row: int | None = None) -> Tensor:
+    def embedding(
+        self,
+        indices: Tensor,
+        table: Tensor | PackedLinear,
+        first_row: int | None = None,
+        virtual: VirtualRows | None = None,
+    ) -> Tensor:
         """Takes rows of a table."""
         rows = table if isinstance(table, Tensor) else cast("CudaLinear", table).weight
-        found = elementwise.embedding(indices, rows, first_row or 0)
+        found = elementwise.embedding(indices, rows, first_row or 0, None if first_row else virtual)
         if first_row is not None:
             self._ranks.stage.add_bits(found)
         return found

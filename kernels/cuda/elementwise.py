@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kernels.cuda.quantized import Format
+    from kernels.lora import VirtualRows
     from kernels.ops import AttentionBatch, AttentionShape
 
 
@@ -96,26 +97,34 @@ def silu_and_mul(gate_up: Tensor) -> Tensor:
 
 
 @triton.jit(do_not_specialize=["num_rows"])
-def _embedding(indices, table, result, first_row, num_rows, width, BLOCK: tl.constexpr):
+def _embedding(
+    indices, table, virtual, result, first_row, num_rows, width, first_virtual: tl.constexpr, BLOCK: tl.constexpr
+):
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    row = tl.load(indices + token).to(tl.int64) - first_row
+    index = tl.load(indices + token).to(tl.int64)
+    row = index - first_row
     is_here = (row >= 0) & (row < num_rows)
     found = tl.load(table + row * width + columns, is_here & (columns < width), 0)
+    if first_virtual is not None:
+        is_virtual = index >= first_virtual
+        place = (index - first_virtual) * width + columns
+        found = tl.where(is_virtual, tl.load(virtual + place, is_virtual & (columns < width), 0), found)
     tl.store(result + token * width + columns, found, columns < width)
 
 
-def embedding(indices: Tensor, table: Tensor, first_row: int = 0) -> Tensor:
+def embedding(indices: Tensor, table: Tensor, first_row: int = 0, virtual: VirtualRows | None = None) -> Tensor:
     """Takes rows [T] int64 of a table [N, width] that starts at `first_row` of a larger one -> [T, width].
 
-    Rows that the table does not have are zeros.
+    Rows that neither it nor `virtual` has are zeros.
     """
     num_rows, width = table.shape
     result = table.new_empty(len(indices), width)
     launch = launch_table.EMBEDDING
+    rows, first_id = (None, None) if virtual is None else (virtual.rows, virtual.first_id)
     if result.numel():
         grid = (len(indices), triton.cdiv(width, launch.block))
-        _embedding[grid](indices, table, result, first_row, num_rows, width, **launch.options)
+        _embedding[grid](indices, table, rows, result, first_row, num_rows, width, first_id, **launch.options)
     return result
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from kernels.arena import Arena
     from kernels.collectives import Ranks
     from kernels.launching import Launcher
-    from kernels.lora import LoraOps, LoraRows
+    from kernels.lora import LoraOps, LoraRows, VirtualRows
     from kernels.ops import (
         AttentionBatch,
         AttentionShape,
@@ -104,16 +104,26 @@ class ReferenceBackend:
             room.add(sums, inner, lora, result)
         return self.silu_and_mul(result) if weight.is_gated else result
 
-    def embedding(self, indices: Tensor, table: Tensor | PackedLinear, first_row: int | None = None) -> Tensor:
+    def embedding(
+        self,
+        indices: Tensor,
+        table: Tensor | PackedLinear,
+        first_row: int | None = None,
+        virtual: VirtualRows | None = None,
+    ) -> Tensor:
         """Takes rows of a table."""
         rows = cast("Tensor", table)
-        if first_row is None:
+        if first_row is None and virtual is None:
             return rows.index_select(0, indices)
-        places = indices - first_row
+        places = indices - (first_row or 0)
         is_here = (places >= 0) & (places < len(rows))
         found = rows.index_select(0, places.where(is_here, 0))
         found[~is_here] = 0
-        self._ranks.stage.add_bits(found)
+        if virtual is not None and not first_row:
+            is_virtual = indices >= virtual.first_id
+            found[is_virtual] = virtual.rows[indices[is_virtual] - virtual.first_id]
+        if first_row is not None:
+            self._ranks.stage.add_bits(found)
         return found
 
     def join(self, ranks: Ranks) -> None:

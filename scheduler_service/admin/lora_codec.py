@@ -34,4 +34,5 @@ def encode_lora(adapter: Adapter, engines: Sequence[Engine]) -> admin_pb2.LoraSt
         pinned=adapter.pinned,
         loaded_replica_ids=sorted(loaded),
         resident_replica_ids=sorted(resident),
+        num_virtual_tokens=adapter.num_virtual_tokens,
     )

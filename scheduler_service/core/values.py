@@ -42,7 +42,7 @@ class BeamSpec:
 
 @dataclass(frozen=True, slots=True)
 class LoraSpec:
-    """An adapter of low rank. `lora_id`: from 1 on, never used again; `digest`: the SHA-256 of its content."""
+    """An adapter. `lora_id`: from 1 on, never used again; `digest`: the SHA-256 of its content."""
 
     lora_id: int
     digest: bytes

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from blockyard.errors import Violation, invalid, to_status
 from blockyard.logprob_columns import encode_prompt_logprobs, join_logprobs, split_logprobs
+from blockyard.lora.virtual_tokens import MAX_VIRTUAL_TOKENS, virtual_ids
 from blockyard.scheduler.v1 import scheduler_pb2
 from blockyard.tracing.codec import decode_trace_context
 from scheduler_service.core.values import BeamSpec, EarlyStopping, FinishReason, GroupSpec
@@ -40,8 +41,9 @@ def decode_add(message: scheduler_pb2.AddRequest, owner: str) -> Addition:
     message.ClearField("resubmission")
     age_seconds = message.age.ToNanoseconds() / 1e9
     message.ClearField("age")
+    adapter = decode_adapter(message.lora) if message.HasField("lora") else None
     return Addition(
-        spec=_decode_group(message, owner),
+        spec=_decode_group(message, owner, adapter),
         handle=handle,
         digest=message.body_digest,
         # Bytes, since a submessage would keep the whole message that it came in alive.
@@ -50,7 +52,7 @@ def decode_add(message: scheduler_pb2.AddRequest, owner: str) -> Addition:
         remaining_seconds=_seconds(message, "remaining_time"),
         resubmission=resubmission,
         age_seconds=age_seconds,
-        adapter=decode_adapter(message.lora) if message.HasField("lora") else None,
+        adapter=adapter,
         fails_on_update=message.fails_on_update,
     )
 
@@ -62,13 +64,27 @@ def decode_adapter(message: scheduler_pb2.LoraAdapter) -> Adapter:
     """Decodes an adapter that a gateway was told of; raises FIELD_INVALID for one that no scheduler tells."""
     if not (message.lora_id and message.name and message.path and _DIGEST.fullmatch(message.digest)):
         raise invalid([Violation("lora", "must have a number, a name, a path and a digest")])
-    return Adapter(message.lora_id, message.name, message.path, message.digest, pinned=message.pinned)
+    if message.num_virtual_tokens > MAX_VIRTUAL_TOKENS:
+        raise invalid([Violation("lora.num_virtual_tokens", f"must be at most {MAX_VIRTUAL_TOKENS}")])
+    return Adapter(
+        message.lora_id,
+        message.name,
+        message.path,
+        message.digest,
+        pinned=message.pinned,
+        num_virtual_tokens=message.num_virtual_tokens,
+    )
 
 
 def encode_adapter(adapter: Adapter) -> scheduler_pb2.LoraAdapter:
     """Encodes an adapter that requests may have."""
     return scheduler_pb2.LoraAdapter(
-        lora_id=adapter.lora_id, name=adapter.name, path=adapter.path, digest=adapter.digest, pinned=adapter.pinned
+        lora_id=adapter.lora_id,
+        name=adapter.name,
+        path=adapter.path,
+        digest=adapter.digest,
+        pinned=adapter.pinned,
+        num_virtual_tokens=adapter.num_virtual_tokens,
     )
 
 
@@ -76,11 +92,12 @@ def _seconds(message: scheduler_pb2.AddRequest, name: Literal["max_queue_time", 
     return getattr(message, name).ToNanoseconds() / 1e9 if message.HasField(name) else None
 
 
-def _decode_group(message: scheduler_pb2.AddRequest, owner: str) -> GroupSpec:
+def _decode_group(message: scheduler_pb2.AddRequest, owner: str, adapter: Adapter | None) -> GroupSpec:
+    virtual = virtual_ids(adapter.num_virtual_tokens if adapter else 0)
     return GroupSpec(
         request_id=message.request_id,
         owner=owner,
-        prompt_token_ids=tuple(message.prompt_token_ids[:]),
+        prompt_token_ids=(*virtual, *message.prompt_token_ids[:]),
         n=message.n,
         max_tokens=message.max_tokens,
         min_tokens=message.min_tokens,
@@ -91,7 +108,7 @@ def _decode_group(message: scheduler_pb2.AddRequest, owner: str) -> GroupSpec:
         priority=message.priority,
         beams=_decode_beams(message.beam_search) if message.HasField("beam_search") else None,
         trace_context=decode_trace_context(message.trace_context) if message.HasField("trace_context") else None,
-        lora=decode_adapter(message.lora).spec if message.HasField("lora") else None,
+        lora=adapter.spec if adapter else None,
     )
 
 

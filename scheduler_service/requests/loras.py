@@ -34,11 +34,15 @@ DISABLED = "there are no adapters here: start with --max-loras"
 
 
 class Loras:
-    """The adapters of the scheduler. One object for its process. Raises SettingsError for modules without room."""
+    """The adapters of the scheduler. One object for its process. Raises SettingsError for settings without room."""
 
     def __init__(self, settings: LoraSettings, requests: RequestRegistry, dispatcher: Dispatcher) -> None:
-        if settings.lora_modules and not settings.max_loras:
-            raise SettingsError("--lora-modules needs --max-loras")
+        if not settings.max_loras:
+            for flag in ("lora_modules", "max_prompt_adapter_tokens"):
+                if getattr(settings, flag):
+                    raise SettingsError(f"--{flag.replace('_', '-')} needs --max-loras")
+        elif not (settings.max_lora_rank or settings.max_prompt_adapter_tokens):
+            raise SettingsError("--max-lora-rank 0 needs --max-prompt-adapter-tokens")
         self._settings = settings
         self._requests = requests
         self._dispatcher = dispatcher
@@ -95,12 +99,20 @@ class Loras:
             if len({each.digest for each in found}) > 1:
                 message = f"the files of {wanted.name!r} differ among the replicas"
                 raise BlockyardError(Reason.MODEL_NOT_LOADED, message)
+            self._demand_room(found[0])
         finally:
             self._loading.remove(wanted)
             # What some could load and others not is not wanted any more.
             for engine in engines:
                 engine.loras.reconsider()
         return found[0]
+
+    def _demand_room(self, adapter: Adapter) -> None:
+        facts = self._dispatcher.facts
+        # A token of a prompt and one of an answer have to fit behind it.
+        if facts and adapter.num_virtual_tokens + 2 > facts.max_model_len:
+            message = f"its {adapter.num_virtual_tokens} virtual tokens fill a context of {facts.max_model_len} tokens"
+            raise BlockyardError(Reason.MODEL_NOT_LOADED, message)
 
     def unload(self, name: str) -> None:
         """Lets no new request have an adapter; the workers forget it when the last one has ended. Idempotent.

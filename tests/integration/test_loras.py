@@ -18,7 +18,7 @@ from blockyard.client.results import Delta, Recovered
 from blockyard.errors import Reason, from_rpc_error
 from blockyard.service import faults
 from blockyard.service.servers import internal_channel
-from tests.kit.kernels.tiny_adapters import make_tiny_adapter
+from tests.kit.kernels.tiny_adapters import make_tiny_adapter, make_tiny_prompt
 from tests.kit.kernels.tiny_models import tiny_model
 from tests.kit.processes.system import System
 
@@ -33,7 +33,8 @@ PROMPT = list(range(3, 60))
 OPTIONS: GenerationOptions = {"temperature": 0.0, "ignore_eos": True, "return_token_ids": True}
 NUM_TOKENS = 240
 # One slot less than there are adapters.
-FLAGS = ("--dtype", "bfloat16", "--max-loras", "2", "--max-cpu-loras", "5", "--lora-patience-seconds", "0.05")
+SLOTS = ("--max-loras", "2", "--max-cpu-loras", "5", "--max-prompt-adapter-tokens", "8")
+FLAGS = ("--dtype", "bfloat16", *SLOTS, "--lora-patience-seconds", "0.05")
 
 
 async def ids_of(client: AsyncClient, name: str, num_tokens: int) -> tuple[int, ...]:
@@ -61,8 +62,9 @@ async def follow(client: AsyncClient, name: str, num_tokens: int, begun: asyncio
 
 async def test_adapters_are_served_by_name_and_outlive_their_worker(tmp_path: Path) -> None:
     root = tmp_path / "adapters"
-    for seed, name in enumerate("abcd"):
+    for seed, name in enumerate("acd"):
         make_tiny_adapter(root / name, tiny_model(MODEL), seed)
+    make_tiny_prompt(root / "b", tiny_model(MODEL), 3)
     flags = [*FLAGS, "--lora-root", str(root), "--lora-modules", "a=a,b=b"]
     worker_flags = ["--num-threads", "1", "--worker-lora-root", str(root)]
     (root / "b" / "chat_template.jinja").write_text("{{ messages[0].content }}")
@@ -100,6 +102,12 @@ async def test_adapters_are_served_by_name_and_outlive_their_worker(tmp_path: Pa
             assert [answer.model for answer in answers] == [base, *names[1:]]
             told = [tuple(answer.choices[0].token_ids) for answer in answers]  # type: ignore[attr-defined]
             assert told == [alone[name][:40] for name in names]
+            usages = {name: answer.usage for name, answer in zip(names, answers, strict=True)}
+            for name, usage in usages.items():
+                assert usage is not None
+                assert usage.prompt_tokens == len(PROMPT)
+                details = usage.prompt_tokens_details
+                assert getattr(details, "virtual_tokens", 0) == (6 if name == "b" else 0)
             with pytest.raises(openai.NotFoundError):
                 await api.completions.create(model="d", prompt="x")
             await outlive_a_worker_that_loads(system, stub, client, alone)

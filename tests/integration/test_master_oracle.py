@@ -11,7 +11,7 @@ import pytest
 
 from blockyard import AsyncClient
 from tests.kit.kernels.backends import BEST, REFERENCE, build_kernels
-from tests.kit.kernels.tiny_adapters import make_tiny_adapter
+from tests.kit.kernels.tiny_adapters import make_tiny_adapter, make_tiny_prompt
 from tests.kit.kernels.tiny_models import VOCAB_SIZE, tiny_model
 from tests.kit.oracles import requests
 from tests.kit.processes.status import scheduler_status
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 # Of 8 heads and 2 KV heads, so that four ranks hold each KV head twice.
 MODEL = "qwen3"
 COMMON = ("--dtype", "bfloat16", "--block-size", "16", "--max-model-len", "256", "--max-num-seqs", "64")
+SOFT = "soft"
 # By the number of a request modulo eight; more than there are slots.
-ADAPTERS = {3: "a", 4: "b", 5: "c", 6: "a"}
+ADAPTERS = {3: "a", 4: "b", 5: SOFT, 6: SOFT}
 SWAPPED = ("num_swapped_out_blocks", "num_swapped_in_blocks")
 # 32 requests with 64 sequences want about 450 blocks of 16 tokens.
 FEW_BLOCKS = ("--num-device-blocks", "80", "--debug-integrity")
@@ -74,10 +75,11 @@ TORCHS = ("--cpu-kernels", REFERENCE, "--num-threads", "1")
 
 @cache
 def adapters() -> Path:
-    """Returns a folder with adapters of the model, made once."""
+    """Returns a folder with adapters of the model, one of them a soft prompt, made once."""
     root = tiny_model(MODEL).parent / "adapters-of-the-oracle"
     for seed, name in enumerate(sorted(set(ADAPTERS.values()))):
-        make_tiny_adapter(root / name, tiny_model(MODEL), seed)
+        make = make_tiny_prompt if name == SOFT else make_tiny_adapter
+        make(root / name, tiny_model(MODEL), seed)
     return root
 
 
@@ -92,7 +94,16 @@ def make_specs(count: int = 32) -> list[GenerationSpec]:
 def start(folder: Path, flags: Sequence[str], worker_flags: Sequence[str], **sizes: int) -> System:
     """Makes a system with the adapters."""
     modules = ",".join(f"{name}={name}" for name in sorted(set(ADAPTERS.values())))
-    slots = ("--max-loras", "2", "--lora-root", str(adapters()), "--lora-modules", modules)
+    slots = (
+        "--max-loras",
+        "2",
+        "--max-prompt-adapter-tokens",
+        "6",
+        "--lora-root",
+        str(adapters()),
+        "--lora-modules",
+        modules,
+    )
     patience = ("--lora-patience-seconds", "0.1")
     worker_flags = [*worker_flags, "--worker-lora-root", str(adapters())]
     return System(tiny_model(MODEL), folder, [*COMMON, *slots, *patience, *flags], worker_flags, **sizes)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from kernels.lora import VirtualRows
 from kernels.ops import AttentionShape, kv_pool_shape
 from tests.kit.kernels.backends import COMPILED, KERNELS, REFERENCE, REFERENCES, Kernels, read_layer
 from tests.kit.kernels.random_tensors import random
@@ -239,3 +240,11 @@ def test_embedding_takes_rows(kernels: Kernels):
     table = random(10, 7, dtype=kernels.dtype)
     assert torch.equal(kernels.backend.embedding(torch.tensor([3, 3, 9, 0]), table), table[[3, 3, 9, 0]])
     assert kernels.backend.embedding(torch.tensor([], dtype=torch.int64), table).shape == (0, 7)
+
+
+@for_all
+def test_embedding_takes_virtual_rows_for_the_ids_behind_the_table(kernels: Kernels):
+    table, rows = random(10, 7, dtype=kernels.dtype), random(4, 7, dtype=kernels.dtype, seed=1)
+    ids = torch.tensor([3, 1003, 9, 1000, 0])
+    found = kernels.backend.embedding(ids, table, virtual=VirtualRows(1000, rows))
+    assert torch.equal(found, torch.stack([table[3], rows[3], table[9], rows[0], table[0]]))

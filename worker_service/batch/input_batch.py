@@ -265,13 +265,13 @@ class InputBatch:
     def _prompts(self, step: Step, layout: StepLayout) -> Iterator[PromptPiece]:
         """Finds the pieces of prompts whose log probabilities the step can compute."""
         for place in layout.prompt_places:
-            row, count = layout.step_rows[place], int(step.num_new_tokens[place])
-            request = self._requests.columns[row]
-            first = int(self._progress["num_computed_tokens"][row]) + 1
-            token_ids = self._token_ids[row, first : min(first + count, int(request["prompt_length"]))]
+            row = layout.step_rows[place]
+            request, begin = self._requests.columns[row], int(self._progress["num_computed_tokens"][row]) + 1
+            first, end = max(begin, int(request["num_virtual_tokens"]) + 1), begin + int(step.num_new_tokens[place])
+            token_ids = self._token_ids[row, first : min(end, int(request["prompt_length"]))].astype(np.int64)
             if len(token_ids):
-                first_hidden, num_best = int(layout.last_hidden[place]) + 1 - count, int(request["prompt_logprobs"])
-                yield PromptPiece(step.sequence_ids[place], first, token_ids.astype(np.int64), first_hidden, num_best)
+                first_hidden, num_best = int(layout.last_hidden[place]) + 1 - end + first, request["prompt_logprobs"]
+                yield PromptPiece(step.sequence_ids[place], first, token_ids, first_hidden, int(num_best))
 
     def _tables(self, rows: Array, seq_lens: Array) -> npt.NDArray[np.int32]:
         widest = -(-int(seq_lens.max(initial=0)) // self.limits.block_size)

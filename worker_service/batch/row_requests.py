@@ -23,8 +23,11 @@ ROW = np.dtype(
         # What it asks for follows from tokens that the host has to know, or is more than a token: no step with it is
         # launched before the step before it is finished.
         ("must_wait", np.bool_),
-        # Its LoRA adapter; 0: none.
+        # Its adapter; 0: none.
         ("lora_id", np.int64),
+        # How many tokens of the prompt, its first ones, are a soft prompt: these get no log probabilities, and
+        # neither does the token behind them, as the first one of any prompt.
+        ("num_virtual_tokens", np.int64),
         *SAMPLING_FIELDS,
     ],
     align=True,
@@ -86,6 +89,7 @@ class RequestTable:
         write_sampling(record, sequence, lists, self._vocab_size)
         record["prompt_length"] = sequence.prompt_length
         record["lora_id"] = sequence.lora_id
+        record["num_virtual_tokens"] = sequence.num_virtual_tokens
         asks = max(record["logprobs"], record["prompt_logprobs"]) >= 0 or record["num_beam_candidates"] > 0
         record["must_wait"] = asks or lists.counts is not None or bool(lists.bad_words)
         self._write_stop_token_ids(row, lists.stop_token_ids)

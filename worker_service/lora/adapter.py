@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from kernels.lora import PackedLora
 
 
@@ -21,15 +23,22 @@ class LoraRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Adapter:
-    """An adapter that was read: its factors for each site of the network (None: left as it is), and facts."""
+    """An adapter that was read: its factors for each site of the network (None: left as it is), and facts.
+
+    One that is a soft prompt has no factors and `num_virtual_tokens`; its rows [num_virtual_tokens, hidden_size] are
+    None where another stage embeds.
+    """
 
     request: LoraRequest
     rank: int
     targets: tuple[str, ...]
     digest: str
-    factors: tuple[PackedLora | None, ...]
+    factors: tuple[PackedLora | None, ...] = ()
+    num_virtual_tokens: int = 0
+    prompt: Tensor | None = None
 
     @property
     def num_bytes(self) -> int:
         """Bytes held."""
-        return sum(factors.num_bytes for factors in self.factors if factors is not None)
+        num_bytes = sum(factors.num_bytes for factors in self.factors if factors is not None)
+        return num_bytes + (0 if self.prompt is None else self.prompt.nbytes)

@@ -1,49 +1,22 @@
-"""Reads a LoRA adapter's folder as PEFT writes it: adapter_config.json and adapter_model.safetensors.
-
-What would change results and is not served is refused by its name. Files of PyTorch's own format are not read: to load
-them runs code. Knows names of modules, and nothing of kernels.
-"""
+"""Reads a LoRA adapter's folder: the factors of each module. Knows names of modules, and nothing of kernels."""
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
-import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from blockyard.model_config.fields import read_object, unusable
-from worker_service.models.weight_files import STORED_DTYPES, Entry, map_tensor, read_header
+from blockyard.model_config.fields import unusable
+from worker_service.models.weight_files import STORED_DTYPES, Entry, map_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from torch import Tensor
 
-    from blockyard.errors import BlockyardError
+    from worker_service.lora.peft_folder import PeftFolder
 
-CONFIG_FILE = "adapter_config.json"
-WEIGHTS_FILE = "adapter_model.safetensors"
-PIECE_BYTES = 1 << 20
-
-# What changes what an adapter computes, and the value that changes nothing; one that is null or empty does neither.
-_NEUTRAL: dict[str, object] = {
-    "bias": "none",
-    "use_dora": False,
-    "lora_bias": False,
-    "modules_to_save": None,
-    "layer_replication": None,
-    "trainable_token_indices": None,
-    "target_parameters": None,
-    "fan_in_fan_out": False,
-    "use_qalora": False,
-    "use_bdlora": None,
-    "alora_invocation_tokens": None,
-    "megatron_config": None,
-    "arrow_config": None,
-}
 _TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[AB])\.weight")
 
 
@@ -64,11 +37,11 @@ class AdapterConfig:
 
 
 class AdapterFiles:
-    """An adapter's folder. Makes BlockyardError MODEL_NOT_LOADED of whatever is wrong with it."""
+    """A LoRA adapter's folder. Makes BlockyardError MODEL_NOT_LOADED of whatever is wrong with it."""
 
-    def __init__(self, folder: Path, max_rank: int) -> None:
+    def __init__(self, folder: PeftFolder, max_rank: int) -> None:
         self._folder = folder
-        self._path = folder / WEIGHTS_FILE
+        self._path = folder.weights_path
         self.config = _read_config(folder)
         self._pairs = self._find_pairs(max_rank)
 
@@ -82,22 +55,9 @@ class AdapterFiles:
         inner, outer = (map_tensor(entry, reads_ahead=True).float() for entry in self._pairs[module])
         return inner, outer * self.config.scale_of(module)[1]
 
-    def digest(self) -> str:
-        """Hashes both files, in hex."""
-        digest = hashlib.sha256()
-        try:
-            for path in (self._folder / CONFIG_FILE, self._path):
-                digest.update(path.stat().st_size.to_bytes(8, "little"))
-                with path.open("rb") as file:
-                    while piece := file.read(PIECE_BYTES):
-                        digest.update(piece)
-        except OSError as error:
-            raise unusable(f"{self._folder} cannot be read: {error.strerror}") from None
-        return digest.hexdigest()
-
     def _find_pairs(self, max_rank: int) -> dict[str, tuple[Entry, Entry]]:
         found: dict[str, dict[str, Entry]] = {}
-        for name, entry in self._header().items():
+        for name, entry in self._folder.header().items():
             match = _TENSOR.fullmatch(name)
             if match is None or entry.stored_dtype not in STORED_DTYPES:
                 raise unusable(f"{self._path} has a tensor that is not served: {name}, of {entry.stored_dtype}")
@@ -117,50 +77,22 @@ class AdapterFiles:
                 raise unusable(f"{self._path}: {module} has rank {rank}, more than --max-lora-rank {max_rank}")
             yield module, (inner, outer)
 
-    def _header(self) -> dict[str, Entry]:
-        try:
-            header = read_header(self._path)
-        except FileNotFoundError:
-            raise _missing(self._folder) from None
-        except OSError as error:
-            raise unusable(f"{self._path} cannot be read: {error.strerror}") from None
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError, struct.error):
-            raise unusable(f"{self._path} is damaged or not complete: download it again") from None
-        if not header:
-            raise unusable(f"{self._path} has no tensors")
-        return header
 
-
-def _missing(folder: Path) -> BlockyardError:
-    if (folder / "adapter_model.bin").exists():
-        return unusable(
-            f"{folder} has its weights in PyTorch's own format, which is not read, since loading it can run code: save "
-            f"it again with PEFT, safe_serialization=True"
-        )
-    return unusable(f"{folder} has no {WEIGHTS_FILE}: download it too")
-
-
-def _read_config(folder: Path) -> AdapterConfig:
-    fields = read_object(folder / CONFIG_FILE)
-    if fields.get("peft_type") != "LORA":
-        raise unusable(f"{folder / CONFIG_FILE}: peft_type is {fields.get('peft_type')!r}, and LORA alone is served")
-    for name, neutral in _NEUTRAL.items():
-        value = fields.get(name)
-        if value not in (None, False, neutral, [], {}):
-            raise unusable(f"{folder / CONFIG_FILE}: {name} is {value!r}, which is not served")
+def _read_config(folder: PeftFolder) -> AdapterConfig:
+    fields = folder.fields
     rank: Any = fields.get("r")
     alpha: Any = fields.get("lora_alpha")
     if not _is_positive(rank, int) or not _is_positive(alpha, (int, float)):
-        raise unusable(f"{folder / CONFIG_FILE}: r and lora_alpha must be numbers above 0, not {rank!r} and {alpha!r}")
-    ranks = _pattern(folder, fields, "rank_pattern", int)
-    alphas = _pattern(folder, fields, "alpha_pattern", (int, float))
+        raise unusable(f"{folder.config_path}: r and lora_alpha must be numbers above 0, not {rank!r} and {alpha!r}")
+    ranks = _pattern(folder, "rank_pattern", int)
+    alphas = _pattern(folder, "alpha_pattern", (int, float))
     return AdapterConfig(rank, alpha, bool(fields.get("use_rslora")), ranks, alphas)
 
 
-def _pattern(folder: Path, fields: dict[str, Any], name: str, kind: Any) -> dict[str, Any]:
-    pattern = fields.get(name) or {}
+def _pattern(folder: PeftFolder, name: str, kind: Any) -> dict[str, Any]:
+    pattern = folder.fields.get(name) or {}
     if not isinstance(pattern, dict) or not all(_is_positive(value, kind) for value in pattern.values()):
-        raise unusable(f"{folder / CONFIG_FILE}: {name} must map names of modules to numbers above 0")
+        raise unusable(f"{folder.config_path}: {name} must map names of modules to numbers above 0")
     return pattern
 
 

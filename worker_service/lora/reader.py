@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 from blockyard.model_config.fields import unusable
 from worker_service.lora.adapter import Adapter
 from worker_service.lora.adapter_files import AdapterFiles
+from worker_service.lora.peft_folder import PROMPT_TUNING, PeftFolder
 from worker_service.lora.sites import find_sites, module_shapes
+from worker_service.lora.soft_prompt import read_soft_prompt
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,35 +28,67 @@ if TYPE_CHECKING:
 class AdapterReader:
     """The way of adapters into one network, which gets its slots here."""
 
-    def __init__(self, model: DecoderModel, ops: LoraOps, limits: LoraLimits, arena: Arena | None = None) -> None:
-        """`arena`: where slots lie, as far as they take memory; None: wherever the backend has it."""
+    def __init__(
+        self, model: DecoderModel, ops: LoraOps | None, limits: LoraLimits, arena: Arena | None = None
+    ) -> None:
+        """Makes room.
+
+        Args:
+            model: the network.
+            ops: None where only soft prompts are read, since the limits say rank 0.
+            limits: of what is read.
+            arena: where slots for factors lie, as far as they take memory; None: wherever the backend has it.
+        """
         self.arena = arena
         self._ops = ops
         self._limits = limits
         self._model = model
-        self._make_room()
-
-    def _make_room(self) -> None:
-        self._layers = self._model.layers
-        self._sites = find_sites(self._model)
-        self.max_adapter_bytes = sum(
-            self._ops.make_room(
-                site.packed, self._limits.max_loras, self._limits.max_lora_rank * len(site.modules), self.arena
-            )
-            for site in self._sites
-        )
+        self._sites: tuple[Site, ...] = ()
+        max_lora_bytes = self._make_room()
+        max_tokens = limits.max_prompt_adapter_tokens
+        prompts = self._prompts = model.make_virtual_rows(limits.max_loras * max_tokens) if max_tokens else None
+        # On other devices than a processor rows are in slots alone.
+        held = 0 if prompts is None or prompts.device.type != "cpu" else prompts.nbytes // limits.max_loras
+        self.max_adapter_bytes = max(max_lora_bytes, held)
         """Of the device's memory, that the largest adapter takes outside of the slots."""
 
-    def read(self, request: LoraRequest, folder: Path) -> Adapter:
+    def _make_room(self) -> int:
+        self._layers = self._model.layers
+        max_rank = self._limits.max_lora_rank
+        if self._ops is None or not max_rank:
+            return 0
+        self._sites = find_sites(self._model)
+        return sum(
+            self._ops.make_room(site.packed, self._limits.max_loras, max_rank * len(site.modules), self.arena)
+            for site in self._sites
+        )
+
+    def read(self, request: LoraRequest, path: Path) -> Adapter:
         """Reads and packs an adapter; raises BlockyardError MODEL_NOT_LOADED, which says what is wrong with it."""
+        folder = PeftFolder(path)
+        return self._read_prompt(request, folder) if folder.kind == PROMPT_TUNING else self._read_lora(request, folder)
+
+    def _read_prompt(self, request: LoraRequest, folder: PeftFolder) -> Adapter:
+        config, max_tokens = self._model.config, self._limits.max_prompt_adapter_tokens
+        if not max_tokens:
+            raise unusable(f"{folder.path} is a soft prompt: start with --max-prompt-adapter-tokens for it")
+        prompt = read_soft_prompt(folder, config.hidden_size, config.dtype, max_tokens)
+        num_tokens = len(prompt)
+        kept = None if self._prompts is None else prompt
+        return Adapter(request, 0, (), folder.digest(), num_virtual_tokens=num_tokens, prompt=kept)
+
+    def _read_lora(self, request: LoraRequest, folder: PeftFolder) -> Adapter:
+        if not self._sites:
+            raise unusable(f"{folder.path} is a LoRA adapter: start without --max-lora-rank 0 for it")
         files = AdapterFiles(folder, self._limits.max_lora_rank)
-        self._check(files, folder)
+        self._check(files, folder.path)
         factors = tuple(self._pack(files, site) for site in self._sites)
         rank = max(sizes[0] for sizes in files.modules.values())
         targets = {name.rpartition(".")[2] for name in files.modules}
-        return Adapter(request, rank, tuple(sorted(targets)), files.digest(), factors)
+        return Adapter(request, rank, tuple(sorted(targets)), folder.digest(), factors)
 
     def _pack(self, files: AdapterFiles, site: Site) -> PackedLora | None:
+        assert self._ops is not None, "there are sites"
         names = [module.name for module in site.modules if module.name in files.modules]
         joined = site.join({name: files.read(name) for name in names})
         return None if joined is None else self._ops.pack(site.packed, *joined)
@@ -73,5 +107,10 @@ class AdapterReader:
         if self._layers is not self._model.layers:
             # Weights that were loaded anew, of a backend that does not pack them where the old ones were.
             self._make_room()
+        factors = adapter.factors if adapter else ()
         for index, site in enumerate(self._sites):
-            self._ops.write(site.packed, slot, None if adapter is None else adapter.factors[index])
+            assert self._ops is not None, "there are sites"
+            self._ops.write(site.packed, slot, factors[index] if factors else None)
+        if self._prompts is not None and adapter is not None and adapter.prompt is not None:
+            first = slot * self._limits.max_prompt_adapter_tokens
+            self._prompts[first : first + adapter.num_virtual_tokens] = adapter.prompt

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from blockyard.errors import BlockyardError, Reason
+from blockyard.lora.virtual_tokens import FIRST_VIRTUAL_ID
 from kernels.lora import LoraRows
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class LoraSlots:
         num_slots: int = 0,
         adapters: Mapping[int, Adapter] = NO_ADAPTERS,
         write: Callable[[int, Adapter | None], None] = lambda slot, adapter: None,
+        max_virtual_tokens: int = 0,
     ) -> None:
         """Makes empty slots.
 
@@ -40,9 +42,13 @@ class LoraSlots:
             num_slots: how many.
             adapters: the host's cache, by lora_id.
             write: brings an adapter into a slot, or empties it.
+            max_virtual_tokens: of a soft prompt: a slot has so many rows for it.
         """
         self.lora_ids: Array = np.zeros(num_slots, np.int64)
         """The adapter in each slot; 0: none."""
+        # Of those, the ones that change weights: the others are soft prompts.
+        self._has_factors = np.zeros(num_slots, np.bool_)
+        self._max_virtual_tokens = max_virtual_tokens
         self._adapters = adapters
         self._write = write
         self._due: list[tuple[int, Adapter]] = []
@@ -53,6 +59,10 @@ class LoraSlots:
     def knows(self, lora_id: int) -> bool:
         """Returns whether an adapter is in the host's cache."""
         return lora_id in self._adapters
+
+    def num_virtual_tokens(self, lora_id: int) -> int:
+        """Returns the virtual tokens of an adapter in the host's cache; 0: it is no soft prompt, or there is none."""
+        return self._adapters[lora_id].num_virtual_tokens if lora_id else 0
 
     def clear(self) -> None:
         """Empties all slots."""
@@ -74,6 +84,7 @@ class LoraSlots:
         """Makes a checked step's changes; the device gets them by `bring`."""
         for slot, lora_id in zip(step.activated_lora_slots.tolist(), step.activated_lora_ids.tolist(), strict=True):
             self._due.append((slot, self._adapters[lora_id]))
+            self._has_factors[slot] = not self._adapters[lora_id].num_virtual_tokens
         if len(step.activated_lora_slots):
             self.lora_ids = self.after(step)
 
@@ -95,7 +106,7 @@ class LoraSlots:
             self._empty(slot)
 
     def find_rows(self, lora_ids: Array, num_rows: Array) -> LoraRows | None:
-        """Finds the rows of a step that have adapters, all of which are in slots.
+        """Finds the rows of a step that have LoRA adapters, all of which are in slots.
 
         Args:
             lora_ids: [C] of each sequence; 0: none.
@@ -103,6 +114,28 @@ class LoraSlots:
         """
         if not len(self.lora_ids) or not np.count_nonzero(lora_ids):
             return None
+        slots = self._find_slots(lora_ids)
+        slots[~self._has_factors[slots]] = -1
+        return LoraRows(slots.repeat(num_rows).astype(np.int32)) if (slots >= 0).any() else None
+
+    def _find_slots(self, lora_ids: Array) -> Array:
+        """Finds the slots [C] of adapters [C]; -1: none."""
         slots = np.where(lora_ids[:, None] == self.lora_ids, np.arange(len(self)), -1).max(axis=1)
         slots[lora_ids == 0] = -1
-        return LoraRows(slots.repeat(num_rows).astype(np.int32))
+        return slots
+
+    def place(self, token_ids: Array, lora_ids: Array, num_rows: Array) -> Array:
+        """Returns a step's ids, those of virtual tokens as the rows of their slots are numbered.
+
+        Args:
+            token_ids: [T]; not changed.
+            lora_ids: [C] of each sequence, as for `find_rows`.
+            num_rows: [C] of each sequence.
+        """
+        if not self._max_virtual_tokens or not np.count_nonzero(lora_ids):
+            return token_ids
+        is_virtual = token_ids >= FIRST_VIRTUAL_ID
+        if not np.count_nonzero(is_virtual):
+            return token_ids
+        slots = self._find_slots(lora_ids).repeat(num_rows)
+        return token_ids + np.where(is_virtual, slots * self._max_virtual_tokens, 0)

@@ -113,6 +113,7 @@ class LoraStore:
             lora_id=request.lora_id,
             lora_name=request.name,
             rank=adapter.rank,
+            virtual_tokens=adapter.num_virtual_tokens,
             bytes=adapter.num_bytes,
             seconds=round(seconds, 3),
         )
@@ -130,7 +131,8 @@ class LoraStore:
 
     def make_slots(self) -> LoraSlots:
         """Makes the slots of the network."""
-        self._slots = LoraSlots(self.limits.max_loras, self.adapters, self._reader.write)
+        limits = self.limits
+        self._slots = LoraSlots(limits.max_loras, self.adapters, self._reader.write, limits.max_prompt_adapter_tokens)
         return self._slots
 
     @property
@@ -158,9 +160,11 @@ def make_loras(loaded: LoadedModel, limits: LoraLimits, root: Path | None) -> Lo
     """Makes room for adapters, if any are allowed; raises BlockyardError MODEL_NOT_LOADED."""
     if limits == NO_LORAS:
         return None
-    if loaded.backend.lora is None:
-        raise unusable(f"the kernels {loaded.backend.name} take no LoRA adapters: start without --max-loras")
-    arena = make_arena(loaded.backend.device, can_be_given_up=loaded.can_sleep)
+    takes_lora = limits.max_lora_rank > 0
+    if loaded.backend.lora is None and takes_lora:
+        instead = "start without --max-loras, or with --max-lora-rank 0 for soft prompts alone"
+        raise unusable(f"the kernels {loaded.backend.name} take no LoRA adapters: {instead}")
+    arena = make_arena(loaded.backend.device, can_be_given_up=loaded.can_sleep) if takes_lora else None
     reader = AdapterReader(loaded.model, loaded.backend.lora, limits, arena)
     return LoraStore(reader, limits, root, loaded.config.max_model_len)
 

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 
+from blockyard.lora.virtual_tokens import FIRST_VIRTUAL_ID
 from blockyard.model_config.share import Share
 from blockyard.parallel import ALONE
 from kernels.arena import keep
+from kernels.lora import VirtualRows
 from kernels.ops import AttentionShape, kv_pool_shape
 from kernels.select import make_arena
 from worker_service.models.description import describe_modules, list_modules
@@ -35,25 +37,7 @@ if TYPE_CHECKING:
     from kernels.ops import AttentionBatch, Backend, CapturedStep, CaptureSizes, PackedLinear
     from worker_service.models.description import Module
     from worker_service.models.model_config import ModelConfig
-
-
-class Weights(Protocol):
-    """Tensors by name: from a folder's files, or random."""
-
-    def __contains__(self, name: str) -> bool:
-        """Returns whether there is such a tensor."""
-        ...
-
-    def read(self, name: str, shape: Sequence[int]) -> Tensor:
-        """Returns a tensor of this shape, or this rank's part of it; it may be shared: copy what is to stay.
-
-        One on "meta" others fill.
-        """
-        ...
-
-    def pass_over(self, name: str, shape: Sequence[int]) -> None:
-        """Takes note of a tensor that another stage reads."""
-        ...
+    from worker_service.models.weights import Weights
 
 
 FINGERPRINT_TOKENS = 48
@@ -85,6 +69,7 @@ class DecoderModel:
         num_heads, num_kv_heads = len(share.heads), len(share.kv_heads)
         self._shape = AttentionShape(num_heads, num_kv_heads, config.head_dim, config.head_dim**-0.5)
         self._first_token = share.vocabulary.start if share.is_cut else None
+        self._virtual: VirtualRows | None = None
         self._rotary = layers[0].input_norm.new_empty(0, 2 * config.head_dim)
 
     @property
@@ -103,6 +88,17 @@ class DecoderModel:
         self._embedding = other._embedding if other else None
         self.layers = other.layers if other else ()
         self._ending = other._ending if other else None
+
+    def make_virtual_rows(self, num_rows: int) -> Tensor | None:
+        """Makes rows [num_rows, hidden_size] for ids from FIRST_VIRTUAL_ID on, zeros; None: another stage embeds.
+
+        Call it before `capture`. What is written to them is embedded from the next step on.
+        """
+        if not self.share.is_first_stage:
+            return None
+        rows = torch.zeros(num_rows, self.config.hidden_size, dtype=self.config.dtype, device=self._backend.device)
+        self._virtual = VirtualRows(FIRST_VIRTUAL_ID, rows)
+        return rows
 
     def reserve_positions(self, num_positions: int) -> None:
         """Makes the rotary table for that many positions. A step that needs more extends it.
@@ -132,7 +128,7 @@ class DecoderModel:
         rotary = backend.embedding(batch.positions, self._rotary).view(-1, 2, config.head_dim)
         context = StepContext(backend, batch, kv_pool, rotary, self._shape, config.options.norm_epsilon)
         if self._embedding is not None:
-            hidden, residual = backend.embedding(token_ids, self._embedding, self._first_token), None
+            hidden, residual = backend.embedding(token_ids, self._embedding, self._first_token, self._virtual), None
         else:
             hidden, residual = backend.receive(len(token_ids), config.hidden_size, config.dtype), None
         for layer in self.layers:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from blockyard.parallel import Parallel
     from kernels.arena import Arena
     from kernels.ops import Backend, PackedLinear
-    from worker_service.models.decoder import Weights
     from worker_service.models.model_config import ModelConfig
+    from worker_service.models.weights import Weights
 
 FORMAT = 1
 

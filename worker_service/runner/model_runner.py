@@ -97,7 +97,7 @@ class ModelRunner:
         if not len(layout.rows):
             return RunnerOutput()
         due = np.concatenate([layout.sampled.last_hidden, layout.beams.last_hidden])
-        lora = self._lora_rows(layout)
+        lora, forward_batch = self._lora_rows(layout), self._place(forward_batch)
         if self._captured is not None and not prompts:
             columns = forward_batch.seq_lens, forward_batch.block_tables, forward_batch.token_ids
             inputs = StepInputs(layout.num_new_tokens, *columns, due, lora=lora)
@@ -124,7 +124,7 @@ class ModelRunner:
         """
         layout = forward_batch.layout
         rows, num_rows = batch.sample_rows(layout.sampled), batch.num_rows
-        arrivals, lora = self.slots.take_due(), self._lora_rows(layout)
+        arrivals, lora, placed = self.slots.take_due(), self._lora_rows(layout), self._place(forward_batch)
 
         @torch.inference_mode()
         def work() -> tuple[Tensor, ...]:
@@ -132,7 +132,7 @@ class ModelRunner:
             cache.transfer(step, forward_batch)
             if not len(layout.rows):
                 return torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.bool)
-            token_ids, finite = self._compute(forward_batch, rows, cache, num_rows, lora)
+            token_ids, finite = self._compute(placed, rows, cache, num_rows, lora)
             self.backend.sampling.put_last_tokens(self._last_tokens, self._sampled_rows(layout), token_ids)
             return token_ids, finite
 
@@ -233,6 +233,12 @@ class ModelRunner:
             self.config.sliding_window,
         )
         return self.model.forward(token_ids, plan if lora is None else replace(plan, lora=lora), kv_pool)
+
+    def _place(self, forward_batch: ForwardBatch) -> ForwardBatch:
+        """Numbers virtual tokens as the rows of their slots."""
+        layout, token_ids = forward_batch.layout, forward_batch.token_ids
+        placed = self.slots.place(token_ids, layout.lora_ids, layout.num_new_tokens)
+        return forward_batch if placed is token_ids else replace(forward_batch, token_ids=placed)
 
     def _lora_rows(self, layout: StepLayout) -> LoraRows | None:
         return self.slots.find_rows(layout.lora_ids, layout.num_new_tokens)

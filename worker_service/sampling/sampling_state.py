@@ -92,8 +92,8 @@ class SequenceLists:
         self.bad_words = BadWords(sequence.sampling.bad_token_sequences, vocab_size)
         self.counts: TokenCounts | None = None
         if sequence.sampling.has_penalties:
-            ids = sequence.token_ids
-            self.counts = TokenCounts(ids[: sequence.prompt_length], ids[sequence.prompt_length :])
+            ids, first = sequence.token_ids, sequence.num_virtual_tokens
+            self.counts = TokenCounts(ids[first : sequence.prompt_length], ids[sequence.prompt_length :])
 
     @property
     def edit_logits(self) -> bool:

@@ -122,7 +122,7 @@ class _StepCheck:
         num_tokens = len(sequence.token_ids)
         if not 1 <= num_tokens <= limits.max_model_len:
             self.add_violation(f"{name}.token_ids", f"{num_tokens} ids where 1 to {limits.max_model_len} fit")
-        elif sequence.token_ids.max() >= limits.vocab_size:
+        elif sequence.token_ids[sequence.num_virtual_tokens :].max(initial=0) >= limits.vocab_size:
             self.add_violation(f"{name}.token_ids", f"token ids must be below {limits.vocab_size}")
         if not 1 <= sequence.prompt_length <= num_tokens:
             self.add_violation(f"{name}.prompt_length", f"{sequence.prompt_length} of {num_tokens} tokens")

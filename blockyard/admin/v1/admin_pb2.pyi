@@ -1778,6 +1778,7 @@ class LoraStatus(_message.Message):
     PINNED_FIELD_NUMBER: _builtins.int
     LOADED_REPLICA_IDS_FIELD_NUMBER: _builtins.int
     RESIDENT_REPLICA_IDS_FIELD_NUMBER: _builtins.int
+    NUM_VIRTUAL_TOKENS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """As requests name it."""
     lora_id: _builtins.int
@@ -1787,11 +1788,13 @@ class LoraStatus(_message.Message):
     digest: _builtins.str
     """SHA-256 of its content, in hex."""
     rank: _builtins.int
-    """The largest rank of its weights; 0: not known."""
+    """The largest rank of its weights; 0: not known, or a soft prompt."""
     num_bytes: _builtins.int
     """Bytes in a worker's cache."""
     pinned: _builtins.bool
     """It stays in the workers' caches."""
+    num_virtual_tokens: _builtins.int
+    """Virtual tokens of a soft prompt, which stand before the prompts of requests that have it; 0: it is none."""
     @_builtins.property
     def targets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The modules that it changes."""
@@ -1817,10 +1820,11 @@ class LoraStatus(_message.Message):
         pinned: _builtins.bool = ...,
         loaded_replica_ids: _abc.Iterable[_builtins.int] | None = ...,
         resident_replica_ids: _abc.Iterable[_builtins.int] | None = ...,
+        num_virtual_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "loaded_replica_ids", b"loaded_replica_ids", "lora_id", b"lora_id", "name", b"name", "num_bytes", b"num_bytes", "path", b"path", "pinned", b"pinned", "rank", b"rank", "resident_replica_ids", b"resident_replica_ids", "targets", b"targets"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "loaded_replica_ids", b"loaded_replica_ids", "lora_id", b"lora_id", "name", b"name", "num_bytes", b"num_bytes", "num_virtual_tokens", b"num_virtual_tokens", "path", b"path", "pinned", b"pinned", "rank", b"rank", "resident_replica_ids", b"resident_replica_ids", "targets", b"targets"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -257,9 +257,10 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def LoadLora(self, request, context):
-        """Loads an adapter (LoRA) at all replicas that are ready; others follow. Then requests may name it as their model. The
-        same again: no-op. A name that another one has: WRONG_STATE, unless it is loaded in its place: then requests that
-        run go on with the one that they began with. Without --max-loras: FEATURE_DISABLED.
+        """Loads an adapter (LoRA, or a soft prompt: its folder tells) at all replicas that are ready; others follow. Then
+        requests may name it as their model. The same again: no-op. A name that another one has: WRONG_STATE, unless it is
+        loaded in its place: then requests that run go on with the one that they began with. Without --max-loras:
+        FEATURE_DISABLED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

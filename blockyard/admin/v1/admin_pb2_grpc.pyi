@@ -83,9 +83,10 @@ class AdminServiceStub:
     next one begins. WRONG_STATE without one.
     """
     LoadLora: _grpc.UnaryUnaryMultiCallable[_admin_pb2.LoadLoraRequest, _admin_pb2.LoadLoraResponse]
-    """Loads an adapter (LoRA) at all replicas that are ready; others follow. Then requests may name it as their model. The
-    same again: no-op. A name that another one has: WRONG_STATE, unless it is loaded in its place: then requests that
-    run go on with the one that they began with. Without --max-loras: FEATURE_DISABLED.
+    """Loads an adapter (LoRA, or a soft prompt: its folder tells) at all replicas that are ready; others follow. Then
+    requests may name it as their model. The same again: no-op. A name that another one has: WRONG_STATE, unless it is
+    loaded in its place: then requests that run go on with the one that they began with. Without --max-loras:
+    FEATURE_DISABLED.
     """
     UnloadLora: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UnloadLoraRequest, _admin_pb2.UnloadLoraResponse]
     """Lets no new request have an adapter; requests that run go on with it, then the workers forget it. Idempotent. Of one
@@ -161,9 +162,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
     next one begins. WRONG_STATE without one.
     """
     LoadLora: _aio.UnaryUnaryMultiCallable[_admin_pb2.LoadLoraRequest, _admin_pb2.LoadLoraResponse]  # type: ignore[assignment]
-    """Loads an adapter (LoRA) at all replicas that are ready; others follow. Then requests may name it as their model. The
-    same again: no-op. A name that another one has: WRONG_STATE, unless it is loaded in its place: then requests that
-    run go on with the one that they began with. Without --max-loras: FEATURE_DISABLED.
+    """Loads an adapter (LoRA, or a soft prompt: its folder tells) at all replicas that are ready; others follow. Then
+    requests may name it as their model. The same again: no-op. A name that another one has: WRONG_STATE, unless it is
+    loaded in its place: then requests that run go on with the one that they began with. Without --max-loras:
+    FEATURE_DISABLED.
     """
     UnloadLora: _aio.UnaryUnaryMultiCallable[_admin_pb2.UnloadLoraRequest, _admin_pb2.UnloadLoraResponse]  # type: ignore[assignment]
     """Lets no new request have an adapter; requests that run go on with it, then the workers forget it. Idempotent. Of one
@@ -320,9 +322,10 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.LoadLoraRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.LoadLoraResponse, _abc.Awaitable[_admin_pb2.LoadLoraResponse]]:
-        """Loads an adapter (LoRA) at all replicas that are ready; others follow. Then requests may name it as their model. The
-        same again: no-op. A name that another one has: WRONG_STATE, unless it is loaded in its place: then requests that
-        run go on with the one that they began with. Without --max-loras: FEATURE_DISABLED.
+        """Loads an adapter (LoRA, or a soft prompt: its folder tells) at all replicas that are ready; others follow. Then
+        requests may name it as their model. The same again: no-op. A name that another one has: WRONG_STATE, unless it is
+        loaded in its place: then requests that run go on with the one that they began with. Without --max-loras:
+        FEATURE_DISABLED.
         """
 
     @_abc_1.abstractmethod

@@ -416,22 +416,26 @@ class Usage(_message.Message):
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_VIRTUAL_TOKENS_FIELD_NUMBER: _builtins.int
     num_prompt_tokens: _builtins.int
     """Tokens of the prompt."""
     num_cached_tokens: _builtins.int
     """Of those, found in the prefix cache."""
     num_completion_tokens: _builtins.int
     """Tokens generated."""
+    num_virtual_tokens: _builtins.int
+    """Virtual tokens of the adapter, where it is a soft prompt: computed before the prompt, and no part of its tokens."""
     def __init__(
         self,
         *,
         num_prompt_tokens: _builtins.int = ...,
         num_cached_tokens: _builtins.int = ...,
         num_completion_tokens: _builtins.int = ...,
+        num_virtual_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_cached_tokens", b"num_cached_tokens", "num_completion_tokens", b"num_completion_tokens", "num_prompt_tokens", b"num_prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_cached_tokens", b"num_cached_tokens", "num_completion_tokens", b"num_completion_tokens", "num_prompt_tokens", b"num_prompt_tokens", "num_virtual_tokens", b"num_virtual_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

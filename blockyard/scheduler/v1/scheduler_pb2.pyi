@@ -120,7 +120,7 @@ Global___Hello: _TypeAlias = Hello  # noqa: Y015
 
 @_typing.final
 class LoraAdapter(_message.Message):
-    """An adapter of low rank (LoRA) that requests may have."""
+    """An adapter that requests may have: of low rank (LoRA), or a soft prompt."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -129,6 +129,7 @@ class LoraAdapter(_message.Message):
     PATH_FIELD_NUMBER: _builtins.int
     DIGEST_FIELD_NUMBER: _builtins.int
     PINNED_FIELD_NUMBER: _builtins.int
+    NUM_VIRTUAL_TOKENS_FIELD_NUMBER: _builtins.int
     lora_id: _builtins.int
     """Its number, at least 1, never used again."""
     name: _builtins.str
@@ -139,6 +140,10 @@ class LoraAdapter(_message.Message):
     """SHA-256 of its configuration and its weights, in hex."""
     pinned: _builtins.bool
     """It stays in the workers' caches."""
+    num_virtual_tokens: _builtins.int
+    """Virtual tokens of a soft prompt, which stand before the prompts of requests that have it; they are no part of
+    prompt_token_ids, but of num_cached_tokens and of the positions of prompt_logprobs. 0: it is no soft prompt.
+    """
     def __init__(
         self,
         *,
@@ -147,10 +152,11 @@ class LoraAdapter(_message.Message):
         path: _builtins.str = ...,
         digest: _builtins.str = ...,
         pinned: _builtins.bool = ...,
+        num_virtual_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "lora_id", b"lora_id", "name", b"name", "path", b"path", "pinned", b"pinned"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "lora_id", b"lora_id", "name", b"name", "num_virtual_tokens", b"num_virtual_tokens", "path", b"path", "pinned", b"pinned"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

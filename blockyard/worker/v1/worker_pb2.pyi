@@ -384,6 +384,7 @@ class LoraAdapter(_message.Message):
     NUM_BYTES_FIELD_NUMBER: _builtins.int
     PINNED_FIELD_NUMBER: _builtins.int
     LONG_LORA_MAX_LEN_FIELD_NUMBER: _builtins.int
+    NUM_VIRTUAL_TOKENS_FIELD_NUMBER: _builtins.int
     lora_id: _builtins.int
     """As AddLora was told."""
     name: _builtins.str
@@ -400,6 +401,10 @@ class LoraAdapter(_message.Message):
     """It is not to be removed."""
     long_lora_max_len: _builtins.int
     """As AddLora was told."""
+    num_virtual_tokens: _builtins.int
+    """Of a soft prompt (PEFT's prompt tuning), which has no rank and no targets: its rows. Sequences that have it begin
+    with so many ids, from 2^30 on. 0: it is no soft prompt.
+    """
     @_builtins.property
     def targets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The modules that it changes, sorted: "q_proj"."""
@@ -416,10 +421,11 @@ class LoraAdapter(_message.Message):
         num_bytes: _builtins.int = ...,
         pinned: _builtins.bool = ...,
         long_lora_max_len: _builtins.int = ...,
+        num_virtual_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "long_lora_max_len", b"long_lora_max_len", "lora_id", b"lora_id", "name", b"name", "num_bytes", b"num_bytes", "path", b"path", "pinned", b"pinned", "rank", b"rank", "targets", b"targets"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "long_lora_max_len", b"long_lora_max_len", "lora_id", b"lora_id", "name", b"name", "num_bytes", b"num_bytes", "num_virtual_tokens", b"num_virtual_tokens", "path", b"path", "pinned", b"pinned", "rank", b"rank", "targets", b"targets"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -974,22 +980,26 @@ class LoraLimits(_message.Message):
     MAX_LORAS_FIELD_NUMBER: _builtins.int
     MAX_LORA_RANK_FIELD_NUMBER: _builtins.int
     MAX_CPU_LORAS_FIELD_NUMBER: _builtins.int
+    MAX_PROMPT_ADAPTER_TOKENS_FIELD_NUMBER: _builtins.int
     max_loras: _builtins.int
     """Adapters that sequences of one step may have: slots on the device; from 1 to 256."""
     max_lora_rank: _builtins.int
-    """The largest rank of an adapter; from 1 to 512."""
+    """The largest rank of an adapter; from 1 to 512, or 0 for soft prompts alone."""
     max_cpu_loras: _builtins.int
     """Adapters in the host's cache, at least max_loras; 0: as many."""
+    max_prompt_adapter_tokens: _builtins.int
+    """The longest soft prompt, in virtual tokens, at most 16384; 0: soft prompts are refused."""
     def __init__(
         self,
         *,
         max_loras: _builtins.int = ...,
         max_lora_rank: _builtins.int = ...,
         max_cpu_loras: _builtins.int = ...,
+        max_prompt_adapter_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_cpu_loras", b"max_cpu_loras", "max_lora_rank", b"max_lora_rank", "max_loras", b"max_loras"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_cpu_loras", b"max_cpu_loras", "max_lora_rank", b"max_lora_rank", "max_loras", b"max_loras", "max_prompt_adapter_tokens", b"max_prompt_adapter_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1659,7 +1669,9 @@ class NewSequence(_message.Message):
     request_id: _builtins.str
     """The request that it belongs to, as in AddRequest: for the worker's log and traces, and for nothing else."""
     lora_id: _builtins.int
-    """Its LoRA adapter, from the host's cache; 0: none. Its children have the same."""
+    """Its adapter, from the host's cache; 0: none. Its children have the same. If it is a soft prompt, the prompt begins
+    with its virtual tokens: ids from 2^30 on, which count in prompt_length.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt, and what was generated so far."""

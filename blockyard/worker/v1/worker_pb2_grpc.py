@@ -281,10 +281,11 @@ class WorkerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def AddLora(self, request, context):
-        """Reads a LoRA adapter into the host's cache of adapters, cut for this rank, while steps go on; a step of the stream
-        brings it into one of the device's slots. The same adapter again: no-op, also while it is read. Where max_cpu_loras
-        are there: WRONG_STATE; the scheduler removes the one that was used least recently first, since steps that are on
-        their way may use any. Without LoraLimits: FEATURE_DISABLED. LOADED, CACHE_READY, RUNNING.
+        """Reads an adapter (LoRA, or a soft prompt: its folder tells) into the host's cache of adapters, cut for this rank,
+        while steps go on; a step of the stream brings it into one of the device's slots. The same adapter again: no-op,
+        also while it is read. Where max_cpu_loras are there: WRONG_STATE; the scheduler removes the one that was used
+        least recently first, since steps that are on their way may use any. Without LoraLimits: FEATURE_DISABLED. LOADED,
+        CACHE_READY, RUNNING.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -73,10 +73,11 @@ class WorkerServiceStub:
     new stream with a higher epoch ends the old one and forgets its sequences. CACHE_READY, RUNNING -> RUNNING.
     """
     AddLora: _grpc.UnaryUnaryMultiCallable[_worker_pb2.AddLoraRequest, _worker_pb2.AddLoraResponse]
-    """Reads a LoRA adapter into the host's cache of adapters, cut for this rank, while steps go on; a step of the stream
-    brings it into one of the device's slots. The same adapter again: no-op, also while it is read. Where max_cpu_loras
-    are there: WRONG_STATE; the scheduler removes the one that was used least recently first, since steps that are on
-    their way may use any. Without LoraLimits: FEATURE_DISABLED. LOADED, CACHE_READY, RUNNING.
+    """Reads an adapter (LoRA, or a soft prompt: its folder tells) into the host's cache of adapters, cut for this rank,
+    while steps go on; a step of the stream brings it into one of the device's slots. The same adapter again: no-op,
+    also while it is read. Where max_cpu_loras are there: WRONG_STATE; the scheduler removes the one that was used
+    least recently first, since steps that are on their way may use any. Without LoraLimits: FEATURE_DISABLED. LOADED,
+    CACHE_READY, RUNNING.
     """
     RemoveLora: _grpc.UnaryUnaryMultiCallable[_worker_pb2.RemoveLoraRequest, _worker_pb2.RemoveLoraResponse]
     """Forgets an adapter, between two steps, and empties its slot. Of one that is pinned or that a sequence of the epoch
@@ -189,10 +190,11 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     new stream with a higher epoch ends the old one and forgets its sequences. CACHE_READY, RUNNING -> RUNNING.
     """
     AddLora: _aio.UnaryUnaryMultiCallable[_worker_pb2.AddLoraRequest, _worker_pb2.AddLoraResponse]  # type: ignore[assignment]
-    """Reads a LoRA adapter into the host's cache of adapters, cut for this rank, while steps go on; a step of the stream
-    brings it into one of the device's slots. The same adapter again: no-op, also while it is read. Where max_cpu_loras
-    are there: WRONG_STATE; the scheduler removes the one that was used least recently first, since steps that are on
-    their way may use any. Without LoraLimits: FEATURE_DISABLED. LOADED, CACHE_READY, RUNNING.
+    """Reads an adapter (LoRA, or a soft prompt: its folder tells) into the host's cache of adapters, cut for this rank,
+    while steps go on; a step of the stream brings it into one of the device's slots. The same adapter again: no-op,
+    also while it is read. Where max_cpu_loras are there: WRONG_STATE; the scheduler removes the one that was used
+    least recently first, since steps that are on their way may use any. Without LoraLimits: FEATURE_DISABLED. LOADED,
+    CACHE_READY, RUNNING.
     """
     RemoveLora: _aio.UnaryUnaryMultiCallable[_worker_pb2.RemoveLoraRequest, _worker_pb2.RemoveLoraResponse]  # type: ignore[assignment]
     """Forgets an adapter, between two steps, and empties its slot. Of one that is pinned or that a sequence of the epoch
@@ -374,10 +376,11 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.AddLoraRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.AddLoraResponse, _abc.Awaitable[_worker_pb2.AddLoraResponse]]:
-        """Reads a LoRA adapter into the host's cache of adapters, cut for this rank, while steps go on; a step of the stream
-        brings it into one of the device's slots. The same adapter again: no-op, also while it is read. Where max_cpu_loras
-        are there: WRONG_STATE; the scheduler removes the one that was used least recently first, since steps that are on
-        their way may use any. Without LoraLimits: FEATURE_DISABLED. LOADED, CACHE_READY, RUNNING.
+        """Reads an adapter (LoRA, or a soft prompt: its folder tells) into the host's cache of adapters, cut for this rank,
+        while steps go on; a step of the stream brings it into one of the device's slots. The same adapter again: no-op,
+        also while it is read. Where max_cpu_loras are there: WRONG_STATE; the scheduler removes the one that was used
+        least recently first, since steps that are on their way may use any. Without LoraLimits: FEATURE_DISABLED. LOADED,
+        CACHE_READY, RUNNING.
         """
 
     @_abc_1.abstractmethod

@@ -29,6 +29,7 @@ class Tally:
 
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
+    num_virtual_tokens: int = 0
     # By choice.
     num_tokens: dict[int, int] = field(default_factory=dict[int, int])
 
@@ -41,10 +42,14 @@ class Tally:
         self.num_tokens[number] = finished.num_completion_tokens
         if finished.index == 0:
             self.num_cached_tokens += finished.num_cached_tokens
+            self.num_virtual_tokens += finished.num_virtual_tokens
 
     def usage(self) -> dict[str, Any]:
         """Returns the API's `usage`."""
-        return self.usage_so_far() | {"prompt_tokens_details": {"cached_tokens": self.num_cached_tokens}}
+        details = {"cached_tokens": self.num_cached_tokens}
+        if self.num_virtual_tokens:
+            details["virtual_tokens"] = self.num_virtual_tokens
+        return self.usage_so_far() | {"prompt_tokens_details": details}
 
     def usage_so_far(self) -> dict[str, Any]:
         """Returns the part of it that is known before the end."""

@@ -10,11 +10,14 @@ void copy_row(const E* table, int64_t index, int64_t width, E* output) {
     memcpy(output, table + index * width, sizeof(E) * width);
 }
 
-// Reads row `index` of a table that has some rows of a larger one: zeros where it has not that one.
+// Reads row `index` of a table that has some rows of a larger one: zeros where it has not that one. Virtual rows are
+// behind all tables.
 template <class E, class Read>
 void embed_row(const Op& op, int64_t index, E* output, Read read) {
     const int64_t row = index - op.first_row;
-    if (op.num_rows && (uint64_t)row >= (uint64_t)op.num_rows)
+    if (op.virtual_rows && index >= op.first_virtual)
+        copy_row((const E*)op.virtual_rows, index - op.first_virtual, op.out_features, output);
+    else if (op.num_rows && (uint64_t)row >= (uint64_t)op.num_rows)
         memset((void*)output, 0, sizeof(E) * op.out_features);
     else
         read(row, output);

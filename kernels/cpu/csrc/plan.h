@@ -74,6 +74,8 @@ struct Op {
     const void* low_rank;       // what LORA_SHRINK made: [rows, low_rank_stride]
     int64_t low_rank_stride;
     int64_t low_rank_offset;    // features of each row that stand before all of low_rank, in its buffer
+    const void* virtual_rows;   // EMBEDDING: of ids from first_virtual on, plain rows; or null
+    int64_t first_virtual;
 };
 
 // What a step computes. Positions, slots and work lists are made from it.

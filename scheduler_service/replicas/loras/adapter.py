@@ -1,4 +1,4 @@
-"""An adapter of low rank, as the scheduler and its workers know it. Knows no messages."""
+"""An adapter, as the scheduler and its workers know it. Knows no messages."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ class Adapter:
         digest: SHA-256 of its content, in hex; empty before a worker has read it.
         rank, targets, num_bytes: as the workers found them; 0 and empty where it is not known.
         pinned: it stays in the workers' caches.
+        num_virtual_tokens: of a soft prompt, which has no rank and no targets; 0: it is none.
     """
 
     lora_id: int
@@ -28,6 +29,7 @@ class Adapter:
     targets: tuple[str, ...] = ()
     num_bytes: int = 0
     pinned: bool = False
+    num_virtual_tokens: int = 0
 
     @property
     def spec(self) -> LoraSpec:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from blockyard.lora.virtual_tokens import MAX_VIRTUAL_TOKENS
 from blockyard.worker.v1 import worker_pb2
 from scheduler_service.replicas.loras.adapter import Adapter
 from scheduler_service.replicas.steps.answer_checks import MAX_CHARACTERS, require
@@ -19,7 +20,10 @@ MAX_TARGETS = 1024
 def encode_limits(limits: LoraLimits) -> worker_pb2.LoraLimits:
     """Encodes the room for adapters."""
     return worker_pb2.LoraLimits(
-        max_loras=limits.max_loras, max_lora_rank=limits.max_lora_rank, max_cpu_loras=limits.max_cpu_loras
+        max_loras=limits.max_loras,
+        max_lora_rank=limits.max_lora_rank,
+        max_cpu_loras=limits.max_cpu_loras,
+        max_prompt_adapter_tokens=limits.max_prompt_adapter_tokens,
     )
 
 
@@ -34,6 +38,8 @@ def decode_adapter(message: worker_pb2.LoraAdapter) -> Adapter:
     require(_DIGEST.fullmatch(message.digest) is not None, f"adapter {message.lora_id} has no digest")
     texts = (message.name, message.path, *message.targets)
     require(len(texts) <= MAX_TARGETS and max(map(len, texts)) <= 4 * MAX_CHARACTERS, "an adapter of long names")
+    num_virtual_tokens = message.num_virtual_tokens
+    require(num_virtual_tokens <= MAX_VIRTUAL_TOKENS, f"a soft prompt of {num_virtual_tokens} virtual tokens")
     return Adapter(
         lora_id=message.lora_id,
         name=message.name,
@@ -43,6 +49,7 @@ def decode_adapter(message: worker_pb2.LoraAdapter) -> Adapter:
         targets=tuple(message.targets),
         num_bytes=message.num_bytes,
         pinned=message.pinned,
+        num_virtual_tokens=num_virtual_tokens,
     )
 
 

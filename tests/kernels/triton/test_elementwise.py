@@ -9,6 +9,7 @@ import triton.language as tl
 
 from kernels import planning
 from kernels.cuda import elementwise
+from kernels.lora import VirtualRows
 from kernels.ops import AttentionShape, kv_pool_shape
 from kernels.reference import elementwise as reference
 from tests.kit.kernels.guards import Guards
@@ -94,6 +95,10 @@ def test_embeddings_are_rows_of_the_table_and_zeros_where_it_ends(dtype: torch.d
     shifted = elementwise.embedding(torch.tensor([23, 19, 29, 30, 0, 20], device=DEVICE), table, 20)
     expected = torch.stack([table[3], table[0] * 0, table[9], table[0] * 0, table[0] * 0, table[0]])
     assert torch.equal(shifted, expected)
+    virtual = VirtualRows(1 << 30, random(2, 1033, dtype=dtype, seed=1).to(DEVICE))
+    ids = torch.tensor([3, (1 << 30) + 1, 1 << 30, 10], device=DEVICE)
+    expected = torch.stack([table[3], virtual.rows[1], virtual.rows[0], table[0] * 0])
+    assert torch.equal(elementwise.embedding(ids, table, virtual=virtual), expected)
     guards.check()
 
 

@@ -58,6 +58,7 @@ from kernels import planning
 from kernels.cuda import elementwise
 from kernels.cuda.quantized import INT8
 from kernels.cuda.tokens import choice, last_tokens, logprobs
+from kernels.lora import VirtualRows
 from kernels.ops import AttentionShape, kv_pool_shape
 from tests.kit.kernels.hopper import SHARED_BYTES, compiling
 
@@ -72,6 +73,7 @@ with compiling() as compiled:
         elementwise.rms_norm(rows, rows[0], 1e-5, rows, INT8)
         elementwise.silu_and_mul(rows)
         elementwise.embedding(torch.zeros(num_rows, dtype=torch.int64), rows)
+        elementwise.embedding(torch.zeros(num_rows, dtype=torch.int64), rows, virtual=VirtualRows(1 << 30, rows))
         batch = planning.plan([num_rows], [num_rows], [[0]], 16, None, CPU)
         for norms in (None, (norm, norm, 1e-5)):
             rotary = torch.zeros(num_rows, 2, 128).bfloat16()
@@ -82,7 +84,7 @@ with compiling() as compiled:
         ids = torch.zeros(num_rows, dtype=torch.int64)
         logprobs.token_logprobs(logits, ids, ids, 1)
         last_tokens.put_last_tokens(ids, ids, last_tokens.take_last_tokens(ids, ids))
-assert len(compiled) == 17 + 20, len(compiled)
+assert len(compiled) == 18 + 21, len(compiled)
 assert not any("fma.rn.f32" in kernel.asm["ptx"] for kernel in compiled if kernel.metadata.name == "_rms_norm")
 assert all(kernel.metadata.shared <= SHARED_BYTES for kernel in compiled)
 """

@@ -1,4 +1,7 @@
-"""The adapters of a fake worker: their content is their folder's name; a folder with "missing" in it is not there."""
+"""The adapters of a fake worker: their content is their folder's name; one with "missing" in it is not there.
+
+One with "soft" in it is a soft prompt.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from typing import Any
 from blockyard.errors import BlockyardError, Reason
 from blockyard.worker.v1 import worker_pb2
 from scheduler_service.core.values import LoraSpec
+
+SOFT_TOKENS = 3
 
 
 def digest_of(path: str) -> str:
@@ -51,12 +56,14 @@ class FakeLoras:
             if "missing" in request.path:
                 raise BlockyardError(Reason.MODEL_NOT_LOADED, f"{request.path} has no adapter_config.json")
             self.num_lora_loads += 1
+            is_soft = "soft" in request.path
             self.adapters[request.lora_id] = worker_pb2.LoraAdapter(
                 lora_id=request.lora_id,
                 name=request.name,
                 path=request.path,
-                rank=8,
-                targets=["q_proj"],
+                rank=0 if is_soft else 8,
+                targets=[] if is_soft else ["q_proj"],
+                num_virtual_tokens=SOFT_TOKENS if is_soft else 0,
                 digest=digest_of(self.content.get(request.path, request.path)),
                 num_bytes=1000,
             )

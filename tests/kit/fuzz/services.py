@@ -75,7 +75,7 @@ def _add(number: int) -> scheduler_pb2.AttachRequest:
     add.max_queue_time.seconds = add.remaining_time.seconds = 5
     add.body_digest, add.fails_on_update = b"d", number % 2 == 0
     lora = {"lora_id": 1 + number % 7, "name": f"a{number % 5}", "path": "/adapters/a", "digest": f"{number % 3:064x}"}
-    message.hello.loras.add(**lora)
+    message.hello.loras.add(**lora, num_virtual_tokens=2 * (number % 2))
     if number % 5 == 0:
         add.lora.CopyFrom(message.hello.loras[0])
     if number % 3 == 0:

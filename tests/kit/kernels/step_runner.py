@@ -115,7 +115,8 @@ class StepRunner:
         counts = [len(token_ids) for _, token_ids in work]
         inputs = _inputs(rows, work)
         lora_ids = np.array([self._lora_ids.get(key, 0) for key, _ in work], np.int64)
-        inputs = replace(inputs, lora=self.slots.find_rows(lora_ids, inputs.num_new_tokens))
+        placed = self.slots.place(inputs.token_ids, lora_ids, inputs.num_new_tokens)
+        inputs = replace(inputs, token_ids=placed, lora=self.slots.find_rows(lora_ids, inputs.num_new_tokens))
         if self._captured is not None and self._captured.takes(inputs):
             self.num_replayed += 1
             outputs = self._captured.replay(inputs, with_logits=True)
@@ -136,13 +137,13 @@ class StepRunner:
         hidden = self.model.forward(token_ids, replace(batch, lora=inputs.lora), self.pool)
         return self.model.compute_logits(hidden)
 
-    def make_slots(self, folders: Sequence[Path], max_rank: int = 8) -> StepRunner:
+    def make_slots(self, folders: Sequence[Path], max_rank: int = 8, max_virtual_tokens: int = 0) -> StepRunner:
         """Brings adapters into slots, as lora_id 1, 2... Gives itself. Before `probe` and `capture`."""
-        assert self._backend.lora is not None, "this backend takes no adapters"
-        limits = LoraLimits(len(folders), max_rank, len(folders))
+        assert self._backend.lora is not None or not max_rank, "this backend takes no LoRA adapters"
+        limits = LoraLimits(len(folders), max_rank, len(folders), max_virtual_tokens)
         reader = AdapterReader(self.model, self._backend.lora, limits)
         adapters = {i: reader.read(LoraRequest(i, folder.name, ""), folder) for i, folder in enumerate(folders, 1)}
-        self.slots = LoraSlots(len(folders), adapters, reader.write)
+        self.slots = LoraSlots(len(folders), adapters, reader.write, max_virtual_tokens)
         ids = np.arange(len(folders))
         self.slots.activate(Step(1, 1, activated_lora_slots=ids, activated_lora_ids=ids + 1))
         self.slots.bring(self.slots.take_due())

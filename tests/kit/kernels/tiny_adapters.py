@@ -1,4 +1,4 @@
-"""Tiny random LoRA adapters of tiny models, made by fixed seeds, as PEFT writes them, and a model with one applied."""
+"""Tiny random adapters of tiny models, made by fixed seeds, as PEFT writes them, and a model with one applied."""
 
 from __future__ import annotations
 
@@ -66,6 +66,37 @@ def make_tiny_adapter(
     (folder / "adapter_config.json").write_text(json.dumps(config | fields), encoding="utf-8")
     save_file(tensors, folder / "adapter_model.safetensors")
     return folder
+
+
+def make_tiny_prompt(folder: Path, model: Path, seed: int, *, num_tokens: int = 6, **fields: Any) -> Path:
+    """Writes a soft prompt for a model into a folder, and returns it; its rows are as large as its embeddings.
+
+    Args:
+        folder: made if need be.
+        model: the folder of the model.
+        seed: of its numbers.
+        num_tokens: rows.
+        fields: of adapter_config.json, beyond or in place of the usual ones.
+    """
+    width = read_object(model / "config.json")["hidden_size"]
+    rows = torch.randn(num_tokens, width, generator=torch.Generator().manual_seed(seed))
+    config = {
+        "peft_type": "PROMPT_TUNING",
+        "task_type": "CAUSAL_LM",
+        "num_virtual_tokens": num_tokens,
+        "token_dim": width,
+        "num_transformer_submodules": 1,
+        "prompt_tuning_init": "RANDOM",
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "adapter_config.json").write_text(json.dumps(config | fields), encoding="utf-8")
+    save_file({"prompt_embeddings": rows}, folder / "adapter_model.safetensors")
+    return folder
+
+
+def read_prompt(folder: Path) -> torch.Tensor:
+    """Returns the rows of a soft prompt; none of a LoRA adapter."""
+    return load_file(folder / "adapter_model.safetensors").get("prompt_embeddings", torch.zeros(0, 0))
 
 
 def _shapes(model: Path) -> dict[str, tuple[int, int]]:

@@ -16,9 +16,10 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 class CachedTokens(Shape):
-    """The part of the prompt that was found in the prefix cache."""
+    """The part of the prompt that was found in the prefix cache, and the tokens of a soft prompt, which are no part."""
 
     cached_tokens: int
+    virtual_tokens: int | None = None
 
 
 class Usage(Shape):

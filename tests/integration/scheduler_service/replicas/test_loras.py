@@ -8,7 +8,8 @@ import pytest
 
 from blockyard.admin.v1 import admin_pb2
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
-from tests.kit.fakes.fake_loras import digest_of
+from blockyard.lora.virtual_tokens import virtual_ids
+from tests.kit.fakes.fake_loras import SOFT_TOKENS, digest_of
 from tests.kit.oracles.token_oracle import oracle, until_idle
 from tests.kit.processes.scrape import Scrape
 from tests.kit.waiting import until
@@ -32,7 +33,8 @@ async def add(client: TokenClient, request_id: str, name: str, max_tokens: int =
 
 
 async def check(client: TokenClient, stream: Stream, path: str, max_tokens: int = 20) -> None:
-    assert await client.result(stream) == oracle(PROMPT, max_tokens, lora_path=path), stream.request_id
+    virtual = virtual_ids(SOFT_TOKENS if "soft" in path else 0)
+    assert await client.result(stream) == oracle([*virtual, *PROMPT], max_tokens, lora_path=path), stream.request_id
 
 
 async def refused(call: Awaitable[object]) -> BlockyardError:
@@ -50,13 +52,16 @@ async def load(harness: Harness, client: TokenClient, *names: str) -> Operator:
 
 
 async def test_requests_have_the_adapters_that_they_name(harness: Harness, settings: Settings) -> None:
-    """More adapters than slots, and none, side by side: each as it is alone, and no KV of another."""
+    """More adapters than slots, and none, side by side: each as it is alone, and no KV of another.
+
+    One of them is a soft prompt, of which the worker gets the virtual tokens.
+    """
     worker = await harness.worker(step_seconds=0.001)
     server = await harness.scheduler(settings(max_loras=2, lora_patience_seconds=0.05))
     client = await harness.client()
-    await load(harness, client, "a", "b", "c")
+    await load(harness, client, "a", "b", "soft")
     for turn in range(3):
-        streams = {name: await add(client, f"{name}-{turn}", name) for name in ("a", "", "b", "c")}
+        streams = {name: await add(client, f"{name}-{turn}", name) for name in ("a", "", "b", "soft")}
         for name, stream in streams.items():
             await check(client, stream, f"/adapters/{name}" if name else "")
             assert stream.num_cached_tokens == (32 if turn else 0)
@@ -171,10 +176,10 @@ async def test_without_room_for_adapters_there_are_none(harness: Harness) -> Non
 
 async def test_a_worker_that_takes_anothers_place_has_the_adapters(harness: Harness, settings: Settings) -> None:
     worker = await harness.worker(step_seconds=0.005)
-    await harness.scheduler(settings(max_loras=2, lora_modules="a=/adapters/a,b=/adapters/b"))
+    await harness.scheduler(settings(max_loras=2, lora_modules="a=/adapters/a,soft=/adapters/soft"))
     client = await harness.client()
-    await client.wait_until(lambda: {"a", "b"} <= client.loras.keys())
-    streams = {name: await add(client, name or "base", name, 100) for name in ("a", "b", "")}
+    await client.wait_until(lambda: {"a", "soft"} <= client.loras.keys())
+    streams = {name: await add(client, name or "base", name, 100) for name in ("a", "soft", "")}
     await client.wait_until(lambda: all(stream.token_ids[0] for stream in streams.values()))
     await worker.kill()
     successor = await harness.worker(step_seconds=0.001)

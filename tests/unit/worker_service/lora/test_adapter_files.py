@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from blockyard.errors import BlockyardError, Reason
 from tests.kit.kernels.tiny_adapters import make_tiny_adapter
 from worker_service.lora.adapter_files import AdapterFiles
+from worker_service.lora.peft_folder import PeftFolder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,13 +28,13 @@ def make(folder: Path, model: Path, **fields: Any) -> Path:
 
 def refusal(folder: Path, max_rank: int = 8) -> str:
     with pytest.raises(BlockyardError) as caught:
-        AdapterFiles(folder, max_rank)
+        AdapterFiles(PeftFolder(folder), max_rank)
     assert caught.value.reason is Reason.MODEL_NOT_LOADED
     return caught.value.message
 
 
 def test_factors_are_read_with_their_scale(tmp_path: Path, model: Path) -> None:
-    files = AdapterFiles(make(tmp_path, model), 4)
+    files = AdapterFiles(PeftFolder(make(tmp_path, model)), 4)
     assert set(files.modules) == {
         f"model.layers.{layer}.{name}" for layer in range(2) for name in ("self_attn.q_proj", "mlp.down_proj")
     }
@@ -55,7 +56,7 @@ def test_factors_are_read_with_their_scale(tmp_path: Path, model: Path) -> None:
     ],
 )
 def test_the_scale_is_that_of_the_module(tmp_path: Path, model: Path, fields: dict[str, Any], scale: float) -> None:
-    files = AdapterFiles(make(tmp_path, model, **fields), 8)
+    files = AdapterFiles(PeftFolder(make(tmp_path, model, **fields)), 8)
     assert files.config.scale_of(Q_PROJ) == (4, scale)
 
 
@@ -111,8 +112,8 @@ def _write(path: Path, content: bytes) -> Path:
 
 
 def test_the_digest_is_that_of_the_contents(tmp_path: Path, model: Path) -> None:
-    first, same = (AdapterFiles(make(tmp_path / name, model), 4).digest() for name in ("a", "b"))
+    first, same = (PeftFolder(make(tmp_path / name, model)).digest() for name in ("a", "b"))
     assert first == same
     config = tmp_path / "b" / "adapter_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"lora_alpha": 9}))
-    assert AdapterFiles(tmp_path / "b", 4).digest() != first
+    assert PeftFolder(tmp_path / "b").digest() != first

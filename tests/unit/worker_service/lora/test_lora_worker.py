@@ -1,4 +1,4 @@
-"""A worker with LoRA adapters, over its socket: read beside steps, activated by steps, refused where they must be."""
+"""A worker with adapters, over its socket: read beside steps, activated by steps, refused where they must be."""
 
 from __future__ import annotations
 
@@ -6,24 +6,29 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
-from blockyard.errors import Reason
+from blockyard.errors import BlockyardError, Reason
+from blockyard.lora.virtual_tokens import virtual_ids
 from blockyard.worker.v1 import worker_pb2 as pb
-from tests.kit.kernels.tiny_adapters import make_tiny_adapter
+from tests.kit.kernels.step_runner import StepRunner
+from tests.kit.kernels.tiny_adapters import make_tiny_adapter, make_tiny_prompt
 from tests.kit.processes.scrape import Scrape
-from tests.unit.worker_service.driver import StepDriver, WorkerDriver, fails, new_sequence, running_worker
+from tests.unit.worker_service.driver import StepDriver, WorkerDriver, fails, new_sequence, running_worker, sampling
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
 PROMPT = list(range(5, 25))
-LIMITS = pb.LoraLimits(max_loras=2, max_lora_rank=8, max_cpu_loras=3)
+SOFT = 4
+LIMITS = pb.LoraLimits(max_loras=2, max_lora_rank=8, max_cpu_loras=3, max_prompt_adapter_tokens=5)
 
 
 @pytest.fixture
 async def adapted(socket_folder: Path, model: Path, tmp_path: Path) -> AsyncIterator[WorkerDriver]:
-    """A worker with room for two adapters in steps and three in its cache, of four that there are."""
+    """A worker with room for two adapters in steps and three in its cache, of five that there are."""
+    make_tiny_prompt(tmp_path / "loras" / "soft", model, 9, num_tokens=SOFT)
     for index, name in enumerate(("a", "b", "c", "d")):
         make_tiny_adapter(tmp_path / "loras" / name, model, index, rank=4 + index)
     async with started(socket_folder, model, worker_lora_root=str(tmp_path / "loras")) as driver:
@@ -31,10 +36,12 @@ async def adapted(socket_folder: Path, model: Path, tmp_path: Path) -> AsyncIter
 
 
 @asynccontextmanager
-async def started(folder: Path, model: Path, **settings: Any) -> AsyncIterator[WorkerDriver]:
+async def started(
+    folder: Path, model: Path, limits: pb.LoraLimits = LIMITS, **settings: Any
+) -> AsyncIterator[WorkerDriver]:
     async with running_worker(folder, **settings) as driver:
         await driver.stub.InitDevice(pb.InitDeviceRequest(device_type=pb.DEVICE_TYPE_CPU, dtype=pb.DTYPE_FLOAT32))
-        request = pb.LoadModelRequest(model=str(model), lora=LIMITS)
+        request = pb.LoadModelRequest(model=str(model), lora=limits)
         async for _ in driver.stub.LoadModel(request):
             pass
         await driver.initialize_cache()
@@ -77,6 +84,62 @@ async def test_adapters_of_one_step_give_the_tokens_of_each_alone(adapted: Worke
         for i, token in sampled.items():
             found[i].append(token)
     assert found == [alone[lora_id] for lora_id in (0, 1, 2, 1)]
+
+
+async def test_a_soft_prompt_stands_before_the_prompt(adapted: WorkerDriver) -> None:
+    """Mixed with base and LoRA rows, in pieces, and beside what counts and scores the prompt's tokens."""
+    await add(adapted, 1)
+    told = await add(adapted, 2, "soft")
+    assert (told.num_virtual_tokens, told.rank, list(told.targets)) == (SOFT, 0, [])
+    assert told.num_bytes == SOFT * 64 * 4
+    steps = adapted.open(1)
+    await steps.step(activated_lora_slots=[0, 1], activated_lora_ids=[1, 2])
+    prompts = {0: PROMPT, 1: PROMPT, 2: [*virtual_ids(SOFT), *PROMPT]}
+    asks = sampling(prompt_logprobs=1, repetition_penalty=1.3)
+    alone: dict[int, list[int]] = {}
+    for lora_id, token_ids in prompts.items():
+        new = new_sequence(10 + lora_id, token_ids, [60, 61, 62, 63], lora_id=lora_id, sampling=asks)
+        answer = await steps.step(new_sequences=[new], sequence_ids=[10 + lora_id], num_new_tokens=[len(token_ids)])
+        (scores,) = answer.prompt_logprobs
+        # As for any prompt: of all tokens but the first, and of no virtual ones.
+        assert scores.first_position == len(token_ids) - len(PROMPT) + 1
+        assert len(scores.logprobs.num_candidates) == len(PROMPT) - 1
+        alone[lora_id] = [*answer.token_ids, *await steps.decode(10 + lora_id, 5)]
+        await steps.step(finished_sequence_ids=[10 + lora_id])
+    assert len(set(map(tuple, alone.values()))) == 3
+    new = [
+        new_sequence(i, token_ids, list(range(1 + 4 * i, 5 + 4 * i)), lora_id=i, sampling=asks)
+        for i, token_ids in prompts.items()
+    ]
+    pieces = [await steps.step(new_sequences=new, sequence_ids=[0, 1, 2], num_new_tokens=[2] * 3)]
+    pieces.append(await steps.step(sequence_ids=[0, 1, 2], num_new_tokens=[18, 18, 4]))
+    pieces.append(await steps.step(sequence_ids=[2, 0, 1], num_new_tokens=[18, 1, 1]))
+    found = {i: [token for piece in pieces for token in _tokens_of(piece, i)] for i in range(3)}
+    assert found == {i: alone[i][: len(found[i])] for i in range(3)}
+    scored = [
+        len(each.logprobs.num_candidates) for piece in pieces for each in piece.prompt_logprobs if each.sequence_id == 2
+    ]
+    assert sum(scored) == len(PROMPT) - 1
+
+
+def _tokens_of(answer: pb.ExecuteModelResponse, sequence_id: int) -> list[int]:
+    return [token for each, token in zip(answer.sequence_ids, answer.token_ids, strict=True) if each == sequence_id]
+
+
+async def test_room_may_be_for_soft_prompts_or_for_lora_alone(socket_folder: Path, model: Path, tmp_path: Path) -> None:
+    make_tiny_adapter(tmp_path / "a", model, 1)
+    soft = make_tiny_prompt(tmp_path / "soft", model, 9, num_tokens=SOFT)
+    limits = pb.LoraLimits(max_loras=1, max_lora_rank=0, max_cpu_loras=1, max_prompt_adapter_tokens=SOFT)
+    async with started(socket_folder, model, limits, worker_lora_root=str(tmp_path)) as worker:
+        assert "start without --max-lora-rank 0" in (await fails(add(worker, 1))).message
+        await add(worker, 1, "soft")
+        steps = worker.open(1)
+        await steps.step(activated_lora_slots=[0], activated_lora_ids=[1])
+        token_ids = [*virtual_ids(SOFT), *PROMPT]
+        new = new_sequence(1, token_ids, [60, 61, 62, 63], lora_id=1)
+        await steps.sampled(new_sequences=[new], sequence_ids=[1], num_new_tokens=[len(token_ids)])
+    with pytest.raises(BlockyardError, match="start with --max-prompt-adapter-tokens"):
+        StepRunner.load(model, torch.float32).make_slots([soft])
 
 
 async def test_a_slot_changes_hands_between_two_steps(adapted: WorkerDriver) -> None:

@@ -1,22 +1,34 @@
-"""The rules of a step about LoRA adapters: what breaks them is refused, and nothing has changed."""
+"""The rules of a step about adapters: what breaks them is refused, and nothing has changed."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
+from blockyard.lora.virtual_tokens import virtual_ids
 from tests.unit.worker_service.steps.test_validation import LIMITS, NUM_DEVICE_BLOCKS, NUM_HOST_BLOCKS, ints, new
 from worker_service.batch.input_batch import InputBatch
+from worker_service.lora.adapter import Adapter, LoraRequest
 from worker_service.lora.slots import LoraSlots
 from worker_service.step import Fork, Step
 from worker_service.steps.validation import check_step
 
 if TYPE_CHECKING:
-    from worker_service.lora.adapter import Adapter
+    from collections.abc import Iterable
 
-KNOWN = cast("dict[int, Adapter]", dict.fromkeys((5, 6, 7)))
+SOFT = 7
+KNOWN = {
+    lora_id: Adapter(LoraRequest(lora_id, "", ""), 0, (), "", num_virtual_tokens=2 if lora_id == SOFT else 0)
+    for lora_id in (5, 6, SOFT)
+}
+
+
+def behind(virtual: Iterable[int], **fields: Any) -> dict[str, Any]:
+    """A step that brings sequence 9, whose prompt has some virtual tokens first."""
+    token_ids = ints(*virtual, 1, 2)
+    return {"new_sequences": (new(9, len(token_ids), token_ids=token_ids, **fields),)}
 
 
 def step(**fields: Any) -> Step:
@@ -71,6 +83,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "a step that takes the slot of a row, and computes nothing": activation(s0=6),
     "a new row that waits for its adapter": {"new_sequences": (new(9, lora_id=6),)},
     "a child": {"forks": (Fork(1, 8, 1, ints(5, 6)),), "sequence_ids": (8,), "num_new_tokens": (1,)},
+    "a soft prompt": behind(virtual_ids(2), lora_id=SOFT),
     "a restart without it": {
         "finished_sequence_ids": (1,),
         "new_sequences": (new(1),),
@@ -95,6 +108,17 @@ BAD: dict[str, tuple[str, dict[str, Any]]] = {
     "an adapter in a second slot": ("activated_lora_ids", activation(s1=5)),
     "columns of two lengths": ("activated_lora_ids", {"activated_lora_slots": (1,), "activated_lora_ids": (6, 7)}),
     "a row of an unknown adapter": ("new_sequences[0].lora_id", {"new_sequences": (new(9, lora_id=8),)}),
+    "a soft prompt that is missing": ("new_sequences[0].token_ids", behind((), lora_id=SOFT)),
+    "a soft prompt that is too short": ("new_sequences[0].token_ids", behind(virtual_ids(1), lora_id=SOFT)),
+    "a soft prompt that is too long": ("new_sequences[0].token_ids", behind(virtual_ids(3), lora_id=SOFT)),
+    "a soft prompt in another order": ("new_sequences[0].token_ids", behind((*virtual_ids(2),)[::-1], lora_id=SOFT)),
+    "a soft prompt behind a token": ("new_sequences[0].token_ids", behind((1, *virtual_ids(2)), lora_id=SOFT)),
+    "a soft prompt in the output": (
+        "new_sequences[0].token_ids",
+        behind(virtual_ids(2), lora_id=SOFT, prompt_length=1),
+    ),
+    "a soft prompt and an adapter that is none": ("new_sequences[0].token_ids", behind(virtual_ids(2), lora_id=5)),
+    "a soft prompt and no adapter": ("new_sequences[0].token_ids", behind(virtual_ids(2))),
     "a row whose adapter lost its slot": ("sequence_ids", BOTH | activation(s0=6)),
     "a new row whose adapter is in no slot": (
         "sequence_ids",
@@ -125,3 +149,23 @@ def test_a_worker_without_slots_takes_no_adapter() -> None:
 def test_an_epoch_begins_with_empty_slots(rows: Rows) -> None:
     rows.slots.clear()
     assert "are in no slot" in rows.problem(step(**BOTH))
+
+
+def test_soft_prompts_are_found_by_their_ids_and_others_by_their_rows() -> None:
+    slots = LoraSlots(3, KNOWN, max_virtual_tokens=4)
+    slots.activate(step(**activation(s1=SOFT, s2=5)))
+    lora_ids, num_rows = ints(SOFT, 0, 5, SOFT), ints(3, 1, 2, 1)
+    rows = slots.find_rows(lora_ids, num_rows)
+    assert rows is not None
+    assert rows.slots.tolist() == [-1, -1, -1, -1, 2, 2, -1]
+    token_ids = ints(*virtual_ids(2), 7, 8, 9, 9, 9)
+    assert slots.place(token_ids, lora_ids, num_rows).tolist() == [
+        *(each + 4 for each in virtual_ids(2)),
+        7,
+        8,
+        9,
+        9,
+        9,
+    ]
+    # Steps of soft prompts alone cost what steps without adapters do.
+    assert slots.find_rows(ints(SOFT, 0), ints(1, 1)) is None

@@ -57,10 +57,13 @@ def test_each_command_asks_for_what_it_says(admin: FakeAdmin, capsys: Captured) 
 
 def test_the_list_tells_where_adapters_are(admin: FakeAdmin, capsys: Captured) -> None:
     admin.loras["sql"] = make_lora("sql", "/adapters/sql")
+    admin.loras["tone"] = make_lora("tone", "/adapters/tone")
+    admin.loras["tone"].num_virtual_tokens = 20
     assert call(admin, "list") == 0
-    headings, row = capsys.readouterr().out.splitlines()
-    assert headings.split() == ["adapter", "rank", "size", "digest", "loaded", "in", "slots", "pinned"]
-    assert row.split() == ["sql", "16", "50.0", "MiB", "0123456789ab", "0", "0"]
+    headings, row, soft = capsys.readouterr().out.splitlines()
+    assert headings.split() == ["adapter", "kind", "size", "digest", "loaded", "in", "slots", "pinned"]
+    assert row.split() == ["sql", "rank", "16", "50.0", "MiB", "0123456789ab", "0", "0"]
+    assert soft.split() == ["tone", "20", "tokens", "50.0", "MiB", "0123456789ab", "0", "0"]
     assert call(admin, "list", "--json") == 0
     assert json.loads(capsys.readouterr().out)["loras"][0]["name"] == "sql"
 

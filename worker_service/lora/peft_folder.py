@@ -1,0 +1,100 @@
+"""A folder as PEFT writes it: adapter_config.json and adapter_model.safetensors, of any kind of adapter.
+
+What would change results and is not served is refused by its name. Files of PyTorch's own format are not read: to load
+them runs code. Knows no kind's own fields and tensors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from typing import TYPE_CHECKING
+
+from blockyard.model_config.fields import read_object, unusable
+from worker_service.models.weight_files import read_header
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from blockyard.errors import BlockyardError
+    from worker_service.models.weight_files import Entry
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+PIECE_BYTES = 1 << 20
+
+LORA = "LORA"
+PROMPT_TUNING = "PROMPT_TUNING"
+
+# What changes what an adapter computes, and the value that changes nothing; one that is null or empty does neither.
+_NEUTRAL: dict[str, object] = {
+    "bias": "none",
+    "use_dora": False,
+    "lora_bias": False,
+    "modules_to_save": None,
+    "layer_replication": None,
+    "trainable_token_indices": None,
+    "target_parameters": None,
+    "fan_in_fan_out": False,
+    "use_qalora": False,
+    "use_bdlora": None,
+    "alora_invocation_tokens": None,
+    "megatron_config": None,
+    "arrow_config": None,
+}
+
+
+class PeftFolder:
+    """An adapter's folder. Makes BlockyardError MODEL_NOT_LOADED of whatever is wrong with it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.config_path = path / CONFIG_FILE
+        self.weights_path = path / WEIGHTS_FILE
+        self.fields = read_object(self.config_path)
+        """The configuration, of a kind that is served and with nothing that is not."""
+        self.kind = self.fields.get("peft_type")
+        """LORA or PROMPT_TUNING."""
+        if self.kind not in (LORA, PROMPT_TUNING):
+            served = f"{LORA} and {PROMPT_TUNING} alone are served"
+            raise unusable(f"{self.config_path}: peft_type is {self.kind!r}, and {served}")
+        for name, neutral in _NEUTRAL.items():
+            value = self.fields.get(name)
+            if value not in (None, False, neutral, [], {}):
+                raise unusable(f"{self.config_path}: {name} is {value!r}, which is not served")
+
+    def header(self) -> dict[str, Entry]:
+        """Reads which tensors there are, at least one."""
+        try:
+            header = read_header(self.weights_path)
+        except FileNotFoundError:
+            raise _missing(self.path) from None
+        except OSError as error:
+            raise unusable(f"{self.weights_path} cannot be read: {error.strerror}") from None
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError, struct.error):
+            raise unusable(f"{self.weights_path} is damaged or not complete: download it again") from None
+        if not header:
+            raise unusable(f"{self.weights_path} has no tensors")
+        return header
+
+    def digest(self) -> str:
+        """Hashes both files, in hex."""
+        digest = hashlib.sha256()
+        try:
+            for path in (self.config_path, self.weights_path):
+                digest.update(path.stat().st_size.to_bytes(8, "little"))
+                with path.open("rb") as file:
+                    while piece := file.read(PIECE_BYTES):
+                        digest.update(piece)
+        except OSError as error:
+            raise unusable(f"{self.path} cannot be read: {error.strerror}") from None
+        return digest.hexdigest()
+
+
+def _missing(folder: Path) -> BlockyardError:
+    if (folder / "adapter_model.bin").exists():
+        return unusable(
+            f"{folder} has its weights in PyTorch's own format, which is not read, since loading it can run code: save "
+            f"it again with PEFT, safe_serialization=True"
+        )
+    return unusable(f"{folder} has no {WEIGHTS_FILE}: download it too")
