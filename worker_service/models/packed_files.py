@@ -166,9 +166,6 @@ class PackedWeights:
             PackError: it is not whole, or its key is not this one.
         """
         self._file = path.open("rb", buffering=0)
-        if hasattr(os, "posix_fadvise"):
-            # The system then reads twice as far ahead of the threads.
-            os.posix_fadvise(self._file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
         self._path, self._dtype, self._on_progress = path, dtype, on_progress
         self._filling: _FillingArena | None = None
         try:
