@@ -168,7 +168,7 @@ def test_changed_files_are_read_anew_and_leave_one_file(folder: Path, cache: Pat
     os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
     load(folder, cache)
     assert READ not in caplog.messages
-    assert "weight files" in str(caplog.records[-2].__dict__)
+    assert any("weight files" in str(vars(record)) for record in caplog.records)
     the_file(cache)
     configuration = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(configuration | {"rms_norm_eps": 1e-3}))
