@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from kernels.ops import AttentionBatch, AttentionShape
+    from kernels.ops import AttentionBatch
+    from kernels.shapes import AttentionShape
 
     # (rows [T, H, D], batch, pool of one layer) -> [T, H * D].
     Attend = Callable[[Tensor, AttentionBatch, Tensor], Tensor]

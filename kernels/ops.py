@@ -23,28 +23,21 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from kernels.shapes import AS_THEY_ARE
+
 if TYPE_CHECKING:
     from kernels.arena import Arena
+    from kernels.capture import CapturedStep, CaptureSizes
     from kernels.collectives import Ranks
     from kernels.launching import Launcher
     from kernels.lora import LoraOps, LoraRows, VirtualRows
     from kernels.packed import PackedLinear
     from kernels.sampling import SamplingOps
+    from kernels.shapes import Activation, AttentionShape, LogitTransform, QueryKeyNorms
 
 BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
 BlockTables = Sequence[Sequence[int] | Tensor] | npt.NDArray[np.integer[Any]]
 BlockPairs = Sequence[tuple[int, int]]
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionShape:
-    """The shape of attention in a model. Query head h reads key-value head `h * num_kv_heads // num_heads`."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    scale: float
-    """Factor of the scores, most often `head_dim ** -0.5`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,78 +70,16 @@ class AttentionBatch:
         return self.positions.shape[0]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StepInputs:
-    """The inputs of a captured step: arrays as for `Backend.plan_attention`, within the captured sizes."""
-
-    num_new_tokens: npt.NDArray[np.int64]
-    """[S], contiguous."""
-    seq_lens: npt.NDArray[np.int64]
-    """[S], contiguous."""
-    block_tables: npt.NDArray[np.int32]
-    """[S, widest], its rows contiguous."""
-    token_ids: npt.NDArray[np.int64]
-    """[T]: -1 - row in place of an id that the device alone knows, the last token of a row of `last_tokens`."""
-    chosen: npt.NDArray[np.int64]
-    """[R]: rows of which logits are made, in any order and also more than once."""
-    last_tokens: Tensor | None = None
-    """[rows] int64 on the device, as for `SamplingOps.take_last_tokens`; None where all ids are known."""
-    lora: LoraRows | None = None
-    """The rows that have a LoRA adapter; None: none has."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class StepOutputs:
-    """The results of a captured step for its chosen rows: logits, or the best token of each, or both."""
-
-    best: npt.NDArray[np.int64] | None
-    """[R]: the likeliest token, the lowest id on ties; of no meaning where the logits are not finite."""
-    best_values: npt.NDArray[np.float32] | None
-    """[R]: its logit."""
-    finite: npt.NDArray[np.bool_] | None
-    """[R]: whether all logits are finite numbers."""
-    logits: Tensor | None
-    """[R, vocabulary] float32, if they were wanted or there is no `best`; the next step may overwrite them."""
-
-
-class CapturedStep(Protocol):
-    """A network's step, recorded once and replayed without its Python."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of its own buffers, once the largest step has run."""
-        ...
-
-    def takes(self, step: StepInputs) -> bool:
-        """Returns whether the step is within the sizes that this was made for."""
-        ...
-
-    def replay(self, step: StepInputs, *, with_logits: bool) -> StepOutputs:
-        """Computes a step: the bits that its ops give one by one."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class CaptureSizes:
-    """The largest step that is captured."""
-
-    max_num_tokens: int
-    max_num_seqs: int
-    block_size: int
-    sliding_window: int | None = None
-    max_length: int = 0
-    """Of a sequence, in tokens; needed where memory for its block table is set aside."""
-    num_lora_slots: int = 0
-    """Of LoRA adapters; 0: no step has any."""
-    is_trial: bool = False
-    """Whether nothing will be replayed, and only `CapturedStep.num_bytes` is wanted."""
-
-
 class Backend(Protocol):
     """The ops on one device."""
 
     name: str
     device: torch.device
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it has all ops; else those alone, and of these what, Llama's network needs."""
+        ...
 
     @property
     def packs_into_arenas(self) -> bool:
@@ -207,6 +138,8 @@ class Backend(Protocol):
         bias: Tensor | None = None,
         *,
         gated: bool = False,
+        activation: Activation | None = None,
+        logits: LogitTransform = AS_THEY_ARE,
         leaves: int = 1,
         partial: bool = False,
         arena: Arena | None = None,
@@ -220,7 +153,10 @@ class Backend(Protocol):
             weight: out_features rows, or twice as many if `gated`; or its rows in parts, one after another, as of
                 projections that read the same input and are packed as one.
             bias: as many, or None.
-            gated: the first half of the rows are gates, the others ups: products come out as `silu(gate) * up`.
+            gated: the first half of the rows are gates, the others ups: products come out as `activation(gate) * up`.
+            activation: of the products, rounded to the dtype, or of the gates alone; None: none, or SiLU of gates. Not
+                for a partial weight.
+            logits: what becomes of `wide` results.
             leaves: slices of in_features that are summed apart and added as `kernels.leaves` says: a power of two, at
                 most 8. A backend that does not promise batch invariance may sum them in one.
             partial: in_features are this rank's, and the other ranks' follow or come before: sums in float32 go through
@@ -244,9 +180,12 @@ class Backend(Protocol):
         indices: Tensor,
         table: Tensor | PackedLinear,
         first_row: int | None = None,
+        scale: float = 1.0,
         virtual: VirtualRows | None = None,
     ) -> Tensor:
         """Takes rows [T] int64 of a table [N, width], or of a packed weight that `is_table` -> [T, width].
+
+        `scale` is a factor of what is taken of the table: multiplied in float32, and rounded once.
 
         If there is a `first_row`, the table has the rows from there on of a larger one, and the other ranks of the
         group that the backend has joined have the rest. Ids behind all of it are those of `virtual` rows.
@@ -266,19 +205,59 @@ class Backend(Protocol):
         ...
 
     def rms_norm(
-        self, hidden: Tensor, weight: Tensor, epsilon: float, residual: Tensor | None = None
+        self,
+        hidden: Tensor,
+        weight: Tensor | None,
+        epsilon: float,
+        residual: Tensor | None = None,
+        scale: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
         """Adds the residual, then normalises each row by its root mean square in float32.
 
         Args:
             hidden: [T, width].
-            weight: [width].
+            weight: [width]: in the model's dtype, what it multiplies is rounded before; in float32, after. None: ones.
             epsilon: added to the mean square.
             residual: [T, width], or None for nothing to add.
+            scale: factor of `hidden`, where there is a residual.
 
         Returns:
-            The normalised rows (rounded to the dtype, then times the weight), and `hidden + residual` or `hidden`.
+            The normalised rows times the weight, and the total `residual + scale * hidden`, rounded once, or `hidden`.
         """
+        ...
+
+    def layer_norm(
+        self,
+        hidden: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        epsilon: float,
+        residual: Tensor | None = None,
+        scale: float = 1.0,
+    ) -> tuple[Tensor, Tensor]:
+        """Adds the residual, then normalises each row by its mean and variance, all in float32, rounded once.
+
+        Args:
+            hidden: [T, width].
+            weight: [width] float32, or None for ones.
+            bias: [width] float32, or None for zeros.
+            epsilon: added to the variance.
+            residual: as in `rms_norm`.
+            scale: as there.
+
+        Returns:
+            As `rms_norm`.
+        """
+        ...
+
+    def add_normed(
+        self, hidden: Tensor, weight: Tensor | None, epsilon: float, residual: Tensor, scale: float = 1.0
+    ) -> Tensor:
+        """Adds to the residual what `rms_norm` makes of rows, rounded, times `scale` -> [T, width], rounded again."""
+        ...
+
+    def add(self, hidden: Tensor, residual: Tensor, scale: float = 1.0) -> Tensor:
+        """Computes `residual + scale * hidden` [T, width] in float32, rounded once."""
         ...
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
@@ -288,24 +267,25 @@ class Backend(Protocol):
     def rotary_and_cache(
         self,
         qkv: Tensor,
-        rotary: Tensor,
+        rotary: Tensor | None,
         batch: AttentionBatch,
         kv_pool: Tensor,
         layer: int,
         shape: AttentionShape,
-        norms: tuple[Tensor, Tensor, float] | None = None,
+        norms: QueryKeyNorms | None = None,
     ) -> Tensor:
         """Rotates queries and keys and writes keys and values to their slots.
 
         Args:
             qkv: [T, (H + 2K) * D], queries, keys, values; may be overwritten.
-            rotary: [T, 2, D], each row's cosines and its sines, those of the first half negated, so that
-                `x * cos + roll(x, D / 2) * sin` rotates the pairs (i, i + D / 2).
+            rotary: [T, 2, R], each row's cosines and its sines, those of the first half negated, so that
+                `x * cos + roll(x, R / 2) * sin` rotates the pairs (i, i + R / 2) of a head's first R numbers, R <= D;
+                None: nothing is rotated.
             batch: the step.
             kv_pool: written at `batch.slot_mapping` in this layer; the rest of `batch.fresh_blocks` is cleared.
             layer: index of the layer in the pool.
             shape: the model's heads.
-            norms: weights [D] of the per-head RMS norms of queries and of keys, and their epsilon; before rotating.
+            norms: of queries and of keys, before rotating.
 
         Returns:
             The queries [T, H, D].
@@ -320,6 +300,7 @@ class Backend(Protocol):
         layer: int,
         shape: AttentionShape,
         sliding_window: int | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Attends each row to its sequence's keys up to its own position -> [T, H * D].
 
@@ -332,6 +313,7 @@ class Backend(Protocol):
             layer: index of the layer in the pool.
             shape: the model's heads.
             sliding_window: as in `plan_attention`, for this layer.
+            sinks: [H] float32, a score of each head's beside those of its keys, of which no value comes; None: none.
         """
         ...
 

@@ -15,13 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from kernels.launching import upload
-from kernels.ops import AttentionBatch, AttentionShape, BlockTables, check_block_size
+from kernels.ops import AttentionBatch, BlockTables, check_block_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     import torch
     from torch import Tensor
+
+    from kernels.shapes import AttentionShape
 
 SPLIT = 256
 PREFILL_TILE_ROWS = 64

@@ -28,7 +28,7 @@ from blockyard.model_files import resolve_model
 from blockyard.parallel import ALONE, Parallel
 from blockyard.service import faults
 from blockyard.telemetry import EventLogger
-from kernels.ops import CaptureSizes
+from kernels.capture import CaptureSizes
 from kernels.select import KernelChoice
 from worker_service.batch.input_batch import BatchLimits, InputBatch
 from worker_service.cache_engine import BlockFormat, CacheEngine

@@ -20,7 +20,8 @@ from kernels.cuda import gemm
 from kernels.cuda.backend import CudaBackend
 from kernels.cuda.linear import Method, Way
 from kernels.cuda.plan import StepLengths, make_work_list
-from kernels.ops import AttentionShape, kv_pool_shape
+from kernels.ops import kv_pool_shape
+from kernels.shapes import AttentionShape
 from tests.kit.kernels.triton_interpreter import IS_INTERPRETED
 from worker_service.models.random_weights import random_tensor
 

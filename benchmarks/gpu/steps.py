@@ -20,15 +20,16 @@ import torch
 from benchmarks.gpu.machine import name_of
 from benchmarks.gpu.shapes import BLOCK_SIZE, block_tables, greedy, shape
 from benchmarks.gpu.stage import Stage, start
+from kernels.capture import CaptureSizes, StepInputs
 from kernels.cuda.backend import CudaBackend
 from kernels.invariance import random_numbers
 from kernels.launching import upload
 from kernels.lora import LoraRows
-from kernels.ops import CaptureSizes, StepInputs, kv_pool_shape
+from kernels.ops import kv_pool_shape
 from tests.kit.kernels.strict_graphs import StrictRecording
 from tests.kit.kernels.triton_interpreter import IS_INTERPRETED
 from worker_service.lora.sites import find_sites
-from worker_service.models.decoder import build_decoder
+from worker_service.models.builder import build_decoder
 from worker_service.models.random_weights import RandomWeights
 
 if TYPE_CHECKING:
@@ -36,9 +37,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from kernels.capture import CapturedStep
     from kernels.cuda.linear import CudaLinear
     from kernels.launching import Launched
-    from kernels.ops import CapturedStep
 
 # Of what the device has left, so that a step and graphs have room.
 POOL_SHARE = 0.7

@@ -15,7 +15,8 @@ from benchmarks.gpu.stage import Stage, start
 from kernels.cuda import gemm, launch_table
 from kernels.cuda.backend import CudaBackend
 from kernels.cuda.launch_table import AttentionLaunch, GemmLaunch
-from kernels.ops import AttentionShape, kv_pool_shape
+from kernels.ops import kv_pool_shape
+from kernels.shapes import AttentionShape
 from tests.kit.kernels.triton_interpreter import IS_INTERPRETED
 from worker_service.models.random_weights import random_tensor
 

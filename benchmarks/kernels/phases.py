@@ -27,9 +27,9 @@ from benchmarks.kernels import ceilings
 from benchmarks.kit import ideal, models, record
 from benchmarks.kit.figures import round_figures
 from benchmarks.kit.ideal import ITEM_BYTES, Shape
+from kernels.capture import CaptureSizes, StepInputs
 from kernels.cpu.library import Kind, Rows
 from kernels.cpu.plan import CapturedPlan
-from kernels.ops import CaptureSizes, StepInputs
 from worker_service.cache_engine import BlockFormat, allocate_pool
 from worker_service.models.loader import LoadedModel, load_model
 

@@ -17,14 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from blockyard.lora.settings import LoraSettings
-    from blockyard.model_config.network import NetworkConfig
+    from blockyard.model_config.decoder_config import DecoderConfig
     from blockyard.model_config.share import Share
 
 MAX_LORAS = 256
 MAX_RANK = 512
 MAX_CPU_LORAS = 2**16
-# The modules of a checkpoint that each product of a layer holds: q, k and v; o; gate and up; down.
-MODULES = (3, 1, 2, 1)
 # What a processor's kernels multiply at a time along the inner dimension, in bytes.
 CPU_WORD_BYTES = 4
 GPU_WIDTH_MULTIPLE, GPU_HEADER_BYTES, GPU_ALIGNMENT = 16, 64, 64
@@ -90,10 +88,10 @@ def adapter_format(device_type: str, dtype_name: str, kernels: str) -> AdapterFo
     return AdapterFormat(held, max(1, CPU_WORD_BYTES // ITEM_BYTES[dtype_name]) if is_ours else 1)
 
 
-def adapter_bytes(network: NetworkConfig, share: Share, held: AdapterFormat, max_rank: int) -> int:
+def adapter_bytes(network: DecoderConfig, share: Share, held: AdapterFormat, max_rank: int) -> int:
     """Counts the bytes of the largest adapter at a rank."""
     item_bytes, total = ITEM_BYTES[network.dtype_name], 0
-    for product, num_modules in zip(layer_products(network, share), MODULES, strict=True):
+    for product, num_modules in zip(layer_products(network, share), _module_counts(network), strict=True):
         width = _up_to_multiple(max_rank * num_modules, held.width_multiple)
         inner = Product(width, product.in_features, leaves=product.leaves)
         numbers = sum(held.factors.held_bytes(each, item_bytes) for each in (inner, Product(product.num_rows, width)))
@@ -101,7 +99,14 @@ def adapter_bytes(network: NetworkConfig, share: Share, held: AdapterFormat, max
     return len(share.layers) * total
 
 
-def lora_bytes(network: NetworkConfig, share: Share, held: AdapterFormat, limits: LoraLimits) -> int:
+def _module_counts(network: DecoderConfig) -> tuple[int, ...]:
+    """Counts the modules of a checkpoint that each product of a layer holds: q, k, v; o; gate, up; down."""
+    names = network.names
+    gates = {names.gate} if network.layers[0].feed.is_gated else set[str]()
+    return len({names.query, names.key, names.value}), 1, len({names.up} | gates), 1
+
+
+def lora_bytes(network: DecoderConfig, share: Share, held: AdapterFormat, limits: LoraLimits) -> int:
     """Counts the bytes of the device's memory that adapters take at a rank: slots, or the whole cache."""
     if not limits.max_loras:
         return 0

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from blockyard.configuration import SystemConfiguration
     from blockyard.errors import Violation
-    from blockyard.model_config.network import NetworkConfig
+    from blockyard.model_config.decoder_config import DecoderConfig
 
 # What a worker's process holds beside weights, blocks and steps: Python, torch and their libraries. Measured on a CPU
 # (x86-64, Linux, torch 2.11); on a GPU its libraries' handles are left to the reserve of the utilization.
@@ -87,14 +87,14 @@ class ReplicaPlan:
         return min((self.tightest.num_device_blocks - 1) // blocks, self.max_num_seqs)
 
 
-def block_bytes(network: NetworkConfig, share: Share, block_size: int) -> int:
+def block_bytes(network: DecoderConfig, share: Share, block_size: int) -> int:
     """Counts the bytes of a block at a rank, over all its layers."""
     numbers = len(share.layers) * KEYS_AND_VALUES * len(share.kv_heads) * block_size * network.head_dim
     return numbers * ITEM_BYTES[network.dtype_name]
 
 
 def plan_replica(
-    network: NetworkConfig, configuration: SystemConfiguration, hardware: Hardware, sizes: ParallelSizes
+    network: DecoderConfig, configuration: SystemConfiguration, hardware: Hardware, sizes: ParallelSizes
 ) -> ReplicaPlan:
     """Plans a replica of some size, one of those that the configuration asks for; `refusal` says why it cannot be."""
     step = configuration.scheduler
@@ -120,7 +120,7 @@ def _differing_ranks(sizes: ParallelSizes) -> list[Parallel]:
 
 
 def _plan_rank(
-    network: NetworkConfig, configuration: SystemConfiguration, hardware: Hardware, parallel: Parallel
+    network: DecoderConfig, configuration: SystemConfiguration, hardware: Hardware, parallel: Parallel
 ) -> CachePlan:
     device, worker = configuration.device, configuration.worker
     _refuse(wrong_parallel(parallel))
@@ -164,7 +164,7 @@ def _plan_rank(
 
 
 def _lora_bytes(
-    network: NetworkConfig, configuration: SystemConfiguration, hardware: Hardware, parallel: Parallel
+    network: DecoderConfig, configuration: SystemConfiguration, hardware: Hardware, parallel: Parallel
 ) -> int:
     kind, worker = (
         choose_device_type(configuration.device.device, "auto", has_gpu=hardware.has_gpu),

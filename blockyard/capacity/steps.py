@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from blockyard.capacity.limits import ProfileRequest
     from blockyard.capacity.weights import WeightFormat
-    from blockyard.model_config.network import NetworkConfig
+    from blockyard.model_config.decoder_config import DecoderConfig
     from blockyard.model_config.share import Share
 
 FLOAT_BYTES = 4
@@ -87,7 +87,7 @@ def max_prompt_rows(vocab_size: int) -> int:
     return max(1, min(MAX_PROMPT_ROWS, MAX_PROMPT_LOGITS // vocab_size))
 
 
-def least_step_bytes(network: NetworkConfig, size: StepSize, scratch: SamplingScratch) -> int:
+def least_step_bytes(network: DecoderConfig, size: StepSize, scratch: SamplingScratch) -> int:
     """Computes what any step holds at once: a layer's inner rows, logits and their working copies."""
     row = 4 * network.hidden_size + 3 * network.intermediate_size
     num_prompt_rows = min(max_prompt_rows(network.vocab_size), size.num_tokens)
@@ -96,7 +96,7 @@ def least_step_bytes(network: NetworkConfig, size: StepSize, scratch: SamplingSc
     return size.num_tokens * row * ITEM_BYTES[network.dtype_name] + max(sampling, prompts)
 
 
-def arena_bytes(network: NetworkConfig, share: Share, held: WeightFormat, max_rows: int) -> int:
+def arena_bytes(network: DecoderConfig, share: Share, held: WeightFormat, max_rows: int) -> int:
     """Bounds the arena of a captured step, and the rows that its products quantize.
 
     It is what lies beside one another where each buffer is put as low as it fits (`kernels.cpu.plan`): hidden rows, and
@@ -112,7 +112,7 @@ def arena_bytes(network: NetworkConfig, share: Share, held: WeightFormat, max_ro
 
 
 def step_bytes(
-    network: NetworkConfig, share: Share, held: WeightFormat, request: ProfileRequest, scratch: SamplingScratch
+    network: DecoderConfig, share: Share, held: WeightFormat, request: ProfileRequest, scratch: SamplingScratch
 ) -> int:
     """Counts what the largest step takes that a request allows."""
     size = StepSize.largest(request.max_num_batched_tokens, request.max_num_seqs, network.max_model_len)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from blockyard.model_config.decoder_config import norms_of
 from blockyard.model_config.fields import unusable
 from blockyard.model_config.share import Share
 from blockyard.parallel import ALONE
@@ -15,7 +16,7 @@ from blockyard.parallel import ALONE
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from blockyard.model_config.network import NetworkConfig
+    from blockyard.model_config.decoder_config import DecoderConfig, Norm
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -84,21 +85,21 @@ def _up_to_multiple(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-def layer_products(network: NetworkConfig, share: Share) -> tuple[Product, ...]:
-    """Lists the products of one layer."""
-    hidden, options = network.hidden_size, network.options
-    queries, keys = len(share.heads) * network.head_dim, len(share.kv_heads) * network.head_dim
+def layer_products(network: DecoderConfig, share: Share) -> tuple[Product, ...]:
+    """Lists the products of one layer: all layers have the same."""
+    hidden, attention, feed = network.hidden_size, network.attention, network.layers[0].feed
+    queries, keys = len(share.heads) * attention.head_dim, len(share.kv_heads) * attention.head_dim
     inner = len(share.mlp)
     cut = {"is_partial": share.is_cut}
     return (
-        Product(queries + 2 * keys, hidden, options.qkv_bias),
-        Product(hidden, queries, options.output_bias, leaves=share.output_leaves, **cut),
-        Product(2 * inner, hidden, options.mlp_bias, is_gated=True),
-        Product(hidden, inner, options.mlp_bias, leaves=share.down_leaves, **cut),
+        Product(queries + 2 * keys, hidden, attention.qkv_bias),
+        Product(hidden, queries, attention.output_bias, leaves=share.output_leaves, **cut),
+        Product((1 + feed.is_gated) * inner, hidden, feed.has_bias, is_gated=feed.is_gated),
+        Product(hidden, inner, feed.has_bias, leaves=share.down_leaves, **cut),
     )
 
 
-def _products(network: NetworkConfig, share: Share) -> Iterator[tuple[int, Product]]:
+def _products(network: DecoderConfig, share: Share) -> Iterator[tuple[int, Product]]:
     """Lists the products of a rank, and how many of each there are."""
     for product in layer_products(network, share):
         yield len(share.layers), product
@@ -106,30 +107,58 @@ def _products(network: NetworkConfig, share: Share) -> Iterator[tuple[int, Produ
         yield 1, _head(network, share)
 
 
-def _head(network: NetworkConfig, share: Share) -> Product:
-    return Product(len(share.vocabulary), network.hidden_size)
+def _head(network: DecoderConfig, share: Share) -> Product:
+    return Product(len(share.vocabulary), network.hidden_size, network.head.has_bias)
 
 
-def _num_norm_elements(network: NetworkConfig, share: Share) -> int:
-    of_a_layer = 2 * network.hidden_size + network.options.qk_norm * 2 * network.head_dim
-    return len(share.layers) * of_a_layer + share.is_last_stage * network.hidden_size
+def _norm_elements(network: DecoderConfig, share: Share) -> Iterator[tuple[Norm, int]]:
+    """Lists the norms of a rank, and how many numbers the weight of each has."""
+    for layer in (network.layers[index] for index in share.layers):
+        for _ in norms_of(layer.placement):
+            yield layer.norm, network.hidden_size
+        attention = layer.attention
+        if attention.qk_norm is not None:
+            for heads in (attention.num_heads, attention.num_kv_heads):
+                yield attention.qk_norm, attention.head_dim * (heads if attention.norms_whole_rows else 1)
+    if share.is_last_stage:
+        yield network.final_norm, network.hidden_size
 
 
-def count_elements(network: NetworkConfig) -> int:
-    """Counts the numbers of a whole network's tensors."""
+def _count_norms(network: DecoderConfig, share: Share) -> int:
+    return sum(width * (norm.has_weight + norm.has_bias) for norm, width in _norm_elements(network, share))
+
+
+def _norm_bytes(network: DecoderConfig, share: Share) -> int:
+    wide, item = ITEM_BYTES["float32"], ITEM_BYTES[network.dtype_name]
+    return sum(
+        width * (norm.has_weight + norm.has_bias) * (wide if norm.is_held_wide else item)
+        for norm, width in _norm_elements(network, share)
+    )
+
+
+def _num_positions(network: DecoderConfig) -> int:
+    """Rows of the table of positions."""
+    return network.learned.num_positions if network.learned else 0
+
+
+def count_elements(network: DecoderConfig) -> int:
+    """Counts the numbers of a whole network's tensors, as they are stored."""
     share = Share.of(network, ALONE)
-    table = 0 if network.options.tied_embeddings else _head(network, share).num_elements
+    table = 0 if network.head.is_tied else network.vocab_size * network.hidden_size
+    first_row = network.learned.first_row if network.learned else 0
+    positions = (_num_positions(network) + first_row) * network.hidden_size
     products = sum(count * product.num_elements for count, product in _products(network, share))
-    return table + products + _num_norm_elements(network, share)
+    return table + positions + products + _count_norms(network, share)
 
 
-def weights_bytes(network: NetworkConfig, share: Share, held: WeightFormat) -> int:
+def weights_bytes(network: DecoderConfig, share: Share, held: WeightFormat) -> int:
     """Counts the bytes of a rank's weights as they are held: those that a worker then tells."""
     item_bytes = ITEM_BYTES[network.dtype_name]
     products = sum(count * held.held_bytes(product, item_bytes) for count, product in _products(network, share))
-    is_head = network.options.tied_embeddings and share.is_last_stage and held.holds_tables
-    table = share.is_first_stage and not is_head
-    return products + item_bytes * (_num_norm_elements(network, share) + table * _head(network, share).num_elements)
+    is_head = network.head.is_tied and share.is_last_stage and held.holds_tables
+    rows = len(share.vocabulary) * (share.is_first_stage and not is_head)
+    rows += _num_positions(network) * share.is_first_stage
+    return products + item_bytes * rows * network.hidden_size + _norm_bytes(network, share)
 
 
 def check_room(num_bytes: int, room_bytes: int, dtype_name: str, quantization: str, device_type: str) -> None:

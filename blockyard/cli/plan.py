@@ -28,7 +28,7 @@ from blockyard.settings import SettingsError
 
 if TYPE_CHECKING:
     from blockyard.capacity.replica_plan import Hardware, ReplicaPlan
-    from blockyard.model_config.network import NetworkConfig
+    from blockyard.model_config.decoder_config import DecoderConfig
 
 LENGTHS = (1024, 4096, 16384, 65536)
 
@@ -87,7 +87,7 @@ def _asked(configuration: SystemConfiguration) -> ParallelSizes:
 
 
 def _plan(
-    network: NetworkConfig,
+    network: DecoderConfig,
     configuration: SystemConfiguration,
     hardware: Hardware,
     sizes: ParallelSizes,
@@ -104,7 +104,7 @@ def _plan(
     return planned
 
 
-def _sizes(network: NetworkConfig, configuration: SystemConfiguration) -> list[ParallelSizes]:
+def _sizes(network: DecoderConfig, configuration: SystemConfiguration) -> list[ParallelSizes]:
     """Lists the sizes to compare: all tensor-parallel ones that the model allows, in the stages that are asked for."""
     asked = _asked(configuration)
     tensor = sorted({*legal_tensor_sizes(network), asked.tensor_parallel_size})
@@ -115,7 +115,7 @@ def _sizes(network: NetworkConfig, configuration: SystemConfiguration) -> list[P
 class Report:
     """Plans of one model on one kind of device: the one that was asked for, and those of other parallel sizes."""
 
-    network: NetworkConfig
+    network: DecoderConfig
     quantization: str
     hardware: Hardware
     asked: ReplicaPlan

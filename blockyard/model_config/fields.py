@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from blockyard.errors import BlockyardError, Reason, Violation
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+T = TypeVar("T")
 # Sizes travel as 32 bits, and no network comes near.
 MAX_SIZE = 2**31 - 1
 
@@ -47,26 +48,61 @@ class Fields:
     """An object's fields. A field that is null counts as one that is not there, unless it says otherwise."""
 
     values: Mapping[str, Any]
+    renamed: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What a field is called in this file, for those that have a name of their own there."""
     violations: list[Violation] = field(default_factory=list[Violation])
     """What cannot be served, each in a sentence of its own."""
     remarks: list[str] = field(default_factory=list[str])
     """What can be served and should be known."""
+    read: set[str] = field(default_factory=set[str])
+    """The fields that were asked for, as they are called in this file."""
+
+    def name_of(self, name: str) -> str:
+        """Returns what a field is called in this file."""
+        return self.renamed.get(name, name)
 
     def refuse(self, name: str, sentence: str) -> None:
         """Notes that a field cannot be served."""
+        self.violations.append(Violation(self.name_of(name), sentence, Reason.MODEL_NOT_LOADED))
+
+    def refuse_other_name(self, name: str) -> None:
+        """Notes a field that has a name of its own in this file, and stands there under its usual one."""
+        sentence = f"config.json: {name} is called {self.name_of(name)} in a model of this architecture"
         self.violations.append(Violation(name, sentence, Reason.MODEL_NOT_LOADED))
 
     def has(self, name: str) -> bool:
         """Whether a field is there, null or not."""
+        name = self.name_of(name)
+        self.read.add(name)
         return name in self.values
 
     def get(self, name: str) -> Any:
         """Returns a field as it is, None where it is not there."""
+        name = self.name_of(name)
+        self.read.add(name)
         return self.values.get(name)
+
+    def choose(self, name: str, choices: Mapping[str, T], default: str | None = None) -> T:
+        """Reads one of several texts, and returns what it stands for."""
+        first = next(iter(choices))
+        value = self.get(name)
+        if value is None and default is not None:
+            value = default
+        if not isinstance(value, str) or value not in choices:
+            supported = ", ".join(choices)
+            self.refuse(name, f"config.json: {self.name_of(name)} is {value!r}, not supported (supported: {supported})")
+            return choices[first]
+        return choices[value]
+
+    def require(self, name: str, *neutral: Any) -> None:
+        """Refuses a field that has another value than these, or null."""
+        value = self.get(name)
+        if value is not None and value not in neutral:
+            self.refuse(name, f"config.json: {self.name_of(name)} is {_short(value)}, which is not supported")
 
     def integer(self, name: str, default: int | None = None, *, least: int = 1, most: int | None = MAX_SIZE) -> int:
         """Reads an integer; where it is missing and has no default, that is wrong."""
-        value = self.values.get(name)
+        value, name = self.get(name), self.name_of(name)
         if value is None:
             if default is None:
                 self.refuse(name, f"config.json has no {name}: is this a model of a supported architecture?")
@@ -82,7 +118,7 @@ class Fields:
 
     def number(self, name: str, default: float, *, above: float | None = None) -> float:
         """Reads a finite number, greater than `above`."""
-        value = self.values.get(name)
+        value, name = self.get(name), self.name_of(name)
         if value is None:
             return default
         if not is_number(value) or (above is not None and value <= above):
@@ -91,9 +127,11 @@ class Fields:
             return default
         return float(value)
 
-    def flag(self, name: str) -> bool:
-        """Reads true or false; false where it is not there."""
-        value = self.values.get(name)
+    def flag(self, name: str, default: bool = False) -> bool:
+        """Reads true or false; null is false."""
+        if not self.has(name):
+            return default
+        value, name = self.get(name), self.name_of(name)
         if value is not None and not isinstance(value, bool):
             self.refuse(name, f"config.json: {name} must be true or false, not {value!r}")
             return False
@@ -101,11 +139,16 @@ class Fields:
 
     def text(self, name: str, default: str) -> str:
         """Reads a string; one of another type is refused."""
-        value = self.values.get(name)
+        value, name = self.get(name), self.name_of(name)
         if value is not None and not isinstance(value, str):
             self.refuse(name, f"config.json: {name} must be a text, not {value!r}")
             return default
         return default if value is None else value
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}…"
 
 
 def is_number(value: object) -> bool:

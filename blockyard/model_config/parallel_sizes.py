@@ -11,7 +11,7 @@ from blockyard.model_config.leaves import MAX_LEAVES, count_leaves
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from blockyard.model_config.network import NetworkConfig
+    from blockyard.model_config.decoder_config import DecoderConfig
     from blockyard.parallel import Parallel
 
 
@@ -26,28 +26,31 @@ def vocabulary_share(vocab_size: int, num_ranks: int) -> int:
     return -(-vocab_size // (VOCABULARY_UNIT * num_ranks)) * VOCABULARY_UNIT
 
 
-def legal_tensor_sizes(config: NetworkConfig) -> tuple[int, ...]:
+def legal_tensor_sizes(config: DecoderConfig) -> tuple[int, ...]:
     """Returns how many ranks may share a layer, growing from 1.
 
     Each rank has whole leaves of both products that are cut along K, and whole heads; a head of keys and values stands
     on several ranks where there are fewer of these than ranks. None is without tokens of the vocabulary.
     """
+    if any(layer.attention.norms_whole_rows for layer in config.layers):
+        # Such a norm is of numbers that several ranks would have.
+        return (1,)
     heads = config.num_heads * config.head_dim
     most = min(count_leaves(heads, config.head_dim), count_leaves(config.intermediate_size))
     sizes = (1 << power for power in range(most.bit_length()))
     return tuple(size for size in sizes if _divides_heads(config, size) and _leaves_no_rank_empty(config, size))
 
 
-def _divides_heads(config: NetworkConfig, size: int) -> bool:
+def _divides_heads(config: DecoderConfig, size: int) -> bool:
     kv_heads = config.num_kv_heads
     return config.num_heads % size == 0 and (kv_heads % size == 0 or size % kv_heads == 0)
 
 
-def _leaves_no_rank_empty(config: NetworkConfig, size: int) -> bool:
+def _leaves_no_rank_empty(config: DecoderConfig, size: int) -> bool:
     return (size - 1) * vocabulary_share(config.vocab_size, size) < config.vocab_size
 
 
-def check_sizes(config: NetworkConfig, parallel: Parallel) -> None:
+def check_sizes(config: DecoderConfig, parallel: Parallel) -> None:
     """Refuses sizes that a model does not allow: raises BlockyardError MODEL_NOT_LOADED, with those that it does."""
     legal = legal_tensor_sizes(config)
     if parallel.tensor_parallel_size in legal and parallel.pipeline_parallel_size <= config.num_layers:

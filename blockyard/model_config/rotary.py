@@ -27,6 +27,12 @@ class RotaryConfig:
     theta: float = DEFAULT_THETA
     parameters: dict[str, float] = field(default_factory=dict[str, float])
     """The rest of `rope_parameters`, numbers only."""
+    share: float = 1.0
+    """The part of a head's numbers that positions turn: the first ones."""
+
+    def rotated(self, head_dim: int) -> int:
+        """Returns how many numbers of a head are turned."""
+        return int(head_dim * self.share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,24 +62,72 @@ _GENERAL = frozenset(
 )
 
 
-def read_rotary(fields: Fields) -> tuple[RotaryConfig, int]:
-    """Reads the rotary embeddings and the length that they reach; what is wrong is noted in `fields`."""
+def read_rotary(
+    fields: Fields, *, share: float | None = None, default_theta: float = DEFAULT_THETA
+) -> tuple[RotaryConfig, int]:
+    """Reads the rotary embeddings and the length that they reach; what is wrong is noted in `fields`.
+
+    Args:
+        fields: of config.json.
+        share: `partial_rotary_factor` where there is none; None: the network turns whole heads.
+        default_theta: where config.json has none.
+    """
     max_len = min(fields.integer("max_position_embeddings", most=None), MAX_MODEL_LEN)
     where, given = _choose(fields)
+    return _read_object(fields, where, given, max_len, share, default_theta)
+
+
+def read_rotaries(
+    fields: Fields, global_theta: float, local_theta: float, local_field: str = ""
+) -> tuple[tuple[RotaryConfig, RotaryConfig], int]:
+    """Reads the rotary embeddings of layers of full_attention and those of sliding_attention, and the length.
+
+    Args:
+        fields: of config.json.
+        global_theta: of the first, where there is none.
+        local_theta: of the second.
+        local_field: the field that has it in files of older versions; empty: `rope_theta`.
+    """
+    max_len = min(fields.integer("max_position_embeddings", most=None), MAX_MODEL_LEN)
+    scaling, both = (_object(fields, name) for name in ("rope_scaling", "rope_parameters"))
+    if others := sorted(both.keys() - {"full_attention", "sliding_attention"}):
+        fields.refuse("rope_parameters", f"config.json: rope_parameters of this architecture have no {others[0]}")
+    wide, local = ({"rope_type": "default", **(both.get(f"{kind}_attention") or {})} for kind in ("full", "sliding"))
+    wide |= scaling
+    beside = fields.number("rope_theta", global_theta, above=1.0)
+    own = fields.number(local_field, local_theta, above=1.0) if local_field else local_theta
+    wide.setdefault("rope_theta", beside)
+    local.setdefault("rope_theta", own if local_field or not fields.has("rope_theta") else beside)
+    first, first_len = _read_object(fields, "rope_parameters", wide, max_len, None, global_theta)
+    second, _ = _read_object(fields, "rope_parameters", local, max_len, None, local_theta)
+    return (first, second), first_len
+
+
+def _object(fields: Fields, name: str) -> dict[str, Any]:
+    value = fields.get(name)
+    if value is not None and not isinstance(value, dict):
+        fields.refuse(name, f"config.json: {name} must be an object, not {value!r}")
+        return {}
+    return value or {}
+
+
+def _read_object(
+    fields: Fields, where: str, given: dict[str, Any], max_len: int, share: float | None, default_theta: float
+) -> tuple[RotaryConfig, int]:
     kind = given.get("rope_type", given.get("type", "default"))
     if kind not in ROTARY_KINDS:
         supported = ", ".join(ROTARY_KINDS)
         fields.refuse(where, f"config.json asks for rotary embeddings of type {kind!r} (supported: {supported})")
         return RotaryConfig(), max_len
-    _refuse_partial(fields, given)
+    share = _read_share(fields, given, share)
     theta = _number(fields, where, given, "rope_theta", above=1.0)
     if theta is None:
-        theta = fields.number("rope_theta", DEFAULT_THETA, above=1.0)
+        theta = fields.number("rope_theta", default_theta, above=1.0)
     parameters = _parameters(fields, where, given, kind, max_len)
     if kind in ("linear", "yarn") and "factor" in parameters:
         # Some models give the stretched length in config.json and some the original one.
         max_len = max(max_len, int(parameters[_LENGTH] * parameters["factor"]))
-    return RotaryConfig(kind, theta, parameters), min(max_len, MAX_MODEL_LEN)
+    return RotaryConfig(kind, theta, parameters, share), min(max_len, MAX_MODEL_LEN)
 
 
 def _choose(fields: Fields) -> tuple[str, dict[str, Any]]:
@@ -100,12 +154,16 @@ def _choose(fields: Fields) -> tuple[str, dict[str, Any]]:
     return name, given
 
 
-def _refuse_partial(fields: Fields, given: dict[str, Any]) -> None:
-    share = given.get("partial_rotary_factor", fields.get("partial_rotary_factor"))
-    if share not in (None, 1):
-        fields.refuse(
-            "partial_rotary_factor", "config.json asks for partial rotary embeddings, which are not supported"
-        )
+def _read_share(fields: Fields, given: dict[str, Any], default: float | None) -> float:
+    beside = fields.get("partial_rotary_factor")
+    share = given.get("partial_rotary_factor", beside)
+    if share is None:
+        return 1.0 if default is None else default
+    if not is_number(share) or not 0 < share <= 1 or (default is None and share != 1):
+        why = "which are not supported" if default is None else f"of a share of {share!r}, not above 0 and at most 1"
+        fields.refuse("partial_rotary_factor", f"config.json asks for partial rotary embeddings, {why}")
+        return 1.0
+    return float(share)
 
 
 def _number(fields: Fields, where: str, given: dict[str, Any], name: str, above: float | None = None) -> float | None:

@@ -13,7 +13,7 @@ from blockyard.model_config.leaves import count_leaves
 from blockyard.model_config.parallel_sizes import vocabulary_share
 
 if TYPE_CHECKING:
-    from blockyard.model_config.network import NetworkConfig
+    from blockyard.model_config.decoder_config import DecoderConfig
     from blockyard.parallel import Parallel
 
 
@@ -36,7 +36,7 @@ class Share:
     is_last_stage: bool
 
     @classmethod
-    def of(cls, config: NetworkConfig, parallel: Parallel) -> Share:
+    def of(cls, config: DecoderConfig, parallel: Parallel) -> Share:
         """Cuts a network whose sizes `check_sizes` allows."""
         size, rank = parallel.tensor_parallel_size, parallel.tensor_rank
         unit = vocabulary_share(config.vocab_size, size)

@@ -30,6 +30,7 @@ from kernels.cpu.sampling import CpuSampling
 from kernels.invariance import NUM_ROWS, attention_keeps_rows, keeps_rows, random_numbers
 from kernels.launching import IMMEDIATE
 from kernels.lora import LoraRows
+from kernels.shapes import AS_THEY_ARE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,17 +38,12 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from kernels.arena import Arena
+    from kernels.capture import CapturedStep, CaptureSizes
     from kernels.collectives import Ranks
     from kernels.launching import Launcher
     from kernels.lora import LoraOps, VirtualRows
-    from kernels.ops import (
-        AttentionBatch,
-        AttentionShape,
-        BlockTables,
-        CapturedStep,
-        CaptureSizes,
-        PackedLinear,
-    )
+    from kernels.ops import AttentionBatch, BlockTables, PackedLinear
+    from kernels.shapes import Activation, AttentionShape, LogitTransform, QueryKeyNorms
 
 log = logging.getLogger(__name__)
 _CPU = torch.device("cpu")
@@ -105,10 +101,12 @@ class CpuBackend:
     """See `kernels.ops.Backend`."""
 
     device = _CPU
+    is_complete = False
     packs_into_arenas = True
     launcher: Launcher = IMMEDIATE
 
     def __init__(self, dtype: torch.dtype, instruction_set: str, quantization: str = "none") -> None:
+        self._ones: dict[int, Tensor] = {}
         self._library = Library(instruction_set)
         self.name = f"cpu/{instruction_set}" + ("" if quantization == "none" else f"/{quantization}")
         self._linear_type = Int8Linear if quantization == "int8" else CpuLinear
@@ -153,6 +151,8 @@ class CpuBackend:
         bias: Tensor | None = None,
         *,
         gated: bool = False,
+        activation: Activation | None = None,
+        logits: LogitTransform = AS_THEY_ARE,
         leaves: int = 1,
         partial: bool = False,
         arena: Arena | None = None,
@@ -173,6 +173,7 @@ class CpuBackend:
         indices: Tensor,
         table: Tensor | PackedLinear,
         first_row: int | None = None,
+        scale: float = 1.0,
         virtual: VirtualRows | None = None,
     ) -> Tensor:
         """Takes rows of a table."""
@@ -210,9 +211,15 @@ class CpuBackend:
         self._ops.meet(Joint.SEND, rows)
 
     def rms_norm(
-        self, hidden: Tensor, weight: Tensor, epsilon: float, residual: Tensor | None = None
+        self,
+        hidden: Tensor,
+        weight: Tensor | None,
+        epsilon: float,
+        residual: Tensor | None = None,
+        scale: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
         """Adds the residual, then normalises."""
+        assert weight is not None and scale == 1.0
         hidden = hidden.contiguous()
         output = torch.empty_like(hidden)
         op = self._ops.make(
@@ -231,6 +238,35 @@ class CpuBackend:
         self._ops.emit(op, output, total)
         return output, total
 
+    def layer_norm(
+        self,
+        hidden: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        epsilon: float,
+        residual: Tensor | None = None,
+        scale: float = 1.0,
+    ) -> tuple[Tensor, Tensor]:
+        """Adds the residual, then normalises by mean and variance."""
+        raise NotImplementedError(f"{self.name} has no such op")
+
+    def add_normed(
+        self, hidden: Tensor, weight: Tensor | None, epsilon: float, residual: Tensor, scale: float = 1.0
+    ) -> Tensor:
+        """Adds normalised rows to the residual."""
+        raise NotImplementedError(f"{self.name} has no such op")
+
+    def add(self, hidden: Tensor, residual: Tensor, scale: float = 1.0) -> Tensor:
+        """Adds rows to the residual."""
+        return self.rms_norm(hidden, self._ones_of(hidden), 1.0, residual)[1]
+
+    def _ones_of(self, hidden: Tensor) -> Tensor:
+        """Makes a weight that lives as long as this does: what is recorded has its address."""
+        width = hidden.shape[1]
+        if width not in self._ones:
+            self._ones[width] = torch.ones(width, dtype=hidden.dtype, device=self.device)
+        return self._ones[width]
+
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         """Computes `silu(gate) * up`."""
         gate_up = gate_up.contiguous()
@@ -248,14 +284,15 @@ class CpuBackend:
     def rotary_and_cache(
         self,
         qkv: Tensor,
-        rotary: Tensor,
+        rotary: Tensor | None,
         batch: AttentionBatch,
         kv_pool: Tensor,
         layer: int,
         shape: AttentionShape,
-        norms: tuple[Tensor, Tensor, float] | None = None,
+        norms: QueryKeyNorms | None = None,
     ) -> Tensor:
         """Rotates queries and keys in place, and writes keys and values to their slots."""
+        assert rotary is not None
         qkv, rotary = qkv.contiguous(), rotary.contiguous()
         op = self._pool_op(Kind.ROTARY_AND_CACHE, kv_pool, layer, shape)
         op.input, op.residual, op.input_stride = qkv.data_ptr(), rotary.data_ptr(), qkv.shape[1]
@@ -272,6 +309,7 @@ class CpuBackend:
         layer: int,
         shape: AttentionShape,
         sliding_window: int | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Attends each row to its sequence's keys."""
         if query.stride()[1:] != (shape.head_dim, 1):

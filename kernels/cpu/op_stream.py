@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
+    from kernels.capture import CaptureSizes
     from kernels.collectives import Ranks
     from kernels.cpu.library import Executor, Kind
     from kernels.lora import LoraRows
-    from kernels.ops import AttentionBatch, CaptureSizes
+    from kernels.ops import AttentionBatch
 
 _INPUTS = "inputs"
 

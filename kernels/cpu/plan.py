@@ -14,11 +14,11 @@ import numpy as np
 import torch
 
 from kernels.arena import ALIGNMENT
+from kernels.capture import CaptureSizes, StepInputs, StepOutputs
 from kernels.cpu.huge_pages import allocate_huge
 from kernels.cpu.library import Inputs, Joint, Kind, Op, Rows, Scheme, op_array
 from kernels.cpu.packed import ELEMENT_TYPES
 from kernels.launching import take_last_tokens
-from kernels.ops import CaptureSizes, StepInputs, StepOutputs
 
 if TYPE_CHECKING:
     import ctypes

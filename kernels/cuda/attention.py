@@ -29,7 +29,8 @@ from kernels.cuda.plan import StepLengths, WorkList, make_work_list
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kernels.ops import AttentionBatch, AttentionShape
+    from kernels.ops import AttentionBatch
+    from kernels.shapes import AttentionShape
 
 
 def paged_attention(

@@ -22,6 +22,7 @@ from kernels.cuda.quantized import FORMATS
 from kernels.cuda.sampling import CudaSampling
 from kernels.cuda.warm_up import warm_up
 from kernels.launching import IMMEDIATE, CudaLauncher, Launcher
+from kernels.shapes import AS_THEY_ARE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,16 +31,19 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from kernels.arena import Arena
+    from kernels.capture import CapturedStep, CaptureSizes
     from kernels.collectives import Ranks
     from kernels.cuda.lora.slots import LoraRoom
     from kernels.cuda.quantized import Quantized
     from kernels.lora import LoraRows, VirtualRows
-    from kernels.ops import AttentionBatch, AttentionShape, BlockTables, CapturedStep, CaptureSizes, PackedLinear
+    from kernels.ops import AttentionBatch, BlockTables, PackedLinear
+    from kernels.shapes import Activation, AttentionShape, LogitTransform, QueryKeyNorms
 
 
 class CudaBackend:
     """See `kernels.ops.Backend`."""
 
+    is_complete = False
     packs_into_arenas = True
 
     def __init__(self, device: torch.device, *, invariant: bool = False, quantization: str = "none") -> None:
@@ -64,6 +68,7 @@ class CudaBackend:
         gpu = f"{torch.cuda.get_device_name(device)}/{num_multiprocessors(device)}" if on_gpu else "none"
         self.identity = f"{torch.__version__}/{torch.version.cuda}/{triton.__version__}/{gpu}"
         self.record: Callable[[Callable[[], Tensor], Any], Recording] = Recording
+        self._ones: dict[int, Tensor] = {}
         self._invariant = invariant
         self._joined: Ranks | None = None
 
@@ -88,6 +93,8 @@ class CudaBackend:
         bias: Tensor | None = None,
         *,
         gated: bool = False,
+        activation: Activation | None = None,
+        logits: LogitTransform = AS_THEY_ARE,
         leaves: int = 1,
         partial: bool = False,
         arena: Arena | None = None,
@@ -130,6 +137,7 @@ class CudaBackend:
         indices: Tensor,
         table: Tensor | PackedLinear,
         first_row: int | None = None,
+        scale: float = 1.0,
         virtual: VirtualRows | None = None,
     ) -> Tensor:
         """Takes rows of a table."""
@@ -159,12 +167,47 @@ class CudaBackend:
         self._ranks.send(rows)
 
     def rms_norm(
-        self, hidden: Tensor, weight: Tensor, epsilon: float, residual: Tensor | None = None
+        self,
+        hidden: Tensor,
+        weight: Tensor | None,
+        epsilon: float,
+        residual: Tensor | None = None,
+        scale: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
         """Adds the residual, then normalises."""
+        assert weight is not None and scale == 1.0
         into = self._eight_bits if self._eight_bits is not None and self._eight_bits.quantizes_rows else None
         normed, total, self._normed = elementwise.rms_norm(hidden, weight, epsilon, residual, into)
         return normed, total
+
+    def layer_norm(
+        self,
+        hidden: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        epsilon: float,
+        residual: Tensor | None = None,
+        scale: float = 1.0,
+    ) -> tuple[Tensor, Tensor]:
+        """Adds the residual, then normalises by mean and variance."""
+        raise NotImplementedError(f"{self.name} has no such op")
+
+    def add_normed(
+        self, hidden: Tensor, weight: Tensor | None, epsilon: float, residual: Tensor, scale: float = 1.0
+    ) -> Tensor:
+        """Adds normalised rows to the residual."""
+        raise NotImplementedError(f"{self.name} has no such op")
+
+    def add(self, hidden: Tensor, residual: Tensor, scale: float = 1.0) -> Tensor:
+        """Adds rows to the residual."""
+        return self.rms_norm(hidden, self._ones_of(hidden), 1.0, residual)[1]
+
+    def _ones_of(self, hidden: Tensor) -> Tensor:
+        """Makes a weight that lives as long as this does: what is recorded has its address."""
+        width = hidden.shape[1]
+        if width not in self._ones:
+            self._ones[width] = torch.ones(width, dtype=hidden.dtype, device=self.device)
+        return self._ones[width]
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         """Computes `silu(gate) * up`."""
@@ -173,14 +216,15 @@ class CudaBackend:
     def rotary_and_cache(
         self,
         qkv: Tensor,
-        rotary: Tensor,
+        rotary: Tensor | None,
         batch: AttentionBatch,
         kv_pool: Tensor,
         layer: int,
         shape: AttentionShape,
-        norms: tuple[Tensor, Tensor, float] | None = None,
+        norms: QueryKeyNorms | None = None,
     ) -> Tensor:
         """Rotates queries and keys and writes keys and values to their slots."""
+        assert rotary is not None
         return elementwise.rotary_and_cache(qkv, rotary, batch, kv_pool, layer, shape, norms)
 
     def paged_attention(
@@ -191,6 +235,7 @@ class CudaBackend:
         layer: int,
         shape: AttentionShape,
         sliding_window: int | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Attends each row to its sequence's keys."""
         return attention.paged_attention(

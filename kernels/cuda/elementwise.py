@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
     from kernels.cuda.quantized import Format
     from kernels.lora import VirtualRows
-    from kernels.ops import AttentionBatch, AttentionShape
+    from kernels.ops import AttentionBatch
+    from kernels.shapes import AttentionShape, QueryKeyNorms
 
 
 @triton.jit
@@ -211,7 +212,7 @@ def rotary_and_cache(
     kv_pool: Tensor,
     layer: int,
     shape: AttentionShape,
-    norms: tuple[Tensor, Tensor, float] | None,
+    norms: QueryKeyNorms | None,
 ) -> Tensor:
     """See `kernels.ops.Backend.rotary_and_cache`. Leaves `qkv` as it was; the queries returned are a tensor apart.
 
@@ -219,7 +220,7 @@ def rotary_and_cache(
     """
     num_tokens, num_heads, num_kv_heads, head_dim = len(qkv), shape.num_heads, shape.num_kv_heads, shape.head_dim
     query = qkv.new_empty(num_tokens, num_heads, head_dim)
-    query_norm, key_norm, epsilon = norms or (qkv, qkv, 0.0)
+    query_norm, key_norm, epsilon = norms[:3] if norms else (qkv, qkv, 0.0)
     launch = launch_table.rotary_launch(head_dim)
     if num_tokens:
         grid = (num_tokens, triton.cdiv(num_heads + 2 * num_kv_heads, launch.heads))

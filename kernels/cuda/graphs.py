@@ -20,16 +20,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from kernels.capture import StepInputs, StepOutputs
 from kernels.cuda import elementwise
 from kernels.cuda.inputs import Bucket, PaddedInputs
-from kernels.ops import AttentionBatch, StepInputs, StepOutputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
-    from kernels.ops import CaptureSizes
+    from kernels.capture import CaptureSizes
+    from kernels.ops import AttentionBatch
 
     Forward = Callable[[Tensor, AttentionBatch], Tensor]
     """From token ids [T] and a batch to hidden rows [T, hidden_size]."""

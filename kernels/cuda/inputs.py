@@ -18,16 +18,17 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.capture import StepInputs
 from kernels.cuda.lora.segments import ALIGNMENT, Segments, most_tiles, sort_rows
 from kernels.cuda.plan import StepLengths
 from kernels.cuda.tokens.last_tokens import take_last_tokens
 from kernels.lora import LoraRows
-from kernels.ops import AttentionBatch, StepInputs
+from kernels.ops import AttentionBatch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kernels.ops import CaptureSizes
+    from kernels.capture import CaptureSizes
 
 BLOCK = 256
 

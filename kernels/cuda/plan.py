@@ -27,7 +27,8 @@ from kernels.launching import upload
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kernels.ops import AttentionBatch, AttentionShape
+    from kernels.ops import AttentionBatch
+    from kernels.shapes import AttentionShape
 
 SPLIT = 512
 """Keys of a split in invariant mode."""

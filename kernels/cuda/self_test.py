@@ -13,8 +13,9 @@ import torch
 
 from kernels.invariance import random_numbers
 from kernels.lora import LoraRows
-from kernels.ops import AttentionShape, kv_pool_shape
+from kernels.ops import kv_pool_shape
 from kernels.sampling import Choices
+from kernels.shapes import AttentionShape
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from kernels.ops import AttentionBatch, Backend, CaptureSizes, PackedLinear
+    from kernels.capture import CaptureSizes
+    from kernels.ops import AttentionBatch, Backend, PackedLinear
     from kernels.sampling import SamplingOps
 
 log = logging.getLogger(__name__)

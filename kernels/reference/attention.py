@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from kernels.planning import SPLIT, Wave, make_waves
+from kernels.reference.elementwise import cap
 
 if TYPE_CHECKING:
-    from kernels.ops import AttentionBatch, AttentionShape
+    from kernels.ops import AttentionBatch
+    from kernels.shapes import AttentionShape
 
 # Keys widened to float32 at a time: small enough to stay in the cache until they are multiplied.
 SLAB_BYTES = 2 << 20
@@ -32,6 +34,7 @@ def paged_attention(
     shape: AttentionShape,
     sliding_window: int | None,
     row_multiple: int,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """See `kernels.ops.Backend.paged_attention`; `row_multiple` is what tiles are padded to."""
     kind = (shape, kv_pool.shape[1], sliding_window, row_multiple)
@@ -47,11 +50,13 @@ def paged_attention(
     keys, values = rows[first:], rows[first + shape.num_kv_heads :]
     for wave in waves:
         # Padding repeats rows, so some are written more than once, with the same bits.
-        result.index_copy_(0, wave.query_rows, _attend(wave, scaled, keys, values, shape))
+        result.index_copy_(0, wave.query_rows, _attend(wave, scaled, keys, values, shape, sinks))
     return result.to(query.dtype).view(-1, shape.num_heads * shape.head_dim)
 
 
-def _attend(wave: Wave, query: Tensor, keys: Tensor, values: Tensor, shape: AttentionShape) -> Tensor:
+def _attend(
+    wave: Wave, query: Tensor, keys: Tensor, values: Tensor, shape: AttentionShape, sinks: Tensor | None
+) -> Tensor:
     """Computes a wave -> [num_tiles * K * R, D]."""
     num_pairs, heads, dim = len(wave.pair_tiles), shape.num_kv_heads, shape.head_dim
     tiles = query.index_select(0, wave.query_rows).view(wave.num_tiles, heads, wave.num_rows, dim)
@@ -62,8 +67,13 @@ def _attend(wave: Wave, query: Tensor, keys: Tensor, values: Tensor, shape: Atte
         picked = tiles.index_select(0, wave.pair_tiles[part]).view(-1, wave.num_rows, dim)
         key = keys.index_select(0, wave.pool_rows[part].flatten()).view(-1, SPLIT, dim).float()
         _multiply(picked, key.transpose(1, 2), scores[part].view(-1, wave.num_rows, SPLIT))
+    if shape.softcap:
+        scores = cap(scores, shape.softcap)
     _hide(scores, wave)
     maximum = _merge_maxima(scores.amax(-1, keepdim=True), wave)
+    sink_scores = None if sinks is None else _sink_rows(sinks, wave, shape)
+    if sink_scores is not None:
+        maximum = torch.maximum(maximum, sink_scores)
     sums = scores.new_empty(num_pairs, heads, wave.num_rows, 1)
     products = scores.new_empty(num_pairs, heads, wave.num_rows, dim)
     for part in slabs:
@@ -71,7 +81,16 @@ def _attend(wave: Wave, query: Tensor, keys: Tensor, values: Tensor, shape: Atte
         torch.sum(weights, -1, keepdim=True, out=sums[part])
         value = values.index_select(0, wave.pool_rows[part].flatten()).view(-1, SPLIT, dim).float()
         _multiply(weights.view(-1, wave.num_rows, SPLIT), value, products[part].view(-1, wave.num_rows, dim))
-    return _add_splits(products, wave).div_(_add_splits(sums, wave)).view(-1, dim)
+    divisors = _add_splits(sums, wave)
+    if sink_scores is not None:
+        divisors += torch.exp(sink_scores - maximum)
+    return _add_splits(products, wave).div_(divisors).view(-1, dim)
+
+
+def _sink_rows(sinks: Tensor, wave: Wave, shape: AttentionShape) -> Tensor:
+    """Finds the sink of each row of the tiles' -> [num_tiles, K, R, 1]."""
+    heads = wave.query_rows % shape.num_heads
+    return sinks.index_select(0, heads).view(wave.num_tiles, shape.num_kv_heads, wave.num_rows, 1)
 
 
 def _multiply(left: Tensor, right: Tensor, result: Tensor) -> None:

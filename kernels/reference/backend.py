@@ -17,6 +17,7 @@ from kernels.reference import attention, elementwise, probe
 from kernels.reference.linear import Method, ReferenceLinear, can_prepack, join_rows
 from kernels.reference.lora import ReferenceLoraOps
 from kernels.reference.sampling import ReferenceSampling
+from kernels.shapes import AS_THEY_ARE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,23 +26,19 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from kernels.arena import Arena
+    from kernels.capture import CapturedStep, CaptureSizes
     from kernels.collectives import Ranks
     from kernels.launching import Launcher
     from kernels.lora import LoraOps, LoraRows, VirtualRows
-    from kernels.ops import (
-        AttentionBatch,
-        AttentionShape,
-        BlockTables,
-        CapturedStep,
-        CaptureSizes,
-        PackedLinear,
-    )
+    from kernels.ops import AttentionBatch, BlockTables, PackedLinear
+    from kernels.shapes import Activation, AttentionShape, LogitTransform, QueryKeyNorms
 
 
 class ReferenceBackend:
     """See `kernels.ops.Backend`."""
 
     name = "reference"
+    is_complete = True
     packs_into_arenas = False
 
     def __init__(self, device: torch.device) -> None:
@@ -78,12 +75,15 @@ class ReferenceBackend:
         bias: Tensor | None = None,
         *,
         gated: bool = False,
+        activation: Activation | None = None,
+        logits: LogitTransform = AS_THEY_ARE,
         leaves: int = 1,
         partial: bool = False,
         arena: Arena | None = None,
     ) -> PackedLinear:
         """Packs a weight and a bias, wherever torch has them: oneDNN's own layout lies in memory of its own."""
-        return ReferenceLinear(join_rows(weight), bias, self._method, gated=gated, leaves=leaves, partial=partial)
+        how: dict[str, Any] = {"gated": gated, "activation": activation, "logits": logits}
+        return ReferenceLinear(join_rows(weight), bias, self._method, **how, leaves=leaves, partial=partial)
 
     def linear(
         self, hidden: Tensor, packed: PackedLinear, *, wide: bool = False, lora: LoraRows | None = None
@@ -92,7 +92,7 @@ class ReferenceBackend:
         weight = cast("ReferenceLinear", packed)
         sums = weight.unrounded(hidden)
         if wide:
-            return sums.float()
+            return elementwise.transform_logits(sums.float(), weight.logits)
         room = self._loras.find(weight) if lora is not None else None
         inner = room.shrink(hidden, lora) if room is not None and lora is not None else None
         if weight.is_partial:
@@ -102,23 +102,29 @@ class ReferenceBackend:
         result = sums.to(weight.dtype)
         if room is not None and lora is not None and inner is not None:
             room.add(sums, inner, lora, result)
-        return self.silu_and_mul(result) if weight.is_gated else result
+        if weight.activation is None:
+            return result
+        activate = elementwise.activate_and_mul if weight.is_gated else elementwise.activate
+        return activate(result, weight.activation)
 
     def embedding(
         self,
         indices: Tensor,
         table: Tensor | PackedLinear,
         first_row: int | None = None,
+        scale: float = 1.0,
         virtual: VirtualRows | None = None,
     ) -> Tensor:
         """Takes rows of a table."""
         rows = cast("Tensor", table)
-        if first_row is None and virtual is None:
+        if first_row is None and virtual is None and scale == 1.0:
             return rows.index_select(0, indices)
         places = indices - (first_row or 0)
         is_here = (places >= 0) & (places < len(rows))
         found = rows.index_select(0, places.where(is_here, 0))
         found[~is_here] = 0
+        if scale != 1.0:
+            found = (found.float() * scale).to(found.dtype)
         if virtual is not None and not first_row:
             is_virtual = indices >= virtual.first_id
             found[is_virtual] = virtual.rows[indices[is_virtual] - virtual.first_id]
@@ -146,10 +152,37 @@ class ReferenceBackend:
         return self._joined
 
     def rms_norm(
-        self, hidden: Tensor, weight: Tensor, epsilon: float, residual: Tensor | None = None
+        self,
+        hidden: Tensor,
+        weight: Tensor | None,
+        epsilon: float,
+        residual: Tensor | None = None,
+        scale: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
         """Adds the residual, then normalises."""
-        return elementwise.rms_norm(hidden, weight, epsilon, residual)
+        return elementwise.rms_norm(hidden, weight, epsilon, residual, scale)
+
+    def layer_norm(
+        self,
+        hidden: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        epsilon: float,
+        residual: Tensor | None = None,
+        scale: float = 1.0,
+    ) -> tuple[Tensor, Tensor]:
+        """Adds the residual, then normalises by mean and variance."""
+        return elementwise.layer_norm(hidden, weight, bias, epsilon, residual, scale)
+
+    def add_normed(
+        self, hidden: Tensor, weight: Tensor | None, epsilon: float, residual: Tensor, scale: float = 1.0
+    ) -> Tensor:
+        """Adds normalised rows to the residual."""
+        return elementwise.add(elementwise.normalise(hidden, weight, epsilon), residual, scale)
+
+    def add(self, hidden: Tensor, residual: Tensor, scale: float = 1.0) -> Tensor:
+        """Adds rows to the residual."""
+        return elementwise.add(hidden, residual, scale)
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         """Computes `silu(gate) * up`."""
@@ -158,12 +191,12 @@ class ReferenceBackend:
     def rotary_and_cache(
         self,
         qkv: Tensor,
-        rotary: Tensor,
+        rotary: Tensor | None,
         batch: AttentionBatch,
         kv_pool: Tensor,
         layer: int,
         shape: AttentionShape,
-        norms: tuple[Tensor, Tensor, float] | None = None,
+        norms: QueryKeyNorms | None = None,
     ) -> Tensor:
         """Rotates queries and keys and writes keys and values to their slots."""
         return elementwise.rotary_and_cache(qkv, rotary, batch, kv_pool, layer, shape, norms)
@@ -176,10 +209,11 @@ class ReferenceBackend:
         layer: int,
         shape: AttentionShape,
         sliding_window: int | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Attends each row to its sequence's keys."""
         row_multiple = self._row_multiples.get(shape, attention.ROW_MULTIPLES[0])
-        return attention.paged_attention(query, batch, kv_pool, layer, shape, sliding_window, row_multiple)
+        return attention.paged_attention(query, batch, kv_pool, layer, shape, sliding_window, row_multiple, sinks)
 
     swap_blocks = staticmethod(blocks.swap_blocks)
     copy_blocks = staticmethod(blocks.copy_blocks)

@@ -6,57 +6,148 @@ and `gelu` take another formula for the last elements of a vector or a thread's 
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from kernels.shapes import Activation
+
 if TYPE_CHECKING:
-    from kernels.ops import AttentionBatch, AttentionShape
+    from kernels.ops import AttentionBatch
+    from kernels.shapes import AttentionShape, LogitTransform, QueryKeyNorms
 
 _SLOTS = "slots"
 
 
-def normalise(rows: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """RMS norm over the last dimension: in float32, rounded to the dtype, then times the weight."""
+def normalise(rows: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
+    """RMS norm over the last dimension, in float32; a weight in float32 multiplies before it is rounded."""
     wide = rows.float()
-    scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)
-    return (wide * scale).to(rows.dtype) * weight
+    return _weigh(wide * _inverse_root(wide, epsilon), weight, rows.dtype)
 
 
-def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+def _inverse_root(wide: Tensor, epsilon: float) -> Tensor:
+    return torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)
+
+
+def _weigh(normed: Tensor, weight: Tensor | None, dtype: torch.dtype) -> Tensor:
+    if weight is None:
+        return normed.to(dtype)
+    return (normed * weight).to(dtype) if weight.dtype is torch.float32 else normed.to(dtype) * weight
+
+
+def add(hidden: Tensor, residual: Tensor, scale: float) -> Tensor:
+    """See `kernels.ops.Backend.add`."""
+    if scale == 1.0:
+        return hidden + residual
+    return (hidden.float() * scale + residual.float()).to(hidden.dtype)
+
+
+def rms_norm(
+    hidden: Tensor, weight: Tensor | None, epsilon: float, residual: Tensor | None, scale: float = 1.0
+) -> tuple[Tensor, Tensor]:
     """See `kernels.ops.Backend.rms_norm`."""
-    total = hidden if residual is None else hidden + residual
+    total = hidden if residual is None else add(hidden, residual, scale)
     return normalise(total, weight, epsilon), total
+
+
+def layer_norm(
+    hidden: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float, residual: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    """See `kernels.ops.Backend.layer_norm`."""
+    total = hidden if residual is None else add(hidden, residual, scale)
+    wide = total.float()
+    centred = wide - wide.mean(-1, keepdim=True)
+    normed = centred * _inverse_root(centred, epsilon)
+    if weight is not None:
+        normed = normed * weight
+    if bias is not None:
+        normed = normed + bias
+    return normed.to(total.dtype), total
+
+
+def activate(rows: Tensor, activation: Activation) -> Tensor:
+    """Computes an activation, in float32, rounded to the dtype."""
+    return _ACTIVATIONS[activation](rows.float()).to(rows.dtype)
+
+
+def _silu(x: Tensor) -> Tensor:
+    return x / torch.exp(-x).add_(1)
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    inner = (x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)
+    return x * 0.5 * (1 + torch.tanh(inner))
+
+
+def _gelu_erf(x: Tensor) -> Tensor:
+    return x * 0.5 * (1 + torch.erf(x * math.sqrt(0.5)))
+
+
+def _relu(x: Tensor) -> Tensor:
+    return x.clamp_min(0)
+
+
+def _relu2(x: Tensor) -> Tensor:
+    positive = _relu(x)
+    return positive * positive
+
+
+_ACTIVATIONS = {
+    Activation.SILU: _silu,
+    Activation.GELU_TANH: _gelu_tanh,
+    Activation.GELU_ERF: _gelu_erf,
+    Activation.RELU: _relu,
+    Activation.RELU2: _relu2,
+}
+
+
+def activate_and_mul(gate_up: Tensor, activation: Activation) -> Tensor:
+    """Computes `activation(gate) * up` for rows [T, 2 * width], gate first -> [T, width]."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return activate(gate, activation) * up
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
     """See `kernels.ops.Backend.silu_and_mul`."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    wide = gate.float()
-    return (wide / torch.exp(-wide).add_(1)).to(gate.dtype) * up
+    return activate_and_mul(gate_up, Activation.SILU)
+
+
+def transform_logits(sums: Tensor, transform: LogitTransform) -> Tensor:
+    """See `kernels.shapes.LogitTransform`; in float32."""
+    if transform.scale != 1.0:
+        sums = sums * transform.scale
+    return cap(sums, transform.softcap) if transform.softcap else sums
+
+
+def cap(values: Tensor, softcap: float) -> Tensor:
+    """Computes `softcap * tanh(value / softcap)`."""
+    return torch.tanh(values * (1 / softcap)).mul_(softcap)
 
 
 def rotary_and_cache(
     qkv: Tensor,
-    rotary: Tensor,
+    rotary: Tensor | None,
     batch: AttentionBatch,
     kv_pool: Tensor,
     layer: int,
     shape: AttentionShape,
-    norms: tuple[Tensor, Tensor, float] | None,
+    norms: QueryKeyNorms | None,
 ) -> Tensor:
     """See `kernels.ops.Backend.rotary_and_cache`. Works in place: the queries returned are a view of `qkv`."""
     num_queries, num_keys = shape.num_heads, shape.num_kv_heads
     heads = qkv.view(-1, num_queries + 2 * num_keys, shape.head_dim)
     query, key = heads[:, :num_queries], heads[:, num_queries : num_queries + num_keys]
     if norms is not None:
-        query_weight, key_weight, epsilon = norms
-        query.copy_(normalise(query, query_weight, epsilon))
-        key.copy_(normalise(key, key_weight, epsilon))
-    rotated = heads[:, : num_queries + num_keys]
-    turned = torch.roll(rotated, shape.head_dim // 2, dims=-1).mul_(rotary[:, 1, None])
-    torch.add(rotated * rotary[:, 0, None], turned, out=rotated)
+        for part, weight in ((query, norms.query), (key, norms.key)):
+            rows = part.flatten(1) if norms.are_of_whole_rows else part
+            part.copy_(normalise(rows, weight, norms.epsilon).view_as(part))
+    if rotary is not None:
+        size = rotary.shape[2]
+        rotated = heads[:, : num_queries + num_keys, :size]
+        turned = torch.roll(rotated, size // 2, dims=-1).mul_(rotary[:, 1, None])
+        torch.add(rotated * rotary[:, 0, None], turned, out=rotated)
     _write(heads[:, num_queries:], batch, kv_pool, layer)
     return query
 

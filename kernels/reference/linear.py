@@ -16,9 +16,12 @@ from torch.nn import functional
 
 from kernels.invariance import MAX_ROWS
 from kernels.leaves import add_leaves
+from kernels.shapes import AS_THEY_ARE, Activation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from kernels.shapes import LogitTransform
 
 PADDED_ROWS = 4
 TILE_ROWS = 32
@@ -76,6 +79,8 @@ class ReferenceLinear:
         method: Method,
         *,
         gated: bool = False,
+        activation: Activation | None = None,
+        logits: LogitTransform = AS_THEY_ARE,
         leaves: int = 1,
         partial: bool = False,
     ) -> None:
@@ -85,6 +90,8 @@ class ReferenceLinear:
         self.is_partial = partial
         self.out_features = self.num_rows // 2 if gated else self.num_rows
         self.is_gated = gated
+        self.activation = Activation.SILU if gated and activation is None else activation
+        self.logits = logits
         self.dtype = weight.dtype
         self.device = weight.device
         self._bias = bias

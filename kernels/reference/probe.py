@@ -7,6 +7,7 @@ of making it is taken.
 from __future__ import annotations
 
 from collections import defaultdict
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from kernels.ops import AttentionBatch, AttentionShape
+    from kernels.ops import AttentionBatch
+    from kernels.shapes import Activation, AttentionShape
 
 # Products of larger weights are never left to one thread (`dry_runs.settle_threads`), and would take it long.
 MAX_SINGLE_THREAD_WEIGHTS = 1 << 22
@@ -86,12 +88,20 @@ def elementwise_is_independent(linears: Iterable[ReferenceLinear]) -> bool:
     """Returns whether norms and activations give a row the same bits for every row count, at the linears' widths."""
     linears = list(linears)
     normed = {(linear.in_features, linear.dtype) for linear in linears}
-    gated = {(linear.out_features, linear.dtype) for linear in linears if linear.is_gated}
+    activated = {
+        (linear.num_rows, linear.is_gated, linear.activation, linear.dtype)
+        for linear in linears
+        if linear.activation is not None
+    }
     weights = {(width, dtype): random_numbers(width, seed=6).to(dtype) for width, dtype in normed}
     return all(
         _keeps(lambda rows, weight=weight: elementwise.normalise(rows, weight, EPSILON), width, dtype)
         for (width, dtype), weight in weights.items()
-    ) and all(_keeps(elementwise.silu_and_mul, 2 * width, dtype) for width, dtype in gated)
+    ) and all(_keeps(_activation(gated, name), width, dtype) for width, gated, name, dtype in activated)
+
+
+def _activation(is_gated: bool, activation: Activation) -> Callable[[Tensor], Tensor]:
+    return partial(elementwise.activate_and_mul if is_gated else elementwise.activate, activation=activation)
 
 
 def _keeps(compute: Callable[[Tensor], Tensor], width: int, dtype: torch.dtype) -> bool:

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.ops import AttentionShape, Backend, kv_pool_shape
+from kernels.ops import Backend, kv_pool_shape
 from kernels.sampling import Choices
 from kernels.select import get_backend
+from kernels.shapes import AttentionShape
 from worker_service.models.random_weights import random_tensor
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from kernels import planning
-from kernels.ops import BLOCK_SIZES, AttentionBatch, AttentionShape, kv_pool_shape
+from kernels.ops import BLOCK_SIZES, AttentionBatch, kv_pool_shape
 from kernels.reference import attention
+from kernels.shapes import AttentionShape
 from tests.kit.kernels.backends import COMPILED, KERNELS, REFERENCE, Kernels, in_dtype, store
 
 FLOAT32 = in_dtype(KERNELS, torch.float32)

@@ -14,7 +14,7 @@ from scheduler_service.core.values import BeamSpec, EarlyStopping, FinishReason,
 from tests.kit.kernels.step_runner import CPU, StepRunner
 from tests.kit.kernels.tiny_models import MAX_LEN, VOCAB_SIZE, tiny_model
 from tests.kit.oracles.core_requests import add_request
-from worker_service.models.decoder import build_decoder
+from worker_service.models.builder import build_decoder
 from worker_service.models.model_config import read_config
 from worker_service.models.weight_files import WeightFiles
 

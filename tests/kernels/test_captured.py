@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
 
-from kernels.ops import CapturedStep, CaptureSizes, StepInputs, kv_pool_shape
+from kernels.capture import CapturedStep, CaptureSizes, StepInputs
+from kernels.ops import kv_pool_shape
 from tests.kit.kernels.backends import COMPILED, REFERENCE, Kernels, in_dtype
 from tests.kit.kernels.tiny_models import VOCAB_SIZE, tiny_model
-from worker_service.models.decoder import DecoderModel, build_decoder
+from worker_service.models.builder import build_decoder
 from worker_service.models.model_config import read_config
 from worker_service.models.weight_files import WeightFiles
+
+if TYPE_CHECKING:
+    from worker_service.models.decoder import DecoderModel
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 40
@@ -174,7 +179,7 @@ def test_of_equal_logits_the_lowest_id_wins_on_any_threads(best: list[int], kern
     step = make_step([9], [9], list(range(9)))
     head = torch.zeros(VOCAB_SIZE, bench.model.config.hidden_size, dtype=kernels.dtype)
     head[best] = torch.randn(bench.model.config.hidden_size).to(kernels.dtype)
-    bench.model._ending = (bench.model._ending[0], kernels.backend.pack_linear(head))
+    bench.model._ending = replace(bench.model._ending, head=kernels.backend.pack_linear(head))
     captured = bench.model.capture(bench.pools[0], SIZES)
     assert captured is not None
     for num_threads in (3, 1):

@@ -9,7 +9,8 @@ import torch
 from torch.nn import functional
 
 from kernels.lora import VirtualRows
-from kernels.ops import AttentionShape, kv_pool_shape
+from kernels.ops import kv_pool_shape
+from kernels.shapes import AttentionShape, QueryKeyNorms
 from tests.kit.kernels.backends import COMPILED, KERNELS, REFERENCE, REFERENCES, Kernels, read_layer
 from tests.kit.kernels.random_tensors import random
 
@@ -184,7 +185,9 @@ def test_rotary_and_cache(head_dim: int, normed: bool, kernels: Kernels):
         heads = torch.cat([wide * scales, heads[:, 6:]], dim=1)
     rotary = rotary_rows(batch.positions, dtype, head_dim // 2)
     expected = torch.cat([rotate(heads[:, :6], rotary), heads[:, 6:]], dim=1)
-    query = backend.rotary_and_cache(qkv, rotary, batch, pool, 1, shape, (*weights, 0.0) if normed else None)
+    query = backend.rotary_and_cache(
+        qkv, rotary, batch, pool, 1, shape, QueryKeyNorms(*weights, 0.0) if normed else None
+    )
     tolerance = {torch.float32: 2e-5, torch.bfloat16: 6e-2, torch.float16: 8e-3}[dtype]
     torch.testing.assert_close(query.double(), expected[:, :4], rtol=tolerance, atol=tolerance)
     layer = read_layer(kernels, pool, 1)
@@ -211,7 +214,7 @@ def test_rotation_is_as_good_as_the_reference(normed: bool, kernels: Kernels):
         pool = torch.empty(kv_pool_shape(3, 1, 2, 16, 96), dtype=kernels.dtype)
         batch = each.backend.plan_attention([40], [40], [[2, 0, 1]], 16)
         shape = AttentionShape(4, 2, 96, 0.1)
-        norms = (*weights, 0.0) if normed else None
+        norms = QueryKeyNorms(*weights, 0.0) if normed else None
         queries.append(each.backend.rotary_and_cache(qkv.clone(), rotary, batch, pool, 0, shape, norms).clone())
     assert_as_good(kernels, queries[0], queries[1], rotate(heads, rotary))
 

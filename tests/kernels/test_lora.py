@@ -84,7 +84,7 @@ class Layer:
 def settled(layer: Layer) -> Layer:
     """Has the backend choose how to compute exactly."""
     linears: list[PackedLinear] = [layer.packed, layer.plain]
-    from kernels.ops import AttentionShape
+    from kernels.shapes import AttentionShape
 
     assert layer.backend.probe(linears, AttentionShape(2, 2, 16, 0.25))
     for slot, adapter in enumerate(layer.adapters):

@@ -38,17 +38,21 @@ def read(tmp_path: Path):
     return read
 
 
+def biases(config: ModelConfig) -> tuple[bool, bool, bool]:
+    return config.attention.qkv_bias, config.attention.output_bias, config.layers[0].feed.has_bias
+
+
 def test_defaults(read: Any):
     config = read(LLAMA)
     assert (config.num_kv_heads, config.head_dim, config.max_model_len) == (4, 16, 512)
     assert config.dtype is torch.float32
     assert config.windows == (None, None, None)
     assert config.sliding_window is None
-    assert config.rotary.theta == 10000.0
-    options = config.options
-    assert not (options.qkv_bias or options.output_bias or options.mlp_bias or options.qk_norm)
-    assert not options.tied_embeddings
-    assert options.norm_epsilon == 1e-6
+    assert config.rotaries[0].theta == 10000.0
+    assert biases(config) == (False, False, False)
+    assert config.attention.qk_norm is None
+    assert not config.head.is_tied
+    assert {layer.norm.epsilon for layer in config.layers} == {config.final_norm.epsilon} == {1e-6}
 
 
 @pytest.mark.parametrize("fields", [{"dtype": "bfloat16"}, {"torch_dtype": "bfloat16"}, {"dtype": "torch.bfloat16"}])
@@ -58,15 +62,13 @@ def test_the_dtype_is_the_files_unless_told(read: Any, fields: dict[str, Any]):
 
 
 def test_biases(read: Any):
-    options = read({**LLAMA, "attention_bias": True, "mlp_bias": True}).options
-    assert (options.qkv_bias, options.output_bias, options.mlp_bias) == (True, True, True)
-    options = read({**QWEN2, "attention_bias": False}).options
-    assert (options.qkv_bias, options.output_bias, options.mlp_bias) == (True, False, False)
+    assert biases(read({**LLAMA, "attention_bias": True, "mlp_bias": True})) == (True, True, True)
+    assert biases(read({**QWEN2, "attention_bias": False})) == (True, False, False)
 
 
 def test_qwen3_has_norms_and_wide_heads(read: Any):
     config = read({**LLAMA, "architectures": ["Qwen3ForCausalLM"]})
-    assert config.options.qk_norm
+    assert config.attention.qk_norm is not None
     assert config.head_dim == 128
 
 
@@ -122,17 +124,17 @@ def test_windows(read: Any, fields: dict[str, Any], windows: tuple[int | None, .
 )
 def test_rotary_embeddings(read: Any, fields: dict[str, Any], kind: str, theta: float, max_len: int):
     config = read({**LLAMA, **fields})
-    assert (config.rotary.kind, config.rotary.theta, config.max_model_len) == (kind, theta, max_len)
+    assert (config.rotaries[0].kind, config.rotaries[0].theta, config.max_model_len) == (kind, theta, max_len)
 
 
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, r"'GPT2LMHeadModel' is not supported \(supported: Llama.*Qwen3"),
+        ({"architectures": ["BloomForCausalLM"]}, r"'BloomForCausalLM' is not supported \(supported: Llama.*Qwen3"),
         ({"architectures": []}, r"names no architecture \(supported: "),
         ({"architectures": ["MyModel"], "auto_map": {"AutoModel": "my.MyModel"}}, "such code is never run"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantized.*load the model's original weights"),
-        ({"hidden_act": "gelu"}, r"activation 'gelu' \(supported: silu"),
+        ({"hidden_act": "xielu"}, r"hidden_act is 'xielu', not supported \(supported: silu"),
         ({"vocab_size": None}, "config.json has no vocab_size"),
         ({"hidden_size": "64"}, "hidden_size must be a positive integer, not '64'"),
         ({"num_hidden_layers": 0}, "num_hidden_layers must be a positive integer"),
@@ -151,7 +153,10 @@ def test_rotary_embeddings(read: Any, fields: dict[str, Any], kind: str, theta: 
         ({"mlp_bias": "false"}, "mlp_bias must be true or false, not 'false'"),
         ({"logit_scale": 0.5}, "logit_scale is 0.5, which is not supported"),
         ({"is_causal": False}, "is_causal is False"),
-        ({"architectures": ["MistralForCausalLM"], "attention_bias": True}, "attention_bias.*Mistral.* does not have"),
+        (
+            {"architectures": ["MistralForCausalLM"], "attention_bias": True},
+            "attention_bias, which this architecture does not have",
+        ),
         ({"model_type": "qwen2"}, "LlamaForCausalLM and the model_type 'qwen2' of another"),
         ({"auto_map": {"AutoModel": "my.MyModel"}}, r"such code is never run \(take it out"),
         ({"hidden_size": 10**12}, "more than 2147483647"),
@@ -169,17 +174,17 @@ def test_the_first_architecture_that_is_supported_counts(read: Any):
     config = read({**LLAMA, "architectures": names, "model_type": "yi", "sliding_window": 64})
     assert config.architecture == "MistralForCausalLM"
     assert config.sliding_window == 64
-    with pytest.raises(BlockyardError, match="'YiForCausalLM', 'PhiForCausalLM' is not supported"):
-        read({**LLAMA, "architectures": ["YiForCausalLM", "PhiForCausalLM"]})
+    with pytest.raises(BlockyardError, match="'YiForCausalLM', 'MptForCausalLM' is not supported"):
+        read({**LLAMA, "architectures": ["YiForCausalLM", "MptForCausalLM"]})
 
 
 def test_everything_that_is_wrong_is_told_at_once(read: Any, tmp_path: Path):
     with pytest.raises(BlockyardError) as caught:
-        read({**LLAMA, "hidden_act": "gelu", "vocab_size": "100", "rope_scaling": {"type": "yarn", "factor": "4"}})
+        read({**LLAMA, "hidden_act": "xielu", "vocab_size": "100", "rope_scaling": {"type": "yarn", "factor": "4"}})
     assert [violation.field for violation in caught.value.violations] == [
-        "hidden_act",
-        "rope_scaling.factor",
         "vocab_size",
+        "rope_scaling.factor",
+        "hidden_act",
     ]
     assert caught.value.message.count("; ") == 2
     assert "\n" not in caught.value.message

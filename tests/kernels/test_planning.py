@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.ops import AttentionBatch, AttentionShape
 from kernels.planning import SPLIT, make_waves
 from kernels.select import get_backend
+from kernels.shapes import AttentionShape
+
+if TYPE_CHECKING:
+    from kernels.ops import AttentionBatch
 
 BACKEND = get_backend(torch.device("cpu"), torch.float32, "reference")
 SEQUENCES = st.lists(

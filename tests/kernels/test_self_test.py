@@ -12,7 +12,7 @@ from kernels.cpu.backend import CpuBackend, choose_backend
 from kernels.cpu.library import Library
 from kernels.cpu.processors import chosen_instruction_sets
 from kernels.cpu.self_test import SHAPES, Arithmetic, Trial, candidates
-from kernels.ops import AttentionShape
+from kernels.shapes import AttentionShape
 from tests.kit.kernels.backends import BEST, COMPILED, INSTRUCTION_SETS, Kernels, build_kernels
 from tests.kit.kernels.random_tensors import random
 

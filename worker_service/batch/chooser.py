@@ -16,8 +16,9 @@ from worker_service.sampling.sampler import Candidates, Sampled, Sampler
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from kernels.capture import StepOutputs
     from kernels.collectives import Collectives
-    from kernels.ops import Backend, StepOutputs
+    from kernels.ops import Backend
     from kernels.sampling import Flags
     from worker_service.batch.input_batch import InputBatch
     from worker_service.batch.step_layout import StepLayout

@@ -11,7 +11,7 @@ from blockyard.model_config.fields import unusable
 from worker_service.lora.adapter import Adapter
 from worker_service.lora.adapter_files import AdapterFiles
 from worker_service.lora.peft_folder import PROMPT_TUNING, PeftFolder
-from worker_service.lora.sites import find_sites, module_shapes
+from worker_service.lora.sites import find_sites, join_factors, module_shapes
 from worker_service.lora.soft_prompt import read_soft_prompt
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from kernels.arena import Arena
     from kernels.lora import LoraOps, PackedLora
     from worker_service.lora.adapter import LoraRequest
-    from worker_service.lora.sites import Site
     from worker_service.models.decoder import DecoderModel
+    from worker_service.models.projections import Projection
 
 
 class AdapterReader:
@@ -43,7 +43,7 @@ class AdapterReader:
         self._ops = ops
         self._limits = limits
         self._model = model
-        self._sites: tuple[Site, ...] = ()
+        self._sites: tuple[Projection, ...] = ()
         max_lora_bytes = self._make_room()
         max_tokens = limits.max_prompt_adapter_tokens
         prompts = self._prompts = model.make_virtual_rows(limits.max_loras * max_tokens) if max_tokens else None
@@ -87,14 +87,14 @@ class AdapterReader:
         targets = {name.rpartition(".")[2] for name in files.modules}
         return Adapter(request, rank, tuple(sorted(targets)), folder.digest(), factors)
 
-    def _pack(self, files: AdapterFiles, site: Site) -> PackedLora | None:
+    def _pack(self, files: AdapterFiles, site: Projection) -> PackedLora | None:
         assert self._ops is not None, "there are sites"
         names = [module.name for module in site.modules if module.name in files.modules]
-        joined = site.join({name: files.read(name) for name in names})
+        joined = join_factors(site, {name: files.read(name) for name in names})
         return None if joined is None else self._ops.pack(site.packed, *joined)
 
     def _check(self, files: AdapterFiles, folder: Path) -> None:
-        shapes = module_shapes(self._model.config)
+        shapes = module_shapes(self._model)
         for name, (_, in_features, out_features) in files.modules.items():
             if name not in shapes:
                 raise unusable(f"{folder}: {name} is no module that adapters can change in this model")

@@ -11,13 +11,19 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from blockyard.model_config.decoder_config import NormKind
+from worker_service.models.projections import Rows
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from blockyard.model_config.share import Share
-    from kernels.ops import PackedLinear
-    from worker_service.models.layers import DecoderLayer
+    from kernels.packed import PackedLinear
+    from worker_service.models.layers import Beginning, DecoderLayer, Ending, Norm
     from worker_service.models.model_config import ModelConfig
+    from worker_service.models.projections import ModuleNames, Projection
+
+NUM_QKV = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +34,8 @@ class Module:
     """Within its layer, or the network: "self_attn.qkv_proj"."""
     kind: str
     weight: Tensor | PackedLinear
-    tensors: tuple[tuple[str, int], ...]
-    """The name of each tensor without ".weight", and its rows that this rank has."""
+    tensors: tuple[Rows, ...]
+    """What this rank has of each tensor."""
     layer: int | None = None
     """Counted from the network's first; None: in none."""
     cut: str = ""
@@ -43,12 +49,12 @@ class Module:
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yields copies of the tensors, on the device: this rank's part of each, as rows are multiplied by it."""
         weight, bias = (self.weight.clone(), None) if isinstance(self.weight, Tensor) else self.weight.unpack()
-        sizes = [size for _, size in self.tensors]
-        for (name, _), part in zip(self.tensors, weight.split(sizes), strict=True):
-            yield f"{name}.weight", part
+        sizes = [rows.num_rows for rows in self.tensors]
+        for rows, part in zip(self.tensors, weight.split(sizes), strict=True):
+            yield f"{rows.name}.weight", rows.restore(part)
         if bias is not None:
-            for (name, _), part in zip(self.tensors, bias.split(sizes), strict=True):
-                yield f"{name}.bias", part
+            for rows, part in zip(self.tensors, bias.split(sizes), strict=True):
+                yield f"{rows.name}.bias", rows.restore(part)
 
     def describe(self) -> str:
         """Returns a line: shape, layout, cut, bytes."""
@@ -56,8 +62,8 @@ class Module:
         if isinstance(weight, Tensor):
             shape, layout = list(weight.shape), str(weight.dtype).removeprefix("torch.")
         else:
-            shape, layout = [sum(rows for _, rows in self.tensors), weight.in_features], weight.layout
-        parts = [name.rpartition(".")[2] for name, _ in self.tensors]
+            shape, layout = [sum(rows.num_rows for rows in self.tensors), weight.in_features], weight.layout
+        parts = [rows.name.rpartition(".")[2] for rows in self.tensors]
         of = f" of {', '.join(parts)}" if len(parts) > 1 else ""
         cut = f", {self.cut}" if self.cut else ""
         return f"{self.name}: {self.kind} {shape}{of}, {layout}{cut}, {in_words(self.num_bytes)}"
@@ -66,56 +72,81 @@ class Module:
 def list_modules(
     config: ModelConfig,
     share: Share,
-    embedding: Tensor | PackedLinear | None,
+    names: ModuleNames,
+    beginning: Beginning | None,
     layers: Sequence[DecoderLayer],
-    ending: tuple[Tensor, PackedLinear] | None,
+    ending: Ending | None,
 ) -> list[Module]:
     """Lists the modules of a decoder in the order of a step; arguments as `DecoderModel` has them."""
     tokens = _part("tokens", share.vocabulary, config.vocab_size) if share.is_cut else ""
-    size, modules = len(share.vocabulary), list[Module]()
-    if embedding is not None:
-        name = "model.embed_tokens"
-        modules.append(Module(name, "Embedding", embedding, ((name, size),), cut=tokens))
+    modules = list[Module]()
+    if beginning is not None:
+        rows = Rows(names.embedding, config.vocab_size, config.hidden_size, (_slice(share.vocabulary),))
+        modules.append(Module(rows.name, "Embedding", beginning.table, (rows,), cut=tokens))
+        if beginning.positions is not None:
+            modules.append(_whole(names.positions, "Embedding", beginning.positions))
     for layer in layers:
-        modules += _layer_modules(config, share, layer)
+        modules += _layer_modules(config, share, names, layer)
     if ending is not None:
-        norm, head = ending
-        modules.append(_norm("model.norm", norm))
+        modules += _norm(names.final_norm, ending.norm)
         # A table that is used at both ends is one tensor.
-        if head is not embedding:
-            modules.append(Module("lm_head", "Linear", head, (("lm_head", size),), cut=tokens))
+        if beginning is None or ending.head is not beginning.table:
+            rows = Rows(names.head, config.vocab_size, config.hidden_size, (_slice(share.vocabulary),))
+            modules.append(Module(names.head, "Linear", ending.head, (rows,), cut=tokens))
     return modules
 
 
-def _layer_modules(config: ModelConfig, share: Share, layer: DecoderLayer) -> Iterator[Module]:
-    index, dim = share.layers.start + layer.index, config.head_dim
-    prefix = f"model.layers.{index}."
+def _layer_modules(config: ModelConfig, share: Share, names: ModuleNames, layer: DecoderLayer) -> Iterator[Module]:
+    index = share.layers.start + layer.index
+    prefix, within_layer = names.layer(index), config.names
     heads, features = "", ""
     if share.is_cut:
         heads = _part("heads", share.heads, config.num_heads)
         features = _part("inner features", share.mlp, config.intermediate_size)
     key_heads = f", {_part('KV heads', share.kv_heads, config.num_kv_heads)}" if heads else ""
 
-    def linear(name: str, weight: PackedLinear, parts: dict[str, int], cut: str) -> Module:
-        scope = name.rpartition(".")[0]
-        tensors = tuple((f"{prefix}{scope}.{part}", rows) for part, rows in parts.items())
-        return Module(name, "Linear", weight, tensors, index, cut)
+    def linear(projection: Projection, cut: str) -> Module:
+        within = [module.name.removeprefix(prefix) for module in projection.modules]
+        name = within[0]
+        if len(within) > 1:
+            scope = name.rpartition(".")[0]
+            joined = "qkv_proj" if len(within) == NUM_QKV else "gate_up_proj"
+            name = f"{scope}.{joined}" if scope else joined
+        return Module(name, "Linear", projection.packed, projection.modules, index, cut)
 
-    query, key, inner = len(share.heads) * dim, len(share.kv_heads) * dim, len(share.mlp)
-    yield _norm("input_layernorm", layer.input_norm, prefix, index)
-    projections = {"q_proj": query, "k_proj": key, "v_proj": key}
-    yield linear("self_attn.qkv_proj", layer.qkv, projections, heads + key_heads)
-    if layer.qk_norms is not None:
-        for name, norm in zip(("q_norm", "k_norm"), layer.qk_norms[:2], strict=True):
-            yield _norm(f"self_attn.{name}", norm, prefix, index)
-    yield linear("self_attn.o_proj", layer.output, {"o_proj": config.hidden_size}, heads)
-    yield _norm("post_attention_layernorm", layer.post_attention_norm, prefix, index)
-    yield linear("mlp.gate_up_proj", layer.gate_up, {"gate_proj": inner, "up_proj": inner}, features)
-    yield linear("mlp.down_proj", layer.down, {"down_proj": config.hidden_size}, features)
+    norms = dict(layer.norms)
+    for name in ("pre_attention", "post_attention", "pre_feed", "post_feed"):
+        match name:
+            case "post_attention":
+                yield linear(layer.qkv, heads + key_heads)
+                if layer.qk_norms is not None:
+                    for which, weight in (
+                        (within_layer.query_norm, layer.qk_norms.query),
+                        (within_layer.key_norm, layer.qk_norms.key),
+                    ):
+                        yield _whole(prefix + which, "RMSNorm", weight, which, index)
+                yield linear(layer.output, heads)
+            case "post_feed":
+                yield linear(layer.inner, features)
+                yield linear(layer.down, features)
+            case _:
+                pass
+        if name in norms:
+            yield from _norm(prefix + getattr(within_layer, name), norms[name], getattr(within_layer, name), index)
 
 
-def _norm(name: str, weight: Tensor, prefix: str = "", layer: int | None = None) -> Module:
-    return Module(name, "RMSNorm", weight, ((prefix + name, len(weight)),), layer)
+def _norm(full_name: str, norm: Norm, name: str | None = None, layer: int | None = None) -> Iterator[Module]:
+    kind = "RMSNorm" if norm.kind is NormKind.RMS else "LayerNorm"
+    for tensor in norm.tensors:
+        yield _whole(full_name, kind, tensor, name, layer)
+
+
+def _whole(full_name: str, kind: str, tensor: Tensor, name: str | None = None, layer: int | None = None) -> Module:
+    return Module(name or full_name, kind, tensor, (Rows(full_name, len(tensor), 1),), layer)
+
+
+def _slice(numbers: range) -> slice:
+    return slice(numbers.start, numbers.stop)
 
 
 def _part(what: str, units: range, count: int) -> str:

@@ -1,4 +1,4 @@
-"""One decoder layer against the op set: attention and a gated MLP, each behind a norm. Knows no file formats.
+"""One decoder layer against the op set: attention and an MLP, and norms where its placement has them. Knows no files.
 
 Every product goes through `Backend.linear` and `Backend.paged_attention`; nothing here multiplies matrices itself.
 """
@@ -8,11 +8,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
+from blockyard.model_config.decoder_config import NormKind, Placement
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from torch import Tensor
 
+    from blockyard.model_config.decoder_config import Layer
     from kernels.lora import LoraRows
-    from kernels.ops import AttentionBatch, AttentionShape, Backend, PackedLinear
+    from kernels.ops import AttentionBatch, Backend, PackedLinear
+    from kernels.shapes import AttentionShape, QueryKeyNorms
+    from worker_service.models.projections import Projection
+
+
+NORM_NAMES = ("pre_attention", "post_attention", "pre_feed", "post_feed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +34,9 @@ class StepContext:
     backend: Backend
     batch: AttentionBatch
     kv_pool: Tensor
-    rotary: Tensor
-    """[T, 2, head_dim]: cosines and sines of each row's position."""
+    rotaries: Sequence[Tensor]
+    """Of each kind [T, 2, rotated numbers]: cosines and sines of each row's position."""
     shape: AttentionShape
-    norm_epsilon: float
 
     @property
     def lora(self) -> LoraRows | None:
@@ -33,44 +44,142 @@ class StepContext:
         return self.batch.lora
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
+class Norm:
+    """A norm with its weights."""
+
+    kind: NormKind
+    epsilon: float
+    weight: Tensor | None
+    bias: Tensor | None = None
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What it holds."""
+        return tuple(tensor for tensor in (self.weight, self.bias) if tensor is not None)
+
+    def apply(
+        self, backend: Backend, hidden: Tensor, residual: Tensor | None = None, scale: float = 1.0
+    ) -> tuple[Tensor, Tensor]:
+        """Adds the residual and normalises: see `Backend.rms_norm`."""
+        if self.kind is NormKind.RMS:
+            return backend.rms_norm(hidden, self.weight, self.epsilon, residual, scale)
+        return backend.layer_norm(hidden, self.weight, self.bias, self.epsilon, residual, scale)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Norms:
+    """The norms of a layer that its placement has."""
+
+    pre_attention: Norm | None = None
+    post_attention: Norm | None = None
+    pre_feed: Norm | None = None
+    post_feed: Norm | None = None
+
+    def __iter__(self) -> Iterator[tuple[str, Norm]]:
+        for name in NORM_NAMES:
+            if (norm := getattr(self, name)) is not None:
+                yield name, norm
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class DecoderLayer:
     """Weights of one layer, and its place in the pool."""
 
     index: int
-    sliding_window: int | None
-    input_norm: Tensor
-    qkv: PackedLinear
-    qk_norms: tuple[Tensor, Tensor, float] | None
-    """Weights [head_dim] of the norms of queries and keys, and their epsilon."""
-    output: PackedLinear
-    post_attention_norm: Tensor
-    gate_up: PackedLinear
-    """Gated: it gives the activated rows."""
-    down: PackedLinear
+    config: Layer
+    norms: Norms
+    qkv: Projection
+    qk_norms: QueryKeyNorms | None
+    output: Projection
+    inner: Projection
+    """The MLP's first product: it gives the activated rows."""
+    down: Projection
+
+    @property
+    def projections(self) -> tuple[Projection, ...]:
+        """The layer's products."""
+        return self.qkv, self.output, self.inner, self.down
 
     @property
     def linears(self) -> tuple[PackedLinear, ...]:
-        """The layer's products."""
-        return self.qkv, self.output, self.gate_up, self.down
+        """The weights of its products."""
+        return tuple(projection.packed for projection in self.projections)
 
     @property
-    def norms(self) -> tuple[Tensor, ...]:
-        """The weights of the layer's norms."""
-        return self.input_norm, self.post_attention_norm, *(self.qk_norms[:2] if self.qk_norms else ())
+    def norm_tensors(self) -> tuple[Tensor, ...]:
+        """The weights and biases of its norms."""
+        tensors = tuple(tensor for _, norm in self.norms for tensor in norm.tensors)
+        return (*tensors, *(self.qk_norms[:2] if self.qk_norms else ()))
 
-    def forward(self, hidden: Tensor, residual: Tensor | None, context: StepContext) -> tuple[Tensor, Tensor]:
-        """Computes a layer: rows [T, hidden_size] and what is still to be added to them -> the same of its output."""
-        backend, epsilon = context.backend, context.norm_epsilon
-        normed, residual = backend.rms_norm(hidden, self.input_norm, epsilon, residual)
-        attended = self._attend(normed, context)
-        normed, residual = backend.rms_norm(attended, self.post_attention_norm, epsilon, residual)
-        inner = backend.linear(normed, self.gate_up, lora=context.lora)
-        return backend.linear(inner, self.down, lora=context.lora), residual
+    def forward(self, hidden: Tensor, residual: Tensor | None, context: StepContext) -> tuple[Tensor, Tensor | None]:
+        """Computes a layer: rows [T, hidden_size] and what is still to be added to them -> the same of its output.
+
+        `residual_scale` is a factor of the rows that are still to be added to a residual.
+        """
+        backend, norms, scale = context.backend, self.norms, self.config.residual_scale
+        match self.config.placement:
+            case Placement.PRE:
+                assert norms.pre_attention is not None and norms.pre_feed is not None
+                normed, residual = norms.pre_attention.apply(backend, hidden, residual, scale)
+                attended = self._attend(normed, context)
+                normed, residual = norms.pre_feed.apply(backend, attended, residual, scale)
+                return self._feed(normed, context), residual
+            case Placement.POST:
+                assert residual is None
+                total = self._add(norms.post_attention, self._attend(hidden, context), hidden, context)
+                return self._add(norms.post_feed, self._feed(total, context), total, context), None
+            case Placement.SANDWICH:
+                assert norms.pre_attention is not None and norms.pre_feed is not None and residual is None
+                normed, _ = norms.pre_attention.apply(backend, hidden)
+                total = self._add(norms.post_attention, self._attend(normed, context), hidden, context)
+                normed, _ = norms.pre_feed.apply(backend, total)
+                return self._add(norms.post_feed, self._feed(normed, context), total, context), None
+            case Placement.PARALLEL | Placement.PARALLEL_TWO:
+                assert norms.pre_attention is not None
+                normed, total = norms.pre_attention.apply(backend, hidden, residual, scale)
+                fed = normed if norms.pre_feed is None else norms.pre_feed.apply(backend, total)[0]
+                total = backend.add(self._attend(normed, context), total, scale)
+                return self._feed(fed, context), total
+
+    def _add(self, norm: Norm | None, hidden: Tensor, residual: Tensor, context: StepContext) -> Tensor:
+        assert norm is not None and norm.kind is NormKind.RMS
+        scale = self.config.residual_scale
+        return context.backend.add_normed(hidden, norm.weight, norm.epsilon, residual, scale)
 
     def _attend(self, normed: Tensor, context: StepContext) -> Tensor:
         backend, batch, pool, shape = context.backend, context.batch, context.kv_pool, context.shape
-        qkv = backend.linear(normed, self.qkv, lora=context.lora)
-        query = backend.rotary_and_cache(qkv, context.rotary, batch, pool, self.index, shape, self.qk_norms)
-        attended = backend.paged_attention(query, batch, pool, self.index, shape, self.sliding_window)
-        return backend.linear(attended, self.output, lora=context.lora)
+        attention = self.config.attention
+        rotary = None if attention.rotary is None else context.rotaries[attention.rotary]
+        qkv = backend.linear(normed, self.qkv.packed, lora=context.lora)
+        query = backend.rotary_and_cache(qkv, rotary, batch, pool, self.index, shape, self.qk_norms)
+        attended = backend.paged_attention(query, batch, pool, self.index, shape, attention.window)
+        return backend.linear(attended, self.output.packed, lora=context.lora)
+
+    def _feed(self, normed: Tensor, context: StepContext) -> Tensor:
+        backend = context.backend
+        inner = backend.linear(normed, self.inner.packed, lora=context.lora)
+        return backend.linear(inner, self.down.packed, lora=context.lora)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Beginning:
+    """What the first stage has before its layers."""
+
+    table: Tensor | PackedLinear
+    """Of the embedding."""
+    positions: Tensor | None = None
+    """[positions, hidden_size]: a row of each position; None: they turn queries and keys."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What is no weight of a product."""
+        return tuple(tensor for tensor in (self.table, self.positions) if isinstance(tensor, torch.Tensor))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ending:
+    """What the last stage has after its layers."""
+
+    norm: Norm
+    head: PackedLinear

@@ -16,7 +16,7 @@ from blockyard.parallel import ALONE
 from blockyard.telemetry import EventLogger
 from kernels.select import get_backend, make_arena
 from worker_service.device.memory import room_for_weights
-from worker_service.models.decoder import DecoderModel, build_decoder
+from worker_service.models.builder import build_decoder
 from worker_service.models.model_config import ModelConfig, read_config
 from worker_service.models.packed_files import (
     Facts,
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from blockyard.parallel import Parallel
     from kernels.arena import Arena
     from kernels.ops import Backend
+    from worker_service.models.decoder import DecoderModel
 
 __all__ = ["LoadedModel", "ModelConfig", "load_model"]
 
@@ -222,7 +223,7 @@ class _Pack:
 def _load_packed(pack: _Pack, target: _Target, on_progress: Callable[[int, int], None]) -> LoadedModel | None:
     """Loads packed weights; returns None, after logging why, where these are not to be used and there are others."""
     try:
-        with PackedWeights(pack.path, pack.key, target.config.dtype, on_progress) as files:
+        with PackedWeights(pack.path, pack.key, target.config, on_progress) as files:
             loaded = target.build(files)
     except FileNotFoundError:
         if pack.is_cached:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from blockyard.model_config.network import DTYPES, NetworkConfig, read_network
+from blockyard.model_config.decoder_config import DTYPES, DecoderConfig
+from blockyard.model_config.network import read_network
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,7 +17,7 @@ _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig(NetworkConfig):
+class ModelConfig(DecoderConfig):
     """A decoder's architecture. Read from config.json; the rest of the worker reads sizes from it."""
 
     dtype: torch.dtype
@@ -34,5 +35,5 @@ def read_config(folder: Path, dtype: torch.dtype | None) -> ModelConfig:
         BlockyardError: MODEL_NOT_LOADED, where the file is missing, damaged, or asks for what is not supported.
     """
     network = read_network(folder, "auto" if dtype is None else str(dtype).removeprefix("torch."))
-    values = {field.name: getattr(network, field.name) for field in fields(NetworkConfig)}
+    values = {field.name: getattr(network, field.name) for field in fields(DecoderConfig)}
     return ModelConfig(**values, dtype=_DTYPES[network.dtype_name])

@@ -158,7 +158,7 @@ class PackedWeights:
     Has what `WeightFiles` has. Build a network of it in what `fill` returns, call `finish`, and close it.
     """
 
-    def __init__(self, path: Path, key: Key, dtype: torch.dtype, on_progress: Callable[[int, int], None]) -> None:
+    def __init__(self, path: Path, key: Key, config: ModelConfig, on_progress: Callable[[int, int], None]) -> None:
         """Opens a file.
 
         Raises:
@@ -166,7 +166,7 @@ class PackedWeights:
             PackError: it is not whole, or its key is not this one.
         """
         self._file = path.open("rb", buffering=0)
-        self._path, self._dtype, self._on_progress = path, dtype, on_progress
+        self._path, self._config, self._on_progress = path, config, on_progress
         self._filling: _FillingArena | None = None
         try:
             self._check(key)
@@ -223,11 +223,13 @@ class PackedWeights:
         return []
 
     def __contains__(self, name: str) -> bool:
-        return name in self.facts.tensors and (name != "lm_head.weight" or self.facts.has_two_tables)
+        # A table that is tied may have been found twice, and is packed once.
+        is_head = self._config.head.is_tied and name in {f"{head}.weight" for head in self._config.names.heads}
+        return name in self.facts.tensors and (not is_head or self.facts.has_two_tables)
 
     def read(self, name: str, shape: Sequence[int]) -> Tensor:
         """Returns a tensor of this shape on the device "meta"."""
-        return torch.empty(*shape, dtype=self._dtype, device="meta")
+        return torch.empty(*shape, dtype=self._config.dtype, device="meta")
 
     def pass_over(self, name: str, shape: Sequence[int]) -> None:
         """Does nothing."""

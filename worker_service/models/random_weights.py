@@ -50,12 +50,12 @@ class RandomWeights:
         self._digest = hashlib.sha256(b"random weights 1\n")
 
     def __contains__(self, name: str) -> bool:
-        return name != "lm_head.weight" or not self._config.options.tied_embeddings
+        return not self._config.head.is_tied or name not in {f"{head}.weight" for head in self._config.names.heads}
 
     def read(self, name: str, shape: Sequence[int]) -> Tensor:
         """Makes a tensor on the device, in the model's dtype."""
         dtype = self._config.dtype
-        if name.endswith("norm.weight"):
+        if len(shape) == 1 and name.endswith(".weight"):
             tensor = torch.ones(*shape, dtype=dtype, device=self._device)
         else:
             spread = BIAS_SPREAD if len(shape) == 1 else shape[-1] ** -0.5

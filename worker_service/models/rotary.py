@@ -23,9 +23,13 @@ PART = 4096
 
 
 def rotary_table(config: RotaryConfig, head_dim: int, num_positions: int, dtype: torch.dtype) -> Tensor:
-    """Makes the table [num_positions, 2 * head_dim]: cosines, then sines of which the first half is negated."""
-    frequencies, attention_factor = KINDS[config.kind](config, head_dim)
-    table = torch.empty(num_positions, 2 * head_dim, dtype=dtype)
+    """Makes the table [num_positions, 2 * R]: cosines, then sines of which the first half is negated.
+
+    R: the numbers of a head that are rotated.
+    """
+    size = config.rotated(head_dim)
+    frequencies, attention_factor = KINDS[config.kind](config, size)
+    table = torch.empty(num_positions, 2 * size, dtype=dtype)
     # Part by part: a long context's table in float32, several times over, would be larger than a small model.
     for start, part in zip(range(0, num_positions, PART), table.split(PART), strict=True):
         angles = torch.outer(torch.arange(start, start + len(part), dtype=torch.float32), frequencies)
@@ -34,48 +38,48 @@ def rotary_table(config: RotaryConfig, head_dim: int, num_positions: int, dtype:
     return table
 
 
-def _default(config: RotaryConfig, head_dim: int) -> tuple[Tensor, float]:
-    """RoFormer (arXiv 2104.09864), in the layout that pairs dimension i with i + head_dim / 2."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
+def _default(config: RotaryConfig, size: int) -> tuple[Tensor, float]:
+    """RoFormer (arXiv 2104.09864), in the layout that pairs dimension i with i + size / 2."""
+    exponents = torch.arange(0, size, 2, dtype=torch.float32) / size
     return 1.0 / config.theta**exponents, 1.0
 
 
-def _linear(config: RotaryConfig, head_dim: int) -> tuple[Tensor, float]:
+def _linear(config: RotaryConfig, size: int) -> tuple[Tensor, float]:
     """Position interpolation (arXiv 2306.15595)."""
-    frequencies, _ = _default(config, head_dim)
+    frequencies, _ = _default(config, size)
     return frequencies / config.parameters["factor"], 1.0
 
 
-def _llama3(config: RotaryConfig, head_dim: int) -> tuple[Tensor, float]:
+def _llama3(config: RotaryConfig, size: int) -> tuple[Tensor, float]:
     """Llama 3.1: long wavelengths are stretched, short ones kept, those between blended by their number of turns."""
     given = config.parameters
-    frequencies, _ = _default(config, head_dim)
+    frequencies, _ = _default(config, size)
     turns = given["original_max_position_embeddings"] * frequencies / (2 * math.pi)
     kept = (turns - given["low_freq_factor"]) / (given["high_freq_factor"] - given["low_freq_factor"])
     kept = kept.clamp(0, 1)
     return frequencies * (kept + (1 - kept) / given["factor"]), 1.0
 
 
-def _yarn(config: RotaryConfig, head_dim: int) -> tuple[Tensor, float]:
+def _yarn(config: RotaryConfig, size: int) -> tuple[Tensor, float]:
     """YaRN (arXiv 2309.00071): blends interpolated and original frequencies by a ramp over the dimensions."""
     given = config.parameters
-    frequencies, _ = _default(config, head_dim)
-    low = _turning_dimension(config, head_dim, given.get("beta_fast") or 32)
-    high = _turning_dimension(config, head_dim, given.get("beta_slow") or 1)
+    frequencies, _ = _default(config, size)
+    low = _turning_dimension(config, size, given.get("beta_fast") or 32)
+    high = _turning_dimension(config, size, given.get("beta_slow") or 1)
     if given.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
+    low, high = max(low, 0), min(high, size - 1)
     # Where few positions are so many that the ends change places, transformers divides by what is negative: so do we.
     width = high - low or 0.001
-    ramp = (torch.arange(head_dim // 2, dtype=torch.float32) - low) / width
+    ramp = (torch.arange(size // 2, dtype=torch.float32) - low) / width
     stretched = ramp.clamp(0, 1)
     return frequencies * (1 - stretched + stretched / given["factor"]), _yarn_attention_factor(given)
 
 
-def _turning_dimension(config: RotaryConfig, head_dim: int, num_turns: float) -> float:
+def _turning_dimension(config: RotaryConfig, size: int, num_turns: float) -> float:
     """The dimension that turns so many times over the original length."""
     length = config.parameters["original_max_position_embeddings"]
-    return head_dim * math.log(length / (num_turns * 2 * math.pi)) / (2 * math.log(config.theta))
+    return size * math.log(length / (num_turns * 2 * math.pi)) / (2 * math.log(config.theta))
 
 
 def _yarn_attention_factor(given: dict[str, float]) -> float:

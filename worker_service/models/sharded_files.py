@@ -16,7 +16,8 @@ from safetensors.torch import save_file
 
 from blockyard.model_config.fields import unusable
 from blockyard.model_config.share import Share
-from worker_service.models.decoder import NetworkBuilder
+from worker_service.models.builder import NetworkBuilder
+from worker_service.models.projections import take
 from worker_service.models.weight_files import WeightFiles
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
     from blockyard.parallel import Parallel
     from kernels.arena import Arena
     from kernels.ops import Backend, PackedLinear
+    from worker_service.models.builder import Weights
     from worker_service.models.model_config import ModelConfig
-    from worker_service.models.weights import Weights
 
 FORMAT = 1
 
@@ -175,7 +176,7 @@ def write_slices(
         BlockyardError: MODEL_NOT_LOADED, where the weights cannot be read.
     """
     writer = _Writer(folder, parallel.rank, max_file_bytes)
-    _SliceReader(config, files, Share.of(config, parallel), writer.add).build()
+    _SliceReader(config, files, Share.of(config, parallel), writer.add).read()
     writer.flush()
     return writer.paths
 
@@ -209,7 +210,7 @@ class _Writer:
 def list_share(config: ModelConfig, names: Sequence[str], parallel: Parallel) -> list[str]:
     """Lists which of a model's tensors a rank reads, in its order: those of other pipeline stages it does not."""
     share: list[str] = []
-    _SliceReader(config, _Names(names), Share.of(config, parallel), lambda name, tensor: share.append(name)).build()
+    _SliceReader(config, _Names(names), Share.of(config, parallel), lambda name, tensor: share.append(name)).read()
     return share
 
 
@@ -240,12 +241,12 @@ class _SliceReader(NetworkBuilder):
         super().__init__(config, backend, files, share, arena)
         self._take = take
 
-    def _read(self, name: str, *shape: int, part: tuple[slice, ...] = ()) -> Tensor:
+    def _read(self, name: str, *shape: int, part: Sequence[Sequence[slice]] = ()) -> Tensor:
         if self._passes_over:
             self._files.pass_over(name, shape)
         else:
             self._take(name, self._read_part(name, shape, part))
-        return torch.empty(shape, device="meta")[part]
+        return take(torch.empty(shape, device="meta"), part)
 
     def _pack(self, weights: Sequence[Tensor], bias: Tensor | None = None, **how: Any) -> PackedLinear:
         nothing: Any = None

@@ -96,7 +96,7 @@ class Operations:
             raise invalid([Violation("names", f"the model has no tensor {name!r}") for name in unknown])
         norms: list[WeightNorm] = []
         for module in loaded.model.modules():
-            held = {f"{name}.{kind}" for name, _ in module.tensors for kind in ("weight", "bias")}
+            held = {f"{rows.name}.{kind}" for rows in module.tensors for kind in ("weight", "bias")}
             if not wanted or wanted & held:
                 norms += await self._between_steps(lambda module=module: measurements.measure_norms(module, wanted))
         return WeightNormsReport(tuple(norms))

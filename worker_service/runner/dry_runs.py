@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from blockyard.capacity.steps import SamplingScratch, StepSize, least_step_bytes
-from kernels.ops import CaptureSizes
+from kernels.capture import CaptureSizes
 from worker_service.cache_engine import BlockFormat, allocate_pool
 from worker_service.device.memory import read_peak_memory, reset_peak_memory
 

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from blockyard.capacity.steps import max_prompt_rows
+from kernels.capture import CaptureSizes, StepInputs
 from kernels.launching import upload
 from kernels.lora import LoraRows
-from kernels.ops import CaptureSizes, StepInputs
 from worker_service.batch.chooser import Chooser
 from worker_service.batch.late_rows import UNKNOWN
 from worker_service.lora.slots import LoraSlots
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from kernels.capture import CapturedStep
     from kernels.collectives import Ranks
     from kernels.launching import Launched
-    from kernels.ops import CapturedStep
     from worker_service.batch.forward_batch import ForwardBatch, PromptPiece
     from worker_service.batch.input_batch import InputBatch
     from worker_service.batch.step_layout import StepLayout

@@ -10,9 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from blockyard.model_config.fields import unusable
-from worker_service.models.decoder import build_decoder
+from worker_service.models.builder import Weights, build_decoder
 from worker_service.models.determinism import determinism_id
-from worker_service.models.weights import Weights
 
 if TYPE_CHECKING:
     from worker_service.models.loader import LoadedModel

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from worker_service.models.loader import LoadedModel
     from worker_service.set_up import CacheFacts
 
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 MIN_TICKET_BYTES = 16
 MAX_VIOLATIONS = 20
 MAX_NAMES = 5
@@ -75,8 +74,8 @@ def order_heads(loaded: LoadedModel, heads: Sequence[TensorHead]) -> list[int]:
 
 def tensor_names(loaded: LoadedModel) -> list[str]:
     """Lists the tensors that an update must have, in the order in which a model's are read."""
-    is_tied = loaded.config.options.tied_embeddings
-    return [name for name in loaded.tensors if not (is_tied and name == HEAD)]
+    head = f"{loaded.model.names.head}.weight"
+    return [name for name in loaded.tensors if not (loaded.config.head.is_tied and name == head)]
 
 
 def wrong_heads(loaded: LoadedModel, heads: Sequence[TensorHead]) -> list[Violation]:
@@ -88,6 +87,7 @@ def wrong_heads(loaded: LoadedModel, heads: Sequence[TensorHead]) -> list[Violat
 
 def _wrong_heads(loaded: LoadedModel, heads: Sequence[TensorHead]) -> Iterator[Violation]:
     names, found = tensor_names(loaded), {head.name: head for head in heads}
+    table, tied = f"{loaded.model.names.embedding}.weight", f"{loaded.model.names.head}.weight"
     if len(found) < len(heads):
         yield Violation("tensors", "a name stands twice")
     for name in names:
@@ -95,9 +95,9 @@ def _wrong_heads(loaded: LoadedModel, heads: Sequence[TensorHead]) -> Iterator[V
             yield Violation("tensors", f"{name} is missing")
     for index, head in enumerate(heads):
         field = f"tensors[{index}]"
-        if head.name == HEAD and HEAD not in names and EMBEDDING in found:
-            if (head.sha256, head.crc32) != (found[EMBEDDING].sha256, found[EMBEDDING].crc32):
-                yield Violation(field, f"{HEAD} differs from {EMBEDDING}, and the model ties them")
+        if head.name == tied and tied not in names and table in found:
+            if (head.sha256, head.crc32) != (found[table].sha256, found[table].crc32):
+                yield Violation(field, f"{tied} differs from {table}, and the model ties them")
             continue
         if head.name not in names:
             yield Violation(field, f"the model has no {head.name}")

@@ -36,8 +36,8 @@ def test_the_worker_reads_its_configuration(tmp_path, recipe):
     config = read_config(models.write_model(recipe, tmp_path / "model"), None)
     assert (config.hidden_size, config.num_layers, config.vocab_size) == (32, 2, 320)
     assert (config.num_kv_heads, config.head_dim, config.max_model_len) == (2, 8, models.MAX_LEN)
-    assert config.options.qkv_bias == recipe.qkv_bias
-    assert config.options.tied_embeddings == recipe.tied
+    assert config.attention.qkv_bias == recipe.qkv_bias
+    assert config.head.is_tied == recipe.tied
 
 
 def test_weights_are_small_and_of_their_own_seeds(recipe):

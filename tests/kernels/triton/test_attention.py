@@ -13,8 +13,9 @@ import torch
 from kernels import planning
 from kernels.cuda import plan
 from kernels.cuda.attention import attend, paged_attention
-from kernels.ops import AttentionBatch, AttentionShape, kv_pool_shape
+from kernels.ops import AttentionBatch, kv_pool_shape
 from kernels.reference import attention as reference
+from kernels.shapes import AttentionShape
 from tests.kit.kernels.guards import Guards
 from tests.kit.kernels.triton_interpreter import DEVICE, DTYPES, IS_INTERPRETED
 

@@ -10,8 +10,9 @@ import triton.language as tl
 from kernels import planning
 from kernels.cuda import elementwise
 from kernels.lora import VirtualRows
-from kernels.ops import AttentionShape, kv_pool_shape
+from kernels.ops import kv_pool_shape
 from kernels.reference import elementwise as reference
+from kernels.shapes import AttentionShape, QueryKeyNorms
 from tests.kit.kernels.guards import Guards
 from tests.kit.kernels.random_tensors import random
 from tests.kit.kernels.triton_interpreter import DEVICE, DTYPES, reverse_programs
@@ -136,8 +137,9 @@ def test_rotations_and_what_they_write_are_the_references(
         on_device = planning.plan(num_new, lengths, tables, 8, None, DEVICE)
         qkv = eighths(sum(num_new), (heads[0] + 2 * heads[1]) * head_dim, dtype=dtype)
         rotary = rotary_rows(batch.positions, head_dim, dtype)
-        norms = (random(head_dim, dtype=dtype, seed=1), random(head_dim, dtype=dtype, seed=2), 1e-5) if normed else None
-        there = norms and (norms[0].to(DEVICE), norms[1].to(DEVICE), norms[2])
+        weights = (random(head_dim, dtype=dtype, seed=seed) for seed in (1, 2))
+        norms = QueryKeyNorms(*weights, 1e-5) if normed else None
+        there = norms and QueryKeyNorms(norms.query.to(DEVICE), norms.key.to(DEVICE), norms.epsilon)
         shape_of_pool = kv_pool_shape(6, 2, heads[1], 8, head_dim)
         expected_pool = torch.full(shape_of_pool, torch.nan, dtype=dtype)
         pool = guards.make(qkv.to(DEVICE), shape_of_pool)

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from kernels import planning
+from kernels.capture import CaptureSizes, StepInputs
 from kernels.lora import LoraRows
-from kernels.ops import CaptureSizes, StepInputs
 from tests.kit.kernels.strict_graphs import StrictRecording
 from tests.kit.kernels.triton_interpreter import DEVICE, IS_INTERPRETED
 

@@ -59,7 +59,8 @@ from kernels.cuda import elementwise
 from kernels.cuda.quantized import INT8
 from kernels.cuda.tokens import choice, last_tokens, logprobs
 from kernels.lora import VirtualRows
-from kernels.ops import AttentionShape, kv_pool_shape
+from kernels.ops import kv_pool_shape
+from kernels.shapes import AttentionShape
 from tests.kit.kernels.hopper import SHARED_BYTES, compiling
 
 torch.Tensor.new_empty = torch.Tensor.new_zeros  # what nothing writes is read as indexes
@@ -124,7 +125,8 @@ ATTENTION_SCRIPT = """
 import torch
 from kernels import planning
 from kernels.cuda.attention import paged_attention
-from kernels.ops import AttentionShape, kv_pool_shape
+from kernels.ops import kv_pool_shape
+from kernels.shapes import AttentionShape
 from tests.kit.kernels.hopper import SHARED_BYTES, compiling
 
 batch = planning.plan([1, 40], [900, 40], [list(range(57)), [0, 1, 2]], 16, None, torch.device("cpu"))

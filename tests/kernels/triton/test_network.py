@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from kernels.ops import CaptureSizes
+from kernels.capture import CaptureSizes
 from tests.kit.kernels.step_runner import StepRunner
 from tests.kit.kernels.strict_graphs import StrictRecording
 from tests.kit.kernels.tiny_adapters import make_tiny_adapter

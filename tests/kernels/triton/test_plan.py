@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kernels.cuda import plan
 from kernels.cuda.launch_table import KEY_TILE, MIN_SPLIT
-from kernels.ops import AttentionShape
+from kernels.shapes import AttentionShape
 from tests.kit.kernels.guards import Guards
 from tests.kit.kernels.triton_interpreter import DEVICE
 

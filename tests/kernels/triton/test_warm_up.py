@@ -17,8 +17,8 @@ import torch
 from kernels.cuda import graphs, linear
 from kernels.cuda.backend import CudaBackend
 from kernels.cuda.warm_up import warm_up
+from kernels.capture import CaptureSizes
 from kernels.lora import LoraRows
-from kernels.ops import CaptureSizes
 from kernels.sampling import Choices
 from tests.kit.kernels.hopper import compiling
 from tests.kit.kernels.step_runner import StepRunner
@@ -43,10 +43,10 @@ with compiling() as compiled:
 
     ops = backend.lora
     for each in model._linears():
-        if each is not model._ending[1]:
+        if each is not model._ending.head:
             ops.make_room(each, 3, 16)
     sizes = CaptureSizes(60, 64, 16, None, 512, num_lora_slots=3)
-    warm_up(backend, forward, model._ending[1], sizes)
+    warm_up(backend, forward, model._ending.head, sizes)
     captured = graphs.CapturedSteps(forward, torch.clone, sizes, CPU, lambda work, pool: work())
     captured._find(captured._buckets.first()[0])
     known = {id(kernel) for kernel in compiled}

@@ -15,8 +15,8 @@ import torch
 from kernels.cpu.build import EMULATED_SETS, build, find_compiler
 from kernels.cpu.build import INSTRUCTION_SETS as ALL_SETS
 from kernels.cpu.processors import supported_instruction_sets, this_processor
-from kernels.ops import AttentionShape
 from kernels.select import get_backend
+from kernels.shapes import AttentionShape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kernels.arena import Arena
-    from kernels.ops import AttentionBatch, AttentionShape, PackedLinear
+    from kernels.ops import AttentionBatch, PackedLinear
+    from kernels.shapes import AttentionShape
 
 
 class PlainBackend(ReferenceBackend):

@@ -21,7 +21,7 @@ from tests.kit.kernels.backends import COMPILED, Kernels, build_kernels
 from tests.kit.kernels.quantized_reference import QuantizedReference
 from tests.kit.kernels.step_runner import StepRunner
 from tests.kit.kernels.tiny_models import VOCAB_SIZE, tiny_model
-from worker_service.models.decoder import build_decoder
+from worker_service.models.builder import build_decoder
 from worker_service.models.model_config import read_config
 from worker_service.models.weight_files import WeightFiles
 

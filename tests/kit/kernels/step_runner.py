@@ -11,13 +11,13 @@ import torch
 
 from blockyard.capacity.adapters import LoraLimits
 from blockyard.parallel import ALONE, Parallel
-from kernels.ops import Backend, CaptureSizes, StepInputs
+from kernels.capture import CaptureSizes, StepInputs
 from kernels.select import get_backend
 from worker_service.cache_engine import BlockFormat
 from worker_service.lora.adapter import LoraRequest
 from worker_service.lora.reader import AdapterReader
 from worker_service.lora.slots import LoraSlots
-from worker_service.models.decoder import DecoderModel, build_decoder
+from worker_service.models.builder import build_decoder
 from worker_service.models.model_config import read_config
 from worker_service.models.weight_files import WeightFiles
 from worker_service.step import Step
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from kernels.ops import CapturedStep
+    from kernels.capture import CapturedStep
+    from kernels.ops import Backend
+    from worker_service.models.decoder import DecoderModel
 
 CPU = torch.device("cpu")
 

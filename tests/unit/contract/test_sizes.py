@@ -18,6 +18,9 @@ LIMITS = {"lines of a file": 400, "lines of a function": 60, "lines of a class":
 
 # What is larger today and why it may be: the measure, and the path with the name of the function or class.
 EXCEPTIONS = {
+    ("lines of a class", "kernels/ops.py: Backend"): "a method is an op",
+    ("lines of a class", "kernels/cpu/backend.py: CpuBackend"): "a method is an op",
+    ("attributes", "blockyard/model_config/names.py: Names"): "a field is a module of a checkpoint",
     ("attributes", "blockyard/configuration.py: SystemConfiguration"): "a field is a setting",
     ("attributes", "gateway/request.py: GenerationRequest"): "a field is something that a client may ask for",
     ("attributes", "gateway/scheduler_messages.py: Submission"): "a field is one of the message's",

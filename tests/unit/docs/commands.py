@@ -144,7 +144,6 @@ KUBECTL = By("tests/integration/deploy/test_kubernetes_guide.py::test_what_its_c
 
 ADDED_MODEL = By("tests/kernels/test_add_a_model_guide.py::test_what_it_says_comes")
 
-A_PIECE = NotRun("it is a piece of a class, as its reader would change it")
 THIS = NotRun("it is what makes the environment of the tests, or what runs them")
 A_CLUSTER = NotRun("it needs a cluster")
 HOURS = NotRun("it installs systems of others (6 GB) and measures for many minutes, on a quiet machine")
@@ -180,12 +179,10 @@ HOLDERS: dict[str, dict[str, By | NotRun]] = {
     },
     "docs/guides/add-a-backend.md": {".venv/bin/python -m pytest -q tests/kernels": THIS},
     "docs/guides/add-a-model.md": {
-        'RECIPES["seed_oss"] = _Recipe("SeedOssConfig", {"attention_bias": True, "head_dim": 32})': ADDED_MODEL,
-        ".venv/bin/python -m pytest -q tests/kernels/test_truth.py -k seed_oss": THIS,
-        'FAMILIES["SeedOssForCausalLM"] = '
-        'Family("seed_oss", reads_attention_bias=True, reads_mlp_bias=True, head_dim=128)': ADDED_MODEL,
-        "reads_output_bias: bool = False": A_PIECE,
-        'output_bias = fields.flag("attention_out_bias") if family.reads_output_bias else attention_bias': A_PIECE,
+        'RECIPES["cwm"] = Recipe("CwmForCausalLM", "CwmConfig", '
+        '{"head_dim": 32, "sliding_window": 40, "layer_types": _KINDS})': ADDED_MODEL,
+        ".venv/bin/python -m pytest -q tests/kernels/test_families.py -k cwm": THIS,
+        "def cwm(fields: Fields) -> DecoderConfig:": ADDED_MODEL,
         ".venv/bin/blockyard serve --model ./my-model": SETTINGS,
         '.venv/bin/blockyard generate "Once upon a time"': By(
             "tests/integration/test_one_machine.py::test_generate_streams_what_it_gives_at_once"

@@ -28,7 +28,7 @@ MEASURE = """
 import sys
 from pathlib import Path
 import numpy as np, torch
-from kernels.ops import CaptureSizes, StepInputs
+from kernels.capture import CaptureSizes, StepInputs
 from worker_service.cache_engine import BlockFormat, allocate_pool
 from worker_service.device.memory import read_peak_memory, reset_peak_memory
 from worker_service.models.loader import load_model

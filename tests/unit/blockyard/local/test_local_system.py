@@ -104,7 +104,7 @@ async def test_the_gateway_gets_the_time_that_it_may_drain() -> None:
 
 
 def test_a_model_that_cannot_be_served_is_told_in_one_line_before_anything_starts(tmp_path: Path) -> None:
-    config = {**json.loads((DEMO_FOLDER / "config.json").read_text()), "hidden_act": "gelu", "attention_bias": "yes"}
+    config = {**json.loads((DEMO_FOLDER / "config.json").read_text()), "hidden_act": "xielu", "attention_bias": "yes"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -115,8 +115,8 @@ def test_a_model_that_cannot_be_served_is_told_in_one_line_before_anything_start
             LocalSystem(SystemConfiguration(model=ModelSettings(model=str(tmp_path)), public=public))
     assert caught.value.reason is Reason.MODEL_NOT_LOADED
     assert caught.value.message == (
-        "config.json asks for the activation 'gelu' (supported: silu); "
-        "config.json: attention_bias must be true or false, not 'yes'"
+        "config.json: attention_bias must be true or false, not 'yes'; config.json: hidden_act is 'xielu', not "
+        "supported (supported: silu, swish, gelu, gelu_python, gelu_new, gelu_fast, gelu_pytorch_tanh, relu, relu2)"
     )
 
 

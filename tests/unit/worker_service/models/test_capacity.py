@@ -18,8 +18,8 @@ from blockyard.model_config.share import Share
 from blockyard.parallel import Parallel
 from blockyard.settings import settings_of
 from kernels import ops
+from kernels.capture import CaptureSizes
 from kernels.cpu.huge_pages import HostArena
-from kernels.ops import CaptureSizes
 from tests.kit.kernels.backends import build_kernels
 from tests.kit.kernels.tiny_models import tiny_model
 from worker_service.cache_engine import BlockFormat, allocate_pool

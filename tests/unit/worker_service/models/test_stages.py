@@ -28,5 +28,5 @@ def test_stages_hold_the_network_between_them(name: str, load_format: str):
     # A table that is embedding and head is held by both ends.
     held = sum(stage.parameter_bytes for stage in stages) - whole.parameter_bytes
     config = whole.config
-    table = config.vocab_size * config.hidden_size * config.dtype.itemsize if config.options.tied_embeddings else 0
+    table = config.vocab_size * config.hidden_size * config.dtype.itemsize if config.head.is_tied else 0
     assert 0 <= held <= table + 64 * config.hidden_size * config.dtype.itemsize

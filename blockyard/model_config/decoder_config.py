@@ -1,0 +1,234 @@
+"""What a decoder is made of: its layers as records, and what stands before and after them. No weights, no tensors.
+
+A family's reader (`families`) makes it of config.json; the worker builds the network from it, and plans count it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from blockyard.model_config.names import LLAMA_NAMES, Names
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from blockyard.model_config.rotary import RotaryConfig
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+class NormKind(StrEnum):
+    """How a norm measures its rows."""
+
+    RMS = "rms"
+    LAYER = "layer"
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """A norm of rows."""
+
+    kind: NormKind = NormKind.RMS
+    epsilon: float = 1e-6
+    offset: float = 0.0
+    """Added to the weight, in float32, when it is loaded."""
+    has_weight: bool = True
+    has_bias: bool = False
+    is_wide: bool = False
+    """The weight multiplies in float32, before the one rounding; else after it, in the model's dtype."""
+
+    @property
+    def is_held_wide(self) -> bool:
+        """Whether its weights are held in float32."""
+        return self.is_wide or self.kind is NormKind.LAYER
+
+
+class Activation(StrEnum):
+    """What an MLP does between its products."""
+
+    SILU = "silu"
+    GELU_TANH = "gelu_tanh"
+    GELU_ERF = "gelu_erf"
+    RELU = "relu"
+    RELU2 = "relu2"
+    """The square of what is above 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attention:
+    """The attention of a layer."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    rotary: int | None = 0
+    """Index into `DecoderConfig.rotaries`; None: positions do not turn queries and keys."""
+    window: int | None = None
+    """Keys that a query sees, its own among them; None: all."""
+    softcap: float = 0.0
+    """Scores are `softcap * tanh(score / softcap)`; 0: they are as they are."""
+    qk_norm: Norm | None = None
+    """Of each head's queries and keys, before they are turned."""
+    norms_whole_rows: bool = False
+    """Whether that norm is of all heads' numbers together."""
+    qkv_bias: bool = False
+    output_bias: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mlp:
+    """Two products with an activation between them."""
+
+    inner: int
+    activation: Activation = Activation.SILU
+    is_gated: bool = True
+    """The first product has gates and ups; the second multiplies `activation(gate) * up`."""
+    has_bias: bool = False
+
+
+class Placement(StrEnum):
+    """Where a layer's norms stand."""
+
+    PRE = "pre"
+    """Before attention and before the MLP."""
+    POST = "post"
+    """After each, before its result is added."""
+    SANDWICH = "sandwich"
+    """Before and after each."""
+    PARALLEL = "parallel"
+    """One before both, which read the same rows."""
+    PARALLEL_TWO = "parallel_two"
+    """One for each, of the same rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One layer."""
+
+    attention: Attention
+    feed: Mlp
+    norm: Norm
+    """Of all its norms but those of queries and keys."""
+    placement: Placement = Placement.PRE
+    residual_scale: float = 1.0
+    """Factor of what attention and MLP add."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learned:
+    """Positions that have a row of a table each, which is added to the embedding."""
+
+    num_positions: int
+    first_row: int = 0
+    """The table's row of position 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """What makes logits of the last rows."""
+
+    is_tied: bool = False
+    """It is the embedding's table."""
+    has_bias: bool = False
+    scale: float = 1.0
+    """Factor of the logits."""
+    softcap: float = 0.0
+    """Then they are `softcap * tanh(logit / softcap)`; 0: they are as they are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderConfig:
+    """A decoder's architecture, as config.json gives it."""
+
+    architecture: str = ""
+    dtype_name: str = "float32"
+    """What the model computes in, one of DTYPES."""
+    vocab_size: int
+    hidden_size: int
+    max_model_len: int
+    layers: tuple[Layer, ...]
+    rotaries: tuple[RotaryConfig, ...]
+    final_norm: Norm
+    head: Head
+    names: Names = field(default=LLAMA_NAMES, repr=False)
+    embedding_scale: float = 1.0
+    """Factor of the embedding's rows."""
+    rounds_embedding_scale: bool = True
+    """Whether that is rounded to the dtype before it multiplies."""
+    learned: Learned | None = None
+    remarks: tuple[str, ...] = field(default=(), repr=False, compare=False)
+    """Sentences for the log: what was passed over."""
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the whole network."""
+        return len(self.layers)
+
+    @property
+    def attention(self) -> Attention:
+        """The first layer's attention: heads and their width are those of all layers."""
+        return self.layers[0].attention
+
+    @property
+    def num_heads(self) -> int:
+        """Heads of queries of a layer."""
+        return self.attention.num_heads
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Heads of keys, and of values."""
+        return self.attention.num_kv_heads
+
+    @property
+    def head_dim(self) -> int:
+        """Numbers of a head."""
+        return self.attention.head_dim
+
+    @property
+    def intermediate_size(self) -> int:
+        """Inner features of an MLP: those of all layers."""
+        return self.layers[0].feed.inner
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """For each layer the keys that a query sees, its own among them; None: all."""
+        return tuple(layer.attention.window for layer in self.layers)
+
+    @property
+    def sliding_window(self) -> int | None:
+        """The window of the layers that have one; None where no layer has."""
+        return next((window for window in self.windows if window is not None), None)
+
+
+def norms_of(placement: Placement) -> Iterable[str]:
+    """Returns which norms a layer has, by their fields of `Names`."""
+    return {
+        Placement.PRE: ("pre_attention", "pre_feed"),
+        Placement.POST: ("post_attention", "post_feed"),
+        Placement.SANDWICH: ("pre_attention", "post_attention", "pre_feed", "post_feed"),
+        Placement.PARALLEL: ("pre_attention",),
+        Placement.PARALLEL_TWO: ("pre_attention", "pre_feed"),
+    }[placement]
+
+
+def is_plain(config: DecoderConfig) -> bool:
+    """Returns whether a network needs no op, and of none more, than Llama's does."""
+    return (
+        config.head.scale == config.embedding_scale == 1.0
+        and not (config.head.softcap or config.head.has_bias or config.learned)
+        and all(rotary.share == 1.0 for rotary in config.rotaries)
+        and all(
+            layer.placement is Placement.PRE
+            and layer.residual_scale == 1.0
+            and not layer.norm.is_held_wide
+            and layer.feed.is_gated
+            and layer.feed.activation is Activation.SILU
+            and not layer.attention.norms_whole_rows
+            and layer.attention.rotary is not None
+            and not layer.attention.softcap
+            for layer in config.layers
+        )
+    )

@@ -1,0 +1,66 @@
+"""What ops are told about a network beside its tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionShape:
+    """The shape of attention in a model. Query head h reads key-value head `h * num_kv_heads // num_heads`."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    """Factor of the scores, most often `head_dim ** -0.5`."""
+    softcap: float = 0.0
+    """Then scores are `softcap * tanh(score / softcap)`, before any is hidden; 0: they are as they are."""
+
+
+class QueryKeyNorms(NamedTuple):
+    """The RMS norms of queries and of keys, their weights as those of `rms_norm`."""
+
+    query: Tensor
+    """[D], of each head; of whole rows [H * D]."""
+    key: Tensor
+    """[D], or [K * D]."""
+    epsilon: float
+    are_of_whole_rows: bool = False
+    """Whether the mean square is that of all heads of a row together."""
+
+
+class Activation(StrEnum):
+    """A function of each number, in float32 of a number in the dtype."""
+
+    SILU = "silu"
+    """x / (1 + exp(-x))."""
+    GELU_TANH = "gelu_tanh"
+    """x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x ** 3)))."""
+    GELU_ERF = "gelu_erf"
+    """x / 2 * (1 + erf(x / sqrt(2)))."""
+    RELU = "relu"
+    RELU2 = "relu2"
+    """The square of what is above 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogitTransform:
+    """What is done with sums in float32 that are logits, after the bias."""
+
+    scale: float = 1.0
+    softcap: float = 0.0
+    """Then they are `softcap * tanh(logit / softcap)`; 0: they are as they are."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether they stay as they are."""
+        return self.scale == 1.0 and not self.softcap
+
+
+AS_THEY_ARE = LogitTransform()

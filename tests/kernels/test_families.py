@@ -1,0 +1,155 @@
+"""Every architecture against transformers, and against itself under other schedules and on more ranks."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import transformers
+
+from blockyard.model_config.decoder_config import Activation, NormKind
+from blockyard.model_config.families.table import FAMILIES
+from blockyard.model_config.names import RowOrder
+from blockyard.model_config.parallel_sizes import legal_tensor_sizes
+from tests.kit.kernels.backends import BEST, REFERENCE, Kernels
+from tests.kit.kernels.families import RECIPES, VOCAB_SIZE, family_model
+from tests.kit.kernels.ranks import Ranks
+from tests.kit.kernels.step_runner import StepRunner
+from worker_service.models.builder import build_decoder
+from worker_service.models.model_config import ModelConfig, read_config
+from worker_service.models.weight_files import WeightFiles
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LENGTH = 110
+TOKEN_IDS = tuple(random.Random(3).choices(range(VOCAB_SIZE), k=LENGTH))
+# Those of the kernels that have all ops.
+COMPLETE = [
+    kernels
+    for name in (REFERENCE, BEST)
+    for kernels in (Kernels(name, torch.float32), Kernels(name, torch.bfloat16))
+    if kernels.backend.is_complete
+]
+for_all = pytest.mark.parametrize("kernels", COMPLETE, ids=str)
+for_each = pytest.mark.parametrize("name", RECIPES)
+
+
+def load(name: str, kernels: Kernels) -> StepRunner:
+    return StepRunner.load(family_model(name), kernels.dtype, kernels.backend)
+
+
+@cache
+@torch.no_grad()
+def reference_logits(name: str, dtype: torch.dtype) -> torch.Tensor:
+    """What transformers computes, spelled out: its other ways of attention know no bounded scores."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        family_model(name), dtype=dtype, attn_implementation="eager"
+    )
+    return model.eval()(torch.tensor([TOKEN_IDS])).logits[0].float()
+
+
+def test_each_architecture_is_tried() -> None:
+    in_several = {"Gemma3ForConditionalGeneration"}
+    assert {recipe.architecture for recipe in RECIPES.values()} == FAMILIES.keys() - in_several
+
+
+@for_all
+@for_each
+def test_logits_are_those_of_transformers(name: str, kernels: Kernels) -> None:
+    expected = reference_logits(name, torch.float32)
+    got = load(name, kernels).run("whole", TOKEN_IDS, [LENGTH])
+    if kernels.dtype is torch.float32:
+        assert (got - expected).abs().max() <= 2e-5 * expected.abs().max()
+    else:
+        theirs = (reference_logits(name, kernels.dtype) - expected).abs().mean()
+        assert (got - expected).abs().mean() <= 1.5 * theirs
+
+
+@for_all
+@for_each
+def test_any_schedule_gives_the_same_bits(name: str, kernels: Kernels) -> None:
+    """Whole, in pieces beside others, and one by one: with a captured step, where there is one."""
+    runner = load(name, kernels).probe()
+    assert runner.is_exact
+    whole = runner.run("whole", TOKEN_IDS, [LENGTH])
+    if not kernels.is_reference:
+        runner = load(name, kernels).capture(64)
+    mates = [("one", TOKEN_IDS[:37]), ("other", TOKEN_IDS[5:6])]
+    first = [runner.step([*mates, ("subject", TOKEN_IDS[:50])])[2]]
+    middle = [runner.step([("subject", TOKEN_IDS[start : start + 3]), ("one", [7])])[0] for start in range(50, 80, 3)]
+    last = [runner.step([("subject", [token_id])])[0] for token_id in TOKEN_IDS[80:]]
+    assert torch.equal(torch.cat([*first, *middle, *last]), whole)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_two_ranks_give_the_bits_of_one(name: str) -> None:
+    kernels = COMPLETE[-1]
+    if 2 not in legal_tensor_sizes(read_config(family_model(name), None)):
+        assert name in ("olmo2", "olmo3"), "norms of whole rows alone need all heads"
+        return
+    whole = load(name, kernels).run("whole", TOKEN_IDS[:40], [40])
+    assert torch.equal(Ranks(family_model(name), kernels, 2).logits(TOKEN_IDS[:40], [30, 10]), whole)
+
+
+def each_layer(**changes: Any) -> Callable[[ModelConfig], ModelConfig]:
+    return lambda config: replace(config, layers=tuple(replace(layer, **changes) for layer in config.layers))
+
+
+def each_attention(**changes: Any) -> Callable[[ModelConfig], ModelConfig]:
+    def change(config: ModelConfig) -> ModelConfig:
+        layers = (replace(layer, attention=replace(layer.attention, **changes)) for layer in config.layers)
+        return replace(config, layers=tuple(layers))
+
+    return change
+
+
+def each_feed(**changes: Any) -> Callable[[ModelConfig], ModelConfig]:
+    return lambda config: each_layer(feed=replace(config.layers[0].feed, **changes))(config)
+
+
+def each_norm(**changes: Any) -> Callable[[ModelConfig], ModelConfig]:
+    return lambda config: each_layer(norm=replace(config.layers[0].norm, **changes))(config)
+
+
+def rows_in(order: RowOrder) -> Callable[[ModelConfig], ModelConfig]:
+    return lambda config: replace(config, names=replace(config.names, row_order=order))
+
+
+# What an architecture has, taken away: its numbers must become others.
+TAKEN_AWAY: dict[tuple[str, str], Callable[[ModelConfig], ModelConfig]] = {
+    ("gemma2", "bounded scores"): each_attention(softcap=0.0),
+    ("gemma2", "a window"): each_attention(window=None),
+    ("gemma2", "a scale of scores"): each_attention(scale=32**-0.5),
+    ("gemma2", "bounded logits"): lambda config: replace(config, head=replace(config.head, softcap=0.0)),
+    ("gemma2", "1 + weight"): each_norm(offset=0.0),
+    ("gemma2", "a scaled embedding"): lambda config: replace(config, embedding_scale=1.0),
+    ("gemma3", "two rotaries"): each_attention(rotary=0),
+    ("gemma3", "positions"): each_attention(rotary=None),
+    ("granite", "a scaled residual"): each_layer(residual_scale=1.0),
+    ("granite", "scaled logits"): lambda config: replace(config, head=replace(config.head, scale=1.0)),
+    ("olmo2", "norms of whole rows"): each_norm(epsilon=0.1),
+    ("smollm3", "layers that turn nothing"): each_attention(rotary=0),
+    ("glm4", "partial rotary"): lambda config: replace(
+        config, rotaries=tuple(replace(rotary, share=1.0) for rotary in config.rotaries)
+    ),
+    ("cohere", "interleaved pairs"): rows_in(RowOrder.PLAIN),
+    ("cohere", "layer norms"): each_norm(kind=NormKind.RMS),
+    ("phi", "its activation"): each_feed(activation=Activation.RELU),
+    ("nemotron", "its activation"): each_feed(activation=Activation.RELU),
+    ("arcee", "its activation"): each_feed(activation=Activation.SILU),
+}
+
+
+@pytest.mark.parametrize("kernels", COMPLETE[::2], ids=str)
+@pytest.mark.parametrize(("name", "what"), TAKEN_AWAY)
+def test_nothing_is_there_for_nothing(name: str, what: str, kernels: Kernels) -> None:
+    config = TAKEN_AWAY[name, what](read_config(family_model(name), kernels.dtype))
+    files = WeightFiles(family_model(name), lambda done_bytes, total_bytes: None)
+    got = StepRunner(build_decoder(config, kernels.backend, files), kernels.backend).run("x", TOKEN_IDS, [LENGTH])
+    expected = reference_logits(name, torch.float32)
+    assert (got - expected).abs().max() > 1e-3 * expected.abs().max()

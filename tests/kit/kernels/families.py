@@ -1,0 +1,160 @@
+"""A tiny seeded model of each architecture, saved by transformers, with settings that make a difference.
+
+Each has two key-value heads if it may, four layers so that every kind of layer occurs, and windows shorter than a text.
+"""
+
+from __future__ import annotations
+
+import atexit
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+VOCAB_SIZE = 384
+WINDOW = 40
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 96,
+    "intermediate_size": 160,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 1,
+}
+_KINDS = ["sliding_attention", "full_attention"] * 2
+_GEMMA: dict[str, Any] = {"head_dim": 32, "query_pre_attn_scalar": 20, "sliding_window": WINDOW}
+_TWO_ROTARIES = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
+_OPT_LEFT_OUT = ("intermediate_size", "num_key_value_heads")
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How transformers makes one."""
+
+    architecture: str
+    config: str
+    changes: dict[str, Any] = field(default_factory=dict[str, Any])
+    left_out: tuple[str, ...] = ()
+    """Sizes that it does not have."""
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What its configuration is made of."""
+        return {**{name: value for name, value in _SIZES.items() if name not in self.left_out}, **self.changes}
+
+
+RECIPES = {
+    "llama": Recipe("LlamaForCausalLM", "LlamaConfig", {"attention_bias": True, "mlp_bias": True}),
+    "mistral": Recipe("MistralForCausalLM", "MistralConfig", {"sliding_window": WINDOW}),
+    "qwen2": Recipe("Qwen2ForCausalLM", "Qwen2Config"),
+    "qwen3": Recipe("Qwen3ForCausalLM", "Qwen3Config", {"head_dim": 32}),
+    "gemma": Recipe("GemmaForCausalLM", "GemmaConfig", {"head_dim": 32}),
+    "gemma2": Recipe(
+        "Gemma2ForCausalLM",
+        "Gemma2Config",
+        {**_GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 20.0},
+    ),
+    "gemma3": Recipe(
+        "Gemma3ForCausalLM",
+        "Gemma3TextConfig",
+        {**_GEMMA, "head_dim": 24, "layer_types": _KINDS, "rope_parameters": _TWO_ROTARIES},
+    ),
+    "granite": Recipe(
+        "GraniteForCausalLM",
+        "GraniteConfig",
+        {
+            "embedding_multiplier": 11.3,
+            "logits_scaling": 0.7,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.1,
+        },
+    ),
+    "smollm3": Recipe("SmolLM3ForCausalLM", "SmolLM3Config"),
+    "phi3": Recipe("Phi3ForCausalLM", "Phi3Config", {"hidden_size": 128, "partial_rotary_factor": 0.75}),
+    "glm": Recipe("GlmForCausalLM", "GlmConfig", {"head_dim": 32}),
+    "glm4": Recipe("Glm4ForCausalLM", "Glm4Config", {"head_dim": 32}),
+    "ernie": Recipe("Ernie4_5ForCausalLM", "Ernie4_5Config", {"use_bias": True, "head_dim": 32}),
+    "seed_oss": Recipe(
+        "SeedOssForCausalLM", "SeedOssConfig", {"head_dim": 32, "attention_out_bias": True, "mlp_bias": True}
+    ),
+    "arcee": Recipe("ArceeForCausalLM", "ArceeConfig", {"mlp_bias": True}),
+    "ministral": Recipe("MinistralForCausalLM", "MinistralConfig", {"sliding_window": WINDOW, "head_dim": 32}),
+    "helium": Recipe("HeliumForCausalLM", "HeliumConfig", {"head_dim": 24, "mlp_bias": True}),
+    "olmo": Recipe("OlmoForCausalLM", "OlmoConfig"),
+    "olmo2": Recipe("Olmo2ForCausalLM", "Olmo2Config"),
+    "olmo3": Recipe("Olmo3ForCausalLM", "Olmo3Config", {"sliding_window": WINDOW, "layer_types": _KINDS}),
+    "exaone4": Recipe("Exaone4ForCausalLM", "Exaone4Config", {"sliding_window": WINDOW}),
+    "cohere": Recipe("CohereForCausalLM", "CohereConfig", {"logit_scale": 0.7}),
+    "cohere2": Recipe("Cohere2ForCausalLM", "Cohere2Config", {"sliding_window": WINDOW, "logit_scale": 0.7}),
+    "stablelm": Recipe("StableLmForCausalLM", "StableLmConfig", {"use_qkv_bias": True, "hidden_size": 128}),
+    "stablelm_parallel": Recipe(
+        "StableLmForCausalLM", "StableLmConfig", {"use_parallel_residual": True, "hidden_size": 128}
+    ),
+    "gpt2": Recipe(
+        "GPT2LMHeadModel",
+        "GPT2Config",
+        {"n_embd": 96, "n_layer": 4, "n_head": 4, "n_positions": 512},
+        tuple(name for name in _SIZES if name != "vocab_size" and not name.endswith("token_id")),
+    ),
+    "opt": Recipe("OPTForCausalLM", "OPTConfig", {"ffn_dim": 160, "word_embed_proj_dim": 96}, _OPT_LEFT_OUT),
+    "gpt_neox": Recipe("GPTNeoXForCausalLM", "GPTNeoXConfig", {"hidden_size": 128}, ("num_key_value_heads",)),
+    "gpt_neox_serial": Recipe(
+        "GPTNeoXForCausalLM",
+        "GPTNeoXConfig",
+        {"hidden_size": 128, "use_parallel_residual": False},
+        ("num_key_value_heads",),
+    ),
+    "phi": Recipe("PhiForCausalLM", "PhiConfig"),
+    "starcoder2": Recipe("Starcoder2ForCausalLM", "Starcoder2Config", {"sliding_window": WINDOW}),
+    "nemotron": Recipe("NemotronForCausalLM", "NemotronConfig", {"head_dim": 32}),
+}
+
+
+@cache
+def family_model(name: str) -> Path:
+    """The folder of a model, made once in this process and removed at its end."""
+    recipe = RECIPES[name]
+    config = getattr(transformers, recipe.config)(**recipe.fields)
+    folder = _home() / name
+    make_model(config, folder, seed=sum(name.encode()))
+    return folder
+
+
+@torch.no_grad()
+def make_model(config: transformers.PreTrainedConfig, folder: Path, seed: int) -> transformers.PreTrainedModel:
+    """Writes a model with random weights: products keep the size of their input, and norms are not all alike.
+
+    What it computes is spelled out: transformers' other ways of attention know no bounded scores.
+    """
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        if parameter.dim() > 1:
+            is_table = any(part in name for part in ("embed", "wte", "wpe"))
+            parameter.copy_(noise * (0.4 if is_table else parameter.shape[1] ** -0.5))
+        else:
+            parameter.add_(0.1 * noise)
+    model.generation_config = transformers.GenerationConfig(bos_token_id=0, eos_token_id=1, pad_token_id=1)
+    model.save_pretrained(folder)
+    return model.eval()
+
+
+@cache
+def _home() -> Path:
+    folder = tempfile.mkdtemp(prefix="families-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)

@@ -1,0 +1,313 @@
+"""Builds a decoder from tensors by name: reads, cuts and packs a rank's share of them, one at a time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import torch
+
+from blockyard.model_config.decoder_config import is_plain, norms_of
+from blockyard.model_config.fields import unusable
+from blockyard.model_config.names import RowOrder
+from blockyard.model_config.share import Share
+from blockyard.parallel import ALONE
+from kernels.arena import keep
+from kernels.select import make_arena
+from kernels.shapes import Activation, LogitTransform, QueryKeyNorms
+from worker_service.models.decoder import DecoderModel
+from worker_service.models.layers import Beginning, DecoderLayer, Ending, Norm, Norms
+from worker_service.models.packed_files import PackedWeights
+from worker_service.models.projections import (
+    WHOLE,
+    Cut,
+    ModuleNames,
+    Projection,
+    Rows,
+    concatenate,
+    halves_order,
+    join,
+    take,
+    thirds_order,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from blockyard.model_config import decoder_config
+    from blockyard.model_config.decoder_config import Layer
+    from blockyard.parallel import Parallel
+    from kernels.arena import Arena
+    from kernels.ops import Backend
+    from kernels.packed import PackedLinear
+    from worker_service.models.model_config import ModelConfig
+
+
+class Weights(Protocol):
+    """Tensors by name: from a folder's files, or random."""
+
+    def __contains__(self, name: str) -> bool:
+        """Returns whether there is such a tensor."""
+        ...
+
+    def read(self, name: str, shape: Sequence[int]) -> Tensor:
+        """Returns a tensor of this shape, or this rank's part of it; it may be shared: copy what is to stay.
+
+        One on "meta" others fill.
+        """
+        ...
+
+    def pass_over(self, name: str, shape: Sequence[int]) -> None:
+        """Takes note of a tensor that another stage reads."""
+        ...
+
+
+def build_decoder(
+    config: ModelConfig, backend: Backend, files: Weights, parallel: Parallel = ALONE, arena: Arena | None = None
+) -> DecoderModel:
+    """Reads and packs a rank's share of the weights, one tensor at a time, in an order that the configuration gives.
+
+    `arena`: where they go; None: one of its own.
+
+    Raises:
+        BlockyardError: MODEL_NOT_LOADED, where the files and the configuration do not belong together.
+    """
+    if not backend.is_complete and not is_plain(config):
+        name = f"--{'cpu' if backend.device.type == 'cpu' else 'gpu'}-kernels"
+        raise unusable(
+            f"the {backend.name} kernels do not have all that {config.architecture} needs yet: {name} reference has"
+        )
+    arena = make_arena(backend.device) if arena is None else arena
+    if isinstance(files, PackedWeights):
+        arena = files.fill(arena)
+    return NetworkBuilder(config, backend, files, Share.of(config, parallel), arena).build()
+
+
+class NetworkBuilder:
+    """Reads tensors under the names of the architecture's checkpoints."""
+
+    def __init__(self, config: ModelConfig, backend: Backend, files: Weights, share: Share, arena: Arena) -> None:
+        self._config = config
+        self._arena = arena
+        self._backend = backend
+        self._files = files
+        self._share = share
+        self._names = ModuleNames.find(config.names, files)
+        self._has_found_two = False
+        # Tensors are another stage's: they count in the digest of the weights, and are not read.
+        self._passes_over = False
+
+    def build(self) -> DecoderModel:
+        """Reads all weights, and makes the network of them."""
+        beginning, layers, ending = self.read()
+        model = DecoderModel(self._config, self._backend, beginning, layers, ending, self._share, self._names)
+        model.has_two_tables = self._has_found_two
+        return model
+
+    def read(self) -> tuple[Beginning | None, list[DecoderLayer], Ending | None]:
+        """Goes through all tensors in the order in which they are packed."""
+        config, share, names = self._config, self._share, self._names
+        # The largest come first, while there is room for a file's pages beside them.
+        beginning, head = self._ends()
+        layers: list[DecoderLayer] = []
+        for index in range(config.num_layers):
+            self._passes_over = index not in share.layers
+            layer = self._layer(index)
+            layers += [] if self._passes_over else [layer]
+        self._passes_over = not share.is_last_stage
+        final_norm = self._norm(names.final_norm, config.final_norm, config.hidden_size)
+        ending = Ending(final_norm, head) if head is not None and share.is_last_stage else None
+        return beginning, layers, ending
+
+    def _ends(self) -> tuple[Beginning | None, PackedLinear | None]:
+        """Reads the embedding and the head, of which some networks have one for both."""
+        config, share, names = self._config, self._share, self._names
+        shape, tokens = (config.vocab_size, config.hidden_size), ((_slice(share.vocabulary),),)
+        logits = LogitTransform(config.head.scale, config.head.softcap)
+        if not config.head.is_tied or self._has_two_tables(shape):
+            self._passes_over = not share.is_first_stage
+            table: Tensor | PackedLinear = self._keep(self._read(names.embedding + ".weight", *shape, part=tokens))
+            positions = self._positions()
+            self._passes_over = not share.is_last_stage
+            cut = Rows(names.head, *shape, tokens[0])
+            head = self._linear((cut,), bias=config.head.has_bias, logits=logits).packed
+        else:
+            stored = (f"{names.embedding}.weight", f"{names.head}.weight")
+            self._passes_over = not (share.is_first_stage or share.is_last_stage)
+            tied = self._read(next((name for name in stored if name in self._files), stored[0]), *shape, part=tokens)
+            bias = self._bias((Rows(names.head, *shape, tokens[0]),)) if config.head.has_bias else None
+            head = self._pack([tied], bias, logits=logits) if share.is_last_stage else None
+            table = head if head is not None and head.is_table else self._keep(tied) if share.is_first_stage else tied
+            positions = self._positions()
+        beginning = Beginning(table, positions) if share.is_first_stage else None
+        return beginning, (head if share.is_last_stage else None)
+
+    def _positions(self) -> Tensor | None:
+        config = self._config
+        if config.learned is None:
+            return None
+        first, count = config.learned.first_row, config.learned.num_positions
+        part = ((slice(first, first + count),),)
+        return self._keep(self._read(self._names.positions + ".weight", first + count, config.hidden_size, part=part))
+
+    def _pack(self, weights: Sequence[Tensor], bias: Tensor | None = None, **how: Any) -> PackedLinear:
+        """Packs a weight, unless it is another stage's: then the result is of no use, and is not kept."""
+        if self._passes_over:
+            return cast("PackedLinear", None)
+        return self._backend.pack_linear(weights, bias, **how, arena=self._arena)
+
+    def _has_two_tables(self, shape: tuple[int, int]) -> bool:
+        """Returns whether files that should tie their two tables hold two that differ; then both are used.
+
+        As in transformers; there are models whose config.json says that they are tied and that are not.
+        """
+        names = (f"{self._names.embedding}.weight", f"{self._names.head}.weight")
+        if not all(name in self._files for name in names):
+            return False
+        embedding, head = (self._files.read(name, shape) for name in names)
+        # What was saved, without numbers or cut, has the same table only once.
+        is_saved = embedding.is_meta or tuple(embedding.shape) != shape
+        self._has_found_two = is_saved or not torch.equal(embedding, head)
+        return self._has_found_two
+
+    def _layer(self, index: int) -> DecoderLayer:
+        layer, hidden = self._config.layers[index], self._config.hidden_size
+        prefix, names = self._names.layer(index), self._config.names
+        return DecoderLayer(
+            index=index - self._share.layers.start,
+            config=layer,
+            norms=Norms(
+                **{
+                    which: self._norm(prefix + getattr(names, which), layer.norm, hidden)
+                    for which in norms_of(layer.placement)
+                }
+            ),
+            qkv=self._linear(self._qkv(prefix, layer), bias=layer.attention.qkv_bias),
+            qk_norms=self._qk_norms(prefix, layer),
+            output=self._row_parallel(
+                prefix + names.output, self._cuts(layer)[0], self._share.output_leaves, bias=layer.attention.output_bias
+            ),
+            inner=self._linear(
+                self._inner(prefix, layer),
+                bias=layer.feed.has_bias,
+                gated=layer.feed.is_gated,
+                activation=Activation(layer.feed.activation.value),
+            ),
+            down=self._row_parallel(
+                prefix + names.down, self._cuts(layer)[2], self._share.down_leaves, bias=layer.feed.has_bias
+            ),
+        )
+
+    def _cuts(self, layer: Layer) -> tuple[Cut, Cut, Cut]:
+        """Cuts a layer's queries, its keys or values, and its inner features."""
+        attention, share = layer.attention, self._share
+        query = Cut(attention.num_heads, share.heads, attention.head_dim)
+        key = Cut(attention.num_kv_heads, share.kv_heads, attention.head_dim)
+        return query, key, Cut(layer.feed.inner, share.mlp)
+
+    def _qkv(self, prefix: str, layer: Layer) -> tuple[Rows, ...]:
+        config, names, attention = self._config, self._config.names, layer.attention
+        query, key, _ = self._cuts(layer)
+        modules = ((names.query, query), (names.key, key), (names.value, key))
+        if names.row_order is RowOrder.HEADS_INTERLEAVED:
+            cut = Cut(attention.num_heads, self._share.heads, 3 * attention.head_dim)
+            order = thirds_order(len(cut.units), attention.head_dim)
+            return (self._rows(prefix + names.query, cut.size, (cut.part,), order=order),)
+        if names.row_order is RowOrder.PLAIN or attention.rotary is None:
+            return self._columns(prefix, modules)
+        size = config.rotaries[attention.rotary].rotated(attention.head_dim)
+        orders = [halves_order(len(cut.units), attention.head_dim, size) for cut in (query, key)]
+        return tuple(
+            self._rows(prefix + name, cut.size, (cut.part,), order=order)
+            for (name, cut), order in zip(modules, [*orders, None], strict=True)
+        )
+
+    def _inner(self, prefix: str, layer: Layer) -> tuple[Rows, ...]:
+        names, inner = self._config.names, self._cuts(layer)[2]
+        gates = ((names.gate, inner),) if layer.feed.is_gated else ()
+        return self._columns(prefix, (*gates, (names.up, inner)))
+
+    def _columns(self, prefix: str, modules: Sequence[tuple[str, Cut]]) -> tuple[Rows, ...]:
+        """Cuts modules of the same input by their outputs: those of one name are stored as one."""
+        if len({name for name, _ in modules}) == len(modules):
+            return tuple(self._rows(prefix + name, cut.size, (cut.part,)) for name, cut in modules)
+        starts = [sum(cut.size for _, cut in modules[:index]) for index in range(len(modules))]
+        parts = [
+            slice(start + cut.part.start, start + cut.part.stop)
+            for start, (_, cut) in zip(starts, modules, strict=True)
+        ]
+        total = sum(cut.size for _, cut in modules)
+        return (self._rows(prefix + modules[0][0], total, join(parts)),)
+
+    def _rows(self, name: str, size: int, parts: tuple[slice, ...], order: Tensor | None = None) -> Rows:
+        is_transposed = self._config.names.are_transposed
+        return Rows(name, size, self._config.hidden_size, parts, order=order, is_transposed=is_transposed)
+
+    def _qk_norms(self, prefix: str, layer: Layer) -> QueryKeyNorms | None:
+        attention, names = layer.attention, self._config.names
+        if attention.qk_norm is None:
+            return None
+        widths = (attention.head_dim, attention.head_dim)
+        if attention.norms_whole_rows:
+            widths = (attention.num_heads * attention.head_dim, attention.num_kv_heads * attention.head_dim)
+        query, key = (
+            self._norm(prefix + name, attention.qk_norm, width)
+            for name, width in zip((names.query_norm, names.key_norm), widths, strict=True)
+        )
+        assert query.weight is not None and key.weight is not None
+        return QueryKeyNorms(query.weight, key.weight, attention.qk_norm.epsilon, attention.norms_whole_rows)
+
+    def _norm(self, name: str, norm: decoder_config.Norm, width: int) -> Norm:
+        dtype = torch.float32 if norm.is_held_wide else self._config.dtype
+        weight = self._norm_tensor(f"{name}.weight", width, dtype, norm.offset) if norm.has_weight else None
+        bias = self._norm_tensor(f"{name}.bias", width, dtype) if norm.has_bias else None
+        return Norm(norm.kind, norm.epsilon, weight, bias)
+
+    def _norm_tensor(self, name: str, width: int, dtype: torch.dtype, offset: float = 0.0) -> Tensor:
+        tensor = self._read(name, width).to(dtype)
+        return self._keep(tensor + offset if offset and not tensor.is_meta else tensor)
+
+    def _linear(self, modules: tuple[Rows, ...], *, bias: bool, **how: Any) -> Projection:
+        """Reads projections of the same input and packs this rank's outputs as one."""
+        weights = [self._weight(module) for module in modules]
+        return Projection(self._pack(weights, self._bias(modules) if bias else None, **how), modules)
+
+    def _weight(self, module: Rows) -> Tensor:
+        stored = self._read(f"{module.name}.weight", *module.stored_shape, part=module.stored_part)
+        return module.arrange(stored.t().contiguous() if module.is_transposed else stored)
+
+    def _bias(self, modules: Sequence[Rows]) -> Tensor:
+        read = (self._read(f"{module.name}.bias", module.out_features, part=(module.parts,)) for module in modules)
+        return concatenate([module.arrange(bias) for module, bias in zip(modules, read, strict=True)]).clone()
+
+    def _row_parallel(self, name: str, inputs: Cut, leaves: int, *, bias: bool) -> Projection:
+        """Reads a projection back to the hidden size, and packs this rank's inputs of it, with the whole bias."""
+        hidden, is_transposed = self._config.hidden_size, self._config.names.are_transposed
+        module = Rows(name, hidden, inputs.size, WHOLE, inputs.part, is_transposed=is_transposed)
+        weight = self._weight(module)
+        added = self._read(name + ".bias", hidden).clone() if bias else None
+        return Projection(self._pack([weight], added, leaves=leaves, partial=self._share.is_cut), (module,))
+
+    def _keep(self, tensor: Tensor) -> Tensor:
+        """Copies what stays: what is read may lie in a file."""
+        return tensor if self._passes_over else keep(self._arena, tensor)
+
+    def _read(self, name: str, *shape: int, part: Sequence[Sequence[slice]] = ()) -> Tensor:
+        """Returns a part of a tensor in the model's dtype: perhaps the file itself, mapped.
+
+        Without numbers if it is passed over, or if others fill what is built.
+        """
+        if self._passes_over:
+            self._files.pass_over(name, shape)
+            return take(torch.empty(shape, dtype=self._config.dtype, device="meta"), part)
+        tensor = self._read_part(name, shape, part)
+        return tensor if tensor.is_meta else tensor.to(self._backend.device, self._config.dtype)
+
+    def _read_part(self, name: str, shape: tuple[int, ...], part: Sequence[Sequence[slice]]) -> Tensor:
+        tensor = self._files.read(name, shape)
+        return take(tensor, part) if tuple(tensor.shape) == shape else tensor
+
+
+def _slice(numbers: range) -> slice:
+    return slice(numbers.start, numbers.stop)
