@@ -26,6 +26,7 @@ from kernels.cpu.plan import Recording
 from kernels.cpu.processors import chosen_instruction_sets, supported_instruction_sets
 from kernels.cpu.products import Products
 from kernels.cpu.quantized import Int8Linear
+from kernels.cpu.rows import RowOps, address_of, is_wide
 from kernels.cpu.sampling import CpuSampling
 from kernels.invariance import NUM_ROWS, attention_keeps_rows, keeps_rows, random_numbers
 from kernels.launching import IMMEDIATE
@@ -101,18 +102,18 @@ class CpuBackend:
     """See `kernels.ops.Backend`."""
 
     device = _CPU
-    is_complete = False
+    is_complete = True
     packs_into_arenas = True
     launcher: Launcher = IMMEDIATE
 
     def __init__(self, dtype: torch.dtype, instruction_set: str, quantization: str = "none") -> None:
-        self._ones: dict[int, Tensor] = {}
         self._library = Library(instruction_set)
         self.name = f"cpu/{instruction_set}" + ("" if quantization == "none" else f"/{quantization}")
         self._linear_type = Int8Linear if quantization == "int8" else CpuLinear
         self._dtype = dtype
         executor = self._library.create_executor(torch.get_num_threads())
         self._ops = OpStream(executor, ELEMENT_TYPES[dtype])
+        self._rows = RowOps(self._ops)
         self.sampling = CpuSampling(executor)
         self.lora: LoraOps | None
         loras = self.lora = CpuLoraOps(self._library, dtype)
@@ -159,8 +160,17 @@ class CpuBackend:
     ) -> PackedLinear:
         """Packs a weight and a bias."""
         parts = [weight] if isinstance(weight, Tensor) else weight
-        arena = arena or HostArena()
-        return self._linear_type(self._ops.executor, arena, parts, bias, gated=gated, leaves=leaves, partial=partial)
+        return self._linear_type(
+            self._ops.executor,
+            arena or HostArena(),
+            parts,
+            bias,
+            gated=gated,
+            activation=activation,
+            logits=logits,
+            leaves=leaves,
+            partial=partial,
+        )
 
     def linear(
         self, hidden: Tensor, packed: PackedLinear, *, wide: bool = False, lora: LoraRows | None = None
@@ -185,7 +195,12 @@ class CpuBackend:
             num_rows, width = weight.num_rows, weight.in_features
         output = torch.empty(len(indices), width, dtype=self._dtype)
         op = self._ops.make(
-            kind, weight=address, indices=indices.data_ptr(), output=output.data_ptr(), out_features=width
+            kind,
+            weight=address,
+            indices=indices.data_ptr(),
+            output=output.data_ptr(),
+            out_features=width,
+            scale=scale,
         )
         if first_row is not None:
             op.first_row, op.num_rows = first_row, num_rows
@@ -219,24 +234,7 @@ class CpuBackend:
         scale: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
         """Adds the residual, then normalises."""
-        assert weight is not None and scale == 1.0
-        hidden = hidden.contiguous()
-        output = torch.empty_like(hidden)
-        op = self._ops.make(
-            Kind.RMS_NORM,
-            input=hidden.data_ptr(),
-            weight=weight.data_ptr(),
-            output=output.data_ptr(),
-            in_features=hidden.shape[1],
-            epsilon=epsilon,
-        )
-        if residual is None:
-            self._ops.emit(op, output)
-            return output, hidden
-        total, added = torch.empty_like(hidden), residual.contiguous()
-        op.residual, op.total = added.data_ptr(), total.data_ptr()
-        self._ops.emit(op, output, total)
-        return output, total
+        return self._rows.rms_norm(hidden, weight, epsilon, residual, scale)
 
     def layer_norm(
         self,
@@ -248,38 +246,21 @@ class CpuBackend:
         scale: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
         """Adds the residual, then normalises by mean and variance."""
-        raise NotImplementedError(f"{self.name} has no such op")
+        return self._rows.layer_norm(hidden, weight, bias, epsilon, residual, scale)
 
     def add_normed(
         self, hidden: Tensor, weight: Tensor | None, epsilon: float, residual: Tensor, scale: float = 1.0
     ) -> Tensor:
         """Adds normalised rows to the residual."""
-        raise NotImplementedError(f"{self.name} has no such op")
+        return self._rows.add_normed(hidden, weight, epsilon, residual, scale)
 
     def add(self, hidden: Tensor, residual: Tensor, scale: float = 1.0) -> Tensor:
         """Adds rows to the residual."""
-        return self.rms_norm(hidden, self._ones_of(hidden), 1.0, residual)[1]
-
-    def _ones_of(self, hidden: Tensor) -> Tensor:
-        """Makes a weight that lives as long as this does: what is recorded has its address."""
-        width = hidden.shape[1]
-        if width not in self._ones:
-            self._ones[width] = torch.ones(width, dtype=hidden.dtype, device=self.device)
-        return self._ones[width]
+        return self._rows.add(hidden, residual, scale)
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         """Computes `silu(gate) * up`."""
-        gate_up = gate_up.contiguous()
-        output = torch.empty(gate_up.shape[0], gate_up.shape[1] // 2, dtype=self._dtype)
-        op = self._ops.make(
-            Kind.SILU_AND_MUL,
-            input=gate_up.data_ptr(),
-            output=output.data_ptr(),
-            out_features=output.shape[1],
-            input_stride=gate_up.shape[1],
-        )
-        self._ops.emit(op, output)
-        return output
+        return self._rows.silu_and_mul(gate_up)
 
     def rotary_and_cache(
         self,
@@ -292,12 +273,16 @@ class CpuBackend:
         norms: QueryKeyNorms | None = None,
     ) -> Tensor:
         """Rotates queries and keys in place, and writes keys and values to their slots."""
-        assert rotary is not None
-        qkv, rotary = qkv.contiguous(), rotary.contiguous()
+        qkv = qkv.contiguous()
         op = self._pool_op(Kind.ROTARY_AND_CACHE, kv_pool, layer, shape)
-        op.input, op.residual, op.input_stride = qkv.data_ptr(), rotary.data_ptr(), qkv.shape[1]
+        op.input, op.input_stride = qkv.data_ptr(), qkv.shape[1]
+        if rotary is not None:
+            rotary = rotary.contiguous()
+            op.residual, op.rotary_size = rotary.data_ptr(), rotary.shape[2]
         if norms is not None:
-            op.query_norm, op.key_norm, op.epsilon = norms[0].data_ptr(), norms[1].data_ptr(), norms[2]
+            op.query_norm, op.key_norm = norms.query.data_ptr(), norms.key.data_ptr()
+            op.epsilon, op.has_wide_norms = norms.epsilon, is_wide(norms.query)
+            op.norms_whole_rows = norms.are_of_whole_rows
         self._ops.emit(op, batch=batch)
         return qkv.as_strided((len(qkv), shape.num_heads, shape.head_dim), (qkv.shape[1], shape.head_dim, 1))
 
@@ -317,7 +302,7 @@ class CpuBackend:
         output = torch.empty(query.shape[0], shape.num_heads * shape.head_dim, dtype=self._dtype)
         op = self._pool_op(Kind.ATTENTION, kv_pool, layer, shape)
         op.input, op.input_stride, op.output = query.data_ptr(), query.stride(0), output.data_ptr()
-        op.window = sliding_window or 0
+        op.window, op.softcap, op.sinks = sliding_window or 0, shape.softcap, address_of(sinks)
         self._ops.emit(op, output, batch=batch)
         return output
 

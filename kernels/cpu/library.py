@@ -11,6 +11,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from kernels.cpu.build import library_path
+from kernels.shapes import Activation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +27,7 @@ class Kind(IntEnum):
     EMBEDDING_PACKED = 1
     RMS_NORM = 2
     LINEAR = 3
-    LINEAR_SILU = 4
+    LINEAR_GATED = 4
     SILU_AND_MUL = 5
     ROTARY_AND_CACHE = 6
     ATTENTION = 7
@@ -34,6 +35,9 @@ class Kind(IntEnum):
     ROUND = 9
     LORA_SHRINK = 10
     LORA_EXPAND = 11
+    LAYER_NORM = 12
+    ADD_NORMED = 13
+    ADD = 14
 
 
 class Joint(IntEnum):
@@ -61,6 +65,16 @@ class Scheme(IntEnum):
 
     UNQUANTIZED = 0
     INT8 = 1
+
+
+ACTIVATIONS: dict[Activation | None, int] = {
+    None: 0,
+    Activation.SILU: 1,
+    Activation.GELU_TANH: 2,
+    Activation.GELU_ERF: 3,
+    Activation.RELU: 4,
+    Activation.RELU2: 5,
+}
 
 
 class LoraFactors(ctypes.Structure):
@@ -111,6 +125,12 @@ class Op(ctypes.Structure):
         ("low_rank_offset", ctypes.c_int64),
         ("virtual_rows", ctypes.c_void_p),
         ("first_virtual", ctypes.c_int64),
+        ("sinks", ctypes.c_void_p),
+        ("rotary_size", ctypes.c_int64),
+        ("activation", ctypes.c_int32),
+        ("softcap", ctypes.c_float),
+        ("has_wide_norms", ctypes.c_int32),
+        ("norms_whole_rows", ctypes.c_int32),
     )
 
 

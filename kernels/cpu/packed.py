@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from kernels.arena import keep
+from kernels.shapes import AS_THEY_ARE, Activation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from kernels.arena import Arena
     from kernels.cpu.library import Executor
+    from kernels.shapes import LogitTransform
 
 ELEMENT_TYPES = {torch.float32: 0, torch.bfloat16: 1}
 WORD_BYTES = 4
@@ -37,12 +39,16 @@ class CpuLinear:
         *,
         gated: bool,
         leaves: int,
+        activation: Activation | None = None,
+        logits: LogitTransform = AS_THEY_ARE,
         partial: bool = False,
     ) -> None:
         self.num_rows, self.in_features = sum(len(part) for part in weights), weights[0].shape[1]
         self.leaves = leaves
         self.is_partial = partial
         self.is_gated = gated
+        self.activation = Activation.SILU if gated and activation is None else activation
+        self.logits = logits
         self.out_features = self.num_rows // 2 if gated else self.num_rows
         self.dtype = weights[0].dtype
         self.layout = f"panels of {str(self.dtype).removeprefix('torch.')}"

@@ -224,6 +224,7 @@ def _gather(address: int, reader: Op, recording: Recording) -> Op:
         weight=address,
         output=rows.data_ptr(),
         out_features=width,
+        scale=1.0,
     )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kernels.cpu.library import Joint, Kind, Op, Scheme
+from kernels.cpu.library import ACTIVATIONS, Joint, Kind, Op, Scheme
 from kernels.cpu.quantized import Int8Linear
 
 if TYPE_CHECKING:
@@ -33,8 +33,9 @@ class Products:
         if weight.is_partial:
             return self._partial_linear(rows, weight, lora)
         output = torch.empty(len(rows), weight.out_features, dtype=torch.float32 if wide else self._dtype)
-        op = self.linear_op(Kind.LINEAR_SILU if weight.is_gated else Kind.LINEAR, rows, weight)
+        op = self.linear_op(Kind.LINEAR_GATED if weight.is_gated else Kind.LINEAR, rows, weight)
         op.output, op.wide = output.data_ptr(), int(wide)
+        op.activation = 0 if wide else ACTIVATIONS[weight.activation]
         room = self._loras.find(weight) if lora is not None else None
         if room is not None:
             width = room.max_width
@@ -90,6 +91,8 @@ class Products:
             out_features=weight.num_rows,
             input_stride=rows.stride(0),
             leaves=weight.leaves,
+            scale=weight.logits.scale,
+            softcap=weight.logits.softcap,
         )
         if isinstance(weight, Int8Linear):
             op.scheme, op.scales, op.sums = Scheme.INT8, weight.scales.data_ptr(), weight.sums.data_ptr()

@@ -16,6 +16,7 @@ from kernels.cpu.packed import (
     panel_rows,
     row_addresses,
 )
+from kernels.shapes import AS_THEY_ARE, Activation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from kernels.arena import Arena
     from kernels.cpu.library import Executor
+    from kernels.shapes import LogitTransform
 
 # Sums of so many products of bytes, less what the shift adds, stay within 32 bits.
 MAX_IN_FEATURES = 2**17
@@ -47,6 +49,8 @@ class Int8Linear:
         *,
         gated: bool,
         leaves: int,
+        activation: Activation | None = None,
+        logits: LogitTransform = AS_THEY_ARE,
         partial: bool = False,
     ) -> None:
         self.num_rows, self.in_features = sum(len(part) for part in weights), weights[0].shape[1]
@@ -57,6 +61,8 @@ class Int8Linear:
         self._width = executor.panel_columns
         self.is_partial = partial
         self.is_gated = gated
+        self.activation = Activation.SILU if gated and activation is None else activation
+        self.logits = logits
         self.out_features = self.num_rows // 2 if gated else self.num_rows
         self.bias = None if bias is None else keep(arena, bias)
         num_columns = count_columns(self.num_rows, self._width)

@@ -34,10 +34,12 @@ class Case:
     query: torch.Tensor
     keys_values: list[torch.Tensor]
     """For each sequence [2, length, K, D]."""
+    sinks: torch.Tensor | None = None
 
     def compute(self, window: int | None = None) -> torch.Tensor:
         self.kernels.is_exact(self.shape)
-        return self.kernels.backend.paged_attention(self.query, self.batch, self.pool, 1, self.shape, window)
+        backend = self.kernels.backend
+        return backend.paged_attention(self.query, self.batch, self.pool, 1, self.shape, window, self.sinks)
 
 
 def make_case(
@@ -90,6 +92,11 @@ def brute_force(case: Case, window: int | None = None) -> torch.Tensor:
             first = 0 if window is None else max(0, position - window + 1)
             key, value = stored[:, first : position + 1].double().repeat_interleave(group, dim=2)
             scores = (case.query[row].double() * key).sum(-1) * case.shape.scale
+            if case.shape.softcap:
+                scores = torch.tanh(scores / case.shape.softcap) * case.shape.softcap
+            if case.sinks is not None:
+                scores = torch.cat([scores, case.sinks.double()[None]])
+                value = torch.cat([value, torch.zeros_like(value[:1])])
             results.append((scores.softmax(0)[..., None] * value).sum(0).flatten())
             row += 1
     return torch.stack(results)
@@ -200,7 +207,53 @@ def piece_of(whole: Case, start: int, end: int) -> Case:
     )
     first = int(whole.batch.seq_lens[0] - whole.batch.num_new_tokens[0])
     query = whole.query[start - first : end - first]
-    return Case(whole.kernels, whole.shape, batch, whole.pool, query, [whole.keys_values[0][:, :end]])
+    return Case(whole.kernels, whole.shape, batch, whole.pool, query, [whole.keys_values[0][:, :end]], whole.sinks)
+
+
+# Capped scores, sinks, and both; a group wider than the scratch of a thread, heads that are no whole vectors.
+CAPPED = AttentionShape(6, 2, 32, 0.5, softcap=1.5)
+WITH_SINKS = [(CAPPED, False), (CAPPED, True), (USUAL, True), (AttentionShape(64, 1, 8, 0.3), True)]
+WITH_SINKS += [(AttentionShape(6, 2, 20, 0.2, softcap=2.0), True)]
+for_all_with_sinks = pytest.mark.parametrize(("shape", "has_sinks"), WITH_SINKS, ids=str)
+
+
+def add_sinks(case: Case, has_sinks: bool) -> Case:
+    if has_sinks:
+        case.sinks = torch.randn(case.shape.num_heads, generator=torch.Generator().manual_seed(7)) * 2
+    return case
+
+
+@for_all
+@for_all_with_sinks
+@pytest.mark.parametrize("window", [None, 100])
+def test_scores_are_capped_and_sinks_take_their_share(
+    shape: AttentionShape, has_sinks: bool, window: int | None, kernels: Kernels
+):
+    new, lens = [1, 40, 1, 3, 0, 1], [300, 40, 1, 280, 9, 17]
+    assert_right(add_sinks(make_case(new, lens, shape=shape, kernels=kernels), has_sinks), window)
+
+
+@for_all
+@for_all_with_sinks
+@pytest.mark.parametrize("window", [None, 100])
+def test_caps_and_sinks_keep_the_bits_of_rows(
+    shape: AttentionShape, has_sinks: bool, window: int | None, kernels: Kernels
+):
+    case = add_sinks(make_case([270], [270], shape=shape, kernels=kernels), has_sinks)
+    whole = case.compute(window)
+    for start, end in ((0, 1), (100, 171), (255, 257), (269, 270)):
+        assert_kept(case, piece_of(case, start, end).compute(window), whole[start:end], (start, end))
+
+
+@for_all
+def test_a_sink_takes_what_keys_of_no_weight_leave(kernels: Kernels):
+    """Very large sinks and scores do not overflow, and a sink below all that there is takes nothing."""
+    case = make_case([1, 9], [300, 9], kernels=kernels)
+    expected = case.compute()
+    case.sinks = torch.full((4,), float("-inf"))
+    torch.testing.assert_close(case.compute(), expected)
+    case.sinks = torch.full((4,), 3e4)
+    assert not case.compute().any()
 
 
 @for_all

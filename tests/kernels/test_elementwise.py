@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from kernels.lora import VirtualRows
 from kernels.ops import kv_pool_shape
-from kernels.shapes import AttentionShape, QueryKeyNorms
+from kernels.shapes import Activation, AttentionShape, QueryKeyNorms
 from tests.kit.kernels.backends import COMPILED, KERNELS, REFERENCE, REFERENCES, Kernels, read_layer
 from tests.kit.kernels.random_tensors import random
 
@@ -66,6 +66,62 @@ def test_rms_norm_is_as_good_as_the_reference(width: int, kernels: Kernels):
 
 
 @for_all
+@pytest.mark.parametrize("width", [1, 15, 48, 131])
+def test_norms_without_weights_and_with_wide_ones(width: int, kernels: Kernels):
+    """A weight in float32 multiplies before the one rounding."""
+    hidden, residual = random(5, width, dtype=kernels.dtype), random(5, width, dtype=kernels.dtype, seed=1)
+    tolerance = max(torch.finfo(kernels.dtype).eps, 2e-6)
+    for weight in (None, random(width, seed=2)):
+        normed, total = kernels.backend.rms_norm(hidden, weight, 1e-5, residual, 0.22)
+        assert torch.equal(total, (hidden.float() * 0.22 + residual.float()).to(kernels.dtype))
+        wide = total.double()
+        exact = wide * (wide.pow(2).mean(1, keepdim=True) + 1e-5).rsqrt() * (1 if weight is None else weight.double())
+        torch.testing.assert_close(normed.double(), exact, rtol=tolerance, atol=1e-7)
+
+
+@for_all
+@pytest.mark.parametrize("width", WIDTHS)
+def test_layer_norm(width: int, kernels: Kernels):
+    hidden, residual = random(5, width, dtype=kernels.dtype), random(5, width, dtype=kernels.dtype, seed=1)
+    weight, bias = random(width, seed=2), random(width, seed=3)
+    tolerance = max(torch.finfo(kernels.dtype).eps, 2e-5)
+    for given in ((weight, bias), (weight, None), (None, None)):
+        for added, scale in ((None, 1.0), (residual, 1.0), (residual, 0.22)):
+            normed, total = kernels.backend.layer_norm(hidden, *given, 1e-3, added, scale)
+            assert normed.dtype == kernels.dtype
+            if added is not None:
+                assert torch.equal(total, (hidden.float() * scale + added.float()).to(kernels.dtype))
+            doubles = [None if each is None else each.double() for each in given]
+            exact = functional.layer_norm((hidden if added is None else total).double(), (width,), *doubles, 1e-3)
+            torch.testing.assert_close(normed.double(), exact, rtol=tolerance, atol=tolerance)
+
+
+@for_all
+def test_the_variance_of_rows_far_from_zero_is_that_of_what_is_centred(kernels: Kernels):
+    """The mean of squares less the square of the mean would have lost most of it."""
+    hidden = random(5, 48, dtype=kernels.dtype) * 4 + 1000
+    got, _ = kernels.backend.layer_norm(hidden, None, None, 1e-5)
+    exact = functional.layer_norm(hidden.double(), (48,), eps=1e-5)
+    tolerance = max(torch.finfo(kernels.dtype).eps, 1e-4)
+    torch.testing.assert_close(got.double(), exact, rtol=tolerance, atol=tolerance)
+
+
+@for_all
+@pytest.mark.parametrize("scale", [1.0, 0.22])
+def test_sums_of_rows_and_of_normed_rows(scale: float, kernels: Kernels):
+    backend, dtype = kernels.backend, kernels.dtype
+    hidden, residual = random(5, 33, dtype=dtype), random(5, 33, dtype=dtype, seed=1)
+    before = hidden.clone(), residual.clone()
+    assert torch.equal(backend.add(hidden, residual, scale), (hidden.float() * scale + residual.float()).to(dtype))
+    for weight in (None, random(33, dtype=dtype, seed=2), random(33, seed=2)):
+        normed, _ = backend.rms_norm(hidden, weight, 1e-5)
+        expected = (normed.float() * scale + residual.float()).to(dtype)
+        assert torch.equal(backend.add_normed(hidden, weight, 1e-5, residual, scale), expected)
+    assert torch.equal(hidden, before[0])
+    assert torch.equal(residual, before[1])
+
+
+@for_all
 def test_rms_norm_leaves_its_inputs(kernels: Kernels):
     hidden, residual = random(5, 33, dtype=kernels.dtype), random(5, 33, dtype=kernels.dtype, seed=1)
     before = hidden.clone(), residual.clone()
@@ -111,6 +167,9 @@ def test_what_is_no_number_stays_none(kernels: Kernels):
 SAFE: dict[str, Callable[[Kernels, torch.Tensor], torch.Tensor]] = {
     "silu": lambda kernels, x: kernels.backend.silu_and_mul(torch.cat([x, x], dim=1)),
     "rms_norm": lambda kernels, x: kernels.backend.rms_norm(x, x.new_ones(x.shape[1]), 1e-6)[0],
+    "wide rms_norm": lambda kernels, x: kernels.backend.rms_norm(x, torch.ones(x.shape[1]), 1e-6, x.flip(1), 0.3)[0],
+    "layer_norm": lambda kernels, x: kernels.backend.layer_norm(x, None, torch.ones(x.shape[1]), 1e-6)[0],
+    "add_normed": lambda kernels, x: kernels.backend.add_normed(x, None, 1e-6, x.flip(1), 0.3),
     "added rms_norm": lambda kernels, x: kernels.backend.rms_norm(x, x.new_ones(x.shape[1]), 1e-6, x.flip(1))[0],
 }
 # Functions of torch that the reference is made of.
@@ -146,6 +205,45 @@ def test_an_activation_in_an_epilogue_is_the_activation_apart(kernels: Kernels):
     apart = kernels.backend.silu_and_mul(kernels.backend.linear(rows, kernels.backend.pack_linear(weight)))
     gate, up = (rows.double() @ weight.double().T).chunk(2, dim=1)
     assert_as_good(kernels, fused, apart, functional.silu(gate) * up)
+
+
+ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
+    Activation.SILU: functional.silu,
+    Activation.GELU_TANH: lambda x: functional.gelu(x, approximate="tanh"),
+    Activation.GELU_ERF: functional.gelu,
+    Activation.RELU: functional.relu,
+    Activation.RELU2: lambda x: functional.relu(x).square(),
+}
+
+
+@for_all
+@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
+@pytest.mark.parametrize("activation", list(Activation))
+def test_every_activation_of_numbers_of_every_size(activation: Activation, gated: bool, kernels: Kernels):
+    """The product is by 1, so that it is known which numbers are activated."""
+    # Of which float16 holds the cube, too.
+    large = 30.0 if kernels.dtype == torch.float16 else 1e4
+    rows = torch.cat([torch.linspace(-12, 12, 999), torch.tensor([-large, large, -1e-3, 1e-6, 0.0])])
+    rows = rows.to(kernels.dtype)[:, None].expand(-1, 2).contiguous()
+    weight = torch.tensor([[1.0, 0.0]], dtype=kernels.dtype).expand(4, 2)
+    got = kernels.backend.linear(rows, kernels.backend.pack_linear(weight, gated=gated, activation=activation))
+    exact = ACTIVATIONS[activation](rows[:, :1].double()) * (rows[:, :1].double() if gated else 1)
+    assert got.dtype == kernels.dtype
+    relative = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 2e-3}[kernels.dtype]
+    torch.testing.assert_close(got.double(), exact.expand_as(got), rtol=relative, atol=relative)
+    if not kernels.is_reference:
+        # Of large negative numbers torch's sum of 1 and a tangent keeps nothing, and ours all.
+        near = (exact.abs() > 1e-8).flatten()
+        rest = max(4 * relative, 3e-4 if activation is Activation.GELU_ERF else 0.0)
+        torch.testing.assert_close(got[near].double(), exact.expand_as(got)[near], rtol=rest, atol=0)
+
+
+@for_compiled
+@pytest.mark.parametrize("activation", list(Activation))
+def test_what_is_no_number_is_not_activated(activation: Activation, kernels: Kernels):
+    rows = torch.tensor([[float("nan"), 0.0], [1.0, 0.0]], dtype=kernels.dtype)
+    packed = kernels.backend.pack_linear(torch.eye(2, dtype=kernels.dtype)[:1], activation=activation)
+    assert kernels.backend.linear(rows, packed).isnan().flatten().tolist() == [True, False]
 
 
 def test_torchs_own_silu_is_why_ours_is_spelled_out():
@@ -200,6 +298,36 @@ def test_rotary_and_cache(head_dim: int, normed: bool, kernels: Kernels):
     assert not layer[5, :, :, 3:].any(), "a block started in this step is cleared past its last token"
 
 
+@for_all
+@pytest.mark.parametrize("norm", ["none", "of heads", "of rows", "wide"])
+@pytest.mark.parametrize(("head_dim", "size"), [(16, 0), (20, 8), (80, 32), (96, 96), (128, 64)])
+def test_a_part_of_a_head_is_rotated(head_dim: int, size: int, norm: str, kernels: Kernels):
+    """The rest passes, normed as the others are; a size of 0 is no table at all."""
+    backend, dtype, shape = kernels.backend, kernels.dtype, AttentionShape(3, 2, head_dim, 0.25)
+    qkv = random(9, 7 * head_dim, dtype=dtype)
+    heads, weights = qkv.view(9, 7, head_dim).double(), None
+    parts = [heads[:, :3], heads[:, 3:5]]
+    if norm != "none":
+        widths = (3 * head_dim, 2 * head_dim) if norm == "of rows" else (head_dim, head_dim)
+        numbers = [random(width, dtype=torch.float32 if norm == "wide" else dtype, seed=width) for width in widths]
+        weights = QueryKeyNorms(numbers[0], numbers[1], 1e-5, norm == "of rows")
+        for index, (part, weight) in enumerate(zip(parts, numbers, strict=True)):
+            rows = part.flatten(1) if norm == "of rows" else part
+            normed = rows * (rows.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt() * weight.double()
+            parts[index] = normed.view_as(part)
+    rotary = rotary_rows(torch.arange(9), dtype, size // 2) if size else None
+    if rotary is not None:
+        parts = [torch.cat([rotate(part[..., :size], rotary), part[..., size:]], 2) for part in parts]
+    pool = torch.full(kv_pool_shape(2, 1, 2, 16, head_dim), float("nan"), dtype=dtype)
+    batch = backend.plan_attention([9], [9], [[1]], 16)
+    query = backend.rotary_and_cache(qkv, rotary, batch, pool, 0, shape, weights)
+    tolerance = {torch.float32: 2e-5, torch.bfloat16: 6e-2, torch.float16: 8e-3}[dtype]
+    torch.testing.assert_close(query.double(), parts[0], rtol=tolerance, atol=tolerance)
+    written = read_layer(kernels, pool, 0)[1, :, :, :9].permute(2, 0, 1, 3).double()
+    torch.testing.assert_close(written[:, 0], parts[1], rtol=tolerance, atol=tolerance)
+    assert torch.equal(written[:, 1], heads[:, 5:])
+
+
 @for_compiled
 @pytest.mark.parametrize("normed", [False, True], ids=["plain", "normed"])
 def test_rotation_is_as_good_as_the_reference(normed: bool, kernels: Kernels):
@@ -251,3 +379,12 @@ def test_embedding_takes_virtual_rows_for_the_ids_behind_the_table(kernels: Kern
     ids = torch.tensor([3, 1003, 9, 1000, 0])
     found = kernels.backend.embedding(ids, table, virtual=VirtualRows(1000, rows))
     assert torch.equal(found, torch.stack([table[3], rows[3], table[9], rows[0], table[0]]))
+
+
+@for_all
+def test_embedding_scales_rows_and_rounds_them_once(kernels: Kernels):
+    table, indices = random(10, 8, dtype=kernels.dtype), torch.tensor([3, 3, 9, 0])
+    tables = [table] if kernels.is_reference else [table, kernels.backend.pack_linear(table)]
+    for each in tables:
+        got = kernels.backend.embedding(indices, each, scale=5.57)
+        assert torch.equal(got, (table[indices].float() * 5.57).to(kernels.dtype))

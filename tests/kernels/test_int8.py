@@ -10,6 +10,7 @@ import torch
 from kernels.cpu.quantized import MAX_IN_FEATURES, Int8Linear
 from kernels.reference.int8 import linear_int8, quantize_rows
 from kernels.select import get_backend
+from kernels.shapes import Activation, LogitTransform
 from tests.kit.kernels.backends import INSTRUCTION_SETS, build_kernels
 from tests.kit.kernels.random_tensors import random
 
@@ -90,6 +91,18 @@ def test_gates_and_ups_are_those_of_plain_products(instruction_set: str, dtype: 
     got = backend.linear(hidden, backend.pack_linear(weight, bias, gated=True))
     tolerance = 2**-7 if dtype == torch.bfloat16 else 1e-5
     torch.testing.assert_close(got.double(), gates * gates.sigmoid() * ups, rtol=tolerance, atol=tolerance)
+
+
+@each_instruction_set
+@each_dtype
+def test_products_are_activated_and_logits_capped(instruction_set: str, dtype: torch.dtype):
+    backend = backend_for(instruction_set, dtype)
+    weight, bias, hidden = random(49, 75, dtype=dtype), random(49, dtype=dtype, seed=1), random(29, 75, dtype=dtype)
+    sums = linear_int8(hidden, weight, bias)
+    activated = backend.linear(hidden, backend.pack_linear(weight, bias, activation=Activation.RELU))
+    assert torch.equal(activated, sums.relu().to(dtype))
+    capped = backend.linear(hidden, backend.pack_linear(weight, bias, logits=LogitTransform(0.5, 3.0)), wide=True)
+    torch.testing.assert_close(capped, torch.tanh(sums / 6) * 3)
 
 
 @each_instruction_set

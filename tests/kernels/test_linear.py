@@ -8,10 +8,13 @@ import pytest
 import torch
 from torch.nn import functional
 
+from kernels.shapes import Activation, LogitTransform
 from tests.kit.kernels.backends import COMPILED, KERNELS, REFERENCE, Kernels
 from tests.kit.kernels.random_tensors import random
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kernels.cpu.packed import CpuLinear
 
 for_all = pytest.mark.parametrize("kernels", KERNELS, ids=str)
@@ -19,6 +22,12 @@ for_compiled = pytest.mark.parametrize("kernels", COMPILED, ids=str)
 # Outputs and inputs: fewer than a vector, whole panels of both widths (16 and 32), and one more and less than those.
 SIZES = [(1, 2), (7, 6), (16, 16), (25, 34), (31, 4), (32, 48), (33, 50), (49, 10), (72, 320), (100, 2)]
 COUNTS = [1, 2, 3, 4, 5, 11, 12, 13, 25, 200]
+
+EXACT: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
+    Activation.GELU_TANH: lambda x: functional.gelu(x, approximate="tanh"),
+    Activation.GELU_ERF: functional.gelu,
+    Activation.RELU2: lambda x: functional.relu(x).square(),
+}
 
 
 class Layer:
@@ -104,6 +113,42 @@ def test_wide_results_are_float32(kernels: Kernels, num_rows: int, width: int):
     layer = Layer(kernels, num_rows, width)
     for count in (1, 5, 13):
         layer.assert_right(layer.rows(count), wide=True)
+
+
+@for_all
+@pytest.mark.parametrize(("num_rows", "width"), [(7, 6), (33, 50), (100, 2)])
+@pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
+def test_wide_results_are_scaled_and_capped(kernels: Kernels, bias: bool, num_rows: int, width: int):
+    layer = Layer(kernels, num_rows, width, bias=bias)
+    rows = layer.rows(13)
+    sums = layer(rows, wide=True).double()
+    for transform in (LogitTransform(0.25), LogitTransform(1.0, 0.7), LogitTransform(-3.0, 1.5)):
+        packed = kernels.backend.pack_linear(layer.weight, layer.bias, logits=transform)
+        expected, cap = sums * transform.scale, transform.softcap
+        expected = torch.tanh(expected / cap) * cap if cap else expected
+        got = kernels.backend.linear(rows, packed, wide=True)
+        assert got.dtype == torch.float32
+        torch.testing.assert_close(got.double(), expected, rtol=1e-6, atol=0)
+        assert torch.equal(kernels.backend.linear(rows, packed), layer(rows)), "what is no logit stays as it is"
+
+
+@for_all
+@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
+def test_an_activation_comes_after_the_bias(kernels: Kernels, gated: bool):
+    """Over panels with tails; and a row has the same bits in any number of rows."""
+    for activation, num_outputs in ((Activation.GELU_TANH, 7), (Activation.GELU_ERF, 33), (Activation.RELU2, 49)):
+        layer = Layer(kernels, (1 + gated) * num_outputs, 50, gated=gated)
+        packed = kernels.backend.pack_linear(layer.weight, layer.bias, gated=gated, activation=activation)
+        rows = layer.rows(25)
+        assert layer.bias is not None
+        result = functional.linear(rows.double(), layer.weight.double(), layer.bias.double())
+        gate, up = result.chunk(2, dim=1) if gated else (result, torch.ones_like(result))
+        exact = EXACT[activation](gate) * up
+        got = kernels.backend.linear(rows, packed)
+        tolerance = 5e-6 if kernels.dtype == torch.float32 else 6 * torch.finfo(kernels.dtype).eps
+        torch.testing.assert_close(got.double(), exact, rtol=tolerance, atol=tolerance)
+        for first, last in ((0, 1), (3, 5), (7, 20)):
+            assert torch.equal(kernels.backend.linear(rows[first:last], packed), got[first:last])
 
 
 @pytest.mark.parametrize("kernels", [each for each in COMPILED if each.dtype == torch.bfloat16], ids=str)

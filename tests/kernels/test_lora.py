@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kernels.cpu.backend import CpuBackend
 from kernels.lora import LoraRows
+from kernels.shapes import Activation, AttentionShape
 from tests.kernels.test_shares import KERNELS
 from tests.kit.kernels.backends import BEST, Kernels, build_kernels
 from tests.kit.kernels.random_tensors import random
@@ -37,13 +38,24 @@ class Adapter:
 class Layer:
     """A weight with slots, of which the last is empty, and the adapters in the others."""
 
-    def __init__(self, backend: Backend, dtype: torch.dtype, *, gated: bool, leaves: int, bias: bool = True) -> None:
-        self.backend, self.dtype, self.gated = backend, dtype, gated
+    def __init__(
+        self,
+        backend: Backend,
+        dtype: torch.dtype,
+        *,
+        gated: bool,
+        leaves: int,
+        bias: bool = True,
+        activation: Activation | None = None,
+    ) -> None:
+        self.backend, self.dtype, self.gated, self.activation = backend, dtype, gated, activation
         self.in_features, rows = 96, 136
         self.weight = (random(rows, self.in_features, seed=1) * self.in_features**-0.5).to(dtype)
         self.bias = random(rows, seed=2).to(dtype) if bias else None
-        self.packed = backend.pack_linear(self.weight.clone(), self.bias, gated=gated, leaves=leaves)
-        self.plain = backend.pack_linear(self.weight.clone(), self.bias, gated=gated, leaves=leaves)
+        self.packed, self.plain = (
+            backend.pack_linear(self.weight.clone(), self.bias, gated=gated, leaves=leaves, activation=activation)
+            for _ in range(2)
+        )
         assert backend.lora is not None
         backend.lora.make_room(self.packed, NUM_SLOTS, MAX_WIDTH)
         self.adapters = [
@@ -76,7 +88,7 @@ class Layer:
                 inner = (hidden[row].double() @ adapter.shrink.double().T).to(self.dtype).double()
                 result[row] += inner @ adapter.expand.double().T
         if not self.gated:
-            return result
+            return result if self.activation is None else result.relu()
         gate, up = result.chunk(2, dim=-1)
         return torch.nn.functional.silu(gate) * up
 
@@ -84,8 +96,6 @@ class Layer:
 def settled(layer: Layer) -> Layer:
     """Has the backend choose how to compute exactly."""
     linears: list[PackedLinear] = [layer.packed, layer.plain]
-    from kernels.shapes import AttentionShape
-
     assert layer.backend.probe(linears, AttentionShape(2, 2, 16, 0.25))
     for slot, adapter in enumerate(layer.adapters):
         assert layer.backend.lora is not None
@@ -101,9 +111,12 @@ def kernels(request: pytest.FixtureRequest) -> Kernels:
     return request.param
 
 
-@pytest.mark.parametrize(("gated", "leaves"), [(False, 1), (False, 4), (True, 1)])
-def test_rows_get_what_their_adapters_add(kernels: Kernels, gated: bool, leaves: int):
-    layer = Layer(new_backend(kernels), kernels.dtype, gated=gated, leaves=leaves)
+@pytest.mark.parametrize(
+    ("gated", "leaves", "activation"),
+    [(False, 1, None), (False, 4, None), (True, 1, None), (False, 1, Activation.RELU)],
+)
+def test_rows_get_what_their_adapters_add(kernels: Kernels, gated: bool, leaves: int, activation: Activation | None):
+    layer = Layer(new_backend(kernels), kernels.dtype, gated=gated, leaves=leaves, activation=activation)
     slots = [0, NONE, 2, 2, 1, NONE, 3, 0] * 3
     hidden = layer.hidden(len(slots))
     found, truth = layer.compute(hidden, slots), layer.truth(hidden, slots)

@@ -48,7 +48,7 @@ class AttentionRunner {
    public:
     AttentionRunner(const Op& op, const Step& step, AttentionScratch<E>& scratch)
         : op_(op), step_(step), pool_(pool_shape(op)), scratch_(scratch), group_(op.num_heads / op.num_kv_heads),
-          dim_words_(op.head_dim / PER_WORD<E>), scale_(op.scale * LOG2_OF_E) {}
+          dim_words_(op.head_dim / PER_WORD<E>), scale_((op.softcap ? op.softcap : op.scale) * LOG2_OF_E) {}
 
     // `next`: the tile whose keys are read after this one's, of head `next_head`; null: none.
     void run(const AttentionTile& tile, int64_t head, const AttentionTile* next, int64_t next_head) {
@@ -85,8 +85,7 @@ class AttentionRunner {
     void run_part() {
         num_rows_ = (int)(tile_->num_tokens * num_members_);
         gather_queries();
-        std::fill_n(scratch_.maxima, num_rows_, -INFINITY_);
-        std::fill_n(scratch_.sums, num_rows_, 0.0f);
+        begin_sums();
         std::fill_n(scratch_.totals.data(), num_rows_ * scratch_.padded, 0.0f);
         const int64_t end = tile_->first_position + tile_->num_tokens;
         // With one tile of rows, memory gives keys and values more slowly than they are multiplied, and lies in pieces too
@@ -99,6 +98,16 @@ class AttentionRunner {
             streams ? run_cut<SAME_LINES>(cut) : run_cut<NO_LINES>(cut);
         }
         write_results();
+    }
+
+    // A sink is what a row has seen before its first key: a score of weight 1, of which there is no value.
+    void begin_sums() {
+        std::fill_n(scratch_.maxima, num_rows_, -INFINITY_);
+        std::fill_n(scratch_.sums, num_rows_, 0.0f);
+        if (!op_.sinks) return;
+        const float* sinks = op_.sinks + head_ * group_ + first_member_;
+        for (int row = 0; row < num_rows_; row++)
+            scratch_.maxima[row] = sinks[row % num_members_] * LOG2_OF_E, scratch_.sums[row] = 1;
     }
 
     void gather_queries() {
@@ -219,6 +228,7 @@ class AttentionRunner {
         // Vectors [first, last) hold a key that the row sees, [inner, outer) nothing else.
         const int64_t first = begin / VL * VL, last = (end + VL - 1) / VL * VL;
         const int64_t inner = (begin + VL - 1) / VL * VL, outer = end / VL * VL;
+        if (op_.softcap) cap(scores, first, last);
         const Floats lowest = broadcast(-INFINITY_);
         Floats most = lowest;
         for (int64_t i = first; i < last; i += VL)
@@ -247,6 +257,12 @@ class AttentionRunner {
         }
         scratch_.cut_maxima[row] = maximum;
         scratch_.cut_sums[row] = add_lanes(sum);
+    }
+
+    // What is left to multiply by is the softcap itself: see `scale_`.
+    __attribute__((noinline)) void cap(float* scores, int64_t first, int64_t last) const {
+        const Floats factor = broadcast(op_.scale / op_.softcap);
+        for (int64_t i = first; i < last; i += VL) store(scores + i, hyperbolic_tangent(mul(load(scores + i), factor)));
     }
 
     static bool only_lowest(const float* scores, int64_t begin, int64_t end) {
@@ -326,13 +342,13 @@ class AttentionRunner {
     }
 
     static constexpr float INFINITY_ = std::numeric_limits<float>::infinity();
-    static constexpr float LOG2_OF_E = 1.44269504088896341f;
 
     const Op& op_;
     const Step& step_;
     const PoolShape pool_;
     AttentionScratch<E>& scratch_;
     const int64_t group_, dim_words_;
+    // Of scores as they are in the scratch, which are then exponents of two.
     const float scale_;
     const AttentionTile* tile_ = nullptr;
     int64_t head_ = 0, first_member_ = 0, num_members_ = 0;

@@ -10,17 +10,27 @@ void copy_row(const E* table, int64_t index, int64_t width, E* output) {
     memcpy(output, table + index * width, sizeof(E) * width);
 }
 
+template <class E>
+void scale_row(E* row, int64_t width, float scale) {
+    for (int64_t i = 0; i < width; i += VL) {
+        const int n = (int)std::min<int64_t>(VL, width - i);
+        store(row + i, mul(load(row + i, n), broadcast(scale)), n);
+    }
+}
+
 // Reads row `index` of a table that has some rows of a larger one: zeros where it has not that one. Virtual rows are
-// behind all tables.
+// behind all tables, and are not scaled.
 template <class E, class Read>
 void embed_row(const Op& op, int64_t index, E* output, Read read) {
     const int64_t row = index - op.first_row;
-    if (op.virtual_rows && index >= op.first_virtual)
+    if (op.virtual_rows && index >= op.first_virtual) {
         copy_row((const E*)op.virtual_rows, index - op.first_virtual, op.out_features, output);
-    else if (op.num_rows && (uint64_t)row >= (uint64_t)op.num_rows)
+    } else if (op.num_rows && (uint64_t)row >= (uint64_t)op.num_rows) {
         memset((void*)output, 0, sizeof(E) * op.out_features);
-    else
+    } else {
         read(row, output);
+        if (op.scale != 1) scale_row(output, op.out_features, op.scale);
+    }
 }
 
 template <class E>
@@ -43,21 +53,71 @@ float inverse_root_mean_square(const E* row, int64_t width, float epsilon) {
     return 1.0f / std::sqrt(add_lanes(sum) / (float)width + epsilon);
 }
 
-// total = input + residual, rounded; output = the normed total times the weight. Null `residual`: the input is the total.
+// What an RMS norm multiplies by: numbers in the type of its rows, or in float32, or nothing.
 template <class E>
-void rms_norm_row(const E* input, const E* residual, const E* weight, int64_t width, float epsilon, E* output, E* total) {
-    const E* row = input;
-    if (residual) {
-        for (int64_t i = 0; i < width; i += VL) {
-            const int n = (int)std::min<int64_t>(VL, width - i);
-            store(total + i, add(load(input + i, n), load(residual + i, n)), n);
-        }
-        row = total;
+class NormWeight {
+   public:
+    NormWeight(const Op& op, const void* weight)
+        : narrow_(op.has_wide_norms ? nullptr : (const E*)weight), wide_(op.has_wide_norms ? (const float*)weight : nullptr) {}
+
+    explicit operator bool() const { return narrow_ || wide_; }
+
+    // The weight from a place on.
+    NormWeight from(int64_t place) const {
+        NormWeight rest = *this;
+        if (narrow_) rest.narrow_ += place;
+        if (wide_) rest.wide_ += place;
+        return rest;
     }
+
+    // `n` numbers from place i on, times theirs.
+    INLINE Floats times(Floats x, int64_t i, int n) const {
+        if (narrow_) return mul(x, load(narrow_ + i, n));
+        return wide_ ? mul(x, load(wide_ + i, n)) : x;
+    }
+
+   private:
+    const E* narrow_;
+    const float* wide_;
+};
+
+// output = residual + scale * input, rounded once. The output may be the input.
+template <class E>
+void add_row(const E* input, const E* residual, int64_t width, float scale, E* output) {
+    const Floats factor = broadcast(scale);
+    for (int64_t i = 0; i < width; i += VL) {
+        const int n = (int)std::min<int64_t>(VL, width - i);
+        store(output + i, add(mul(load(input + i, n), factor), load(residual + i, n)), n);
+    }
+}
+
+template <class E>
+void rms_norm_row(const E* row, NormWeight<E> weight, int64_t width, float epsilon, E* output) {
     const Floats scale = broadcast(inverse_root_mean_square(row, width, epsilon));
     for (int64_t i = 0; i < width; i += VL) {
         const int n = (int)std::min<int64_t>(VL, width - i);
-        store(output + i, mul(mul(load(row + i, n), scale), load(weight + i, n)), n);
+        store(output + i, weight.times(mul(load(row + i, n), scale), i, n), n);
+    }
+}
+
+// Null `weight`: ones; null `bias`: zeros.
+template <class E>
+void layer_norm_row(const E* row, const float* weight, const float* bias, int64_t width, float epsilon, E* output) {
+    Floats sum = zero(), squares = zero();
+    for (int64_t i = 0; i < width; i += VL) sum = add(sum, load(row + i, (int)std::min<int64_t>(VL, width - i)));
+    const Floats mean = broadcast(add_lanes(sum) / (float)width);
+    for (int64_t i = 0; i < width; i += VL) {
+        const int n = (int)std::min<int64_t>(VL, width - i);
+        const Floats centred = select(first_lanes(n), zero(), sub(load(row + i, n), mean));
+        squares = fma(centred, centred, squares);
+    }
+    const Floats scale = broadcast(1.0f / std::sqrt(add_lanes(squares) / (float)width + epsilon));
+    for (int64_t i = 0; i < width; i += VL) {
+        const int n = (int)std::min<int64_t>(VL, width - i);
+        Floats x = mul(sub(load(row + i, n), mean), scale);
+        if (weight) x = mul(x, load(weight + i, n));
+        if (bias) x = add(x, load(bias + i, n));
+        store(output + i, x, n);
     }
 }
 
@@ -69,20 +129,40 @@ void silu_and_mul_row(const E* input, int64_t width, E* output) {
     }
 }
 
-// Norms a head (where there is a weight) and rotates its pairs (i, i + D / 2), in place, rounded once.
+// Norms a head by a factor (where there is a weight), and rotates the pairs (i, i + size / 2) of its first numbers, in
+// place, rounded once.
 template <class E>
-void rotate_head(E* head, const E* rotary, const E* norm, int64_t dim, float epsilon) {
-    const int64_t half = dim / 2;
-    const Floats scale = broadcast(norm ? inverse_root_mean_square(head, dim, epsilon) : 1.0f);
+void rotate_head(E* head, int64_t dim, const E* rotary, int64_t size, NormWeight<E> norm, float factor) {
+    const int64_t half = size / 2;
+    const Floats scale = broadcast(factor);
     for (int64_t i = 0; i < half; i += VL) {
         const int n = (int)std::min<int64_t>(VL, half - i);
         Floats x = load(head + i, n), y = load(head + half + i, n);
         if (norm) {
-            x = mul(mul(x, scale), load(norm + i, n));
-            y = mul(mul(y, scale), load(norm + half + i, n));
+            x = norm.times(mul(x, scale), i, n);
+            y = norm.times(mul(y, scale), half + i, n);
         }
-        store(head + i, fma(y, load(rotary + dim + i, n), mul(x, load(rotary + i, n))), n);
-        store(head + half + i, fma(x, load(rotary + dim + half + i, n), mul(y, load(rotary + half + i, n))), n);
+        store(head + i, fma(y, load(rotary + size + i, n), mul(x, load(rotary + i, n))), n);
+        store(head + half + i, fma(x, load(rotary + size + half + i, n), mul(y, load(rotary + half + i, n))), n);
+    }
+    if (!norm) return;
+    for (int64_t i = size; i < dim; i += VL) {
+        const int n = (int)std::min<int64_t>(VL, dim - i);
+        store(head + i, norm.times(mul(load(head + i, n), scale), i, n), n);
+    }
+}
+
+// Does so with all queries, or all keys, of a row, normed together or each by itself.
+template <class E>
+void rotate_heads(const Op& op, E* heads, int64_t num_heads, const E* rotary, const void* weight) {
+    const int64_t dim = op.head_dim;
+    const NormWeight<E> norm(op, weight);
+    const bool together = norm && op.norms_whole_rows;
+    float factor = together ? inverse_root_mean_square(heads, num_heads * dim, op.epsilon) : 1.0f;
+    for (int64_t head = 0; head < num_heads; head++) {
+        E* place = heads + head * dim;
+        if (norm && !together) factor = inverse_root_mean_square(place, dim, op.epsilon);
+        rotate_head(place, dim, rotary, op.rotary_size, together ? norm.from(head * dim) : norm, factor);
     }
 }
 
@@ -112,12 +192,11 @@ void rotary_and_cache_run(const Op& op, const Run& run) {
     E* values = (E*)shape.values<E>(op.pool, run.block, 0);
     for (int64_t i = 0; i < run.num_rows; i++) {
         E* row = (E*)op.input + (run.first_row + i) * op.input_stride;
-        const E* rotary = (const E*)op.residual + (run.first_row + i) * 2 * dim;
-        for (int64_t head = 0; head < op.num_heads; head++)
-            rotate_head(row + head * dim, rotary, (const E*)op.query_norm, dim, op.epsilon);
+        const E* rotary = (const E*)op.residual + (run.first_row + i) * 2 * op.rotary_size;
         E* key = row + op.num_heads * dim;
+        rotate_heads(op, row, op.num_heads, rotary, op.query_norm);
+        rotate_heads(op, key, op.num_kv_heads, rotary, op.key_norm);
         for (int64_t head = 0; head < op.num_kv_heads; head++) {
-            rotate_head(key + head * dim, rotary, (const E*)op.key_norm, dim, op.epsilon);
             write_key(key + head * dim, keys + head * block_elements, run.first_slot + i, dim, op.block_size);
             const E* value = key + (op.num_kv_heads + head) * dim;
             write_value(value, values + head * block_elements, run.first_slot + i, dim);

@@ -60,7 +60,7 @@ class Executor : public Work {
         }
         switch (op.kind) {
             case LINEAR:
-            case LINEAR_SILU: return num_panels(op.out_features) * row_cuts(rows);
+            case LINEAR_GATED: return num_panels(op.out_features) * row_cuts(rows);
             case HEAD:
                 for (auto& scratch : scratch_) scratch.forget_best(rows);
                 return num_panels(op.out_features) * row_cuts(rows);
@@ -77,7 +77,7 @@ class Executor : public Work {
         if (phases_[phase].stage != COMPUTE) return 4;
         switch (op.kind) {
             case LINEAR:
-            case LINEAR_SILU:
+            case LINEAR_GATED:
             case HEAD: {
                 // Some microseconds of work, so that taking a piece costs nothing beside it.
                 const int64_t words = op.in_features / 2 * std::min(step_.num_rows(op.rows), UNIT_ROWS);
@@ -222,20 +222,27 @@ class Executor : public Work {
                         (E*)op.output + i * op.out_features);
                 break;
             case RMS_NORM:
+            case LAYER_NORM:
                 for (int64_t i = begin; i < end; i++) norm_row<E>(op, i);
+                break;
+            case ADD_NORMED:
+            case ADD:
+                for (int64_t i = begin; i < end; i++) add_to_row<E>(op, i);
                 break;
             case LINEAR:
                 if (op.wide)
-                    run_linear<E>(op, begin, end, thread, StoreRows<E, float>{(float*)op.output, (const E*)op.bias, op.out_features});
+                    run_linear<E>(op, begin, end, thread, StoreLogits<E>{(float*)op.output, op.out_features, logits_of<E>(op)});
                 else
                     run_linear<E>(
                         op, begin, end, thread,
-                        StoreRows<E, E>{(E*)op.output, (const E*)op.bias, op.out_features, deltas_of(op, thread)});
+                        StoreRows<E, E>{
+                            (E*)op.output, (const E*)op.bias, op.out_features, deltas_of(op, thread), op.activation});
                 break;
-            case LINEAR_SILU:
+            case LINEAR_GATED:
                 run_linear<E>(
                     op, begin, end, thread,
-                    StoreGated<E>{(E*)op.output, (const E*)op.bias, op.out_features / 2, deltas_of(op, thread)});
+                    StoreGated<E>{
+                        (E*)op.output, (const E*)op.bias, op.out_features / 2, deltas_of(op, thread), op.activation});
                 break;
             case LORA_SHRINK:
                 if (op.wide)
@@ -264,7 +271,7 @@ class Executor : public Work {
             case HEAD:
                 run_linear<E>(
                     op, begin, end, thread,
-                    KeepBest<E>{step_.inputs().logits, scratch_[thread].best.data(), op.out_features});
+                    KeepBest<E>{step_.inputs().logits, scratch_[thread].best.data(), op.out_features, logits_of<E>(op)});
                 break;
         }
     }
@@ -272,12 +279,36 @@ class Executor : public Work {
     int64_t index_of(const Op& op, int64_t i) const { return op.indices ? op.indices[i] : step_.inputs().chosen[i]; }
 
     template <class E>
+    static Logits<E> logits_of(const Op& op) {
+        return {(const E*)op.bias, op.scale, op.softcap};
+    }
+
+    template <class E>
     void norm_row(const Op& op, int64_t i) {
         const int64_t width = op.in_features;
-        const E* residual = op.residual ? (const E*)op.residual + i * width : nullptr;
-        rms_norm_row(
-            (const E*)op.input + i * width, residual, (const E*)op.weight, width, op.epsilon,
-            (E*)op.output + i * width, (E*)op.total + i * width);
+        const E* row = (const E*)op.input + i * width;
+        if (op.residual) {
+            E* total = (E*)op.total + i * width;
+            add_row(row, (const E*)op.residual + i * width, width, op.scale, total);
+            row = total;
+        }
+        E* output = (E*)op.output + i * width;
+        if (op.kind == LAYER_NORM)
+            layer_norm_row(row, (const float*)op.weight, (const float*)op.bias, width, op.epsilon, output);
+        else
+            rms_norm_row(row, NormWeight<E>(op, op.weight), width, op.epsilon, output);
+    }
+
+    template <class E>
+    void add_to_row(const Op& op, int64_t i) {
+        const int64_t width = op.in_features;
+        const E* row = (const E*)op.input + i * width;
+        E* output = (E*)op.output + i * width;
+        if (op.kind == ADD_NORMED) {
+            rms_norm_row(row, NormWeight<E>(op, op.weight), width, op.epsilon, output);
+            row = output;
+        }
+        add_row(row, (const E*)op.residual + i * width, width, op.scale, output);
     }
 
     template <class E, class Epilogue>

@@ -8,6 +8,7 @@
 // some leaves each then come to the very bits of one that holds all.
 #pragma once
 
+#include "activations.h"
 #include "amx.h"
 #include "step.h"
 #include "tile.h"
@@ -76,7 +77,8 @@ struct Factors {
     int leaves;
 };
 
-// `Partial` turns what was summed over a leaf into floats; `Epilogue` is given the tree's sum.
+// `Partial` turns what was summed over a leaf into floats; `Epilogue` is given the tree's sum, and tells whether it does
+// no more than most networks need: then its code is part of the loops.
 template <class E, class Partial, class Epilogue, bool MAY_USE_TILES = true>
 class LinearRunner {
    public:
@@ -147,7 +149,15 @@ class LinearRunner {
             if (leaf + 1 == leaves_) break;
             UNROLL for (int r = 0; r < R; r++) waiting[level][r][0] = sums[r][0], waiting[level][r][1] = sums[r][1];
         }
-        UNROLL for (int r = 0; r < R; r++) epilogue_(panel, row + r, sums[r][0], sums[r][1]);
+        if (epilogue_.is_plain()) {
+            UNROLL for (int r = 0; r < R; r++) epilogue_.template put<true>(panel, row + r, sums[r][0], sums[r][1]);
+            return;
+        }
+        // By way of memory, so that there is one copy of what follows: it is long.
+        alignas(64) float kept[R][TILE_COLUMNS];
+        UNROLL for (int r = 0; r < R; r++) store(kept[r], sums[r][0]), store(kept[r] + VL, sums[r][1]);
+        _Pragma("GCC unroll 1") for (int r = 0; r < R; r++)
+            epilogue_.template put<false>(panel, row + r, load(kept[r]), load(kept[r] + VL));
     }
 
 #if defined(HAS_TILES)
@@ -181,10 +191,12 @@ class LinearRunner {
                     low = add(load(waiting[level][row]), low);
                     high = add(load(waiting[level][row] + VL), high);
                 }
-                if (leaf + 1 == leaves_)
-                    epilogue_(panel, first + row, low, high);
-                else
+                if (leaf + 1 < leaves_)
                     store(waiting[level][row], low), store(waiting[level][row] + VL, high);
+                else if (epilogue_.is_plain())
+                    epilogue_.template put<true>(panel, first + row, low, high);
+                else
+                    epilogue_.template put<false>(panel, first + row, low, high);
             }
         }
     }
@@ -217,7 +229,10 @@ struct Deltas {
 struct KeepDeltas {
     Deltas& deltas;
 
-    INLINE void operator()(int64_t, int64_t row, Floats left, Floats right) const {
+    bool is_plain() const { return true; }
+
+    template <bool PLAIN>
+    INLINE void put(int64_t, int64_t row, Floats left, Floats right) const {
         float* place = deltas.sums[row - deltas.first_row];
         store(place, left);
         store(place + VL, right);
@@ -225,21 +240,26 @@ struct KeepDeltas {
     }
 };
 
-// Adds the bias, then the row's delta, and rounds to the output's type.
+// Adds the bias, then the row's delta; activates what is to be narrow; and rounds to the output's type.
 template <class E, class Out>
 struct StoreRows {
     Out* output;
     const E* bias;
     int64_t out_features;
     const Deltas* deltas = nullptr;
+    int32_t activation = AS_IT_IS;
 
-    INLINE void operator()(int64_t panel, int64_t row, Floats left, Floats right) const {
+    bool is_plain() const { return activation == AS_IT_IS; }
+
+    template <bool PLAIN>
+    INLINE void put(int64_t panel, int64_t row, Floats left, Floats right) const {
         const int64_t column = panel * TILE_COLUMNS, rest = out_features - column;
         Out* place = output + row * out_features + column;
         const float* delta = deltas ? deltas->of(row) : nullptr;
         if (rest >= TILE_COLUMNS) {
             if (bias) left = add(left, load(bias + column)), right = add(right, load(bias + column + VL));
             if (delta) left = add(left, load(delta)), right = add(right, load(delta + VL));
+            if (!PLAIN) left = activate<E>(activation, left), right = activate<E>(activation, right);
             store(place, left);
             store(place + VL, right);
             return;
@@ -247,24 +267,30 @@ struct StoreRows {
         const int first = (int)std::min<int64_t>(rest, VL), second = (int)rest - first;
         if (bias) left = add(left, load(bias + column, first));
         if (delta) left = add(left, load(delta));
+        if (!PLAIN) left = activate<E>(activation, left);
         store(place, left, first);
         if (second > 0) {
             if (bias) right = add(right, load(bias + column + VL, second));
             if (delta) right = add(right, load(delta + VL));
+            if (!PLAIN) right = activate<E>(activation, right);
             store(place + VL, right, second);
         }
     }
 };
 
-// silu(gate) * up.
+// activation(gate) * up.
 template <class E>
 struct StoreGated {
     E* output;
     const E* bias;  // [gates, ups] as given
     int64_t num_outputs;
-    const Deltas* deltas = nullptr;
+    const Deltas* deltas;
+    int32_t activation;
 
-    INLINE void operator()(int64_t panel, int64_t row, Floats gate, Floats up) const {
+    bool is_plain() const { return activation == SILU; }
+
+    template <bool PLAIN>
+    INLINE void put(int64_t panel, int64_t row, Floats gate, Floats up) const {
         const int64_t column = panel * VL;
         const int count = (int)std::min<int64_t>(num_outputs - column, VL);
         if (bias) {
@@ -275,7 +301,45 @@ struct StoreGated {
             gate = add(gate, load(delta));
             up = add(up, load(delta + VL));
         }
-        store(output + row * num_outputs + column, mul(silu<E>(gate), up), count);
+        store(output + row * num_outputs + column, mul(PLAIN ? silu<E>(gate) : activate<E>(activation, gate), up), count);
+    }
+};
+
+// Makes logits of products: with the bias, scaled and capped.
+template <class E>
+struct Logits {
+    const E* bias;
+    float scale, softcap;
+
+    bool is_plain() const { return !bias && scale == 1 && softcap == 0; }
+
+    // Of the columns from one on, of which there are so many.
+    Floats operator()(Floats sums, int64_t column, int count) const {
+        if (bias) sums = add(sums, load(bias + column, count));
+        return scale == 1 && softcap == 0 ? sums : transform_logits(sums, scale, softcap);
+    }
+};
+
+// Stores logits as they are.
+template <class E>
+struct StoreLogits {
+    float* output;
+    int64_t out_features;
+    Logits<E> logits_of;
+
+    bool is_plain() const { return logits_of.is_plain(); }
+
+    template <bool PLAIN>
+    INLINE void put(int64_t panel, int64_t row, Floats left, Floats right) const {
+        const int64_t column = panel * TILE_COLUMNS;
+        put_vector<PLAIN>(row, column, left);
+        if (column + VL < out_features) put_vector<PLAIN>(row, column + VL, right);
+    }
+
+    template <bool PLAIN>
+    INLINE void put_vector(int64_t row, int64_t column, Floats sums) const {
+        const int count = (int)std::min<int64_t>(out_features - column, VL);
+        store(output + row * out_features + column, PLAIN ? sums : logits_of(sums, column, count), count);
     }
 };
 
@@ -285,15 +349,21 @@ struct KeepBest {
     float* logits;
     Best* best;
     int64_t out_features;
+    Logits<E> logits_of;
 
-    INLINE void operator()(int64_t panel, int64_t row, Floats left, Floats right) const {
+    bool is_plain() const { return logits_of.is_plain(); }
+
+    template <bool PLAIN>
+    INLINE void put(int64_t panel, int64_t row, Floats left, Floats right) const {
         const int64_t column = panel * TILE_COLUMNS;
-        keep(row, column, left);
-        if (column + VL < out_features) keep(row, column + VL, right);
+        keep<PLAIN>(row, column, left);
+        if (column + VL < out_features) keep<PLAIN>(row, column + VL, right);
     }
 
-    INLINE void keep(int64_t row, int64_t column, Floats values) const {
+    template <bool PLAIN>
+    INLINE void keep(int64_t row, int64_t column, Floats sums) const {
         const int count = (int)std::min<int64_t>(out_features - column, VL);
+        Floats values = PLAIN ? sums : logits_of(sums, column, count);
         if (logits) store(logits + row * out_features + column, values, count);
         Best& mine = best[row];
         const Floats before = load(mine.value);

@@ -73,7 +73,7 @@ void lora_expand(const Op& op, const Step& step, int64_t begin, int64_t end, Del
         const int right = (int)std::clamp<int64_t>(op.out_features - column - VL, 0, VL);
         for (int64_t row = run.first_row; row < run.end; row++) {
             const float* sums = (const float*)op.input + row * op.out_features + column;
-            finish(panel, row, load(sums, left), right ? load(sums + VL, right) : zero());
+            finish.template put<true>(panel, row, load(sums, left), right ? load(sums + VL, right) : zero());
         }
     }
 }

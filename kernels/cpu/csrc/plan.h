@@ -6,22 +6,28 @@
 #include <cstdint>
 
 enum Kind : int32_t {
-    EMBEDDING,          // output[i] = row indices[i] of the table
+    EMBEDDING,          // output[i] = scale * row indices[i] of the table
     EMBEDDING_PACKED,   // the same from a packed weight
-    RMS_NORM,           // total = input + residual; output = norm of total
-    LINEAR,             // output = input x weight (+ bias)
-    LINEAR_SILU,        // output = silu(gate) * up, of a weight whose gate and up rows were interleaved
+    RMS_NORM,           // total = scale * input + residual; output = norm of total
+    LINEAR,             // output = activation of input x weight (+ bias); if wide: as logits are
+    LINEAR_GATED,       // output = activation(gate) * up, of a weight whose gate and up rows were interleaved
     SILU_AND_MUL,       // output = silu(first half of input) * second half
     ROTARY_AND_CACHE,   // rotates queries and keys of input in place, writes keys and values to the pool
     ATTENTION,          // output = attention of the queries in input
-    HEAD,               // logits = input x weight, and the best of each row
+    HEAD,               // logits = input x weight (+ bias), scaled and capped, and the best of each row
     ROUND,              // output = input, which is float32, (+ bias) in the op's type
     LORA_SHRINK,        // of rows that have an adapter: output = input x its first factor
     LORA_EXPAND,        // of these rows: output = input, which is float32, (+ bias) + low_rank x its second factor
+    LAYER_NORM,         // total as of RMS_NORM; output = total, centred and of unit variance, times the weight (+ bias)
+    ADD_NORMED,         // output = scale * norm of input + residual
+    ADD,                // output = scale * input + residual
     NUM_KINDS
 };
 
 enum Type : int32_t { FLOAT32, BFLOAT16 };
+
+// What is made of products, or of gates.
+enum Activation : int32_t { AS_IT_IS, SILU, GELU_TANH, GELU_ERF, RELU, RELU2 };
 
 // Which rows an op works on: all tokens of the step, or the chosen ones.
 enum Rows : int32_t { TOKENS, CHOSEN };
@@ -46,9 +52,9 @@ struct Op {
     const void* residual;
     void* output;
     void* total;
-    const void* weight; // packed, or a table, or a norm's
-    const void* bias;   // [out_features], in the packed order, or null
-    const void* query_norm;
+    const void* weight; // packed, or a table, or a norm's: or null; of LAYER_NORM float32
+    const void* bias;   // [out_features], in the packed order, or null; LAYER_NORM: [in_features] float32, or null
+    const void* query_norm; // or null, as is key_norm: no norms
     const void* key_norm;
     const int64_t* indices; // null: the chosen rows
     void* pool;
@@ -65,17 +71,23 @@ struct Op {
     int64_t first_row;      // EMBEDDING: what the table's first row is the embedding of
     int64_t num_rows;       // EMBEDDING: of the table, others being zeros; 0: it has all that indices name
     float epsilon;
-    float scale;
+    float scale;            // a factor: of what is read or added; of scores; of logits, and of other wide results
     int32_t scheme;         // of the weight of a product
-    int32_t leaves;         // LINEAR, LINEAR_SILU, HEAD: slices of in_features that are summed apart; a power of two to 8
+    int32_t leaves;         // LINEAR, LINEAR_GATED, HEAD: slices of in_features that are summed apart; a power of two to 8
     const float* scales;    // of a quantized weight: see int8.h
     const int32_t* sums;
-    const LoraFactors* lora;    // the adapter of each slot, of this weight; LINEAR, LINEAR_SILU: or null
+    const LoraFactors* lora;    // the adapter of each slot, of this weight; LINEAR, LINEAR_GATED: or null
     const void* low_rank;       // what LORA_SHRINK made: [rows, low_rank_stride]
     int64_t low_rank_stride;
     int64_t low_rank_offset;    // features of each row that stand before all of low_rank, in its buffer
     const void* virtual_rows;   // EMBEDDING: of ids from first_virtual on, plain rows; or null
     int64_t first_virtual;
+    const float* sinks;         // ATTENTION: [num_heads], or null
+    int64_t rotary_size;        // ROTARY_AND_CACHE: numbers of a head that are rotated, from its first on
+    int32_t activation;         // LINEAR, LINEAR_GATED
+    float softcap;              // of scores, logits and other wide results; 0: none
+    int32_t has_wide_norms;     // whether the weights of RMS norms are float32
+    int32_t norms_whole_rows;   // ROTARY_AND_CACHE: all queries of a row are normed together, and all keys
 };
 
 // What a step computes. Positions, slots and work lists are made from it.

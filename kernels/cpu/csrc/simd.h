@@ -296,13 +296,6 @@ INLINE Floats logarithm(Floats x) {
     return fma(e, broadcast(0.693359375f), add(r, p));
 }
 
-// x / (1 + exp(-x)), as exact as `power_of_two`.
-template <class E>
-INLINE Floats silu(Floats x) {
-    const Floats exponent = min(broadcast(126.0f), mul(x, broadcast(-1.44269504088896341f)));
-    return div(x, add(broadcast(1.0f), power_of_two<E>(exponent)));
-}
-
 INLINE float widen(bf16 x) {
     uint32_t bits = (uint32_t)x.bits << 16;
     float value;

@@ -21,6 +21,7 @@ Op op_of(Kind kind) {
     op.type = TYPE<E>;
     op.rows = CHOSEN;
     op.epsilon = 1e-5f;
+    op.scale = 1;
     return op;
 }
 
@@ -105,7 +106,7 @@ void products(int64_t num_rows, int64_t width, int64_t count, Scheme scheme, int
     for (bool gated : {false, true}) {
         if (gated && num_rows % 2) continue;
         Packed<E> packed(num_rows, width, gated, scheme, leaves);
-        Op op = op_of<E>(gated ? LINEAR_SILU : LINEAR);
+        Op op = op_of<E>(gated ? LINEAR_GATED : LINEAR);
         op.input = input->data(), op.input_stride = stride;
         op.in_features = width, op.out_features = num_rows;
         op.weight = packed.words->data(), op.leaves = leaves;
@@ -113,12 +114,20 @@ void products(int64_t num_rows, int64_t width, int64_t count, Scheme scheme, int
         const int64_t num_outputs = count * (gated ? num_rows / 2 : num_rows);
         for (const void* added : {(const void*)nullptr, (const void*)bias->data()}) {
             op.bias = added;
+            op.activation = gated ? SILU : AS_IT_IS;
+            run_for_all<E>(op, rows_alone(count), num_outputs);
+            // All in turn: they differ in nothing but their arithmetic.
+            op.activation = GELU_TANH + (num_rows + count) % 4;
             run_for_all<E>(op, rows_alone(count), num_outputs);
         }
         if (gated) continue;
         op.wide = 1;
         run_for_all<float>(op, rows_alone(count), num_outputs);
-        op.kind = HEAD, op.bias = nullptr;
+        op.scale = 0.5f, op.softcap = 3;
+        run_for_all<float>(op, rows_alone(count), num_outputs);
+        op.kind = HEAD;
+        run_head<E>(op, count);
+        op.bias = nullptr, op.scale = 1, op.softcap = 0;
         run_head<E>(op, count);
     }
 }
@@ -142,7 +151,7 @@ void adapters(int64_t num_rows, int64_t width, int64_t count, Scheme scheme, int
             expand.emplace_back(num_rows, rank, gated, UNQUANTIZED, 1);
             factors.push_back({shrink.back().words->data(), expand.back().words->data(), rank});
         }
-        Op op = op_of<E>(gated ? LINEAR_SILU : LINEAR), first = op_of<E>(LORA_SHRINK), last = op_of<E>(LORA_EXPAND);
+        Op op = op_of<E>(gated ? LINEAR_GATED : LINEAR), first = op_of<E>(LORA_SHRINK), last = op_of<E>(LORA_EXPAND);
         op.input = first.input = input->data(), op.input_stride = first.input_stride = width;
         op.in_features = first.in_features = width, op.leaves = first.leaves = leaves;
         op.weight = packed.words->data(), op.bias = bias->data();
@@ -183,6 +192,8 @@ void rows_of_a_table(int64_t num_rows, int64_t width) {
     Op op = op_of<E>(EMBEDDING);
     op.weight = table->data(), op.out_features = width, op.indices = indices->data();
     run_for_all<E>(op, rows_alone(4), 4 * width);
+    op.scale = 3;
+    run_for_all<E>(op, rows_alone(4), 4 * width);
     // Without indices: the chosen rows.
     Inputs inputs = rows_alone(4);
     inputs.chosen = indices->data();
@@ -205,6 +216,17 @@ void elementwise(int64_t width, int64_t count) {
     run_for_all<E>(op, rows_alone(count), count * width);
     op.residual = residual->data(), op.total = total->data();
     run_for_all<E>(op, rows_alone(count), count * width);
+    auto wide_weight = random_values<float>(width), bias = random_values<float>(width);
+    for (const void* each : {(const void*)nullptr, (const void*)wide_weight->data()}) {
+        op.kind = RMS_NORM, op.weight = each, op.has_wide_norms = 1;
+        run_for_all<E>(op, rows_alone(count), count * width);
+        op.kind = ADD_NORMED;
+        run_for_all<E>(op, rows_alone(count), count * width);
+        op.kind = LAYER_NORM, op.bias = bias->data();
+        run_for_all<E>(op, rows_alone(count), count * width);
+    }
+    op.kind = ADD, op.scale = 0.5f;
+    run_for_all<E>(op, rows_alone(count), count * width);
     op = op_of<E>(SILU_AND_MUL);
     op.input = pairs->data(), op.input_stride = 2 * width, op.out_features = width;
     run_for_all<E>(op, rows_alone(count), count * width);
@@ -213,6 +235,8 @@ void elementwise(int64_t width, int64_t count) {
 struct Heads {
     int64_t num_heads, num_kv_heads, head_dim, block_size, window;
     bool normed;
+    // Numbers that are not rotated; with them come norms of whole rows, wide weights, capped scores and sinks.
+    int64_t passing = 0;
 };
 
 // Sequences in the middle of blocks and at their ends, one that computes nothing, and cuts of 256 keys that are crossed.
@@ -249,7 +273,10 @@ void attention(const Heads& heads) {
     Sequences sequences(heads.block_size);
     const int64_t dim = heads.head_dim, width = (heads.num_heads + 2 * heads.num_kv_heads) * dim;
     const int64_t layer = 2 * heads.num_kv_heads * heads.block_size * dim, num_layers = 2;
-    auto rotary = random_values<E>(sequences.num_tokens * 2 * dim);
+    const int64_t rotated = dim - heads.passing;
+    auto rotary = random_values<E>(sequences.num_tokens * 2 * rotated);
+    auto query_norms = random_values<float>(heads.num_heads * dim), key_norms = random_values<float>(heads.num_kv_heads * dim);
+    auto sinks = random_values<float>(heads.num_heads);
     auto query_norm = random_values<E>(dim), key_norm = random_values<E>(dim);
     auto rows = random_values<E>(sequences.num_tokens * width);
     auto pool = random_values<E>(sequences.num_blocks * num_layers * layer);
@@ -268,8 +295,13 @@ void attention(const Heads& heads) {
             op.num_heads = heads.num_heads, op.num_kv_heads = heads.num_kv_heads, op.head_dim = dim;
             op.block_size = heads.block_size, op.window = heads.window, op.scale = 0.2f;
         }
-        ops[0].residual = rotary->data();
+        ops[0].residual = rotary->data(), ops[0].rotary_size = rotated;
         if (heads.normed) ops[0].query_norm = query_norm->data(), ops[0].key_norm = key_norm->data();
+        if (heads.passing) {
+            ops[0].query_norm = query_norms->data(), ops[0].key_norm = key_norms->data();
+            ops[0].norms_whole_rows = ops[0].has_wide_norms = 1;
+            ops[1].sinks = sinks->data(), ops[1].softcap = 2;
+        }
         ops[1].output = outputs[team]->data();
         blockyard_run(executors[team], ops, 2, &sequences.inputs);
         CHECK(outputs[team]->equals(*outputs[0]));
@@ -307,6 +339,8 @@ void run_all(bool all_sizes) {
                  Heads{6, 2, 80, block_size, 0, true},
                  Heads{64, 1, 8, block_size, 0, false},
                  Heads{2, 1, 20, block_size, 40, true},
+                 Heads{4, 2, 20, block_size, 40, true, 12},
+                 Heads{50, 1, 8, block_size, 0, true, 8},
                  Heads{3, 1, 96, block_size, 1, false},
                  Heads{8, 1, 128, block_size, 300, true},
              })
