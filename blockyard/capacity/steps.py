@@ -100,13 +100,15 @@ def arena_bytes(network: DecoderConfig, share: Share, held: WeightFormat, max_ro
     """Bounds the arena of a captured step, and the rows that its products quantize.
 
     It is what lies beside one another where each buffer is put as low as it fits (`kernels.cpu.plan`): hidden rows, and
-    projections with what is attended, or the inner rows; and always a row's angles.
+    projections with what is attended, or the inner rows, or sums in float32 that ranks add; and always a row's angles.
     """
     item, hidden = ITEM_BYTES[network.dtype_name], network.hidden_size
     queries = len(share.heads) * network.head_dim
     projected = queries + 2 * len(share.kv_heads) * network.head_dim
-    numbers = max(4 * hidden + max(projected, len(share.mlp)), 3 * hidden + projected + queries)
-    rows = item * (numbers + 2 * network.head_dim)
+    sums = hidden * FLOAT_BYTES // item * share.is_cut
+    numbers = max(4 * hidden + max(projected, len(share.mlp), sums), 3 * hidden + projected + queries)
+    angles = 2 * sum(rotary.rotated(network.head_dim) for rotary in network.rotaries)
+    rows = item * (numbers + angles)
     widest = max(product.in_features for product in layer_products(network, share))
     return max_rows * (rows + (widest + QUANTIZED_ROW_BYTES) * held.is_quantized)
 

@@ -82,7 +82,7 @@ class Attention:
 class Mlp:
     """Two products with an activation between them."""
 
-    inner: int
+    inner_features: int
     activation: Activation = Activation.SILU
     is_gated: bool = True
     """The first product has gates and ups; the second multiplies `activation(gate) * up`."""
@@ -190,7 +190,7 @@ class DecoderConfig:
     @property
     def intermediate_size(self) -> int:
         """Inner features of an MLP: those of all layers."""
-        return self.layers[0].feed.inner
+        return self.layers[0].feed.inner_features
 
     @property
     def windows(self) -> tuple[int | None, ...]:

@@ -127,7 +127,7 @@ def _family(fields: Fields) -> tuple[str, Family | None]:
 
 def _refuse_others(fields: Fields) -> None:
     """Refuses what nobody has read and would change the numbers, and remarks what nobody knows."""
-    read = {*fields.read, "torch_dtype", "rope_theta"}
+    read = {*fields.read, "dtype", "torch_dtype", "rope_theta"}
     for name, neutral in REFUSED.items():
         if name not in read:
             fields.require(name, *neutral)

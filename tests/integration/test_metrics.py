@@ -23,6 +23,7 @@ from tests.kit.kernels.tiny_models import tiny_model
 from tests.kit.processes.scrape import Scrape
 from tests.kit.processes.system import System
 from worker_service.observe.metrics import CATALOGUE as WORKER
+from worker_service.observe.metrics import SAVE_SECONDS, SAVES
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
@@ -106,8 +107,8 @@ async def flood(client: AsyncClient, seen: Seen) -> None:
 
 def missing(scrape: Scrape, catalogue: Iterable[Metric]) -> list[str]:
     """What is not told at all, or without any value."""
-    # Nobody shows a certificate here, and no adapter waits for a slot.
-    elsewhere = (CERTIFICATE_EXPIRY, LORA_PASSED_SECONDS)
+    # Nobody shows a certificate or saves weights here, and no adapter waits for a slot.
+    elsewhere = (CERTIFICATE_EXPIRY, LORA_PASSED_SECONDS, SAVES, SAVE_SECONDS)
     told = [metric for metric in (*COMMON, *catalogue, *PROCESS) if metric not in elsewhere]
     return [
         metric.name

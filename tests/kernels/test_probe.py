@@ -85,7 +85,7 @@ def test_each_shape_of_heads_keeps_what_was_found_for_it(monkeypatch: pytest.Mon
     assert list(used.values()) == [16, 8, 4]
 
 
-@pytest.mark.parametrize("op", ["normalise", "silu_and_mul"])
+@pytest.mark.parametrize("op", ["normalise", "activate_and_mul"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_norms_and_activations_that_depend_on_the_rows_are_not_promised(
     monkeypatch: pytest.MonkeyPatch, op: str, dtype: torch.dtype
@@ -93,7 +93,7 @@ def test_norms_and_activations_that_depend_on_the_rows_are_not_promised(
     linear = TiledLinear(torch.randn(32, 8).to(dtype), None, Method.TILED, gated=True)
     assert probe.elementwise_is_independent([linear])
     plain = getattr(elementwise, op)
-    monkeypatch.setattr(elementwise, op, lambda rows, *rest: plain(rows, *rest) + (len(rows) % 2))
+    monkeypatch.setattr(elementwise, op, lambda rows, *rest, **how: plain(rows, *rest, **how) + (len(rows) % 2))
     assert not probe.elementwise_is_independent([linear])
     assert not ReferenceBackend(CPU).probe([linear], SHAPE)
 
@@ -101,8 +101,10 @@ def test_norms_and_activations_that_depend_on_the_rows_are_not_promised(
 def test_threads_that_change_the_bits_are_not_promised(monkeypatch: pytest.MonkeyPatch):
     """A worker may go down to one thread after the probe."""
     torch.set_num_threads(2)
-    plain = elementwise.silu_and_mul
-    monkeypatch.setattr(elementwise, "silu_and_mul", lambda rows: plain(rows) + torch.get_num_threads())
+    plain = elementwise.activate_and_mul
+    monkeypatch.setattr(
+        elementwise, "activate_and_mul", lambda rows, activation: plain(rows, activation) + torch.get_num_threads()
+    )
     linear = TiledLinear(torch.randn(32, 8), None, Method.TILED, gated=True)
     assert not probe.elementwise_is_independent([linear])
     assert torch.get_num_threads() == 2

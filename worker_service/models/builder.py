@@ -188,7 +188,7 @@ class NetworkBuilder:
             output=self._row_parallel(
                 prefix + names.output, self._cuts(layer)[0], self._share.output_leaves, bias=layer.attention.output_bias
             ),
-            inner=self._linear(
+            gate_up=self._linear(
                 self._inner(prefix, layer),
                 bias=layer.feed.has_bias,
                 gated=layer.feed.is_gated,
@@ -204,7 +204,7 @@ class NetworkBuilder:
         attention, share = layer.attention, self._share
         query = Cut(attention.num_heads, share.heads, attention.head_dim)
         key = Cut(attention.num_kv_heads, share.kv_heads, attention.head_dim)
-        return query, key, Cut(layer.feed.inner, share.mlp)
+        return query, key, Cut(layer.feed.inner_features, share.mlp)
 
     def _qkv(self, prefix: str, layer: Layer) -> tuple[Rows, ...]:
         config, names, attention = self._config, self._config.names, layer.attention

@@ -127,7 +127,7 @@ def _layer_modules(config: ModelConfig, share: Share, names: ModuleNames, layer:
                         yield _whole(prefix + which, "RMSNorm", weight, which, index)
                 yield linear(layer.output, heads)
             case "post_feed":
-                yield linear(layer.inner, features)
+                yield linear(layer.gate_up, features)
                 yield linear(layer.down, features)
             case _:
                 pass

@@ -92,14 +92,14 @@ class DecoderLayer:
     qkv: Projection
     qk_norms: QueryKeyNorms | None
     output: Projection
-    inner: Projection
+    gate_up: Projection
     """The MLP's first product: it gives the activated rows."""
     down: Projection
 
     @property
     def projections(self) -> tuple[Projection, ...]:
         """The layer's products."""
-        return self.qkv, self.output, self.inner, self.down
+        return self.qkv, self.output, self.gate_up, self.down
 
     @property
     def linears(self) -> tuple[PackedLinear, ...]:
@@ -158,7 +158,7 @@ class DecoderLayer:
 
     def _feed(self, normed: Tensor, context: StepContext) -> Tensor:
         backend = context.backend
-        inner = backend.linear(normed, self.inner.packed, lora=context.lora)
+        inner = backend.linear(normed, self.gate_up.packed, lora=context.lora)
         return backend.linear(inner, self.down.packed, lora=context.lora)
 
 

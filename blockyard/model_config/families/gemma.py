@@ -39,7 +39,11 @@ def _read(fields: Fields, activation: str) -> tuple[Sizes, Norm, Mlp]:
     fields.require("use_bidirectional_attention", False)
     sizes = read_sizes(fields, head_dim=HEAD_DIM)
     norm = Norm(epsilon=fields.number("rms_norm_eps", 1e-6, above=0.0), offset=1.0, is_wide=True)
-    return sizes, norm, Mlp(inner=sizes.inner, activation=fields.choose(activation, ACTIVATIONS, "gelu_pytorch_tanh"))
+    return (
+        sizes,
+        norm,
+        Mlp(inner_features=sizes.inner, activation=fields.choose(activation, ACTIVATIONS, "gelu_pytorch_tanh")),
+    )
 
 
 def _head(fields: Fields, softcap: float = 0.0) -> Head:

@@ -33,7 +33,7 @@ def gpt2(fields: Fields) -> DecoderConfig:
     scale = sizes.head_dim**-0.5 if fields.flag("scale_attn_weights", default=True) else 1.0
     attention = attention_of(sizes, scale=scale, rotary=None, qkv_bias=True, output_bias=True)
     activation = fields.choose("hidden_act", ACTIVATIONS, "gelu_new")
-    feed = Mlp(inner=sizes.inner, activation=activation, is_gated=False, has_bias=True)
+    feed = Mlp(inner_features=sizes.inner, activation=activation, is_gated=False, has_bias=True)
     length = fields.integer("max_position_embeddings", most=MAX_MODEL_LEN)
     layers = [Layer(attention=attention, feed=feed, norm=norm)] * sizes.num_layers
     head = Head(is_tied=fields.flag("tie_word_embeddings", default=True))
@@ -56,7 +56,7 @@ def opt(fields: Fields) -> DecoderConfig:
     bias = fields.flag("enable_bias", default=True)
     attention = attention_of(sizes, rotary=None, qkv_bias=bias, output_bias=bias)
     activation = fields.choose("hidden_act", ACTIVATIONS, "relu")
-    feed = Mlp(inner=sizes.inner, activation=activation, is_gated=False, has_bias=bias)
+    feed = Mlp(inner_features=sizes.inner, activation=activation, is_gated=False, has_bias=bias)
     length = fields.integer("max_position_embeddings", most=MAX_MODEL_LEN)
     layers = [Layer(attention=attention, feed=feed, norm=norm)] * sizes.num_layers
     head = Head(is_tied=fields.flag("tie_word_embeddings", default=True))
@@ -74,7 +74,10 @@ def gpt_neox(fields: Fields) -> DecoderConfig:
     bias = fields.flag("attention_bias", default=True)
     attention = attention_of(sizes, qkv_bias=bias, output_bias=bias)
     feed = Mlp(
-        inner=sizes.inner, activation=fields.choose("hidden_act", ACTIVATIONS, "gelu"), is_gated=False, has_bias=True
+        inner_features=sizes.inner,
+        activation=fields.choose("hidden_act", ACTIVATIONS, "gelu"),
+        is_gated=False,
+        has_bias=True,
     )
     is_parallel = fields.flag("use_parallel_residual", default=True)
     placement = Placement.PARALLEL_TWO if is_parallel else Placement.PRE
@@ -91,7 +94,7 @@ def phi(fields: Fields) -> DecoderConfig:
     activation = fields.choose("hidden_act", ACTIVATIONS, "gelu_new")
     layer = Layer(
         attention=attention_of(sizes, qkv_bias=True, output_bias=True),
-        feed=Mlp(inner=sizes.inner, activation=activation, is_gated=False, has_bias=True),
+        feed=Mlp(inner_features=sizes.inner, activation=activation, is_gated=False, has_bias=True),
         norm=norm,
         placement=Placement.PARALLEL,
     )
@@ -108,7 +111,7 @@ def starcoder2(fields: Fields) -> DecoderConfig:
     activation = fields.choose("hidden_act", ACTIVATIONS, "gelu_pytorch_tanh")
     layer = Layer(
         attention=attention_of(sizes, qkv_bias=bias, output_bias=bias, window=read_window(fields, max_model_len)),
-        feed=Mlp(inner=sizes.inner, activation=activation, is_gated=False, has_bias=bias),
+        feed=Mlp(inner_features=sizes.inner, activation=activation, is_gated=False, has_bias=bias),
         norm=norm,
     )
     return uniform(fields, sizes, max_model_len, rotary, layer, is_tied=True)
@@ -123,7 +126,7 @@ def nemotron(fields: Fields) -> DecoderConfig:
     activation = fields.choose("hidden_act", ACTIVATIONS, "relu2")
     layer = Layer(
         attention=attention_of(sizes, qkv_bias=bias, output_bias=bias),
-        feed=Mlp(inner=sizes.inner, activation=activation, is_gated=False, has_bias=mlp_bias),
+        feed=Mlp(inner_features=sizes.inner, activation=activation, is_gated=False, has_bias=mlp_bias),
         norm=norm,
     )
     return uniform(fields, sizes, max_model_len, rotary, layer)

@@ -50,7 +50,7 @@ def read_llama(fields: Fields, traits: Traits) -> DecoderConfig:
         output_bias=output_bias,
     )
     activation = fields.choose("hidden_act", ACTIVATIONS, "silu")
-    feed = Mlp(inner=sizes.inner, activation=activation, has_bias=mlp_bias)
+    feed = Mlp(inner_features=sizes.inner, activation=activation, has_bias=mlp_bias)
     windows = read_windows(fields, traits.windows, sizes.num_layers, max_model_len)
     return DecoderConfig(
         vocab_size=sizes.vocab_size,

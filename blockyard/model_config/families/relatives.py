@@ -135,7 +135,7 @@ def arcee(fields: Fields) -> DecoderConfig:
     rotary, max_model_len = read_rotary(fields)
     bias, mlp_bias = fields.flag("attention_bias"), fields.flag("mlp_bias")
     activation = fields.choose("hidden_act", ACTIVATIONS, "relu2")
-    feed = Mlp(inner=sizes.inner, activation=activation, is_gated=False, has_bias=mlp_bias)
+    feed = Mlp(inner_features=sizes.inner, activation=activation, is_gated=False, has_bias=mlp_bias)
     layer = Layer(attention=attention_of(sizes, qkv_bias=bias, output_bias=bias), feed=feed, norm=norm)
     return uniform(fields, sizes, max_model_len, rotary, layer)
 

@@ -12,7 +12,7 @@ from benchmarks.kit.figures import spread_of
 from kernels.cpu.processors import available_instruction_sets
 
 RECIPE = models.Recipe(32, 3, 4, 2, 48, 320, tied=True, qkv_bias=False)
-OPS = {"linear 32x64", "attention", "linear 32x32", "linear_silu 32x96", "linear 48x32", "head 32x320"}
+OPS = {"linear 32x64", "attention", "linear 32x32", "linear_gated 32x96", "linear 48x32", "head 32x320"}
 
 
 @pytest.mark.timeout(120)

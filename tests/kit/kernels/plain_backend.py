@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from kernels.reference.backend import ReferenceBackend
 from kernels.reference.linear import Method, join_rows
+from kernels.shapes import AS_THEY_ARE
 from tests.kit.kernels.row_dependent import CountedLinear
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
     from kernels.arena import Arena
     from kernels.ops import AttentionBatch, PackedLinear
-    from kernels.shapes import AttentionShape
+    from kernels.shapes import Activation, AttentionShape, LogitTransform
 
 
 class PlainBackend(ReferenceBackend):
@@ -39,6 +40,8 @@ class PlainBackend(ReferenceBackend):
         bias: Tensor | None = None,
         *,
         gated: bool = False,
+        activation: Activation | None = None,
+        logits: LogitTransform = AS_THEY_ARE,
         leaves: int = 1,
         partial: bool = False,
         arena: Arena | None = None,
@@ -59,6 +62,7 @@ class PlainBackend(ReferenceBackend):
         layer: int,
         shape: AttentionShape,
         sliding_window: int | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Calls the fused attention once for each sequence."""
         results: list[Tensor] = []

@@ -9,6 +9,7 @@ import torch
 
 from kernels.reference.backend import ReferenceBackend
 from kernels.reference.linear import join_rows
+from kernels.shapes import AS_THEY_ARE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from kernels.arena import Arena
     from kernels.lora import LoraRows
     from kernels.ops import PackedLinear
+    from kernels.shapes import Activation, LogitTransform
 
     # (rows [R, K], weight [N, K], bias [N], leaves) -> [R, N] float32.
     Multiply = Callable[[Tensor, Tensor, Tensor | None, int], Tensor]
@@ -46,6 +48,8 @@ class QuantizedReference(ReferenceBackend):
         bias: Tensor | None = None,
         *,
         gated: bool = False,
+        activation: Activation | None = None,
+        logits: LogitTransform = AS_THEY_ARE,
         leaves: int = 1,
         partial: bool = False,
         arena: Arena | None = None,

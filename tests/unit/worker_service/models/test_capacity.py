@@ -21,11 +21,12 @@ from kernels import ops
 from kernels.capture import CaptureSizes
 from kernels.cpu.huge_pages import HostArena
 from tests.kit.kernels.backends import build_kernels
+from tests.kit.kernels.families import family_model
 from tests.kit.kernels.tiny_models import tiny_model
 from worker_service.cache_engine import BlockFormat, allocate_pool
 from worker_service.lora.reader import AdapterReader
 from worker_service.lora.store import make_loras
-from worker_service.models.decoder import build_decoder
+from worker_service.models.builder import build_decoder
 from worker_service.models.loader import LoadedModel, load_model
 from worker_service.models.model_config import read_config
 from worker_service.models.random_weights import RandomWeights
@@ -52,8 +53,11 @@ def kernels() -> None:
     build_kernels()
 
 
+FAMILIES = ["gemma3", "granite", "olmo", "gpt2", "phi", "stablelm_parallel"]
+
+
 def load(name: str, kernels: str, dtype: torch.dtype, quantization: str, rank: Parallel) -> LoadedModel:
-    folder = tiny_model(name)
+    folder = family_model(name) if name in FAMILIES else tiny_model(name)
     return load_model(folder, dtype, CPU, lambda done, total: None, kernels, quantization, "random", rank)
 
 
@@ -62,7 +66,7 @@ def planned_format(loaded: LoadedModel, kernels: str, quantization: str) -> Weig
 
 
 @pytest.mark.parametrize(("kernels", "dtype", "quantization"), HELD)
-@pytest.mark.parametrize("name", ["llama_bias", "qwen3"])
+@pytest.mark.parametrize("name", ["llama_bias", "qwen3", *FAMILIES])
 def test_weights_are_counted_to_the_byte(name: str, kernels: str, dtype: torch.dtype, quantization: str) -> None:
     for rank in RANKS:
         loaded = load(name, kernels, dtype, quantization, rank)
@@ -93,7 +97,7 @@ def test_so_are_the_slots_of_a_gpu() -> None:
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8"])
-@pytest.mark.parametrize("name", ["llama", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", "qwen3", *FAMILIES])
 def test_the_arena_of_a_step_is_bounded(name: str, quantization: str) -> None:
     # A stage of one layer needs less.
     for rank in RANKS[:3]:

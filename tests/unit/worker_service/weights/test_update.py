@@ -22,7 +22,7 @@ from tests.kit.kernels.tiny_models import tiny_model
 from tests.kit.waiting import until
 from tests.unit.worker_service.driver import WorkerDriver, fails, running_worker
 from tests.unit.worker_service.weights.test_residency import generate, kept_worker, perturb, reload
-from worker_service.models.decoder import build_decoder
+from worker_service.models.builder import build_decoder
 from worker_service.models.loader import load_model
 from worker_service.weights.codec import decode_head
 from worker_service.weights.update import WeightUpdate, order_heads, tensor_names
