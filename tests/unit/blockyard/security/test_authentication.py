@@ -257,8 +257,12 @@ async def guarded(ring: KeyRing) -> AsyncIterator[grpc.aio.Channel]:
 
 
 async def call(channel: grpc.aio.Channel, method: str, *metadata: tuple[str, str]) -> list[bytes]:
-    """Calls any method: on the wire all kinds are streams."""
-    stream: Any = channel.stream_stream(method)(iter([b""]), metadata=metadata, timeout=5)
+    """Calls any method: on the wire all kinds are streams.
+
+    A request that is not streamed goes out with its metadata. A write of its own may meet a call that was refused
+    already, for which grpcio then tells an internal error of the client (https://github.com/grpc/grpc/issues/36066).
+    """
+    stream: Any = channel.unary_stream(method)(b"", metadata=metadata, timeout=5)
     return [message async for message in stream]
 
 
