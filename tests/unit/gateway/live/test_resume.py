@@ -141,10 +141,11 @@ async def test_several_readers_get_all_of_it(scheduler: FakeScheduler, front: Fr
 async def test_an_aborted_answer_ends_with_its_last_reader(scheduler: FakeScheduler, front: Front) -> None:
     scheduler.pause()
     request = spec(request_id="mine", max_tokens=50)
-    calls = [front.stream(request), front.stream(request), front.resume("mine")]
-    for call in calls[:2]:
-        await call.read()
-    await calls[2].read()
+    calls = []
+    # One after another: they come in any order, and nothing can be resumed before it is known.
+    for begin in (lambda: front.stream(request), lambda: front.stream(request), lambda: front.resume("mine")):
+        calls.append(begin())
+        await calls[-1].read()
     for call in calls[:2]:
         call.cancel()
     await scheduler.step()
