@@ -96,7 +96,7 @@ def _flatten(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
     return [decoder]
 
 
-def _byte_of_character() -> dict[str, int]:
+def byte_of_character() -> dict[str, int]:
     """Returns the byte of each character of a byte-level vocabulary (GPT-2's table)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
@@ -107,7 +107,7 @@ def _byte_of_character() -> dict[str, int]:
 
 def _byte_table(pieces: dict[int, str], skipped_ids: frozenset[int]) -> list[bytes]:
     """Returns bytes by id; ids without a piece, and those to skip, have none."""
-    byte_of = _byte_of_character()
+    byte_of = byte_of_character()
     table = [b""] * (max(pieces, default=-1) + 1)
     for token_id, piece in pieces.items():
         if token_id in skipped_ids:

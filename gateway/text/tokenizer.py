@@ -1,6 +1,6 @@
 """Loads the model's tokenizer, chat template, end tokens and generation defaults.
 
-Knows nothing of requests. Reads the files of a model folder and nothing else: no remote code, no conversion.
+Knows nothing of requests. Reads the files of a model folder and nothing else, and runs no code of theirs.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ import math
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
-import tokenizers
-
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.model_config.fields import read_object
 from blockyard.model_files import model_digest
@@ -18,12 +16,16 @@ from blockyard.telemetry import EventLogger
 from gateway.text.chat_template import ChatTemplate
 from gateway.text.detokenizer import DetokenizerFactory
 from gateway.text.token_texts import TokenTexts
+from gateway.text.vocabulary import TokenizerSettings, find_vocabulary, load_vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    import tokenizers
+
     from gateway.text.detokenizer import Detokenizer
+    from gateway.text.vocabulary import Vocabulary
 
 log = EventLogger(__name__)
 
@@ -73,7 +75,7 @@ class Tokenizer:
 
     def __init__(
         self,
-        backend: tokenizers.Tokenizer,
+        vocabulary: Vocabulary,
         *,
         chat_template: ChatTemplate | None = None,
         end_token_ids: frozenset[int] = frozenset(),
@@ -81,7 +83,8 @@ class Tokenizer:
         model_digest: str = "",
         special_tokens: dict[str, str] | None = None,
     ) -> None:
-        self._backend = backend
+        self._vocabulary = vocabulary
+        self._backend = backend = vocabulary.backend
         self._chat_template = chat_template
         self._detokenizers = DetokenizerFactory(backend)
         self._token_texts = {skip: TokenTexts(self._detokenizers, skip_special_tokens=skip) for skip in (False, True)}
@@ -102,14 +105,14 @@ class Tokenizer:
         return self._chat_template is not None
 
     def adapt(
-        self, backend: tokenizers.Tokenizer | None, chat_template: str | None, special_tokens: dict[str, str]
+        self, vocabulary: Vocabulary | None, chat_template: str | None, special_tokens: dict[str, str]
     ) -> Tokenizer:
-        """Makes the tokenizer of an adapter: with another backend, another template, or both, and this one's rest."""
+        """Makes the tokenizer of an adapter: with another vocabulary, another template, or both, else this one's."""
         special_tokens = self.special_tokens | special_tokens
-        backend = backend or self._backend
-        end = backend.token_to_id(special_tokens.get("eos_token", ""))
+        vocabulary = vocabulary or self._vocabulary
+        end = vocabulary.backend.token_to_id(special_tokens.get("eos_token", ""))
         return Tokenizer(
-            backend,
+            vocabulary,
             chat_template=ChatTemplate(chat_template, special_tokens) if chat_template else self._chat_template,
             end_token_ids=self.end_token_ids | ({end} if end is not None else set()),
             generation_defaults=self.generation_defaults,
@@ -126,7 +129,7 @@ class Tokenizer:
 
     def _encode(self, field: str, text: str, add_special_tokens: bool = False) -> tuple[int, ...]:
         try:
-            return tuple(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
+            return tuple(self._vocabulary.encode(text, add_special_tokens))
         except TypeError:
             raise invalid([Violation(field, "must be Unicode text, and has half a surrogate pair")]) from None
 
@@ -197,7 +200,8 @@ def load_tokenizer(folder: Path, *, chat_template_file: Path | None = None) -> T
     """Reads a model folder; raises BlockyardError MODEL_NOT_LOADED that says what is wrong and what to do.
 
     Args:
-        folder: has config.json and tokenizer.json, and perhaps tokenizer_config.json, special_tokens_map.json,
+        folder: has config.json and a vocabulary (tokenizer.json, tekken.json, tokenizer.model, or vocab.json with
+            merges.txt), and perhaps tokenizer_config.json, special_tokens_map.json, added_tokens.json,
             generation_config.json and chat_template.jinja.
         chat_template_file: a Jinja template that goes before the model's own.
     """
@@ -205,13 +209,13 @@ def load_tokenizer(folder: Path, *, chat_template_file: Path | None = None) -> T
     tokenizer_config = _read_json(folder / "tokenizer_config.json")
     generation_config = _read_json(folder / "generation_config.json")
     _refuse_unsupported(folder, config, tokenizer_config)
-    backend = _load_backend(folder / "tokenizer.json")
-    special_tokens = _special_tokens({**_read_json(folder / "special_tokens_map.json"), **tokenizer_config})
+    settings = _settings(folder, tokenizer_config)
+    vocabulary, special_tokens = load_vocabulary(folder, settings), dict(settings.special_tokens)
     source = _chat_template_source(folder, tokenizer_config, chat_template_file)
     return Tokenizer(
-        backend,
+        vocabulary,
         chat_template=None if source is None else ChatTemplate(source, special_tokens),
-        end_token_ids=_end_token_ids(config, generation_config, backend, special_tokens.get("eos_token")),
+        end_token_ids=_end_token_ids(config, generation_config, vocabulary.backend, special_tokens.get("eos_token")),
         generation_defaults=_generation_defaults(generation_config),
         model_digest=model_digest(folder),
         special_tokens=special_tokens,
@@ -224,17 +228,20 @@ def load_adapter_tokenizer(folder: Path, model: Tokenizer) -> Tokenizer:
     Raises BlockyardError MODEL_NOT_LOADED.
     """
     tokenizer_config = _read_json(folder / "tokenizer_config.json")
-    has_tokenizer = (folder / "tokenizer.json").is_file()
+    has_tokenizer = find_vocabulary(folder) is not None
     source = _chat_template_source(folder, tokenizer_config, None)
     if not has_tokenizer and source is None:
         return model
     if has_tokenizer and "auto_map" in tokenizer_config:
         raise _not_loaded(f"{folder} needs a tokenizer of its own code (auto_map), which Blockyard never runs")
-    return model.adapt(
-        _load_backend(folder / "tokenizer.json") if has_tokenizer else None,
-        source,
-        _special_tokens({**_read_json(folder / "special_tokens_map.json"), **tokenizer_config}),
-    )
+    settings = _settings(folder, tokenizer_config)
+    vocabulary = load_vocabulary(folder, settings) if has_tokenizer else None
+    return model.adapt(vocabulary, source, dict(settings.special_tokens))
+
+
+def _settings(folder: Path, tokenizer_config: Json) -> TokenizerSettings:
+    special_tokens = _special_tokens({**_read_json(folder / "special_tokens_map.json"), **tokenizer_config})
+    return TokenizerSettings(tokenizer_config, special_tokens, _read_json(folder / "added_tokens.json"))
 
 
 def _not_loaded(message: str) -> BlockyardError:
@@ -254,25 +261,6 @@ def _refuse_unsupported(folder: Path, config: Json, tokenizer_config: Json) -> N
         )
     if config.get("quantization_config"):
         raise _not_loaded(f"{folder} is quantized (quantization_config), which is not supported: use the original")
-    if (folder / "tokenizer.json").is_file():
-        return
-    if (folder / "tokenizer.model").is_file():
-        raise _not_loaded(
-            f"{folder} has tokenizer.model but no tokenizer.json: convert it once with transformers, "
-            "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
-        )
-    raise _not_loaded(f"{folder} has no tokenizer.json: copy the tokenizer's files to it")
-
-
-def _load_backend(file: Path) -> tokenizers.Tokenizer:
-    try:
-        backend = tokenizers.Tokenizer.from_file(str(file))
-    except Exception:  # noqa: BLE001 - the library raises plain Exception
-        raise _not_loaded(f"{file} is damaged, or of a form that is not known: copy it again") from None
-    # Some files carry the settings of a training run, which would cut or pad prompts in silence.
-    backend.no_truncation()
-    backend.no_padding()
-    return backend
 
 
 def _text_of(token: object) -> str | None:

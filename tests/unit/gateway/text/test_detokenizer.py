@@ -183,9 +183,9 @@ def test_broken_utf8_becomes_what_the_whole_decoding_makes_of_it(contents: list[
 
 
 def _characters() -> dict[str, int]:
-    from gateway.text.detokenizer import _byte_of_character
+    from gateway.text.detokenizer import byte_of_character
 
-    return _byte_of_character()
+    return byte_of_character()
 
 
 def test_byte_level_is_read_from_a_table_and_others_by_windows() -> None:

@@ -150,13 +150,6 @@ def test_settings_of_the_training_do_not_cut_prompts(folder: Path) -> None:
     assert load_tokenizer(folder).encode(text) == demo_tokenizer().encode(text)
 
 
-def test_a_folder_with_a_sentencepiece_model_only_is_told_how_to_convert(folder: Path) -> None:
-    (folder / "tokenizer.json").unlink()
-    assert "no tokenizer.json" in refusal(folder)
-    (folder / "tokenizer.model").write_bytes(b"\x0a")
-    assert "save_pretrained" in refusal(folder)
-
-
 @pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
 def test_remote_code_is_refused(folder: Path, file: str) -> None:
     change(folder / file, auto_map={"AutoTokenizer": ["x.Y", None]})
