@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from kernels.collectives import Ranks
     from kernels.launching import Launcher
     from kernels.lora import LoraOps, LoraRows, VirtualRows
+    from kernels.mixture.ops import MixtureOps
     from kernels.packed import PackedLinear
     from kernels.sampling import SamplingOps
     from kernels.shapes import Activation, AttentionShape, LogitTransform, QueryKeyNorms
@@ -94,6 +95,11 @@ class Backend(Protocol):
     @property
     def lora(self) -> LoraOps | None:
         """The ops of LoRA adapters; None: this backend has none."""
+        ...
+
+    @property
+    def mixture(self) -> MixtureOps | None:
+        """The ops of mixtures of experts; None: this backend has none."""
         ...
 
     @property

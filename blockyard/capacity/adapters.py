@@ -12,6 +12,7 @@ from blockyard.capacity.formats import weight_format
 from blockyard.capacity.weights import ITEM_BYTES, Product, WeightFormat, layer_products
 from blockyard.errors import Violation
 from blockyard.lora.virtual_tokens import MAX_VIRTUAL_TOKENS
+from blockyard.model_config.decoder_config import Experts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -91,7 +92,9 @@ def adapter_format(device_type: str, dtype_name: str, kernels: str) -> AdapterFo
 def adapter_bytes(network: DecoderConfig, share: Share, held: AdapterFormat, max_rank: int) -> int:
     """Counts the bytes of the largest adapter at a rank."""
     item_bytes, total = ITEM_BYTES[network.dtype_name], 0
-    for product, num_modules in zip(layer_products(network, share), _module_counts(network), strict=True):
+    # Adapters change no router and no experts.
+    products = [product for product in layer_products(network, share) if not product.is_router]
+    for product, num_modules in zip(products, _module_counts(network), strict=True):
         width = _up_to_multiple(max_rank * num_modules, held.width_multiple)
         inner = Product(width, product.in_features, leaves=product.leaves)
         numbers = sum(held.factors.held_bytes(each, item_bytes) for each in (inner, Product(product.num_rows, width)))
@@ -101,9 +104,12 @@ def adapter_bytes(network: DecoderConfig, share: Share, held: AdapterFormat, max
 
 def _module_counts(network: DecoderConfig) -> tuple[int, ...]:
     """Counts the modules of a checkpoint that each product of a layer holds: q, k, v; o; gate, up; down."""
-    names = network.names
-    gates = {names.gate} if network.layers[0].feed.is_gated else set[str]()
-    return len({names.query, names.key, names.value}), 1, len({names.up} | gates), 1
+    names, feed = network.names, network.layers[0].feed
+    attended = len({names.query, names.key, names.value}), 1
+    if isinstance(feed, Experts):
+        return attended
+    gates = {names.gate} if feed.is_gated else set[str]()
+    return *attended, len({names.up} | gates), 1
 
 
 def lora_bytes(network: DecoderConfig, share: Share, held: AdapterFormat, limits: LoraLimits) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from blockyard.capacity.weights import ITEM_BYTES, layer_products
+from blockyard.capacity.weights import ITEM_BYTES, feed_products, layer_products
+from blockyard.model_config.decoder_config import Experts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,7 +90,10 @@ def max_prompt_rows(vocab_size: int) -> int:
 
 def least_step_bytes(network: DecoderConfig, size: StepSize, scratch: SamplingScratch) -> int:
     """Computes what any step holds at once: a layer's inner rows, logits and their working copies."""
-    row = 4 * network.hidden_size + 3 * network.intermediate_size
+    feed, hidden = network.layers[0].feed, network.hidden_size
+    row = 4 * hidden + 3 * network.intermediate_size
+    if isinstance(feed, Experts):
+        row = 4 * hidden + feed.router.top_k * (3 * network.intermediate_size + 2 * hidden)
     num_prompt_rows = min(max_prompt_rows(network.vocab_size), size.num_tokens)
     sampling = scratch.sampling_bytes(size.num_sequences, network.vocab_size)
     prompts = scratch.logprobs_bytes(num_prompt_rows, network.vocab_size)
@@ -106,11 +110,18 @@ def arena_bytes(network: DecoderConfig, share: Share, held: WeightFormat, max_ro
     queries = len(share.heads) * network.head_dim
     projected = queries + 2 * len(share.kv_heads) * network.head_dim
     sums = hidden * FLOAT_BYTES // item * share.is_cut
-    numbers = max(4 * hidden + max(projected, len(share.mlp), sums), 3 * hidden + projected + queries)
+    fed, copies = len(share.mlp), 1
+    feed = network.layers[0].feed
+    if isinstance(feed, Experts):
+        # Copies of a row, or sums in float32, beside inner rows; logits of experts, and where copies are.
+        copies = feed.router.top_k
+        routed = FLOAT_BYTES * (feed.num_experts + 3 * copies) // item
+        fed = copies * (fed + hidden * FLOAT_BYTES // item) + routed
+    numbers = max(4 * hidden + max(projected, fed, sums), 3 * hidden + projected + queries)
     angles = 2 * sum(rotary.rotated(network.head_dim) for rotary in network.rotaries)
     rows = item * (numbers + angles)
-    widest = max(product.in_features for product in layer_products(network, share))
-    return max_rows * (rows + (widest + QUANTIZED_ROW_BYTES) * held.is_quantized)
+    widest = max(product.in_features for product in (*layer_products(network, share), *feed_products(network, share)))
+    return max_rows * (rows + copies * (widest + QUANTIZED_ROW_BYTES) * held.is_quantized)
 
 
 def step_bytes(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from blockyard.model_config.decoder_config import norms_of
+from blockyard.model_config.decoder_config import Experts, norms_of
 from blockyard.model_config.fields import unusable
 from blockyard.model_config.share import Share
 from blockyard.parallel import ALONE
@@ -33,6 +33,8 @@ class Product:
     leaves: int = 1
     is_partial: bool = False
     """Whether other ranks hold the rest of its inner dimension."""
+    is_router: bool = False
+    """Whether it is never quantized; where torch multiplies, it is in float32."""
 
     @property
     def num_elements(self) -> int:
@@ -66,13 +68,14 @@ class WeightFormat:
 
     def held_bytes(self, product: Product, item_bytes: int) -> int:
         """Returns the bytes of a product's weight and bias in a dtype of so many bytes a number."""
-        if self.is_wide or (self.widens_leaves and (product.leaves > 1 or product.is_partial)):
+        is_torchs_router = product.is_router and self.panel_columns == 1
+        if self.is_wide or is_torchs_router or (self.widens_leaves and (product.leaves > 1 or product.is_partial)):
             item_bytes = ITEM_BYTES["float32"]
         sides = 2 if product.is_gated else 1
         multiple = max(1, self.panel_columns // sides)
         num_rows = sides * _up_to_multiple(product.num_rows // sides, multiple)
         bias_bytes = product.num_rows * item_bytes * product.has_bias
-        if self.is_quantized:
+        if self.is_quantized and not product.is_router:
             leaves = product.leaves if self.keeps_leaves else 1
             return (
                 num_rows * (_up_to_multiple(product.in_features, self.word_bytes) + leaves * self.scale_bytes)
@@ -86,16 +89,24 @@ def _up_to_multiple(number: int, multiple: int) -> int:
 
 
 def layer_products(network: DecoderConfig, share: Share) -> tuple[Product, ...]:
-    """Lists the products of one layer: all layers have the same."""
+    """Lists the products of one layer that are no experts': all layers have the same."""
     hidden, attention, feed = network.hidden_size, network.attention, network.layers[0].feed
     queries, keys = len(share.heads) * attention.head_dim, len(share.kv_heads) * attention.head_dim
-    inner = len(share.mlp)
-    cut = {"is_partial": share.is_cut}
-    return (
+    attended = (
         Product(queries + 2 * keys, hidden, attention.qkv_bias),
-        Product(hidden, queries, attention.output_bias, leaves=share.output_leaves, **cut),
+        Product(hidden, queries, attention.output_bias, leaves=share.output_leaves, is_partial=share.is_cut),
+    )
+    if isinstance(feed, Experts):
+        return *attended, Product(feed.num_experts, hidden, feed.router.has_bias, is_router=True)
+    return *attended, *feed_products(network, share)
+
+
+def feed_products(network: DecoderConfig, share: Share) -> tuple[Product, Product]:
+    """Returns both products of an MLP, or of one expert."""
+    hidden, feed, inner = network.hidden_size, network.layers[0].feed, len(share.mlp)
+    return (
         Product((1 + feed.is_gated) * inner, hidden, feed.has_bias, is_gated=feed.is_gated),
-        Product(hidden, inner, feed.has_bias, leaves=share.down_leaves, **cut),
+        Product(hidden, inner, feed.has_bias, leaves=share.down_leaves, is_partial=share.is_cut),
     )
 
 
@@ -103,6 +114,10 @@ def _products(network: DecoderConfig, share: Share) -> Iterator[tuple[int, Produ
     """Lists the products of a rank, and how many of each there are."""
     for product in layer_products(network, share):
         yield len(share.layers), product
+    feed = network.layers[0].feed
+    if isinstance(feed, Experts):
+        for product in feed_products(network, share):
+            yield len(share.layers) * feed.num_experts, product
     if share.is_last_stage:
         yield 1, _head(network, share)
 
@@ -136,6 +151,10 @@ def _norm_bytes(network: DecoderConfig, share: Share) -> int:
     )
 
 
+def _num_sinks(network: DecoderConfig, share: Share) -> int:
+    return sum(len(share.heads) * network.layers[index].attention.has_sinks for index in share.layers)
+
+
 def _num_positions(network: DecoderConfig) -> int:
     """Rows of the table of positions."""
     return network.learned.num_positions if network.learned else 0
@@ -148,7 +167,7 @@ def count_elements(network: DecoderConfig) -> int:
     first_row = network.learned.first_row if network.learned else 0
     positions = (_num_positions(network) + first_row) * network.hidden_size
     products = sum(count * product.num_elements for count, product in _products(network, share))
-    return table + positions + products + _count_norms(network, share)
+    return table + positions + products + _count_norms(network, share) + _num_sinks(network, share)
 
 
 def weights_bytes(network: DecoderConfig, share: Share, held: WeightFormat) -> int:
@@ -158,7 +177,8 @@ def weights_bytes(network: DecoderConfig, share: Share, held: WeightFormat) -> i
     is_head = network.head.is_tied and share.is_last_stage and held.holds_tables
     rows = len(share.vocabulary) * (share.is_first_stage and not is_head)
     rows += _num_positions(network) * share.is_first_stage
-    return products + item_bytes * rows * network.hidden_size + _norm_bytes(network, share)
+    sinks = ITEM_BYTES["float32"] * _num_sinks(network, share)
+    return products + item_bytes * rows * network.hidden_size + _norm_bytes(network, share) + sinks
 
 
 def check_room(num_bytes: int, room_bytes: int, dtype_name: str, quantization: str, device_type: str) -> None:

@@ -76,6 +76,8 @@ class Attention:
     """Whether that norm is of all heads' numbers together."""
     qkv_bias: bool = False
     output_bias: bool = False
+    has_sinks: bool = False
+    """Each head has a score of its own beside those of its keys, of which no value comes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +89,32 @@ class Mlp:
     is_gated: bool = True
     """The first product has gates and ups; the second multiplies `activation(gate) * up`."""
     has_bias: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Router:
+    """How a row's experts are chosen, and what each counts: a softmax of one product."""
+
+    top_k: int
+    renormalises: bool
+    """Whether the softmax is that of the chosen alone; else of all experts."""
+    has_bias: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """Many gated MLPs, of which each row goes through some: their weighted sum."""
+
+    num_experts: int
+    inner_features: int
+    """Of one expert."""
+    router: Router
+    activation: Activation = Activation.SILU
+    limit: float = 0.0
+    """If not 0, gates are cut there, ups on both sides, and the product is `(up + 1) * gate * sigmoid(1.702 gate)`."""
+    has_bias: bool = False
+
+    is_gated = True
 
 
 class Placement(StrEnum):
@@ -109,7 +137,7 @@ class Layer:
     """One layer."""
 
     attention: Attention
-    feed: Mlp
+    feed: Mlp | Experts
     norm: Norm
     """Of all its norms but those of queries and keys."""
     placement: Placement = Placement.PRE
@@ -189,7 +217,7 @@ class DecoderConfig:
 
     @property
     def intermediate_size(self) -> int:
-        """Inner features of an MLP: those of all layers."""
+        """Inner features of an MLP, or of an expert: those of all layers."""
         return self.layers[0].feed.inner_features
 
     @property
@@ -224,11 +252,13 @@ def is_plain(config: DecoderConfig) -> bool:
             layer.placement is Placement.PRE
             and layer.residual_scale == 1.0
             and not layer.norm.is_held_wide
+            and isinstance(layer.feed, Mlp)
             and layer.feed.is_gated
             and layer.feed.activation is Activation.SILU
             and not layer.attention.norms_whole_rows
             and layer.attention.rotary is not None
             and not layer.attention.softcap
+            and not layer.attention.has_sinks
             for layer in config.layers
         )
     )

@@ -19,9 +19,38 @@ class RowOrder(Enum):
     """Each head's queries, keys and values stand together."""
 
 
+class ExpertLayout(Enum):
+    """How the weights of a layer's experts are stored."""
+
+    EXPERTS = auto()
+    """Each in tensors of its own, [inner, width] and [width, inner]: `{}` in a name is its number."""
+    STACKED = auto()
+    """In one tensor of all gates and ups, [experts, 2 * inner, width], and one of all that leads back."""
+    GATE_UP_INTERLEAVED = auto()
+    """In one [experts, width, 2 * inner], a gate and its up side by side, and one [experts, inner, width].
+
+    As MXFP4, whose names end in _blocks and _scales: [experts, 2 * inner, width / 32, 16] and [experts, width,
+    inner / 32, 16].
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertNames:
+    """The router's module, and the tensors of the experts, in a layer."""
+
+    router: str = "mlp.gate"
+    gate: str = "mlp.experts.{}.gate_proj.weight"
+    up: str = "mlp.experts.{}.up_proj.weight"
+    down: str = "mlp.experts.{}.down_proj.weight"
+    layout: ExpertLayout = ExpertLayout.EXPERTS
+
+
+_EXPERT_NAMES = ExpertNames()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """The modules by name. The last four and the norms stand in a layer."""
+    """The modules by name. All but the first five and the last two stand in a layer."""
 
     prefixes: tuple[str, ...] = ("model.",)
     """Of all but the head: the first with which there is an embedding."""
@@ -44,6 +73,8 @@ class Names:
     gate: str = "mlp.gate_proj"
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"
+    sinks: str = "self_attn.sinks"
+    experts: ExpertNames = _EXPERT_NAMES
     row_order: RowOrder = RowOrder.PLAIN
     are_transposed: bool = False
     """Weights of the layers' products are stored as [inputs, outputs]."""

@@ -58,8 +58,8 @@ def find_violations(folder: Path, dtype: str = "auto") -> tuple[Violation, ...]:
 
 def _read(fields: Fields, dtype: str) -> DecoderConfig | None:
     """Reads everything; None where no architecture is supported, of which nothing more can be said."""
-    _refuse_quantized(fields)
     architecture, family = _family(fields)
+    _refuse_quantized(fields, family.unpacked if family else "")
     dtype_name = _dtype(fields, dtype)
     if family is None:
         return None
@@ -94,8 +94,13 @@ def _enter_text_model(fields: Fields, family: Family) -> None:
     fields.values = {**inner, **outer}
 
 
-def _refuse_quantized(fields: Fields) -> None:
-    for name in _QUANTIZED:
+def _refuse_quantized(fields: Fields, unpacked: str) -> None:
+    given = fields.get(_QUANTIZED[0])
+    method = given.get("quant_method") if isinstance(given, dict) else None
+    if unpacked and method == unpacked:
+        held = "they are held in the model's dtype, which takes four times as much memory or more"
+        fields.remarks.append(f"weights that are quantized as {unpacked} are turned into numbers when loaded: {held}")
+    for name in _QUANTIZED[1:] if unpacked and method == unpacked else _QUANTIZED:
         if fields.get(name) is not None:
             problem = "the weights are quantized, which is not supported: load the model's original weights instead"
             fields.refuse(name, f"config.json has {name}: {problem}")

@@ -18,7 +18,7 @@ _TRAINING = """
     pretraining_tp use_cache gradient_checkpointing output_attentions output_hidden_states output_past return_dict
     use_return_dict torchscript use_bfloat16 chunk_size_feed_forward tie_last_hidden_states tf_legacy_loss
     attn_implementation _attn_implementation _attn_implementation_autoset experts_implementation
-    _experts_implementation keys_to_ignore_at_inference
+    _experts_implementation keys_to_ignore_at_inference output_router_logits router_aux_loss_coef router_jitter_noise
 """
 # The gateway reads the end tokens. Defaults of generation stand in generation_config.json, and are not read here.
 _GENERATION = """

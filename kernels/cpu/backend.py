@@ -20,6 +20,7 @@ from kernels.cpu.build import library_path
 from kernels.cpu.huge_pages import HostArena
 from kernels.cpu.library import Joint, Kind, Library, Op, TilesRefused
 from kernels.cpu.lora import CpuLoraOps
+from kernels.cpu.mixture.ops import CpuMixtureOps
 from kernels.cpu.op_stream import OpStream
 from kernels.cpu.packed import ELEMENT_TYPES, CpuLinear
 from kernels.cpu.plan import Recording
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from kernels.collectives import Ranks
     from kernels.launching import Launcher
     from kernels.lora import LoraOps, VirtualRows
+    from kernels.mixture.ops import MixtureOps
     from kernels.ops import AttentionBatch, BlockTables, PackedLinear
     from kernels.shapes import Activation, AttentionShape, LogitTransform, QueryKeyNorms
 
@@ -118,6 +120,7 @@ class CpuBackend:
         self.lora: LoraOps | None
         loras = self.lora = CpuLoraOps(self._library, dtype)
         self._products = Products(self._ops, dtype, loras)
+        self.mixture: MixtureOps | None = CpuMixtureOps(self._ops, self._products, self._linear_type)
         # None: not one that the library knows.
         self.arithmetic = self_test.find_arithmetic(
             self._library, self._product, dtype, self_test.candidates(instruction_set, dtype, quantization)

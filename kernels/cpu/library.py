@@ -38,6 +38,11 @@ class Kind(IntEnum):
     LAYER_NORM = 12
     ADD_NORMED = 13
     ADD = 14
+    ROUTE = 15
+    EXPERTS_GATHER = 16
+    EXPERTS_GATE_UP = 17
+    EXPERTS_DOWN = 18
+    EXPERTS_COMBINE = 19
 
 
 class Joint(IntEnum):
@@ -131,6 +136,14 @@ class Op(ctypes.Structure):
         ("softcap", ctypes.c_float),
         ("has_wide_norms", ctypes.c_int32),
         ("norms_whole_rows", ctypes.c_int32),
+        ("expert_ids", ctypes.c_void_p),
+        ("expert_weights", ctypes.c_void_p),
+        ("expert_places", ctypes.c_void_p),
+        ("num_experts", ctypes.c_int64),
+        ("top_k", ctypes.c_int64),
+        ("expert_stride", ctypes.c_int64),
+        ("renormalises", ctypes.c_int32),
+        ("limit", ctypes.c_float),
     )
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from kernels.cpu.library import Executor
 
 # Fields of an op that may point into a row of another op's result.
-_READ = ("input", "residual", "low_rank")
+_READ = ("input", "residual", "low_rank", "expert_ids", "expert_weights", "expert_places")
 _WRITTEN = ("output", "total")
 _JOINTS = frozenset(Joint)
 _DTYPES = {number: dtype for dtype, number in ELEMENT_TYPES.items()}
@@ -187,7 +187,8 @@ def _address(array: npt.NDArray[np.generic]) -> int:
 
 def _quantized_row_bytes(op: Op) -> int:
     """What an executor keeps of a row that it quantizes: its bytes, at most two cache lines more, and a scale."""
-    return op.in_features + 2 * ALIGNMENT + 4 if op.scheme == Scheme.INT8 else 0
+    row_bytes = op.in_features + 2 * ALIGNMENT + 4 if op.scheme == Scheme.INT8 else 0
+    return row_bytes * max(1, op.top_k)
 
 
 def _prune(ops: list[Op], recording: Recording) -> list[Op]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -80,8 +80,9 @@ class Products:
             leaves=weight.leaves,
         )
 
-    def linear_op(self, kind: Kind, rows: Tensor, weight: CpuLinear | Int8Linear) -> Op:
-        """Makes the op of a product, without its output."""
+    def linear_op(self, kind: Kind, rows: Tensor, weight: CpuLinear | Int8Linear, **others: Any) -> Op:
+        """Makes the op of a product, without its output; `others`: more of its fields."""
+        fields = {"input_stride": rows.stride(0), **others}
         op = self._ops.make(
             kind,
             input=rows.data_ptr(),
@@ -89,10 +90,10 @@ class Products:
             bias=None if weight.bias is None else weight.bias.data_ptr(),
             in_features=weight.in_features,
             out_features=weight.num_rows,
-            input_stride=rows.stride(0),
             leaves=weight.leaves,
             scale=weight.logits.scale,
             softcap=weight.logits.softcap,
+            **fields,
         )
         if isinstance(weight, Int8Linear):
             op.scheme, op.scales, op.sums = Scheme.INT8, weight.scales.data_ptr(), weight.sums.data_ptr()

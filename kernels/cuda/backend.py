@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from kernels.cuda.lora.slots import LoraRoom
     from kernels.cuda.quantized import Quantized
     from kernels.lora import LoraRows, VirtualRows
+    from kernels.mixture.ops import MixtureOps
     from kernels.ops import AttentionBatch, BlockTables, PackedLinear
     from kernels.shapes import Activation, AttentionShape, LogitTransform, QueryKeyNorms
 
@@ -64,6 +65,7 @@ class CudaBackend:
         self.launcher: Launcher = CudaLauncher(device) if on_gpu else IMMEDIATE
         self.sampling = CudaSampling(device)
         self.lora = CudaLoraOps(device)
+        self.mixture: MixtureOps | None = None
         # In fast mode attention is cut into as many parts as there are multiprocessors.
         gpu = f"{torch.cuda.get_device_name(device)}/{num_multiprocessors(device)}" if on_gpu else "none"
         self.identity = f"{torch.__version__}/{torch.version.cuda}/{triton.__version__}/{gpu}"

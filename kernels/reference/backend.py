@@ -16,6 +16,7 @@ from kernels.launching import IMMEDIATE, CudaLauncher
 from kernels.reference import attention, elementwise, probe
 from kernels.reference.linear import Method, ReferenceLinear, can_prepack, join_rows
 from kernels.reference.lora import ReferenceLoraOps
+from kernels.reference.mixture import ReferenceMixtureOps
 from kernels.reference.sampling import ReferenceSampling
 from kernels.shapes import AS_THEY_ARE
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from kernels.collectives import Ranks
     from kernels.launching import Launcher
     from kernels.lora import LoraOps, LoraRows, VirtualRows
+    from kernels.mixture.ops import MixtureOps
     from kernels.ops import AttentionBatch, BlockTables, PackedLinear
     from kernels.shapes import Activation, AttentionShape, LogitTransform, QueryKeyNorms
 
@@ -53,6 +55,7 @@ class ReferenceBackend:
         self._row_multiples: dict[AttentionShape, int] = {}
         self._method = _first_method(device)
         self._joined: Ranks | None = None
+        self.mixture: MixtureOps | None = ReferenceMixtureOps(self._method, lambda: self._ranks)
 
     def plan_attention(
         self,

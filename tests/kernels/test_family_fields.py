@@ -59,6 +59,8 @@ OTHERS: dict[str, list[Any]] = {
     "use_bidirectional_attention": [True],
     "qk_layernorm": [True],
     "use_qk_norm": [True],
+    "mlp_only_layers": [[0]],
+    "decoder_sparse_step": [2],
 }
 # Beside each change, so that what depends on it shows.
 ADDED = ("rope_scaling", "rope_theta", "hidden_activation")

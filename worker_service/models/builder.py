@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 
-from blockyard.model_config.decoder_config import is_plain, norms_of
+from blockyard.model_config.decoder_config import Experts, is_plain, norms_of
 from blockyard.model_config.fields import unusable
 from blockyard.model_config.names import RowOrder
 from blockyard.model_config.share import Share
 from blockyard.parallel import ALONE
 from kernels.arena import keep
+from kernels.mixture.ops import ExpertShape, Router
 from kernels.select import make_arena
 from kernels.shapes import Activation, LogitTransform, QueryKeyNorms
 from worker_service.models.decoder import DecoderModel
+from worker_service.models.feeds.feed import MixtureFeed, MlpFeed
+from worker_service.models.feeds.tensors import ExpertTensors
 from worker_service.models.layers import Beginning, DecoderLayer, Ending, Norm, Norms
 from worker_service.models.packed_files import PackedWeights
 from worker_service.models.projections import (
@@ -31,7 +35,7 @@ from worker_service.models.projections import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from torch import Tensor
 
@@ -39,8 +43,10 @@ if TYPE_CHECKING:
     from blockyard.model_config.decoder_config import Layer
     from blockyard.parallel import Parallel
     from kernels.arena import Arena
+    from kernels.mixture.ops import ExpertWeights, PackedExperts
     from kernels.ops import Backend
     from kernels.packed import PackedLinear
+    from worker_service.models.feeds.feed import Feed
     from worker_service.models.model_config import ModelConfig
 
 
@@ -84,8 +90,8 @@ def build_decoder(
     return NetworkBuilder(config, backend, files, Share.of(config, parallel), arena).build()
 
 
-class NetworkBuilder:
-    """Reads tensors under the names of the architecture's checkpoints."""
+class PartReader:
+    """Reads a rank's parts of tensors, under the names of the architecture's checkpoints, and packs them."""
 
     def __init__(self, config: ModelConfig, backend: Backend, files: Weights, share: Share, arena: Arena) -> None:
         self._config = config
@@ -97,6 +103,71 @@ class NetworkBuilder:
         self._has_found_two = False
         # Tensors are another stage's: they count in the digest of the weights, and are not read.
         self._passes_over = False
+
+    def _pack(self, weights: Sequence[Tensor], bias: Tensor | None = None, **how: Any) -> PackedLinear:
+        """Packs a weight, unless it is another stage's: then the result is of no use, and is not kept."""
+        if self._passes_over:
+            return cast("PackedLinear", None)
+        return self._backend.pack_linear(weights, bias, **how, arena=self._arena)
+
+    def _pack_router(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
+        if self._passes_over:
+            return cast("PackedLinear", None)
+        assert self._backend.mixture is not None, "it has all ops"
+        return self._backend.mixture.pack_router(weight, bias, self._arena)
+
+    def _pack_experts(self, experts: Iterable[ExpertWeights], shape: ExpertShape) -> PackedExperts:
+        if self._passes_over:
+            deque(experts, maxlen=0)
+            return cast("PackedExperts", None)
+        assert self._backend.mixture is not None, "it has all ops"
+        return self._backend.mixture.pack_experts(experts, shape, self._arena)
+
+    def _norm(self, name: str, norm: decoder_config.Norm, width: int) -> Norm:
+        dtype = torch.float32 if norm.is_held_wide else self._config.dtype
+        weight = self._norm_tensor(f"{name}.weight", width, dtype, norm.offset) if norm.has_weight else None
+        bias = self._norm_tensor(f"{name}.bias", width, dtype) if norm.has_bias else None
+        return Norm(norm.kind, norm.epsilon, weight, bias)
+
+    def _norm_tensor(self, name: str, width: int, dtype: torch.dtype, offset: float = 0.0) -> Tensor:
+        tensor = self._read(name, width).to(dtype)
+        return self._keep(tensor + offset if offset and not tensor.is_meta else tensor)
+
+    def _weight(self, module: Rows) -> Tensor:
+        stored = self._read(f"{module.name}.weight", *module.stored_shape, part=module.stored_part)
+        return module.arrange(stored.t().contiguous() if module.is_transposed else stored)
+
+    def _bias(self, modules: Sequence[Rows]) -> Tensor:
+        read = (self._read(f"{module.name}.bias", module.out_features, part=(module.parts,)) for module in modules)
+        return concatenate([module.arrange(bias) for module, bias in zip(modules, read, strict=True)]).clone()
+
+    def _keep(self, tensor: Tensor) -> Tensor:
+        """Copies what stays: what is read may lie in a file."""
+        return tensor if self._passes_over else keep(self._arena, tensor)
+
+    def _read(
+        self, name: str, *shape: int, part: Sequence[Sequence[slice]] = (), dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """Returns a part of a tensor in a dtype, None: the model's: perhaps the file itself, mapped.
+
+        Without numbers if it is passed over, or if others fill what is built.
+        """
+        dtype = dtype or self._config.dtype
+        if self._passes_over:
+            self._files.pass_over(name, shape)
+            return take(torch.empty(shape, dtype=dtype, device="meta"), part)
+        tensor = self._read_part(name, shape, part)
+        if (tensor.dtype is torch.uint8) is not (dtype is torch.uint8) and not tensor.is_meta:
+            raise unusable(f"{name} is stored as {tensor.dtype}: the weights do not belong to their config.json")
+        return tensor if tensor.is_meta else tensor.to(self._backend.device, dtype)
+
+    def _read_part(self, name: str, shape: tuple[int, ...], part: Sequence[Sequence[slice]]) -> Tensor:
+        tensor = self._files.read(name, shape)
+        return take(tensor, part) if tuple(tensor.shape) == shape else tensor
+
+
+class NetworkBuilder(PartReader):
+    """Goes through the tensors of a network."""
 
     def build(self) -> DecoderModel:
         """Reads all weights, and makes the network of them."""
@@ -151,12 +222,6 @@ class NetworkBuilder:
         part = ((slice(first, first + count),),)
         return self._keep(self._read(self._names.positions + ".weight", first + count, config.hidden_size, part=part))
 
-    def _pack(self, weights: Sequence[Tensor], bias: Tensor | None = None, **how: Any) -> PackedLinear:
-        """Packs a weight, unless it is another stage's: then the result is of no use, and is not kept."""
-        if self._passes_over:
-            return cast("PackedLinear", None)
-        return self._backend.pack_linear(weights, bias, **how, arena=self._arena)
-
     def _has_two_tables(self, shape: tuple[int, int]) -> bool:
         """Returns whether files that should tie their two tables hold two that differ; then both are used.
 
@@ -188,16 +253,44 @@ class NetworkBuilder:
             output=self._row_parallel(
                 prefix + names.output, self._cuts(layer)[0], self._share.output_leaves, bias=layer.attention.output_bias
             ),
-            gate_up=self._linear(
-                self._inner(prefix, layer),
-                bias=layer.feed.has_bias,
-                gated=layer.feed.is_gated,
-                activation=Activation(layer.feed.activation.value),
-            ),
-            down=self._row_parallel(
-                prefix + names.down, self._cuts(layer)[2], self._share.down_leaves, bias=layer.feed.has_bias
-            ),
+            sinks=self._sinks(prefix, layer) if layer.attention.has_sinks else None,
+            feed=self._feed(prefix, layer),
         )
+
+    def _feed(self, prefix: str, layer: Layer) -> Feed:
+        feed, inner, leaves = layer.feed, self._cuts(layer)[2], self._share.down_leaves
+        if isinstance(feed, Experts):
+            return self._mixture(prefix, feed, inner)
+        gate_up = self._linear(
+            self._inner(prefix, layer),
+            bias=feed.has_bias,
+            gated=feed.is_gated,
+            activation=Activation(feed.activation.value),
+        )
+        down = self._row_parallel(prefix + self._config.names.down, inner, leaves, bias=feed.has_bias)
+        return MlpFeed(gate_up, down)
+
+    def _mixture(self, prefix: str, feed: Experts, inner: Cut) -> MixtureFeed:
+        names, hidden = self._config.names.experts, self._config.hidden_size
+        module = Rows(prefix + names.router, feed.num_experts, hidden)
+        weight = self._weight(module)
+        router = self._pack_router(weight, self._bias((module,)) if feed.router.has_bias else None)
+        tensors = ExpertTensors(prefix, names, feed, hidden, inner)
+        shape = ExpertShape(
+            feed.num_experts,
+            Activation(feed.activation.value),
+            feed.limit,
+            leaves=self._share.down_leaves,
+            partial=self._share.is_cut,
+        )
+        experts = self._pack_experts(tensors.read(self._read, self._files.__contains__), shape)
+        routing = Router(feed.router.top_k, feed.router.renormalises)
+        return MixtureFeed(Projection(router, (module,)), routing, experts, tensors)
+
+    def _sinks(self, prefix: str, layer: Layer) -> Tensor:
+        part = ((_slice(self._share.heads),),)
+        sinks = self._read(prefix + self._config.names.sinks, layer.attention.num_heads, part=part)
+        return self._keep(sinks.float())
 
     def _cuts(self, layer: Layer) -> tuple[Cut, Cut, Cut]:
         """Cuts a layer's queries, its keys or values, and its inner features."""
@@ -258,28 +351,10 @@ class NetworkBuilder:
         assert query.weight is not None and key.weight is not None
         return QueryKeyNorms(query.weight, key.weight, attention.qk_norm.epsilon, attention.norms_whole_rows)
 
-    def _norm(self, name: str, norm: decoder_config.Norm, width: int) -> Norm:
-        dtype = torch.float32 if norm.is_held_wide else self._config.dtype
-        weight = self._norm_tensor(f"{name}.weight", width, dtype, norm.offset) if norm.has_weight else None
-        bias = self._norm_tensor(f"{name}.bias", width, dtype) if norm.has_bias else None
-        return Norm(norm.kind, norm.epsilon, weight, bias)
-
-    def _norm_tensor(self, name: str, width: int, dtype: torch.dtype, offset: float = 0.0) -> Tensor:
-        tensor = self._read(name, width).to(dtype)
-        return self._keep(tensor + offset if offset and not tensor.is_meta else tensor)
-
     def _linear(self, modules: tuple[Rows, ...], *, bias: bool, **how: Any) -> Projection:
         """Reads projections of the same input and packs this rank's outputs as one."""
         weights = [self._weight(module) for module in modules]
         return Projection(self._pack(weights, self._bias(modules) if bias else None, **how), modules)
-
-    def _weight(self, module: Rows) -> Tensor:
-        stored = self._read(f"{module.name}.weight", *module.stored_shape, part=module.stored_part)
-        return module.arrange(stored.t().contiguous() if module.is_transposed else stored)
-
-    def _bias(self, modules: Sequence[Rows]) -> Tensor:
-        read = (self._read(f"{module.name}.bias", module.out_features, part=(module.parts,)) for module in modules)
-        return concatenate([module.arrange(bias) for module, bias in zip(modules, read, strict=True)]).clone()
 
     def _row_parallel(self, name: str, inputs: Cut, leaves: int, *, bias: bool) -> Projection:
         """Reads a projection back to the hidden size, and packs this rank's inputs of it, with the whole bias."""
@@ -288,25 +363,6 @@ class NetworkBuilder:
         weight = self._weight(module)
         added = self._read(name + ".bias", hidden).clone() if bias else None
         return Projection(self._pack([weight], added, leaves=leaves, partial=self._share.is_cut), (module,))
-
-    def _keep(self, tensor: Tensor) -> Tensor:
-        """Copies what stays: what is read may lie in a file."""
-        return tensor if self._passes_over else keep(self._arena, tensor)
-
-    def _read(self, name: str, *shape: int, part: Sequence[Sequence[slice]] = ()) -> Tensor:
-        """Returns a part of a tensor in the model's dtype: perhaps the file itself, mapped.
-
-        Without numbers if it is passed over, or if others fill what is built.
-        """
-        if self._passes_over:
-            self._files.pass_over(name, shape)
-            return take(torch.empty(shape, dtype=self._config.dtype, device="meta"), part)
-        tensor = self._read_part(name, shape, part)
-        return tensor if tensor.is_meta else tensor.to(self._backend.device, self._config.dtype)
-
-    def _read_part(self, name: str, shape: tuple[int, ...], part: Sequence[Sequence[slice]]) -> Tensor:
-        tensor = self._files.read(name, shape)
-        return take(tensor, part) if tuple(tensor.shape) == shape else tensor
 
 
 def _slice(numbers: range) -> slice:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from kernels.collectives import Ranks
     from kernels.ops import AttentionBatch, Backend
     from kernels.packed import PackedLinear
-    from worker_service.models.description import Module
+    from worker_service.models.description import Module, OtherModule
     from worker_service.models.layers import Beginning, DecoderLayer, Ending
     from worker_service.models.model_config import ModelConfig
     from worker_service.models.projections import ModuleNames
@@ -79,7 +79,7 @@ class DecoderModel:
     @property
     def parameter_bytes(self) -> int:
         """Bytes of the weights as they are held: a tied table is held twice where its packed form is no table."""
-        tensors = [tensor for layer in self.layers for tensor in layer.norm_tensors]
+        tensors = [tensor for layer in self.layers for tensor in layer.tensors]
         tensors += self._ending.norm.tensors if self._ending else ()
         tensors += self._beginning.tensors if self._beginning else ()
         return sum(tensor.nbytes for tensor in tensors) + sum(linear.num_bytes for linear in self._linears())
@@ -203,7 +203,7 @@ class DecoderModel:
         pool = torch.empty(shape, dtype=config.dtype, device=self._backend.device)
         return self.forward(token_ids, batch, pool)
 
-    def modules(self) -> list[Module]:
+    def modules(self) -> list[Module | OtherModule]:
         """Lists this rank's modules in the order of a step. None, while it has let go of its weights."""
         return list_modules(self.config, self.share, self.names, self._beginning, self.layers, self._ending)
 

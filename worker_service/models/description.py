@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from blockyard.model_config.decoder_config import NormKind
+from worker_service.models.feeds.feed import MlpFeed
 from worker_service.models.projections import Rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from blockyard.model_config.share import Share
     from kernels.packed import PackedLinear
+    from worker_service.models.feeds.feed import MixtureFeed
     from worker_service.models.layers import Beginning, DecoderLayer, Ending, Norm
     from worker_service.models.model_config import ModelConfig
     from worker_service.models.projections import ModuleNames, Projection
@@ -46,6 +48,11 @@ class Module:
         """Bytes held."""
         return self.weight.nbytes if isinstance(self.weight, Tensor) else self.weight.num_bytes
 
+    @property
+    def tensor_names(self) -> frozenset[str]:
+        """What its tensors may be called."""
+        return frozenset(f"{rows.name}.{kind}" for rows in self.tensors for kind in ("weight", "bias"))
+
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yields copies of the tensors, on the device: this rank's part of each, as rows are multiplied by it."""
         weight, bias = (self.weight.clone(), None) if isinstance(self.weight, Tensor) else self.weight.unpack()
@@ -69,6 +76,26 @@ class Module:
         return f"{self.name}: {self.kind} {shape}{of}, {layout}{cut}, {in_words(self.num_bytes)}"
 
 
+@dataclass(frozen=True, slots=True)
+class OtherModule:
+    """What is no weight of one product, as `Module`."""
+
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    layout: str
+    layer: int
+    cut: str
+    num_bytes: int
+    tensor_names: frozenset[str]
+    named_tensors: Callable[[], Iterator[tuple[str, Tensor]]]
+
+    def describe(self) -> str:
+        """Returns a line, as `Module.describe`."""
+        cut = f", {self.cut}" if self.cut else ""
+        return f"{self.name}: {self.kind} {list(self.shape)}, {self.layout}{cut}, {in_words(self.num_bytes)}"
+
+
 def list_modules(
     config: ModelConfig,
     share: Share,
@@ -76,10 +103,10 @@ def list_modules(
     beginning: Beginning | None,
     layers: Sequence[DecoderLayer],
     ending: Ending | None,
-) -> list[Module]:
+) -> list[Module | OtherModule]:
     """Lists the modules of a decoder in the order of a step; arguments as `DecoderModel` has them."""
     tokens = _part("tokens", share.vocabulary, config.vocab_size) if share.is_cut else ""
-    modules = list[Module]()
+    modules = list[Module | OtherModule]()
     if beginning is not None:
         rows = Rows(names.embedding, config.vocab_size, config.hidden_size, (_slice(share.vocabulary),))
         modules.append(Module(rows.name, "Embedding", beginning.table, (rows,), cut=tokens))
@@ -96,7 +123,9 @@ def list_modules(
     return modules
 
 
-def _layer_modules(config: ModelConfig, share: Share, names: ModuleNames, layer: DecoderLayer) -> Iterator[Module]:
+def _layer_modules(
+    config: ModelConfig, share: Share, names: ModuleNames, layer: DecoderLayer
+) -> Iterator[Module | OtherModule]:
     index = share.layers.start + layer.index
     prefix, within_layer = names.layer(index), config.names
     heads, features = "", ""
@@ -125,14 +154,49 @@ def _layer_modules(config: ModelConfig, share: Share, names: ModuleNames, layer:
                         (within_layer.key_norm, layer.qk_norms.key),
                     ):
                         yield _whole(prefix + which, "RMSNorm", weight, which, index)
+                if layer.sinks is not None:
+                    yield _sinks(prefix + within_layer.sinks, within_layer.sinks, index, heads, layer.sinks)
                 yield linear(layer.output, heads)
             case "post_feed":
-                yield linear(layer.gate_up, features)
-                yield linear(layer.down, features)
+                if isinstance(layer.feed, MlpFeed):
+                    yield linear(layer.feed.gate_up, features)
+                    yield linear(layer.feed.down, features)
+                else:
+                    yield linear(layer.feed.router, "")
+                    yield _experts(layer.feed, index, features)
             case _:
                 pass
         if name in norms:
             yield from _norm(prefix + getattr(within_layer, name), norms[name], getattr(within_layer, name), index)
+
+
+def _sinks(full_name: str, name: str, layer: int, cut: str, sinks: Tensor) -> OtherModule:
+    return OtherModule(
+        name,
+        "Sinks",
+        tuple(sinks.shape),
+        "float32",
+        layer,
+        cut,
+        sinks.nbytes,
+        frozenset({full_name}),
+        lambda: iter([(full_name, sinks.clone())]),
+    )
+
+
+def _experts(feed: MixtureFeed, layer: int, cut: str) -> OtherModule:
+    linears, tensors = feed.experts.linears, feed.tensors
+    return OtherModule(
+        tensors.module,
+        "Experts",
+        (feed.experts.shape.num_experts, linears[0].out_features, linears[0].in_features),
+        linears[0].layout,
+        layer,
+        cut,
+        sum(linear.num_bytes for linear in linears),
+        tensors.tensor_names,
+        lambda: tensors.restore(linears),
+    )
 
 
 def _norm(full_name: str, norm: Norm, name: str | None = None, layer: int | None = None) -> Iterator[Module]:
@@ -153,7 +217,7 @@ def _part(what: str, units: range, count: int) -> str:
     return f"{what} {units.start}–{units.stop - 1} of {count}" if units else f"no {what} of {count}"
 
 
-def describe_modules(title: str, modules: Iterable[Module]) -> str:
+def describe_modules(title: str, modules: Iterable[Module | OtherModule]) -> str:
     """Returns lines for people: the title with all bytes, then a module each; equal neighbouring layers are one."""
     modules = list(modules)
     lines = [f"{title}, {in_words(sum(module.num_bytes for module in modules))}"]

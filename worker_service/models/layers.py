@@ -1,6 +1,7 @@
-"""One decoder layer against the op set: attention and an MLP, and norms where its placement has them. Knows no files.
+"""One decoder layer against the op set: attention, an MLP or experts, norms where its placement has them.
 
-Every product goes through `Backend.linear` and `Backend.paged_attention`; nothing here multiplies matrices itself.
+Every product goes through `Backend.linear`, `Backend.mixture` and `Backend.paged_attention`; nothing here multiplies
+matrices itself. Knows no files.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from kernels.lora import LoraRows
     from kernels.ops import AttentionBatch, Backend, PackedLinear
     from kernels.shapes import AttentionShape, QueryKeyNorms
+    from worker_service.models.feeds.feed import Feed
     from worker_service.models.projections import Projection
 
 
@@ -92,25 +94,26 @@ class DecoderLayer:
     qkv: Projection
     qk_norms: QueryKeyNorms | None
     output: Projection
-    gate_up: Projection
-    """The MLP's first product: it gives the activated rows."""
-    down: Projection
+    feed: Feed
+    sinks: Tensor | None = None
+    """[heads] float32: see `Backend.paged_attention`."""
 
     @property
     def projections(self) -> tuple[Projection, ...]:
-        """The layer's products."""
-        return self.qkv, self.output, self.gate_up, self.down
+        """The layer's products that adapters may change."""
+        return self.qkv, self.output, *self.feed.projections
 
     @property
     def linears(self) -> tuple[PackedLinear, ...]:
         """The weights of its products."""
-        return tuple(projection.packed for projection in self.projections)
+        return self.qkv.packed, self.output.packed, *self.feed.linears
 
     @property
-    def norm_tensors(self) -> tuple[Tensor, ...]:
-        """The weights and biases of its norms."""
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What is no weight of a product: the weights and biases of its norms, and its sinks."""
         tensors = tuple(tensor for _, norm in self.norms for tensor in norm.tensors)
-        return (*tensors, *(self.qk_norms[:2] if self.qk_norms else ()))
+        sinks = () if self.sinks is None else (self.sinks,)
+        return (*tensors, *(self.qk_norms[:2] if self.qk_norms else ()), *sinks)
 
     def forward(self, hidden: Tensor, residual: Tensor | None, context: StepContext) -> tuple[Tensor, Tensor | None]:
         """Computes a layer: rows [T, hidden_size] and what is still to be added to them -> the same of its output.
@@ -153,13 +156,11 @@ class DecoderLayer:
         rotary = None if attention.rotary is None else context.rotaries[attention.rotary]
         qkv = backend.linear(normed, self.qkv.packed, lora=context.lora)
         query = backend.rotary_and_cache(qkv, rotary, batch, pool, self.index, shape, self.qk_norms)
-        attended = backend.paged_attention(query, batch, pool, self.index, shape, attention.window)
+        attended = backend.paged_attention(query, batch, pool, self.index, shape, attention.window, self.sinks)
         return backend.linear(attended, self.output.packed, lora=context.lora)
 
     def _feed(self, normed: Tensor, context: StepContext) -> Tensor:
-        backend = context.backend
-        inner = backend.linear(normed, self.gate_up.packed, lora=context.lora)
-        return backend.linear(inner, self.down.packed, lora=context.lora)
+        return self.feed.forward(normed, context.backend, context.lora)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

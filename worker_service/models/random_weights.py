@@ -14,6 +14,7 @@ import torch
 
 from blockyard.capacity.weights import count_elements
 from kernels.reference.sampling import philox
+from worker_service.models.feeds.tensors import BLOCKS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -50,7 +51,9 @@ class RandomWeights:
         self._digest = hashlib.sha256(b"random weights 1\n")
 
     def __contains__(self, name: str) -> bool:
-        return not self._config.head.is_tied or name not in {f"{head}.weight" for head in self._config.names.heads}
+        # Of what may be quantized the numbers are made.
+        is_tied_head = self._config.head.is_tied and name in {f"{head}.weight" for head in self._config.names.heads}
+        return not is_tied_head and not name.endswith(BLOCKS)
 
     def read(self, name: str, shape: Sequence[int]) -> Tensor:
         """Makes a tensor on the device, in the model's dtype."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import deque
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +22,14 @@ from worker_service.models.projections import take
 from worker_service.models.weight_files import WeightFiles
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor
 
     from blockyard.parallel import Parallel
     from kernels.arena import Arena
+    from kernels.mixture.ops import ExpertShape, ExpertWeights, PackedExperts
     from kernels.ops import Backend, PackedLinear
     from worker_service.models.builder import Weights
     from worker_service.models.model_config import ModelConfig
@@ -241,7 +243,9 @@ class _SliceReader(NetworkBuilder):
         super().__init__(config, backend, files, share, arena)
         self._take = take
 
-    def _read(self, name: str, *shape: int, part: Sequence[Sequence[slice]] = ()) -> Tensor:
+    def _read(
+        self, name: str, *shape: int, part: Sequence[Sequence[slice]] = (), dtype: torch.dtype | None = None
+    ) -> Tensor:
         if self._passes_over:
             self._files.pass_over(name, shape)
         else:
@@ -249,6 +253,14 @@ class _SliceReader(NetworkBuilder):
         return take(torch.empty(shape, device="meta"), part)
 
     def _pack(self, weights: Sequence[Tensor], bias: Tensor | None = None, **how: Any) -> PackedLinear:
+        nothing: Any = None
+        return nothing
+
+    def _pack_router(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
+        return self._pack([weight], bias)
+
+    def _pack_experts(self, experts: Iterable[ExpertWeights], shape: ExpertShape) -> PackedExperts:
+        deque(experts, maxlen=0)
         nothing: Any = None
         return nothing
 

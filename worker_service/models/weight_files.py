@@ -30,6 +30,8 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 # Of the names that safetensors gives to dtypes: the ones that are plain numbers.
 STORED_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+# And bytes that stand for numbers.
+_READ_DTYPES = {**STORED_DTYPES, "U8": torch.uint8}
 # As in safetensors' own code: what is larger is no header.
 MAX_HEADER_BYTES = 100_000_000
 
@@ -47,7 +49,7 @@ class Entry:
     @property
     def num_bytes(self) -> int:
         """Bytes of the tensor; 0 for an unknown dtype."""
-        dtype = STORED_DTYPES.get(self.stored_dtype)
+        dtype = _READ_DTYPES.get(self.stored_dtype)
         return math.prod(self.shape) * dtype.itemsize if dtype is not None else 0
 
 
@@ -122,7 +124,7 @@ class WeightFiles:
         if entry is None:
             raise unusable(f"{self._folder} has no tensor {name}: the weights do not belong to its config.json")
         self._check_shape(f"{entry.path.name}: {name}", entry.shape, shape)
-        if entry.stored_dtype not in STORED_DTYPES:
+        if entry.stored_dtype not in _READ_DTYPES:
             raise unusable(
                 f"{entry.path.name}: {name} is stored as {entry.stored_dtype}; supported are "
                 f"{', '.join(STORED_DTYPES)}: load the model's original weights instead"
@@ -158,7 +160,7 @@ def sample_digest(name: str, shape: Sequence[int], stored_dtype: str, tensor: Te
 
 def map_tensor(entry: Entry, *, reads_ahead: bool) -> Tensor:
     """Maps a tensor and nothing else of its file, so that its pages go with it."""
-    dtype = STORED_DTYPES[entry.stored_dtype]
+    dtype = _READ_DTYPES[entry.stored_dtype]
     if not entry.num_bytes:
         return torch.empty(entry.shape, dtype=dtype)
     begin = entry.offset % mmap.ALLOCATIONGRANULARITY

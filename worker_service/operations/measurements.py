@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from worker_service.cache_engine import CacheEngine
-    from worker_service.models.description import Module
+    from worker_service.models.description import Module, OtherModule
     from worker_service.set_up import SetUp
 
 NUM_COPIES = 5
 
 
-def find_strange(module: Module) -> tuple[int, list[StrangeTensor]]:
+def find_strange(module: Module | OtherModule) -> tuple[int, list[StrangeTensor]]:
     """Counts a module's tensors, and finds those with numbers that are not finite."""
     found: list[StrangeTensor] = []
     names: list[str] = []
@@ -46,7 +46,7 @@ def find_strange_blocks(cache: CacheEngine, block_ids: Sequence[int]) -> list[in
     return [block_id for block_id, finite in zip(block_ids, is_finite.tolist(), strict=True) if not finite]
 
 
-def measure_norms(module: Module, names: frozenset[str]) -> list[WeightNorm]:
+def measure_norms(module: Module | OtherModule, names: frozenset[str]) -> list[WeightNorm]:
     """Computes norms of a module's tensors: of those that are named, or of all."""
     found: list[WeightNorm] = []
     for name, tensor in module.named_tensors():

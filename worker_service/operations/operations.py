@@ -96,8 +96,7 @@ class Operations:
             raise invalid([Violation("names", f"the model has no tensor {name!r}") for name in unknown])
         norms: list[WeightNorm] = []
         for module in loaded.model.modules():
-            held = {f"{rows.name}.{kind}" for rows in module.tensors for kind in ("weight", "bias")}
-            if not wanted or wanted & held:
+            if not wanted or wanted & module.tensor_names:
                 norms += await self._between_steps(lambda module=module: measurements.measure_norms(module, wanted))
         return WeightNormsReport(tuple(norms))
 

@@ -25,5 +25,7 @@ class Family:
     names: Names = LLAMA_NAMES
     renamed: Mapping[str, str] = field(default_factory=dict[str, str])
     """What fields are called in this family's config.json, for those that have names of their own."""
+    unpacked: str = ""
+    """The `quant_method` of weights that are turned into the model's dtype when they are loaded; empty: none are."""
     text_of: str = ""
     """The field that holds the text model's own fields, in a config.json of several models; empty: it is the file."""

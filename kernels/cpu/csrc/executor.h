@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "elementwise.h"
+#include "experts.h"
 #include "int8.h"
 #include "lora.h"
 #include "team.h"
@@ -25,12 +26,16 @@ class Executor : public Work {
         prepare_step(inputs);
         phases_.clear();
         for (auto& scratch : scratch_) scratch.ahead = {}, scratch.quantized_for = nullptr;
+        // Brief ops are done before the phase that comes next, if there is one.
+        int first = 0;
         for (int op = 0; op < num_ops; op++) {
-            if (is_idle(ops[op])) continue;
-            if (ops[op].scheme == INT8 && !quantizes_alone(ops[op])) phases_.push_back({op, QUANTIZE});
-            phases_.push_back({op, COMPUTE});
-            if (ops[op].kind == HEAD) phases_.push_back({op, MERGE});
+            if (is_idle(ops[op]) || is_brief(ops[op])) continue;
+            if (ops[op].scheme == INT8 && !quantizes_alone(ops[op])) add_phase(op, QUANTIZE, first);
+            add_phase(op, COMPUTE, first);
+            if (ops[op].kind == HEAD) add_phase(op, MERGE, first);
         }
+        for (int op = first; op < num_ops; op++)
+            if (is_brief(ops[op])) add_phase(op, COMPUTE, first = op);
         began_.resize(phases_.size() + 1);
         if (phases_.empty()) return;
         team_.run(*this);
@@ -51,12 +56,14 @@ class Executor : public Work {
     int64_t num_units(int phase) override {
         began_[phase] = Clock::now();
         const Op& op = ops_[phases_[phase].op];
+        for (int brief = phases_[phase].first; brief < phases_[phase].op; brief++)
+            if (is_brief(ops_[brief])) run_alone(ops_[brief]);
         if (phase && ops_[phases_[phase - 1].op].kind == ATTENTION) look_ahead(phases_[phase].op);
         const int64_t rows = step_.num_rows(op.rows);
         if (phases_[phase].stage == MERGE) return rows;
         if (phases_[phase].stage == QUANTIZE) {
-            quantized_.reserve(rows, op.in_features, op.leaves);
-            return rows;
+            quantized_.reserve(num_input_rows(op), op.in_features, op.leaves);
+            return num_input_rows(op);
         }
         switch (op.kind) {
             case LINEAR:
@@ -68,6 +75,11 @@ class Executor : public Work {
             case LORA_EXPAND: return (int64_t)step_.lora_runs(op.rows).size() * num_panels(op.out_features);
             case ATTENTION: return (int64_t)step_.tiles.size() * op.num_kv_heads;
             case ROTARY_AND_CACHE: return (int64_t)step_.runs.size();
+            case EXPERTS_GATHER: experts_.place(op, rows); return rows;
+            case EXPERTS_GATE_UP:
+            case EXPERTS_DOWN:
+                experts_.cut(op, rows);
+                return (int64_t)experts_.runs().size() * num_panels(op.out_features);
             default: return rows;
         }
     }
@@ -78,11 +90,9 @@ class Executor : public Work {
         switch (op.kind) {
             case LINEAR:
             case LINEAR_GATED:
-            case HEAD: {
-                // Some microseconds of work, so that taking a piece costs nothing beside it.
-                const int64_t words = op.in_features / 2 * std::min(step_.num_rows(op.rows), UNIT_ROWS);
-                return std::max<int64_t>(1, 4096 / std::max<int64_t>(words, 1));
-            }
+            case HEAD: return panels_at_once(op, std::min(step_.num_rows(op.rows), UNIT_ROWS));
+            case EXPERTS_GATE_UP:
+            case EXPERTS_DOWN: return panels_at_once(op, num_input_rows(op) / std::max<int64_t>(experts_.runs().size(), 1));
             case ATTENTION:
             case LORA_SHRINK:
             case ROTARY_AND_CACHE: return 1;
@@ -107,6 +117,7 @@ class Executor : public Work {
     struct Phase {
         int op;
         Stage stage;
+        int first;  // from here on brief ops are done before it
     };
 
     struct alignas(64) Scratch {
@@ -161,6 +172,38 @@ class Executor : public Work {
         return (op.kind == LORA_SHRINK || op.kind == LORA_EXPAND) && step_.lora_runs(op.rows).empty();
     }
 
+    // What one thread does sooner than several would have waited for each other.
+    bool is_brief(const Op& op) const {
+        constexpr int64_t FEW_ROWS = 4;
+        const bool is_routing = op.kind == ROUTE || op.kind == EXPERTS_GATHER || op.kind == EXPERTS_COMBINE;
+        return is_routing && step_.num_rows(op.rows) <= FEW_ROWS;
+    }
+
+    void run_alone(const Op& op) {
+        const int64_t rows = step_.num_rows(op.rows);
+        if (op.kind == EXPERTS_GATHER) experts_.place(op, rows);
+        if (op.type == BFLOAT16)
+            compute<bf16>(op, 0, rows, 0);
+        else
+            compute<float>(op, 0, rows, 0);
+    }
+
+    void add_phase(int op, Stage stage, int& first) {
+        phases_.push_back({op, stage, first});
+        first = op + 1;
+    }
+
+    // Rows that a product reads.
+    int64_t num_input_rows(const Op& op) const {
+        const bool is_of_experts = op.kind == EXPERTS_GATE_UP || op.kind == EXPERTS_DOWN;
+        return step_.num_rows(op.rows) * (is_of_experts ? op.top_k : 1);
+    }
+
+    // Some microseconds of work, so that taking a piece costs nothing beside it.
+    static int64_t panels_at_once(const Op& op, int64_t num_rows) {
+        return std::max<int64_t>(1, 4096 / std::max<int64_t>(op.in_features / 2 * num_rows, 1));
+    }
+
     static int64_t row_cuts(int64_t rows) { return (rows + UNIT_ROWS - 1) / UNIT_ROWS; }
 
     void prepare_step(const Inputs& inputs) {
@@ -184,14 +227,14 @@ class Executor : public Work {
     // Whether each thread quantizes all rows for itself: of few elements that costs less than a wait for the others.
     bool quantizes_alone(const Op& op) const {
         constexpr int64_t FEW_ELEMENTS = 1 << 14;
-        return step_.num_rows(op.rows) * op.in_features <= FEW_ELEMENTS;
+        return num_input_rows(op) * op.in_features <= FEW_ELEMENTS;
     }
 
     template <class E>
     const QuantizedRows& quantized_rows(const Op& op, Scratch& mine) {
         if (!quantizes_alone(op)) return quantized_;
         if (mine.quantized_for != &op) {
-            const int64_t rows = step_.num_rows(op.rows);
+            const int64_t rows = num_input_rows(op);
             mine.quantized.reserve(rows, op.in_features, op.leaves);
             for (int64_t i = 0; i < rows; i++)
                 mine.quantized.quantize(i, (const E*)op.input + i * op.input_stride);
@@ -242,7 +285,27 @@ class Executor : public Work {
                 run_linear<E>(
                     op, begin, end, thread,
                     StoreGated<E>{
-                        (E*)op.output, (const E*)op.bias, op.out_features / 2, deltas_of(op, thread), op.activation});
+                        (E*)op.output, (const E*)op.bias, op.out_features / 2, deltas_of(op, thread), op.activation, op.limit});
+                break;
+            case ROUTE:
+                for (int64_t i = begin; i < end; i++) route_row(op, i);
+                break;
+            case EXPERTS_GATHER:
+                for (int64_t i = begin; i < end; i++) gather_row<E>(op, i);
+                break;
+            case EXPERTS_GATE_UP:
+                run_experts<E>(op, begin, end, thread, [&](int64_t first_byte) {
+                    const E* bias = op.bias ? (const E*)((const char*)op.bias + first_byte) : nullptr;
+                    return StoreGated<E>{(E*)op.output, bias, op.out_features / 2, nullptr, op.activation, op.limit};
+                });
+                break;
+            case EXPERTS_DOWN:
+                run_experts<E>(op, begin, end, thread, [&](int64_t) {
+                    return StoreLogits<E>{(float*)op.output, op.out_features, Logits<E>{nullptr, 1, 0}};
+                });
+                break;
+            case EXPERTS_COMBINE:
+                for (int64_t i = begin; i < end; i++) combine_row<E>(op, i);
                 break;
             case LORA_SHRINK:
                 if (op.wide)
@@ -313,22 +376,43 @@ class Executor : public Work {
 
     template <class E, class Epilogue>
     void run_linear(const Op& op, int64_t begin, int64_t end, int thread, Epilogue epilogue) {
-        const uint32_t* weight = (const uint32_t*)op.weight;
+        with_runner<E>(op, 0, thread, epilogue, [&](auto& runner) { run_units<E>(op, begin, end, runner, thread); });
+    }
+
+    // Units are ordered by runs, then by panels. What is held of an expert begins so many bytes behind that of the first.
+    template <class E, class MakeEpilogue>
+    void run_experts(const Op& op, int64_t begin, int64_t end, int thread, MakeEpilogue epilogue_of) {
+        const int64_t panels = num_panels(op.out_features);
+        while (begin < end) {
+            const ExpertRun& run = experts_.runs()[begin / panels];
+            const int64_t first_byte = run.expert * op.expert_stride, last = std::min(end, (begin / panels + 1) * panels);
+            with_runner<E>(op, first_byte, thread, epilogue_of(first_byte), [&](auto& runner) {
+                for (; begin < last; begin++) runner.run(begin % panels, run.first, run.end);
+            });
+        }
+    }
+
+    // Calls with what multiplies by the weight that begins so many bytes behind the op's.
+    template <class E, class Epilogue, class Visit>
+    void with_runner(const Op& op, int64_t first_byte, int thread, Epilogue epilogue, Visit visit) {
+        const uint32_t* weight = (const uint32_t*)((const char*)op.weight + first_byte);
         Cursor& ahead = scratch_[thread].ahead;
         if (op.scheme == INT8) {
             const QuantizedRows& rows = quantized_rows<E>(op, scratch_[thread]);
             const Factors factors{rows.words(), rows.stride_words(), weight, words_of<int8_t>(op.in_features), op.leaves};
             const int64_t columns = num_panels(op.out_features) * TILE_COLUMNS;
-            const Dequantize dequantize{rows.scales(), op.scales, op.sums, op.leaves, columns};
+            const float* scales = (const float*)((const char*)op.scales + first_byte);
+            const int32_t* sums = (const int32_t*)((const char*)op.sums + first_byte);
+            const Dequantize dequantize{rows.scales(), scales, sums, op.leaves, columns};
             with_bytes([&](auto byte) {
                 LinearRunner<decltype(byte), Dequantize, Epilogue> runner(factors, dequantize, epilogue, ahead);
-                run_units<E>(op, begin, end, runner, thread);
+                visit(runner);
             });
         } else {
             const Factors factors{
                 (const uint32_t*)op.input, op.input_stride / PER_WORD<E>, weight, words_of<E>(op.in_features), op.leaves};
             LinearRunner<E, AsSummed, Epilogue> runner(factors, AsSummed{}, epilogue, ahead);
-            run_units<E>(op, begin, end, runner, thread);
+            visit(runner);
         }
     }
 
@@ -368,6 +452,7 @@ class Executor : public Work {
     Team team_;
     std::vector<Scratch> scratch_;
     Step step_;
+    ExpertRows experts_;
     QuantizedRows quantized_;
     const Op* ops_ = nullptr;
     int num_ops_ = 0;

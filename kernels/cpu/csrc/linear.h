@@ -278,7 +278,18 @@ struct StoreRows {
     }
 };
 
-// activation(gate) * up.
+// (up + 1) * gate / (1 + exp(-1.702 * gate)), of a gate that is cut above, and an up that is cut on both sides.
+template <class E>
+__attribute__((noinline)) Floats clamped_swiglu(Floats gate, Floats up, float limit) {
+    const Floats most = broadcast(limit);
+    // The order of operands keeps what is no number.
+    gate = min(most, gate);
+    up = max(broadcast(-limit), min(most, up));
+    const Floats glu = divide_by_one_and_power<E>(gate, mul(gate, broadcast(-1.702f * LOG2_OF_E)));
+    return mul(add(up, broadcast(1.0f)), glu);
+}
+
+// activation(gate) * up; or with a limit `clamped_swiglu`.
 template <class E>
 struct StoreGated {
     E* output;
@@ -286,8 +297,9 @@ struct StoreGated {
     int64_t num_outputs;
     const Deltas* deltas;
     int32_t activation;
+    float limit = 0;
 
-    bool is_plain() const { return activation == SILU; }
+    bool is_plain() const { return activation == SILU && limit == 0; }
 
     template <bool PLAIN>
     INLINE void put(int64_t panel, int64_t row, Floats gate, Floats up) const {
@@ -301,7 +313,12 @@ struct StoreGated {
             gate = add(gate, load(delta));
             up = add(up, load(delta + VL));
         }
-        store(output + row * num_outputs + column, mul(PLAIN ? silu<E>(gate) : activate<E>(activation, gate), up), count);
+        Floats result;
+        if (!PLAIN && limit != 0)
+            result = clamped_swiglu<E>(gate, up, limit);
+        else
+            result = mul(PLAIN ? silu<E>(gate) : activate<E>(activation, gate), up);
+        store(output + row * num_outputs + column, result, count);
     }
 };
 

@@ -21,6 +21,11 @@ enum Kind : int32_t {
     LAYER_NORM,         // total as of RMS_NORM; output = total, centred and of unit variance, times the weight (+ bias)
     ADD_NORMED,         // output = scale * norm of input + residual
     ADD,                // output = scale * input + residual
+    ROUTE,              // chooses and weighs the experts of each row of input, which are logits in float32
+    EXPERTS_GATHER,     // output = rows of input, once for each of their experts, those of one expert together
+    EXPERTS_GATE_UP,    // LINEAR_GATED of such rows, each by its expert's weight
+    EXPERTS_DOWN,       // wide LINEAR of such rows, without a bias
+    EXPERTS_COMBINE,    // output = of each row the sum of what its experts gave (+ bias), times their weights
     NUM_KINDS
 };
 
@@ -88,6 +93,15 @@ struct Op {
     float softcap;              // of scores, logits and other wide results; 0: none
     int32_t has_wide_norms;     // whether the weights of RMS norms are float32
     int32_t norms_whole_rows;   // ROTARY_AND_CACHE: all queries of a row are normed together, and all keys
+    // ROUTE and EXPERTS_…: of each row, in order of rank, [rows, top_k]
+    int32_t* expert_ids;
+    float* expert_weights;
+    int32_t* expert_places;     // where its copies stand among those of all rows
+    int64_t num_experts;
+    int64_t top_k;
+    int64_t expert_stride;      // bytes from what is held of one expert to that of the next
+    int32_t renormalises;       // ROUTE: weights of a row add up to `scale`; else so do those of all experts
+    float limit;                // LINEAR_GATED, EXPERTS_GATE_UP: what gates and ups are cut at: see linear.h; 0: they are not
 };
 
 // What a step computes. Positions, slots and work lists are made from it.

@@ -309,6 +309,45 @@ void attention(const Heads& heads) {
     }
 }
 
+// Experts of which some get no row, one by one as a plan has them, and together, where few rows need no phases.
+template <class E>
+void experts(int64_t width, int64_t inner, int64_t count, Scheme scheme, float limit) {
+    constexpr int64_t NUM = 5, TOP_K = 3;
+    auto logits = random_values<float>(count * NUM), weights = random_values<float>(count * TOP_K);
+    auto rows = random_values<E>(count * width), biases = random_values<E>(NUM * 2 * inner), added = random_values<E>(NUM * width);
+    for (int64_t i = 0; i < count; i++) (*logits)[i * NUM + 3] = -9;
+    Packed<E> first(NUM * 2 * inner, width, false, scheme, 1), second(NUM * width, inner, false, scheme, 1);
+    auto ids = list<int32_t>(std::vector<int64_t>(count * TOP_K)), places = list<int32_t>(std::vector<int64_t>(count * TOP_K));
+    Fenced<E> copies(count * TOP_K * width), inners(count * TOP_K * inner);
+    Fenced<float> sums(count * TOP_K * width);
+    Op ops[5] = {
+        op_of<E>(ROUTE), op_of<E>(EXPERTS_GATHER), op_of<E>(EXPERTS_GATE_UP), op_of<E>(EXPERTS_DOWN), op_of<E>(EXPERTS_COMBINE)};
+    for (Op& op : ops) {
+        op.expert_ids = ids->data(), op.expert_weights = weights->data(), op.expert_places = places->data();
+        op.num_experts = NUM, op.top_k = TOP_K, op.leaves = 1, op.scheme = scheme, op.limit = limit, op.activation = SILU;
+    }
+    ops[0].input = logits->data(), ops[0].renormalises = count % 2;
+    ops[1].input = rows->data(), ops[1].input_stride = ops[1].in_features = width, ops[1].output = copies.data();
+    ops[2].input = copies.data(), ops[2].input_stride = ops[2].in_features = width, ops[2].output = inners.data();
+    ops[2].out_features = 2 * inner, ops[2].bias = biases->data(), ops[2].weight = first.words->data();
+    ops[2].scales = first.scales->data(), ops[2].sums = first.sums->data();
+    ops[3].input = inners.data(), ops[3].input_stride = ops[3].in_features = inner, ops[3].output = sums.data();
+    ops[3].out_features = width, ops[3].weight = second.words->data();
+    ops[3].scales = second.scales->data(), ops[3].sums = second.sums->data();
+    ops[4].input = sums.data(), ops[4].bias = added->data(), ops[4].out_features = width;
+    // All have the first one's weight: the distance of one from the next is that of packed ranges, tried elsewhere.
+    std::unique_ptr<Fenced<E>> outputs[NUM_TEAMS][2];
+    const Inputs inputs = rows_alone(count);
+    for (int team = 0; team < NUM_TEAMS; team++)
+        for (bool together : {false, true}) {
+            outputs[team][together] = std::make_unique<Fenced<E>>(count * width);
+            ops[4].output = outputs[team][together]->data();
+            for (int op = 0; op < 5 && !together; op++) blockyard_run(executors[team], ops + op, 1, &inputs);
+            if (together) blockyard_run(executors[team], ops, 5, &inputs);
+            CHECK(outputs[team][together]->equals(*outputs[0][0]));
+        }
+}
+
 template <class E>
 void run_all(bool all_sizes) {
     for (int64_t width : {1, 7, 16, 33, 130}) {
@@ -325,6 +364,8 @@ void run_all(bool all_sizes) {
     for (int64_t num_rows : {2, 50, 70})
         for (int64_t count : {1, 13, 40})
             for (Scheme scheme : {UNQUANTIZED, INT8}) adapters<E>(num_rows, 160, count, scheme, num_rows == 50 ? 8 : 1);
+    for (int64_t count : {0, 1, 4, 5, 40, 250})
+        for (Scheme scheme : {UNQUANTIZED, INT8}) experts<E>(34, 18, count, scheme, count % 2 ? 0.5f : 0);
     products<E>(34, 6, 200, UNQUANTIZED);
     products<E>(34, 6, 200, INT8);
     // So many elements that the threads quantize them together.

@@ -37,6 +37,7 @@ _TWO_ROTARIES = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }
+_EXPERTS: dict[str, Any] = {"num_experts_per_tok": 3, "intermediate_size": 64}
 _OPT_LEFT_OUT = ("intermediate_size", "num_key_value_heads")
 
 
@@ -119,6 +120,48 @@ RECIPES = {
     ),
     "phi": Recipe("PhiForCausalLM", "PhiConfig"),
     "starcoder2": Recipe("Starcoder2ForCausalLM", "Starcoder2Config", {"sliding_window": WINDOW}),
+    "mixtral": Recipe(
+        "MixtralForCausalLM", "MixtralConfig", {**_EXPERTS, "num_local_experts": 8, "sliding_window": WINDOW}
+    ),
+    "qwen3_moe": Recipe(
+        "Qwen3MoeForCausalLM",
+        "Qwen3MoeConfig",
+        {**_EXPERTS, "num_experts": 8, "moe_intermediate_size": 64, "norm_topk_prob": True, "head_dim": 32},
+    ),
+    "olmoe": Recipe("OlmoeForCausalLM", "OlmoeConfig", {**_EXPERTS, "num_experts": 8, "attention_bias": True}),
+    "granite_moe": Recipe(
+        "GraniteMoeForCausalLM",
+        "GraniteMoeConfig",
+        {
+            **_EXPERTS,
+            "num_local_experts": 8,
+            "embedding_multiplier": 11.3,
+            "logits_scaling": 0.7,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.1,
+        },
+    ),
+    "gpt_oss": Recipe(
+        "GptOssForCausalLM",
+        "GptOssConfig",
+        {
+            **_EXPERTS,
+            "num_local_experts": 8,
+            "head_dim": 32,
+            "sliding_window": WINDOW,
+            "layer_types": _KINDS,
+            "swiglu_limit": 1.0,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+                "original_max_position_embeddings": 128,
+                "rope_theta": 1.5e5,
+            },
+        },
+    ),
     "nemotron": Recipe("NemotronForCausalLM", "NemotronConfig", {"head_dim": 32}),
 }
 

@@ -53,7 +53,7 @@ def kernels() -> None:
     build_kernels()
 
 
-FAMILIES = ["gemma3", "granite", "olmo", "gpt2", "phi", "stablelm_parallel"]
+FAMILIES = ["gemma3", "granite", "olmo", "gpt2", "phi", "stablelm_parallel", "qwen3_moe", "gpt_oss"]
 
 
 def load(name: str, kernels: str, dtype: torch.dtype, quantization: str, rank: Parallel) -> LoadedModel:

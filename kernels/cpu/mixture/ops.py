@@ -1,0 +1,108 @@
+"""The ops of mixtures as descriptors: executed at once, or recorded (`OpStream`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from kernels.cpu.huge_pages import HostArena
+from kernels.cpu.library import ACTIVATIONS, Joint, Kind
+from kernels.cpu.mixture.packed import CpuExperts
+from kernels.cpu.packed import CpuLinear
+from kernels.shapes import Activation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from torch import Tensor
+
+    from kernels.arena import Arena
+    from kernels.cpu.op_stream import OpStream
+    from kernels.cpu.products import Products
+    from kernels.cpu.quantized import Int8Linear
+    from kernels.mixture.ops import ExpertShape, ExpertWeights, PackedExperts, Router
+    from kernels.packed import PackedLinear
+
+
+class CpuMixtureOps:
+    """See `kernels.mixture.ops.MixtureOps`."""
+
+    def __init__(self, ops: OpStream, products: Products, linear_type: type[CpuLinear | Int8Linear]) -> None:
+        self._ops = ops
+        self._products = products
+        self._linear_type = linear_type
+
+    def pack_router(self, weight: Tensor, bias: Tensor | None, arena: Arena | None = None) -> PackedLinear:
+        """Packs a router."""
+        return CpuLinear(self._ops.executor, arena or HostArena(), [weight], bias, gated=False, leaves=1)
+
+    def pack_experts(
+        self, experts: Iterable[ExpertWeights], shape: ExpertShape, arena: Arena | None = None
+    ) -> PackedExperts:
+        """Packs experts."""
+
+        def pack(weights: Sequence[Tensor], bias: Tensor | None, held: Any, gated: bool) -> CpuLinear | Int8Linear:
+            how: dict[str, Any] = {"leaves": 1, "activation": shape.activation}
+            if not gated:
+                how = {"leaves": shape.leaves, "partial": shape.partial}
+            return self._linear_type(self._ops.executor, held, weights, bias, gated=gated, **how)
+
+        return CpuExperts(pack, arena or HostArena(), experts, shape)
+
+    def route(self, hidden: Tensor, packed: PackedLinear, router: Router) -> tuple[Tensor, Tensor]:
+        """Chooses experts."""
+        logits = self._products.linear(hidden, cast("CpuLinear", packed), wide=True)
+        ids = torch.empty(len(hidden), router.top_k, dtype=torch.int32)
+        weights = torch.empty(len(hidden), router.top_k)
+        op = self._ops.make(
+            Kind.ROUTE,
+            input=logits.data_ptr(),
+            expert_ids=ids.data_ptr(),
+            expert_weights=weights.data_ptr(),
+            num_experts=logits.shape[1],
+            top_k=router.top_k,
+            renormalises=router.renormalises,
+            scale=router.scale,
+        )
+        self._ops.emit(op, ids, weights)
+        return ids, weights
+
+    def experts(self, hidden: Tensor, ids: Tensor, weights: Tensor, packed: PackedExperts) -> Tensor:
+        """Computes rows by their experts."""
+        held = cast("CpuExperts", packed)
+        shape, first, second = held.shape, held.gate_up, held.down
+        num_rows, top_k, width = len(hidden), ids.shape[1], hidden.shape[1]
+        places = torch.empty_like(ids)
+        routed = {
+            "expert_ids": ids.data_ptr(),
+            "expert_places": places.data_ptr(),
+            "num_experts": shape.num_experts,
+            "top_k": top_k,
+            "expert_stride": held.stride,
+        }
+        # Of each row all copies: those of all rows lie in the order of experts. In a plan sums take the place of
+        # copies, which therefore is as large.
+        gathered, inner, sums = (
+            torch.empty(num_rows, top_k * width),
+            hidden.new_empty(num_rows, top_k * first.out_features),
+            torch.empty(num_rows, top_k * width),
+        )
+        rows = hidden.contiguous()
+        op = self._ops.make(Kind.EXPERTS_GATHER, input=rows.data_ptr(), input_stride=width, in_features=width, **routed)
+        op.output = gathered.data_ptr()
+        self._ops.emit(op, gathered, places)
+        op = self._products.linear_op(Kind.EXPERTS_GATE_UP, gathered, first, input_stride=width, **routed)
+        op.output, op.limit = inner.data_ptr(), shape.limit
+        op.activation = ACTIVATIONS[shape.activation or Activation.SILU]
+        self._ops.emit(op, inner)
+        op = self._products.linear_op(Kind.EXPERTS_DOWN, inner, second, input_stride=first.out_features, **routed)
+        bias, op.bias, op.output = op.bias, None, sums.data_ptr()
+        self._ops.emit(op, sums)
+        if shape.partial:
+            self._ops.meet(Joint.ADD, sums)
+        output = torch.empty_like(rows)
+        op = self._ops.make(Kind.EXPERTS_COMBINE, input=sums.data_ptr(), bias=bias, out_features=width, **routed)
+        op.output, op.expert_weights = output.data_ptr(), weights.data_ptr()
+        self._ops.emit(op, output)
+        return output

@@ -1,0 +1,131 @@
+"""The weights of mixtures through all that weights go through: named, packed, saved, made, cut, quantized, refused."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from blockyard.capacity.weights import count_elements
+from blockyard.errors import BlockyardError
+from blockyard.parallel import ALONE, Parallel
+from kernels.cuda.backend import CudaBackend
+from tests.kit.kernels.backends import BEST, CPU, Kernels, build_kernels
+from tests.kit.kernels.families import family_model
+from tests.kit.kernels.ranks import Ranks
+from tests.kit.kernels.step_runner import StepRunner
+from worker_service.models.builder import build_decoder
+from worker_service.models.loader import LoadedModel, load_model
+from worker_service.models.model_config import read_config
+from worker_service.models.weight_files import WeightFiles
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# One of each layout.
+MIXTURES = ["mixtral", "granite_moe", "gpt_oss"]
+RANKS = (ALONE, Parallel(2, 1, 1), Parallel(1, 2, 1))
+for_each = pytest.mark.parametrize("name", MIXTURES)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels() -> None:
+    build_kernels()
+
+
+def load(
+    folder: Path,
+    load_format: str = "auto",
+    parallel: Parallel = ALONE,
+    *,
+    quantization: str = "none",
+    cache: Path | None = None,
+) -> LoadedModel:
+    return load_model(
+        folder, None, CPU, lambda done, total: None, BEST, quantization, load_format, parallel, packed_cache=cache
+    )
+
+
+def stored(name: str) -> dict[str, torch.Tensor]:
+    return load_file(family_model(name) / "model.safetensors")
+
+
+@for_each
+def test_what_is_held_goes_by_the_names_of_the_checkpoint(name: str) -> None:
+    model = load(family_model(name)).model
+    tensors = dict(pair for module in model.modules() for pair in module.named_tensors())
+    expected = stored(name)
+    assert tensors.keys() == expected.keys()
+    for each, tensor in tensors.items():
+        assert torch.equal(tensor, expected[each]), each
+    # A bias may be there.
+    assert frozenset().union(*(module.tensor_names for module in model.modules())) >= expected.keys()
+    assert "Experts [8, 64, 96], panels of float32" in model.describe("kernels")
+    parts = dict(
+        pair
+        for module in load(family_model(name), parallel=RANKS[1]).model.modules()
+        for pair in module.named_tensors()
+    )
+    for each in (each for each in parts if "expert" in each or "linear" in each or "sinks" in each):
+        assert parts[each].numel() * 2 == expected[each].numel() or each.endswith("down_proj_bias"), each
+
+
+@for_each
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_packed_weights_are_read_as_they_were_written(name: str, quantization: str, tmp_path: Path) -> None:
+    for parallel in RANKS:
+        first, second = (
+            load(family_model(name), parallel=parallel, quantization=quantization, cache=tmp_path) for _ in range(2)
+        )
+        assert second.origin.source == "packed"
+        for one, other in zip(first.parts, second.parts, strict=True):
+            assert torch.equal(one, other)
+
+
+@for_each
+def test_random_ones_are_as_many(name: str) -> None:
+    made = load(family_model(name), "random")
+    assert count_elements(made.config) == sum(tensor.numel() for tensor in stored(name).values())
+    assert made.parameter_bytes == load(family_model(name)).parameter_bytes
+    assert made.model.fingerprint() == load(family_model(name), "random").model.fingerprint()
+
+
+@for_each
+def test_a_plan_in_segments_gives_the_bits_of_one_rank(name: str) -> None:
+    """Sums of experts are added up between segments: of few rows, whose brief ops come first, and of many."""
+    kernels, token_ids = Kernels(BEST, torch.bfloat16), list(range(2, 42))
+    whole = StepRunner.load(family_model(name), kernels.dtype, kernels.backend).run("x", token_ids, [40])
+    ranks = Ranks(family_model(name), kernels, 2)
+    for runner in ranks.runners:
+        runner.capture(64)
+    assert torch.equal(ranks.logits(token_ids, [30, 3, 1, 6]), whole)
+    assert [runner.num_replayed for runner in ranks.runners] == [4, 4]
+
+
+def test_kernels_without_experts_are_named_with_those_that_have_them() -> None:
+    folder = family_model("qwen3_moe")
+    files = WeightFiles(folder, lambda done, total: None)
+    with pytest.raises(BlockyardError, match=r"the cuda kernels .* Qwen3MoeForCausalLM needs yet: .* reference has"):
+        build_decoder(read_config(folder, None), CudaBackend(CPU), files)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "sentence"),
+    [
+        ("qwen3_moe", {"mlp_only_layers": [1]}, "mlp_only_layers"),
+        ("qwen3_moe", {"num_experts": 4}, "num_experts and num_local_experts differ"),
+        ("mixtral", {"num_experts_per_tok": 9}, r"num_experts_per_tok \(9\) is more than"),
+        ("gpt_oss", {"swiglu_alpha": 1.0}, "swiglu_alpha"),
+        ("gpt_oss", {"rope_parameters": None}, "neither rope_parameters nor rope_scaling"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_name(
+    name: str, changes: dict[str, object], sentence: str, tmp_path: Path
+) -> None:
+    config = json.loads((family_model(name) / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, **changes}))
+    with pytest.raises(BlockyardError, match=sentence):
+        read_config(tmp_path, None)

@@ -1,0 +1,1 @@
+"""What stands behind the attention of a layer: an MLP, or a mixture of experts."""

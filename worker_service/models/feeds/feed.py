@@ -1,0 +1,72 @@
+"""The weights of an MLP and of a mixture of experts, and what they compute, against the op set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from kernels.lora import LoraRows
+    from kernels.mixture.ops import PackedExperts, Router
+    from kernels.ops import Backend
+    from kernels.packed import PackedLinear
+    from worker_service.models.feeds.tensors import ExpertTensors
+    from worker_service.models.projections import Projection
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MlpFeed:
+    """An MLP."""
+
+    gate_up: Projection
+    """The first product: it gives the activated rows."""
+    down: Projection
+
+    @property
+    def projections(self) -> tuple[Projection, ...]:
+        """Its products, that adapters may change."""
+        return self.gate_up, self.down
+
+    @property
+    def linears(self) -> Sequence[PackedLinear]:
+        """The weights of its products."""
+        return self.gate_up.packed, self.down.packed
+
+    def forward(self, normed: Tensor, backend: Backend, lora: LoraRows | None) -> Tensor:
+        """Computes rows [T, hidden_size]."""
+        inner = backend.linear(normed, self.gate_up.packed, lora=lora)
+        return backend.linear(inner, self.down.packed, lora=lora)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MixtureFeed:
+    """A mixture of experts."""
+
+    router: Projection
+    routing: Router
+    experts: PackedExperts
+    tensors: ExpertTensors
+    """What the experts are made of."""
+
+    @property
+    def projections(self) -> tuple[Projection, ...]:
+        """None: adapters change no experts."""
+        return ()
+
+    @property
+    def linears(self) -> Sequence[PackedLinear]:
+        """The weights of its products."""
+        return (self.router.packed, *self.experts.linears)
+
+    def forward(self, normed: Tensor, backend: Backend, lora: LoraRows | None) -> Tensor:
+        """Computes rows [T, hidden_size]."""
+        assert backend.mixture is not None, "checked when the network was built"
+        ids, weights = backend.mixture.route(normed, self.router.packed, self.routing)
+        return backend.mixture.experts(normed, ids, weights, self.experts)
+
+
+Feed = MlpFeed | MixtureFeed
