@@ -3,6 +3,7 @@
 isort:skip_file
 """
 
+from blockyard.common.v1 import pooling_pb2 as _pooling_pb2
 from blockyard.common.v1 import sampling_pb2 as _sampling_pb2
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
@@ -1280,6 +1281,442 @@ class CancelGenerateResponse(_message.Message):
 Global___CancelGenerateResponse: _TypeAlias = CancelGenerateResponse  # noqa: Y015
 
 @_typing.final
+class PoolingInput(_message.Message):
+    """A text, or its token ids."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """Text."""
+    @_builtins.property
+    def token_ids(self) -> Global___TokenIds:
+        """Token ids; nothing is added."""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        token_ids: Global___TokenIds | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["input", b"input", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["text", "token_ids"]  # noqa: Y015
+    _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_input) -> _WhichOneofReturnType_input | None: ...
+
+Global___PoolingInput: _TypeAlias = PoolingInput  # noqa: Y015
+
+@_typing.final
+class PoolingSpec(_message.Message):
+    """What calls that make numbers of texts have in common. Each is a pure function of its inputs: sent again, it has the
+    same answer.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    MAX_QUEUE_TIME_FIELD_NUMBER: _builtins.int
+    TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """The client's name for the call, as in GenerationSpec."""
+    model: _builtins.str
+    """A name from ListModels. Default: the only model."""
+    priority: _builtins.int
+    """Less is sooner, where the scheduler's policy is by priority. Default 0."""
+    truncate_prompt_tokens: _builtins.int
+    """Keep so many tokens of each input, at least 1, from the side that the model's tokenizer names, its special tokens
+    among them; -1: as many as the model takes. Default: nothing is cut, and an input that is too long is refused.
+    """
+    add_special_tokens: _builtins.bool
+    """Tokenize texts with the model's special tokens. Default true."""
+    @_builtins.property
+    def max_queue_time(self) -> _duration_pb2.Duration:
+        """How long it may wait for its first step; then it fails with QUEUE_DEADLINE. Default: as long as it takes."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        priority: _builtins.int = ...,
+        max_queue_time: _duration_pb2.Duration | None = ...,
+        truncate_prompt_tokens: _builtins.int | None = ...,
+        add_special_tokens: _builtins.bool | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "max_queue_time", b"max_queue_time", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "max_queue_time", b"max_queue_time", "model", b"model", "priority", b"priority", "request_id", b"request_id", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
+    _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["truncate_prompt_tokens"]  # noqa: Y015
+    _WhichOneofArgType__truncate_prompt_tokens: _TypeAlias = _typing.Literal["_truncate_prompt_tokens", b"_truncate_prompt_tokens"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__add_special_tokens) -> _WhichOneofReturnType__add_special_tokens | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__truncate_prompt_tokens) -> _WhichOneofReturnType__truncate_prompt_tokens | None: ...
+
+Global___PoolingSpec: _TypeAlias = PoolingSpec  # noqa: Y015
+
+@_typing.final
+class EmbedRequest(_message.Message):
+    """Asks for vectors."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SPEC_FIELD_NUMBER: _builtins.int
+    INPUTS_FIELD_NUMBER: _builtins.int
+    DIMENSIONS_FIELD_NUMBER: _builtins.int
+    NORMALISE_FIELD_NUMBER: _builtins.int
+    PROMPT_NAME_FIELD_NUMBER: _builtins.int
+    dimensions: _builtins.int
+    """The first so many numbers of each vector alone, before it is normalised: for models trained for it. Default: all."""
+    normalise: _builtins.bool
+    """Make vectors of length 1. Default: true."""
+    prompt_name: _builtins.str
+    """A prompt of the model's files, by its name ("query"), to put before each text. Default: the one that they name as
+    theirs, or none.
+    """
+    @_builtins.property
+    def spec(self) -> Global___PoolingSpec:
+        """How."""
+
+    @_builtins.property
+    def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PoolingInput]:
+        """Of what, 1 to 2048."""
+
+    def __init__(
+        self,
+        *,
+        spec: Global___PoolingSpec | None = ...,
+        inputs: _abc.Iterable[Global___PoolingInput] | None = ...,
+        dimensions: _builtins.int | None = ...,
+        normalise: _builtins.bool | None = ...,
+        prompt_name: _builtins.str | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions", "_normalise", b"_normalise", "_prompt_name", b"_prompt_name", "dimensions", b"dimensions", "normalise", b"normalise", "prompt_name", b"prompt_name", "spec", b"spec"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions", "_normalise", b"_normalise", "_prompt_name", b"_prompt_name", "dimensions", b"dimensions", "inputs", b"inputs", "normalise", b"normalise", "prompt_name", b"prompt_name", "spec", b"spec"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__dimensions: _TypeAlias = _typing.Literal["dimensions"]  # noqa: Y015
+    _WhichOneofArgType__dimensions: _TypeAlias = _typing.Literal["_dimensions", b"_dimensions"]  # noqa: Y015
+    _WhichOneofReturnType__normalise: _TypeAlias = _typing.Literal["normalise"]  # noqa: Y015
+    _WhichOneofArgType__normalise: _TypeAlias = _typing.Literal["_normalise", b"_normalise"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_name: _TypeAlias = _typing.Literal["prompt_name"]  # noqa: Y015
+    _WhichOneofArgType__prompt_name: _TypeAlias = _typing.Literal["_prompt_name", b"_prompt_name"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dimensions) -> _WhichOneofReturnType__dimensions | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__normalise) -> _WhichOneofReturnType__normalise | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_name) -> _WhichOneofReturnType__prompt_name | None: ...
+
+Global___EmbedRequest: _TypeAlias = EmbedRequest  # noqa: Y015
+
+@_typing.final
+class Embedding(_message.Message):
+    """A vector."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VALUES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Its numbers."""
+
+    def __init__(
+        self,
+        *,
+        values: _abc.Iterable[_builtins.float] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["values", b"values"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Embedding: _TypeAlias = Embedding  # noqa: Y015
+
+@_typing.final
+class PoolingFacts(_message.Message):
+    """What made the numbers of a call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
+    DETERMINISM_ID_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """The call's name."""
+    model: _builtins.str
+    """The model's name."""
+    determinism_id: _builtins.str
+    """See Finished."""
+    @_builtins.property
+    def usage(self) -> _sampling_pb2.Usage:
+        """Tokens of all inputs."""
+
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What was not done as asked, and what instead: a sentence each, for a person."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        model: _builtins.str = ...,
+        usage: _sampling_pb2.Usage | None = ...,
+        determinism_id: _builtins.str = ...,
+        warnings: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["determinism_id", b"determinism_id", "model", b"model", "request_id", b"request_id", "usage", b"usage", "warnings", b"warnings"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PoolingFacts: _TypeAlias = PoolingFacts  # noqa: Y015
+
+@_typing.final
+class EmbedResponse(_message.Message):
+    """Vectors."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EMBEDDINGS_FIELD_NUMBER: _builtins.int
+    FACTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def embeddings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Embedding]:
+        """One for each input, in their order."""
+
+    @_builtins.property
+    def facts(self) -> Global___PoolingFacts:
+        """What made them."""
+
+    def __init__(
+        self,
+        *,
+        embeddings: _abc.Iterable[Global___Embedding] | None = ...,
+        facts: Global___PoolingFacts | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["embeddings", b"embeddings", "facts", b"facts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EmbedResponse: _TypeAlias = EmbedResponse  # noqa: Y015
+
+@_typing.final
+class ScoreRequest(_message.Message):
+    """Asks how well documents answer a query."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SPEC_FIELD_NUMBER: _builtins.int
+    QUERY_FIELD_NUMBER: _builtins.int
+    DOCUMENTS_FIELD_NUMBER: _builtins.int
+    INSTRUCTION_FIELD_NUMBER: _builtins.int
+    TOP_N_FIELD_NUMBER: _builtins.int
+    instruction: _builtins.str
+    """For models that take one: what the query is for."""
+    top_n: _builtins.int
+    """Tell the so many best alone, the best first. Default: all, in the order of the documents."""
+    @_builtins.property
+    def spec(self) -> Global___PoolingSpec:
+        """How."""
+
+    @_builtins.property
+    def query(self) -> Global___PoolingInput:
+        """The query."""
+
+    @_builtins.property
+    def documents(self) -> _containers.RepeatedCompositeFieldContainer[Global___PoolingInput]:
+        """The documents, 1 to 2048."""
+
+    def __init__(
+        self,
+        *,
+        spec: Global___PoolingSpec | None = ...,
+        query: Global___PoolingInput | None = ...,
+        documents: _abc.Iterable[Global___PoolingInput] | None = ...,
+        instruction: _builtins.str = ...,
+        top_n: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_top_n", b"_top_n", "query", b"query", "spec", b"spec", "top_n", b"top_n"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_top_n", b"_top_n", "documents", b"documents", "instruction", b"instruction", "query", b"query", "spec", b"spec", "top_n", b"top_n"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__top_n: _TypeAlias = _typing.Literal["top_n"]  # noqa: Y015
+    _WhichOneofArgType__top_n: _TypeAlias = _typing.Literal["_top_n", b"_top_n"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__top_n) -> _WhichOneofReturnType__top_n | None: ...
+
+Global___ScoreRequest: _TypeAlias = ScoreRequest  # noqa: Y015
+
+@_typing.final
+class ScoredDocument(_message.Message):
+    """How well a document answers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    SCORE_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """Which of the documents."""
+    score: _builtins.float
+    """More is better: in [0, 1] of a reranker, in [-1, 1] of a model of vectors, of which it is the cosine."""
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        score: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "score", b"score"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScoredDocument: _TypeAlias = ScoredDocument  # noqa: Y015
+
+@_typing.final
+class ScoreResponse(_message.Message):
+    """How well documents answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DOCUMENTS_FIELD_NUMBER: _builtins.int
+    FACTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def documents(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScoredDocument]:
+        """Equal scores are in the order of the documents."""
+
+    @_builtins.property
+    def facts(self) -> Global___PoolingFacts:
+        """What made them."""
+
+    def __init__(
+        self,
+        *,
+        documents: _abc.Iterable[Global___ScoredDocument] | None = ...,
+        facts: Global___PoolingFacts | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["documents", b"documents", "facts", b"facts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScoreResponse: _TypeAlias = ScoreResponse  # noqa: Y015
+
+@_typing.final
+class ClassifyRequest(_message.Message):
+    """Asks for labels."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SPEC_FIELD_NUMBER: _builtins.int
+    INPUTS_FIELD_NUMBER: _builtins.int
+    RAW_FIELD_NUMBER: _builtins.int
+    raw: _builtins.bool
+    """Tell the head's numbers as they are, no probabilities."""
+    @_builtins.property
+    def spec(self) -> Global___PoolingSpec:
+        """How."""
+
+    @_builtins.property
+    def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PoolingInput]:
+        """Of what, 1 to 2048."""
+
+    def __init__(
+        self,
+        *,
+        spec: Global___PoolingSpec | None = ...,
+        inputs: _abc.Iterable[Global___PoolingInput] | None = ...,
+        raw: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["inputs", b"inputs", "raw", b"raw", "spec", b"spec"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClassifyRequest: _TypeAlias = ClassifyRequest  # noqa: Y015
+
+@_typing.final
+class Classification(_message.Message):
+    """How well the labels suit a text."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PROBABILITIES_FIELD_NUMBER: _builtins.int
+    LABEL_FIELD_NUMBER: _builtins.int
+    label: _builtins.str
+    """The likeliest label's name; of equal ones the first's."""
+    @_builtins.property
+    def probabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """For each label."""
+
+    def __init__(
+        self,
+        *,
+        probabilities: _abc.Iterable[_builtins.float] | None = ...,
+        label: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["label", b"label", "probabilities", b"probabilities"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Classification: _TypeAlias = Classification  # noqa: Y015
+
+@_typing.final
+class ClassifyResponse(_message.Message):
+    """Labels."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLASSIFICATIONS_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    FACTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def classifications(self) -> _containers.RepeatedCompositeFieldContainer[Global___Classification]:
+        """One for each input, in their order."""
+
+    @_builtins.property
+    def labels(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The labels' names."""
+
+    @_builtins.property
+    def facts(self) -> Global___PoolingFacts:
+        """What made them."""
+
+    def __init__(
+        self,
+        *,
+        classifications: _abc.Iterable[Global___Classification] | None = ...,
+        labels: _abc.Iterable[_builtins.str] | None = ...,
+        facts: Global___PoolingFacts | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["classifications", b"classifications", "facts", b"facts", "labels", b"labels"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ClassifyResponse: _TypeAlias = ClassifyResponse  # noqa: Y015
+
+@_typing.final
 class TokenizeRequest(_message.Message):
     """Asks for token ids."""
 
@@ -1427,6 +1864,8 @@ class Model(_message.Message):
     DETERMINISM_ID_FIELD_NUMBER: _builtins.int
     BATCH_INVARIANT_FIELD_NUMBER: _builtins.int
     PARENT_FIELD_NUMBER: _builtins.int
+    TASK_FIELD_NUMBER: _builtins.int
+    EMBEDDING_SIZE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name in requests."""
     max_model_len: _builtins.int
@@ -1441,6 +1880,10 @@ class Model(_message.Message):
     """Results do not depend on what runs beside them."""
     parent: _builtins.str
     """Of an adapter (LoRA): the model that it adapts."""
+    task: _pooling_pb2.Task.ValueType
+    """What it is served for."""
+    embedding_size: _builtins.int
+    """Where that is to embed: numbers of a vector."""
     def __init__(
         self,
         *,
@@ -1451,10 +1894,12 @@ class Model(_message.Message):
         determinism_id: _builtins.str = ...,
         batch_invariant: _builtins.bool = ...,
         parent: _builtins.str = ...,
+        task: _pooling_pb2.Task.ValueType = ...,
+        embedding_size: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_invariant", b"batch_invariant", "determinism_id", b"determinism_id", "has_chat_template", b"has_chat_template", "max_model_len", b"max_model_len", "name", b"name", "parent", b"parent", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_invariant", b"batch_invariant", "determinism_id", b"determinism_id", "embedding_size", b"embedding_size", "has_chat_template", b"has_chat_template", "max_model_len", b"max_model_len", "name", b"name", "parent", b"parent", "task", b"task", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

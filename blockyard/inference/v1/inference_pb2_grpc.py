@@ -68,6 +68,21 @@ class InferenceServiceStub(object):
                 request_serializer=blockyard_dot_inference_dot_v1_dot_inference__pb2.CancelGenerateRequest.SerializeToString,
                 response_deserializer=blockyard_dot_inference_dot_v1_dot_inference__pb2.CancelGenerateResponse.FromString,
                 _registered_method=True)
+        self.Embed = channel.unary_unary(
+                '/blockyard.inference.v1.InferenceService/Embed',
+                request_serializer=blockyard_dot_inference_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+                response_deserializer=blockyard_dot_inference_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
+                _registered_method=True)
+        self.Score = channel.unary_unary(
+                '/blockyard.inference.v1.InferenceService/Score',
+                request_serializer=blockyard_dot_inference_dot_v1_dot_inference__pb2.ScoreRequest.SerializeToString,
+                response_deserializer=blockyard_dot_inference_dot_v1_dot_inference__pb2.ScoreResponse.FromString,
+                _registered_method=True)
+        self.Classify = channel.unary_unary(
+                '/blockyard.inference.v1.InferenceService/Classify',
+                request_serializer=blockyard_dot_inference_dot_v1_dot_inference__pb2.ClassifyRequest.SerializeToString,
+                response_deserializer=blockyard_dot_inference_dot_v1_dot_inference__pb2.ClassifyResponse.FromString,
+                _registered_method=True)
         self.Tokenize = channel.unary_unary(
                 '/blockyard.inference.v1.InferenceService/Tokenize',
                 request_serializer=blockyard_dot_inference_dot_v1_dot_inference__pb2.TokenizeRequest.SerializeToString,
@@ -134,6 +149,27 @@ class InferenceServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Embed(self, request, context):
+        """Turns texts into vectors, all at once. As often as it is asked the answer is the same, to the bit.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Score(self, request, context):
+        """Says how well documents answer a query.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Classify(self, request, context):
+        """Says how well the model's labels suit texts.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Tokenize(self, request, context):
         """Turns text, or a conversation, into token ids, as a prompt of it would be.
         """
@@ -187,6 +223,21 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.CancelGenerate,
                     request_deserializer=blockyard_dot_inference_dot_v1_dot_inference__pb2.CancelGenerateRequest.FromString,
                     response_serializer=blockyard_dot_inference_dot_v1_dot_inference__pb2.CancelGenerateResponse.SerializeToString,
+            ),
+            'Embed': grpc.unary_unary_rpc_method_handler(
+                    servicer.Embed,
+                    request_deserializer=blockyard_dot_inference_dot_v1_dot_inference__pb2.EmbedRequest.FromString,
+                    response_serializer=blockyard_dot_inference_dot_v1_dot_inference__pb2.EmbedResponse.SerializeToString,
+            ),
+            'Score': grpc.unary_unary_rpc_method_handler(
+                    servicer.Score,
+                    request_deserializer=blockyard_dot_inference_dot_v1_dot_inference__pb2.ScoreRequest.FromString,
+                    response_serializer=blockyard_dot_inference_dot_v1_dot_inference__pb2.ScoreResponse.SerializeToString,
+            ),
+            'Classify': grpc.unary_unary_rpc_method_handler(
+                    servicer.Classify,
+                    request_deserializer=blockyard_dot_inference_dot_v1_dot_inference__pb2.ClassifyRequest.FromString,
+                    response_serializer=blockyard_dot_inference_dot_v1_dot_inference__pb2.ClassifyResponse.SerializeToString,
             ),
             'Tokenize': grpc.unary_unary_rpc_method_handler(
                     servicer.Tokenize,
@@ -370,6 +421,87 @@ class InferenceService(object):
             '/blockyard.inference.v1.InferenceService/CancelGenerate',
             blockyard_dot_inference_dot_v1_dot_inference__pb2.CancelGenerateRequest.SerializeToString,
             blockyard_dot_inference_dot_v1_dot_inference__pb2.CancelGenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Embed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blockyard.inference.v1.InferenceService/Embed',
+            blockyard_dot_inference_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
+            blockyard_dot_inference_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Score(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blockyard.inference.v1.InferenceService/Score',
+            blockyard_dot_inference_dot_v1_dot_inference__pb2.ScoreRequest.SerializeToString,
+            blockyard_dot_inference_dot_v1_dot_inference__pb2.ScoreResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Classify(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/blockyard.inference.v1.InferenceService/Classify',
+            blockyard_dot_inference_dot_v1_dot_inference__pb2.ClassifyRequest.SerializeToString,
+            blockyard_dot_inference_dot_v1_dot_inference__pb2.ClassifyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -49,6 +49,12 @@ class InferenceServiceStub:
     """Reads a request again, a chat too, at any gateway: exactly what comes after the positions."""
     CancelGenerate: _grpc.UnaryUnaryMultiCallable[_inference_pb2.CancelGenerateRequest, _inference_pb2.CancelGenerateResponse]
     """Cancels requests, at any gateway. Idempotent; an unknown id is no error."""
+    Embed: _grpc.UnaryUnaryMultiCallable[_inference_pb2.EmbedRequest, _inference_pb2.EmbedResponse]
+    """Turns texts into vectors, all at once. As often as it is asked the answer is the same, to the bit."""
+    Score: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ScoreRequest, _inference_pb2.ScoreResponse]
+    """Says how well documents answer a query."""
+    Classify: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ClassifyRequest, _inference_pb2.ClassifyResponse]
+    """Says how well the model's labels suit texts."""
     Tokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]
     """Turns text, or a conversation, into token ids, as a prompt of it would be."""
     Detokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeResponse]
@@ -77,6 +83,12 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     """Reads a request again, a chat too, at any gateway: exactly what comes after the positions."""
     CancelGenerate: _aio.UnaryUnaryMultiCallable[_inference_pb2.CancelGenerateRequest, _inference_pb2.CancelGenerateResponse]  # type: ignore[assignment]
     """Cancels requests, at any gateway. Idempotent; an unknown id is no error."""
+    Embed: _aio.UnaryUnaryMultiCallable[_inference_pb2.EmbedRequest, _inference_pb2.EmbedResponse]  # type: ignore[assignment]
+    """Turns texts into vectors, all at once. As often as it is asked the answer is the same, to the bit."""
+    Score: _aio.UnaryUnaryMultiCallable[_inference_pb2.ScoreRequest, _inference_pb2.ScoreResponse]  # type: ignore[assignment]
+    """Says how well documents answer a query."""
+    Classify: _aio.UnaryUnaryMultiCallable[_inference_pb2.ClassifyRequest, _inference_pb2.ClassifyResponse]  # type: ignore[assignment]
+    """Says how well the model's labels suit texts."""
     Tokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]  # type: ignore[assignment]
     """Turns text, or a conversation, into token ids, as a prompt of it would be."""
     Detokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeResponse]  # type: ignore[assignment]
@@ -138,6 +150,30 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.CancelGenerateResponse, _abc.Awaitable[_inference_pb2.CancelGenerateResponse]]:
         """Cancels requests, at any gateway. Idempotent; an unknown id is no error."""
+
+    @_abc_1.abstractmethod
+    def Embed(
+        self,
+        request: _inference_pb2.EmbedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.EmbedResponse, _abc.Awaitable[_inference_pb2.EmbedResponse]]:
+        """Turns texts into vectors, all at once. As often as it is asked the answer is the same, to the bit."""
+
+    @_abc_1.abstractmethod
+    def Score(
+        self,
+        request: _inference_pb2.ScoreRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.ScoreResponse, _abc.Awaitable[_inference_pb2.ScoreResponse]]:
+        """Says how well documents answer a query."""
+
+    @_abc_1.abstractmethod
+    def Classify(
+        self,
+        request: _inference_pb2.ClassifyRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_inference_pb2.ClassifyResponse, _abc.Awaitable[_inference_pb2.ClassifyResponse]]:
+        """Says how well the model's labels suit texts."""
 
     @_abc_1.abstractmethod
     def Tokenize(

@@ -22,6 +22,7 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from blockyard.common.v1 import pooling_pb2 as blockyard_dot_common_dot_v1_dot_pooling__pb2
 from blockyard.common.v1 import sampling_pb2 as blockyard_dot_common_dot_v1_dot_sampling__pb2
 from blockyard.common.v1 import status_pb2 as blockyard_dot_common_dot_v1_dot_status__pb2
 from blockyard.common.v1 import trace_pb2 as blockyard_dot_common_dot_v1_dot_trace__pb2
@@ -29,7 +30,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from blockyard.google_rpc import status_pb2 as google_dot_rpc_dot_status__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&blockyard/scheduler/v1/scheduler.proto\x12\x16\x62lockyard.scheduler.v1\x1a\"blockyard/common/v1/sampling.proto\x1a blockyard/common/v1/status.proto\x1a\x1f\x62lockyard/common/v1/trace.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x17google/rpc/status.proto\"\xda\x01\n\rAttachRequest\x12,\n\x05hello\x18\x01 \x01(\x0b\x32\x1d.blockyard.scheduler.v1.Hello\x12/\n\x03\x61\x64\x64\x18\x02 \x03(\x0b\x32\".blockyard.scheduler.v1.AddRequest\x12\x33\n\x05\x61\x62ort\x18\x03 \x03(\x0b\x32$.blockyard.scheduler.v1.AbortRequest\x12\x35\n\x06resume\x18\x04 \x03(\x0b\x32%.blockyard.scheduler.v1.ResumeRequest\"O\n\x05Hello\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x32\n\x05loras\x18\x02 \x03(\x0b\x32#.blockyard.scheduler.v1.LoraAdapter\"v\n\x0bLoraAdapter\x12\x0f\n\x07lora_id\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04path\x18\x03 \x01(\t\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12\x0e\n\x06pinned\x18\x05 \x01(\x08\x12\x1a\n\x12num_virtual_tokens\x18\x06 \x01(\r\"E\n\x0cLoraAdapters\x12\x35\n\x08\x61\x64\x61pters\x18\x01 \x03(\x0b\x32#.blockyard.scheduler.v1.LoraAdapter\"\xa0\x05\n\nAddRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12\t\n\x01n\x18\x03 \x01(\r\x12\x35\n\x08sampling\x18\x04 \x01(\x0b\x32#.blockyard.common.v1.SamplingParams\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x12\n\nmin_tokens\x18\x06 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\x0e\n\x06handle\x18\x08 \x01(\x04\x12\x0e\n\x06tenant\x18\t \x01(\t\x12\x13\n\x0b\x62ody_digest\x18\n \x01(\x0c\x12\x15\n\rgateway_state\x18\x0b \x01(\x0c\x12\x10\n\x08priority\x18\x0c \x01(\x05\x12\x31\n\x0emax_queue_time\x18\r \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0eremaining_time\x18\x0e \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x34\n\x0b\x62\x65\x61m_search\x18\x0f \x01(\x0b\x32\x1f.blockyard.common.v1.BeamSearch\x12:\n\x0cresubmission\x18\x10 \x01(\x0b\x32$.blockyard.scheduler.v1.Resubmission\x12\x38\n\rtrace_context\x18\x11 \x01(\x0b\x32!.blockyard.common.v1.TraceContext\x12\x31\n\x04lora\x18\x14 \x01(\x0b\x32#.blockyard.scheduler.v1.LoraAdapter\x12\x17\n\x0f\x66\x61ils_on_update\x18\x17 \x01(\x08\x12&\n\x03\x61ge\x18\x16 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x90\x01\n\x0cResubmission\x12&\n\x03\x61ge\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12=\n\tsequences\x18\x02 \x03(\x0b\x32*.blockyard.scheduler.v1.SequenceTranscript\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\r\"\xd3\x01\n\x12SequenceTranscript\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x38\n\rfinish_reason\x18\x02 \x01(\x0e\x32!.blockyard.common.v1.FinishReason\x12/\n\x08logprobs\x18\x03 \x01(\x0b\x32\x1d.blockyard.common.v1.Logprobs\x12\x12\n\x05score\x18\x04 \x01(\x02H\x00\x88\x01\x01\x12!\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x12.google.rpc.StatusB\x08\n\x06_score\"3\n\rResumeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06handle\x18\x02 \x01(\x04\"\xab\x01\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x1b\n\x0esequence_index\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x33\n\x06reason\x18\x03 \x01(\x0e\x32#.blockyard.scheduler.v1.AbortReason\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12\x0e\n\x06handle\x18\x05 \x01(\x04\x42\x11\n\x0f_sequence_index\"\xf5\x06\n\x0e\x41ttachResponse\x12\x31\n\x05\x66\x61\x63ts\x18\x01 \x01(\x0b\x32\".blockyard.scheduler.v1.ModelFacts\x12\x34\n\treadiness\x18\x02 \x01(\x0b\x32!.blockyard.scheduler.v1.Readiness\x12\x39\n\x08\x61\x63\x63\x65pted\x18\x03 \x03(\x0b\x32\'.blockyard.scheduler.v1.RequestAccepted\x12\x35\n\x06\x66\x61iled\x18\x04 \x03(\x0b\x32%.blockyard.scheduler.v1.RequestFailed\x12\x14\n\x0csequence_ids\x18\x05 \x03(\x04\x12\x11\n\ttoken_ids\x18\x06 \x03(\r\x12\x1d\n\x15\x66inished_sequence_ids\x18\x07 \x03(\x04\x12\x39\n\x0e\x66inish_reasons\x18\x08 \x03(\x0e\x32!.blockyard.common.v1.FinishReason\x12\x1e\n\x16prefilled_sequence_ids\x18\t \x03(\x04\x12\x19\n\x11num_cached_tokens\x18\n \x03(\r\x12;\n\trecovered\x18\x0b \x03(\x0b\x32(.blockyard.scheduler.v1.RequestRecovered\x12\x37\n\x07resumed\x18\x0c \x03(\x0b\x32&.blockyard.scheduler.v1.RequestResumed\x12\x1c\n\x14logprob_sequence_ids\x18\r \x03(\x04\x12/\n\x08logprobs\x18\x0e \x01(\x0b\x32\x1d.blockyard.common.v1.Logprobs\x12<\n\x0fprompt_logprobs\x18\x0f \x03(\x0b\x32#.blockyard.common.v1.PromptLogprobs\x12\x15\n\rfinish_scores\x18\x10 \x03(\x02\x12\x42\n\x11sequence_failures\x18\x11 \x03(\x0b\x32\'.blockyard.scheduler.v1.SequenceFailure\x12\x33\n\x05loras\x18\x15 \x01(\x0b\x32$.blockyard.scheduler.v1.LoraAdapters\x12\x37\n\x07weights\x18\x16 \x03(\x0b\x32&.blockyard.scheduler.v1.RequestWeights\"5\n\x0eRequestWeights\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\"J\n\x0fSequenceFailure\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\"\n\x06status\x18\x02 \x01(\x0b\x32\x12.google.rpc.Status\"\x88\x02\n\x0eRequestResumed\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x33\n\x07request\x18\x02 \x01(\x0b\x32\".blockyard.scheduler.v1.AddRequest\x12\x19\n\x11\x66irst_sequence_id\x18\x03 \x01(\x04\x12=\n\tsequences\x18\x04 \x03(\x0b\x32*.blockyard.scheduler.v1.SequenceTranscript\x12\x19\n\x11num_cached_tokens\x18\x05 \x01(\r\x12<\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32#.blockyard.common.v1.PromptLogprobs\"\xc1\x01\n\nModelFacts\x12\x14\n\x0cmodel_digest\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12\x16\n\x0e\x64\x65terminism_id\x18\x05 \x01(\t\x12\x17\n\x0f\x62\x61tch_invariant\x18\x06 \x01(\x08\x12\x14\n\x0cmax_num_seqs\x18\x07 \x01(\r\x12\x17\n\x0fweights_version\x18\x0c \x01(\t\"+\n\tReadiness\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x0f\n\x07message\x18\x02 \x01(\t\"P\n\x0fRequestAccepted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x19\n\x11\x66irst_sequence_id\x18\x02 \x01(\x04\x12\x0e\n\x06handle\x18\x03 \x01(\x04\"a\n\x10RequestRecovered\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x63\x61use\x18\x02 \x01(\t\x12\x1b\n\x13num_replayed_tokens\x18\x03 \x01(\r\x12\r\n\x05\x65xact\x18\x04 \x01(\x08\"W\n\rRequestFailed\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\"\n\x06status\x18\x02 \x01(\x0b\x32\x12.google.rpc.Status\x12\x0e\n\x06handle\x18\x03 \x01(\x04\",\n\x15\x43\x61ncelRequestsRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\"T\n\x16\x43\x61ncelRequestsResponse\x12\x1d\n\x15\x63\x61ncelled_request_ids\x18\x01 \x03(\t\x12\x1b\n\x13pending_request_ids\x18\x02 \x03(\t\"\x1b\n\x19GetSchedulerStatusRequest\"R\n\x1aGetSchedulerStatusResponse\x12\x34\n\x06status\x18\x01 \x01(\x0b\x32$.blockyard.common.v1.SchedulerStatus*b\n\x0b\x41\x62ortReason\x12\x1c\n\x18\x41\x42ORT_REASON_UNSPECIFIED\x10\x00\x12\x17\n\x13\x41\x42ORT_REASON_CLIENT\x10\x01\x12\x1c\n\x18\x41\x42ORT_REASON_STOP_STRING\x10\x02\x32\xdd\x02\n\x10SchedulerService\x12[\n\x06\x41ttach\x12%.blockyard.scheduler.v1.AttachRequest\x1a&.blockyard.scheduler.v1.AttachResponse(\x01\x30\x01\x12o\n\x0e\x43\x61ncelRequests\x12-.blockyard.scheduler.v1.CancelRequestsRequest\x1a..blockyard.scheduler.v1.CancelRequestsResponse\x12{\n\x12GetSchedulerStatus\x12\x31.blockyard.scheduler.v1.GetSchedulerStatusRequest\x1a\x32.blockyard.scheduler.v1.GetSchedulerStatusResponseBW\n\x1a\x64\x65v.blockyard.scheduler.v1P\x01Z7blockyard.dev/protos/blockyard/scheduler/v1;schedulerv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n&blockyard/scheduler/v1/scheduler.proto\x12\x16\x62lockyard.scheduler.v1\x1a!blockyard/common/v1/pooling.proto\x1a\"blockyard/common/v1/sampling.proto\x1a blockyard/common/v1/status.proto\x1a\x1f\x62lockyard/common/v1/trace.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x17google/rpc/status.proto\"\xda\x01\n\rAttachRequest\x12,\n\x05hello\x18\x01 \x01(\x0b\x32\x1d.blockyard.scheduler.v1.Hello\x12/\n\x03\x61\x64\x64\x18\x02 \x03(\x0b\x32\".blockyard.scheduler.v1.AddRequest\x12\x33\n\x05\x61\x62ort\x18\x03 \x03(\x0b\x32$.blockyard.scheduler.v1.AbortRequest\x12\x35\n\x06resume\x18\x04 \x03(\x0b\x32%.blockyard.scheduler.v1.ResumeRequest\"O\n\x05Hello\x12\x12\n\ngateway_id\x18\x01 \x01(\t\x12\x32\n\x05loras\x18\x02 \x03(\x0b\x32#.blockyard.scheduler.v1.LoraAdapter\"v\n\x0bLoraAdapter\x12\x0f\n\x07lora_id\x18\x01 \x01(\r\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x0c\n\x04path\x18\x03 \x01(\t\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12\x0e\n\x06pinned\x18\x05 \x01(\x08\x12\x1a\n\x12num_virtual_tokens\x18\x06 \x01(\r\"E\n\x0cLoraAdapters\x12\x35\n\x08\x61\x64\x61pters\x18\x01 \x03(\x0b\x32#.blockyard.scheduler.v1.LoraAdapter\"\xcf\x05\n\nAddRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12\t\n\x01n\x18\x03 \x01(\r\x12\x35\n\x08sampling\x18\x04 \x01(\x0b\x32#.blockyard.common.v1.SamplingParams\x12\x12\n\nmax_tokens\x18\x05 \x01(\r\x12\x12\n\nmin_tokens\x18\x06 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x07 \x03(\r\x12\x0e\n\x06handle\x18\x08 \x01(\x04\x12\x0e\n\x06tenant\x18\t \x01(\t\x12\x13\n\x0b\x62ody_digest\x18\n \x01(\x0c\x12\x15\n\rgateway_state\x18\x0b \x01(\x0c\x12\x10\n\x08priority\x18\x0c \x01(\x05\x12\x31\n\x0emax_queue_time\x18\r \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0eremaining_time\x18\x0e \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x34\n\x0b\x62\x65\x61m_search\x18\x0f \x01(\x0b\x32\x1f.blockyard.common.v1.BeamSearch\x12:\n\x0cresubmission\x18\x10 \x01(\x0b\x32$.blockyard.scheduler.v1.Resubmission\x12\x38\n\rtrace_context\x18\x11 \x01(\x0b\x32!.blockyard.common.v1.TraceContext\x12-\n\x07pooling\x18\x12 \x01(\x0b\x32\x1c.blockyard.common.v1.Pooling\x12\x31\n\x04lora\x18\x14 \x01(\x0b\x32#.blockyard.scheduler.v1.LoraAdapter\x12\x17\n\x0f\x66\x61ils_on_update\x18\x17 \x01(\x08\x12&\n\x03\x61ge\x18\x16 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x90\x01\n\x0cResubmission\x12&\n\x03\x61ge\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12=\n\tsequences\x18\x02 \x03(\x0b\x32*.blockyard.scheduler.v1.SequenceTranscript\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\r\"\xea\x01\n\x12SequenceTranscript\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x38\n\rfinish_reason\x18\x02 \x01(\x0e\x32!.blockyard.common.v1.FinishReason\x12/\n\x08logprobs\x18\x03 \x01(\x0b\x32\x1d.blockyard.common.v1.Logprobs\x12\x12\n\x05score\x18\x04 \x01(\x02H\x00\x88\x01\x01\x12!\n\x05\x65rror\x18\x05 \x01(\x0b\x32\x12.google.rpc.Status\x12\x15\n\rpooled_values\x18\x06 \x01(\x0c\x42\x08\n\x06_score\"3\n\rResumeRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06handle\x18\x02 \x01(\x04\"\xab\x01\n\x0c\x41\x62ortRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x1b\n\x0esequence_index\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x33\n\x06reason\x18\x03 \x01(\x0e\x32#.blockyard.scheduler.v1.AbortReason\x12\x12\n\nnum_tokens\x18\x04 \x01(\r\x12\x0e\n\x06handle\x18\x05 \x01(\x04\x42\x11\n\x0f_sequence_index\"\xbf\x07\n\x0e\x41ttachResponse\x12\x31\n\x05\x66\x61\x63ts\x18\x01 \x01(\x0b\x32\".blockyard.scheduler.v1.ModelFacts\x12\x34\n\treadiness\x18\x02 \x01(\x0b\x32!.blockyard.scheduler.v1.Readiness\x12\x39\n\x08\x61\x63\x63\x65pted\x18\x03 \x03(\x0b\x32\'.blockyard.scheduler.v1.RequestAccepted\x12\x35\n\x06\x66\x61iled\x18\x04 \x03(\x0b\x32%.blockyard.scheduler.v1.RequestFailed\x12\x14\n\x0csequence_ids\x18\x05 \x03(\x04\x12\x11\n\ttoken_ids\x18\x06 \x03(\r\x12\x1d\n\x15\x66inished_sequence_ids\x18\x07 \x03(\x04\x12\x39\n\x0e\x66inish_reasons\x18\x08 \x03(\x0e\x32!.blockyard.common.v1.FinishReason\x12\x1e\n\x16prefilled_sequence_ids\x18\t \x03(\x04\x12\x19\n\x11num_cached_tokens\x18\n \x03(\r\x12;\n\trecovered\x18\x0b \x03(\x0b\x32(.blockyard.scheduler.v1.RequestRecovered\x12\x37\n\x07resumed\x18\x0c \x03(\x0b\x32&.blockyard.scheduler.v1.RequestResumed\x12\x1c\n\x14logprob_sequence_ids\x18\r \x03(\x04\x12/\n\x08logprobs\x18\x0e \x01(\x0b\x32\x1d.blockyard.common.v1.Logprobs\x12<\n\x0fprompt_logprobs\x18\x0f \x03(\x0b\x32#.blockyard.common.v1.PromptLogprobs\x12\x15\n\rfinish_scores\x18\x10 \x03(\x02\x12\x42\n\x11sequence_failures\x18\x11 \x03(\x0b\x32\'.blockyard.scheduler.v1.SequenceFailure\x12\x1b\n\x13pooled_sequence_ids\x18\x12 \x03(\x04\x12\x14\n\x0cpooled_sizes\x18\x13 \x03(\r\x12\x15\n\rpooled_values\x18\x14 \x01(\x0c\x12\x33\n\x05loras\x18\x15 \x01(\x0b\x32$.blockyard.scheduler.v1.LoraAdapters\x12\x37\n\x07weights\x18\x16 \x03(\x0b\x32&.blockyard.scheduler.v1.RequestWeights\"5\n\x0eRequestWeights\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\"J\n\x0fSequenceFailure\x12\x13\n\x0bsequence_id\x18\x01 \x01(\x04\x12\"\n\x06status\x18\x02 \x01(\x0b\x32\x12.google.rpc.Status\"\x88\x02\n\x0eRequestResumed\x12\x0e\n\x06handle\x18\x01 \x01(\x04\x12\x33\n\x07request\x18\x02 \x01(\x0b\x32\".blockyard.scheduler.v1.AddRequest\x12\x19\n\x11\x66irst_sequence_id\x18\x03 \x01(\x04\x12=\n\tsequences\x18\x04 \x03(\x0b\x32*.blockyard.scheduler.v1.SequenceTranscript\x12\x19\n\x11num_cached_tokens\x18\x05 \x01(\r\x12<\n\x0fprompt_logprobs\x18\x06 \x03(\x0b\x32#.blockyard.common.v1.PromptLogprobs\"\x82\x02\n\nModelFacts\x12\x14\n\x0cmodel_digest\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\r\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12\x16\n\x0e\x64\x65terminism_id\x18\x05 \x01(\t\x12\x17\n\x0f\x62\x61tch_invariant\x18\x06 \x01(\x08\x12\x14\n\x0cmax_num_seqs\x18\x07 \x01(\r\x12\x17\n\x0fweights_version\x18\x0c \x01(\t\x12\'\n\x04task\x18\r \x01(\x0e\x32\x19.blockyard.common.v1.Task\x12\x16\n\x0emax_prompt_len\x18\x0e \x01(\r\"+\n\tReadiness\x12\r\n\x05ready\x18\x01 \x01(\x08\x12\x0f\n\x07message\x18\x02 \x01(\t\"P\n\x0fRequestAccepted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x19\n\x11\x66irst_sequence_id\x18\x02 \x01(\x04\x12\x0e\n\x06handle\x18\x03 \x01(\x04\"a\n\x10RequestRecovered\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x63\x61use\x18\x02 \x01(\t\x12\x1b\n\x13num_replayed_tokens\x18\x03 \x01(\r\x12\r\n\x05\x65xact\x18\x04 \x01(\x08\"W\n\rRequestFailed\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\"\n\x06status\x18\x02 \x01(\x0b\x32\x12.google.rpc.Status\x12\x0e\n\x06handle\x18\x03 \x01(\x04\",\n\x15\x43\x61ncelRequestsRequest\x12\x13\n\x0brequest_ids\x18\x01 \x03(\t\"T\n\x16\x43\x61ncelRequestsResponse\x12\x1d\n\x15\x63\x61ncelled_request_ids\x18\x01 \x03(\t\x12\x1b\n\x13pending_request_ids\x18\x02 \x03(\t\"\x1b\n\x19GetSchedulerStatusRequest\"R\n\x1aGetSchedulerStatusResponse\x12\x34\n\x06status\x18\x01 \x01(\x0b\x32$.blockyard.common.v1.SchedulerStatus*b\n\x0b\x41\x62ortReason\x12\x1c\n\x18\x41\x42ORT_REASON_UNSPECIFIED\x10\x00\x12\x17\n\x13\x41\x42ORT_REASON_CLIENT\x10\x01\x12\x1c\n\x18\x41\x42ORT_REASON_STOP_STRING\x10\x02\x32\xdd\x02\n\x10SchedulerService\x12[\n\x06\x41ttach\x12%.blockyard.scheduler.v1.AttachRequest\x1a&.blockyard.scheduler.v1.AttachResponse(\x01\x30\x01\x12o\n\x0e\x43\x61ncelRequests\x12-.blockyard.scheduler.v1.CancelRequestsRequest\x1a..blockyard.scheduler.v1.CancelRequestsResponse\x12{\n\x12GetSchedulerStatus\x12\x31.blockyard.scheduler.v1.GetSchedulerStatusRequest\x1a\x32.blockyard.scheduler.v1.GetSchedulerStatusResponseBW\n\x1a\x64\x65v.blockyard.scheduler.v1P\x01Z7blockyard.dev/protos/blockyard/scheduler/v1;schedulerv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,52 +38,52 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'blockyard.scheduler.v1.sche
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\032dev.blockyard.scheduler.v1P\001Z7blockyard.dev/protos/blockyard/scheduler/v1;schedulerv1'
-  _globals['_ABORTREASON']._serialized_start=4024
-  _globals['_ABORTREASON']._serialized_end=4122
-  _globals['_ATTACHREQUEST']._serialized_start=227
-  _globals['_ATTACHREQUEST']._serialized_end=445
-  _globals['_HELLO']._serialized_start=447
-  _globals['_HELLO']._serialized_end=526
-  _globals['_LORAADAPTER']._serialized_start=528
-  _globals['_LORAADAPTER']._serialized_end=646
-  _globals['_LORAADAPTERS']._serialized_start=648
-  _globals['_LORAADAPTERS']._serialized_end=717
-  _globals['_ADDREQUEST']._serialized_start=720
-  _globals['_ADDREQUEST']._serialized_end=1392
-  _globals['_RESUBMISSION']._serialized_start=1395
-  _globals['_RESUBMISSION']._serialized_end=1539
-  _globals['_SEQUENCETRANSCRIPT']._serialized_start=1542
-  _globals['_SEQUENCETRANSCRIPT']._serialized_end=1753
-  _globals['_RESUMEREQUEST']._serialized_start=1755
-  _globals['_RESUMEREQUEST']._serialized_end=1806
-  _globals['_ABORTREQUEST']._serialized_start=1809
-  _globals['_ABORTREQUEST']._serialized_end=1980
-  _globals['_ATTACHRESPONSE']._serialized_start=1983
-  _globals['_ATTACHRESPONSE']._serialized_end=2868
-  _globals['_REQUESTWEIGHTS']._serialized_start=2870
-  _globals['_REQUESTWEIGHTS']._serialized_end=2923
-  _globals['_SEQUENCEFAILURE']._serialized_start=2925
-  _globals['_SEQUENCEFAILURE']._serialized_end=2999
-  _globals['_REQUESTRESUMED']._serialized_start=3002
-  _globals['_REQUESTRESUMED']._serialized_end=3266
-  _globals['_MODELFACTS']._serialized_start=3269
-  _globals['_MODELFACTS']._serialized_end=3462
-  _globals['_READINESS']._serialized_start=3464
-  _globals['_READINESS']._serialized_end=3507
-  _globals['_REQUESTACCEPTED']._serialized_start=3509
-  _globals['_REQUESTACCEPTED']._serialized_end=3589
-  _globals['_REQUESTRECOVERED']._serialized_start=3591
-  _globals['_REQUESTRECOVERED']._serialized_end=3688
-  _globals['_REQUESTFAILED']._serialized_start=3690
-  _globals['_REQUESTFAILED']._serialized_end=3777
-  _globals['_CANCELREQUESTSREQUEST']._serialized_start=3779
-  _globals['_CANCELREQUESTSREQUEST']._serialized_end=3823
-  _globals['_CANCELREQUESTSRESPONSE']._serialized_start=3825
-  _globals['_CANCELREQUESTSRESPONSE']._serialized_end=3909
-  _globals['_GETSCHEDULERSTATUSREQUEST']._serialized_start=3911
-  _globals['_GETSCHEDULERSTATUSREQUEST']._serialized_end=3938
-  _globals['_GETSCHEDULERSTATUSRESPONSE']._serialized_start=3940
-  _globals['_GETSCHEDULERSTATUSRESPONSE']._serialized_end=4022
-  _globals['_SCHEDULERSERVICE']._serialized_start=4125
-  _globals['_SCHEDULERSERVICE']._serialized_end=4474
+  _globals['_ABORTREASON']._serialized_start=4268
+  _globals['_ABORTREASON']._serialized_end=4366
+  _globals['_ATTACHREQUEST']._serialized_start=262
+  _globals['_ATTACHREQUEST']._serialized_end=480
+  _globals['_HELLO']._serialized_start=482
+  _globals['_HELLO']._serialized_end=561
+  _globals['_LORAADAPTER']._serialized_start=563
+  _globals['_LORAADAPTER']._serialized_end=681
+  _globals['_LORAADAPTERS']._serialized_start=683
+  _globals['_LORAADAPTERS']._serialized_end=752
+  _globals['_ADDREQUEST']._serialized_start=755
+  _globals['_ADDREQUEST']._serialized_end=1474
+  _globals['_RESUBMISSION']._serialized_start=1477
+  _globals['_RESUBMISSION']._serialized_end=1621
+  _globals['_SEQUENCETRANSCRIPT']._serialized_start=1624
+  _globals['_SEQUENCETRANSCRIPT']._serialized_end=1858
+  _globals['_RESUMEREQUEST']._serialized_start=1860
+  _globals['_RESUMEREQUEST']._serialized_end=1911
+  _globals['_ABORTREQUEST']._serialized_start=1914
+  _globals['_ABORTREQUEST']._serialized_end=2085
+  _globals['_ATTACHRESPONSE']._serialized_start=2088
+  _globals['_ATTACHRESPONSE']._serialized_end=3047
+  _globals['_REQUESTWEIGHTS']._serialized_start=3049
+  _globals['_REQUESTWEIGHTS']._serialized_end=3102
+  _globals['_SEQUENCEFAILURE']._serialized_start=3104
+  _globals['_SEQUENCEFAILURE']._serialized_end=3178
+  _globals['_REQUESTRESUMED']._serialized_start=3181
+  _globals['_REQUESTRESUMED']._serialized_end=3445
+  _globals['_MODELFACTS']._serialized_start=3448
+  _globals['_MODELFACTS']._serialized_end=3706
+  _globals['_READINESS']._serialized_start=3708
+  _globals['_READINESS']._serialized_end=3751
+  _globals['_REQUESTACCEPTED']._serialized_start=3753
+  _globals['_REQUESTACCEPTED']._serialized_end=3833
+  _globals['_REQUESTRECOVERED']._serialized_start=3835
+  _globals['_REQUESTRECOVERED']._serialized_end=3932
+  _globals['_REQUESTFAILED']._serialized_start=3934
+  _globals['_REQUESTFAILED']._serialized_end=4021
+  _globals['_CANCELREQUESTSREQUEST']._serialized_start=4023
+  _globals['_CANCELREQUESTSREQUEST']._serialized_end=4067
+  _globals['_CANCELREQUESTSRESPONSE']._serialized_start=4069
+  _globals['_CANCELREQUESTSRESPONSE']._serialized_end=4153
+  _globals['_GETSCHEDULERSTATUSREQUEST']._serialized_start=4155
+  _globals['_GETSCHEDULERSTATUSREQUEST']._serialized_end=4182
+  _globals['_GETSCHEDULERSTATUSRESPONSE']._serialized_start=4184
+  _globals['_GETSCHEDULERSTATUSRESPONSE']._serialized_end=4266
+  _globals['_SCHEDULERSERVICE']._serialized_start=4369
+  _globals['_SCHEDULERSERVICE']._serialized_end=4718
 # @@protoc_insertion_point(module_scope)

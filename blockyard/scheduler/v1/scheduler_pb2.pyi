@@ -3,6 +3,7 @@
 isort:skip_file
 """
 
+from blockyard.common.v1 import pooling_pb2 as _pooling_pb2
 from blockyard.common.v1 import sampling_pb2 as _sampling_pb2
 from blockyard.common.v1 import status_pb2 as _status_pb2_1
 from blockyard.common.v1 import trace_pb2 as _trace_pb2
@@ -211,6 +212,7 @@ class AddRequest(_message.Message):
     BEAM_SEARCH_FIELD_NUMBER: _builtins.int
     RESUBMISSION_FIELD_NUMBER: _builtins.int
     TRACE_CONTEXT_FIELD_NUMBER: _builtins.int
+    POOLING_FIELD_NUMBER: _builtins.int
     LORA_FIELD_NUMBER: _builtins.int
     FAILS_ON_UPDATE_FIELD_NUMBER: _builtins.int
     AGE_FIELD_NUMBER: _builtins.int
@@ -271,6 +273,10 @@ class AddRequest(_message.Message):
         """
 
     @_builtins.property
+    def pooling(self) -> _pooling_pb2.Pooling:
+        """Numbers of the prompt instead of tokens after it: n is 1, and max_tokens 0."""
+
+    @_builtins.property
     def lora(self) -> Global___LoraAdapter:
         """Its adapter, with which all its sequences are computed, also once its name is another one's. Absent: none."""
 
@@ -300,13 +306,14 @@ class AddRequest(_message.Message):
         beam_search: _sampling_pb2.BeamSearch | None = ...,
         resubmission: Global___Resubmission | None = ...,
         trace_context: _trace_pb2.TraceContext | None = ...,
+        pooling: _pooling_pb2.Pooling | None = ...,
         lora: Global___LoraAdapter | None = ...,
         fails_on_update: _builtins.bool = ...,
         age: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "beam_search", b"beam_search", "lora", b"lora", "max_queue_time", b"max_queue_time", "remaining_time", b"remaining_time", "resubmission", b"resubmission", "sampling", b"sampling", "trace_context", b"trace_context"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "beam_search", b"beam_search", "lora", b"lora", "max_queue_time", b"max_queue_time", "pooling", b"pooling", "remaining_time", b"remaining_time", "resubmission", b"resubmission", "sampling", b"sampling", "trace_context", b"trace_context"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "beam_search", b"beam_search", "body_digest", b"body_digest", "fails_on_update", b"fails_on_update", "gateway_state", b"gateway_state", "handle", b"handle", "lora", b"lora", "max_queue_time", b"max_queue_time", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "n", b"n", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "remaining_time", b"remaining_time", "request_id", b"request_id", "resubmission", b"resubmission", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "trace_context", b"trace_context"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "beam_search", b"beam_search", "body_digest", b"body_digest", "fails_on_update", b"fails_on_update", "gateway_state", b"gateway_state", "handle", b"handle", "lora", b"lora", "max_queue_time", b"max_queue_time", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "n", b"n", "pooling", b"pooling", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "remaining_time", b"remaining_time", "request_id", b"request_id", "resubmission", b"resubmission", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "trace_context", b"trace_context"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -357,10 +364,13 @@ class SequenceTranscript(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     SCORE_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    POOLED_VALUES_FIELD_NUMBER: _builtins.int
     finish_reason: _sampling_pb2.FinishReason.ValueType
     """Why it ended; unspecified while it runs."""
     score: _builtins.float
     """Of a beam: its score."""
+    pooled_values: _builtins.bytes
+    """Of a sequence with pooling that has ended: its numbers, float32, little endian."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The tokens generated."""
@@ -381,10 +391,11 @@ class SequenceTranscript(_message.Message):
         logprobs: _sampling_pb2.Logprobs | None = ...,
         score: _builtins.float | None = ...,
         error: _status_pb2.Status | None = ...,
+        pooled_values: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "error", b"error", "logprobs", b"logprobs", "score", b"score"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "error", b"error", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "score", b"score", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "error", b"error", "finish_reason", b"finish_reason", "logprobs", b"logprobs", "pooled_values", b"pooled_values", "score", b"score", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__score: _TypeAlias = _typing.Literal["score"]  # noqa: Y015
     _WhichOneofArgType__score: _TypeAlias = _typing.Literal["_score", b"_score"]  # noqa: Y015
@@ -486,8 +497,13 @@ class AttachResponse(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     FINISH_SCORES_FIELD_NUMBER: _builtins.int
     SEQUENCE_FAILURES_FIELD_NUMBER: _builtins.int
+    POOLED_SEQUENCE_IDS_FIELD_NUMBER: _builtins.int
+    POOLED_SIZES_FIELD_NUMBER: _builtins.int
+    POOLED_VALUES_FIELD_NUMBER: _builtins.int
     LORAS_FIELD_NUMBER: _builtins.int
     WEIGHTS_FIELD_NUMBER: _builtins.int
+    pooled_values: _builtins.bytes
+    """As above."""
     @_builtins.property
     def facts(self) -> Global___ModelFacts:
         """When first known, and whenever it changes."""
@@ -557,6 +573,16 @@ class AttachResponse(_message.Message):
         """Of the finished sequences, those whose reason is ERROR: why each of them failed."""
 
     @_builtins.property
+    def pooled_sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of the finished sequences, those with pooling: which, how many numbers each has, and the numbers, one sequence's after
+        the other: float32, little endian. Their finish reason is STOP.
+        """
+
+    @_builtins.property
+    def pooled_sizes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As above."""
+
+    @_builtins.property
     def loras(self) -> Global___LoraAdapters:
         """The adapters that new requests may have, first and whenever that changes."""
 
@@ -586,12 +612,15 @@ class AttachResponse(_message.Message):
         prompt_logprobs: _abc.Iterable[_sampling_pb2.PromptLogprobs] | None = ...,
         finish_scores: _abc.Iterable[_builtins.float] | None = ...,
         sequence_failures: _abc.Iterable[Global___SequenceFailure] | None = ...,
+        pooled_sequence_ids: _abc.Iterable[_builtins.int] | None = ...,
+        pooled_sizes: _abc.Iterable[_builtins.int] | None = ...,
+        pooled_values: _builtins.bytes = ...,
         loras: Global___LoraAdapters | None = ...,
         weights: _abc.Iterable[Global___RequestWeights] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["facts", b"facts", "logprobs", b"logprobs", "loras", b"loras", "readiness", b"readiness"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "facts", b"facts", "failed", b"failed", "finish_reasons", b"finish_reasons", "finish_scores", b"finish_scores", "finished_sequence_ids", b"finished_sequence_ids", "logprob_sequence_ids", b"logprob_sequence_ids", "logprobs", b"logprobs", "loras", b"loras", "num_cached_tokens", b"num_cached_tokens", "prefilled_sequence_ids", b"prefilled_sequence_ids", "prompt_logprobs", b"prompt_logprobs", "readiness", b"readiness", "recovered", b"recovered", "resumed", b"resumed", "sequence_failures", b"sequence_failures", "sequence_ids", b"sequence_ids", "token_ids", b"token_ids", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "facts", b"facts", "failed", b"failed", "finish_reasons", b"finish_reasons", "finish_scores", b"finish_scores", "finished_sequence_ids", b"finished_sequence_ids", "logprob_sequence_ids", b"logprob_sequence_ids", "logprobs", b"logprobs", "loras", b"loras", "num_cached_tokens", b"num_cached_tokens", "pooled_sequence_ids", b"pooled_sequence_ids", "pooled_sizes", b"pooled_sizes", "pooled_values", b"pooled_values", "prefilled_sequence_ids", b"prefilled_sequence_ids", "prompt_logprobs", b"prompt_logprobs", "readiness", b"readiness", "recovered", b"recovered", "resumed", b"resumed", "sequence_failures", b"sequence_failures", "sequence_ids", b"sequence_ids", "token_ids", b"token_ids", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -713,6 +742,8 @@ class ModelFacts(_message.Message):
     BATCH_INVARIANT_FIELD_NUMBER: _builtins.int
     MAX_NUM_SEQS_FIELD_NUMBER: _builtins.int
     WEIGHTS_VERSION_FIELD_NUMBER: _builtins.int
+    TASK_FIELD_NUMBER: _builtins.int
+    MAX_PROMPT_LEN_FIELD_NUMBER: _builtins.int
     model_digest: _builtins.str
     """SHA-256 of the model's config.json, in hex: a gateway with another one serves the wrong tokenizer."""
     vocab_size: _builtins.int
@@ -729,6 +760,10 @@ class ModelFacts(_message.Message):
     """Sequences or beams of one request, at most: as many as run at once. 0: not known."""
     weights_version: _builtins.str
     """The name of the weights: empty for those that workers were set up with."""
+    task: _pooling_pb2.Task.ValueType
+    """What the model is served for; unspecified: not known."""
+    max_prompt_len: _builtins.int
+    """Tokens of a prompt, at most, where it is computed in one step; 0: as max_model_len."""
     def __init__(
         self,
         *,
@@ -740,10 +775,12 @@ class ModelFacts(_message.Message):
         batch_invariant: _builtins.bool = ...,
         max_num_seqs: _builtins.int = ...,
         weights_version: _builtins.str = ...,
+        task: _pooling_pb2.Task.ValueType = ...,
+        max_prompt_len: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_invariant", b"batch_invariant", "block_size", b"block_size", "determinism_id", b"determinism_id", "max_model_len", b"max_model_len", "max_num_seqs", b"max_num_seqs", "model_digest", b"model_digest", "vocab_size", b"vocab_size", "weights_version", b"weights_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_invariant", b"batch_invariant", "block_size", b"block_size", "determinism_id", b"determinism_id", "max_model_len", b"max_model_len", "max_num_seqs", b"max_num_seqs", "max_prompt_len", b"max_prompt_len", "model_digest", b"model_digest", "task", b"task", "vocab_size", b"vocab_size", "weights_version", b"weights_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

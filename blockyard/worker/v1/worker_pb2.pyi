@@ -5,6 +5,7 @@ isort:skip_file
 
 from blockyard.common.v1 import administration_pb2 as _administration_pb2
 from blockyard.common.v1 import operations_pb2 as _operations_pb2
+from blockyard.common.v1 import pooling_pb2 as _pooling_pb2
 from blockyard.common.v1 import sampling_pb2 as _sampling_pb2
 from blockyard.common.v1 import status_pb2 as _status_pb2
 from blockyard.common.v1 import trace_pb2 as _trace_pb2
@@ -942,6 +943,7 @@ class LoadModelRequest(_message.Message):
     QUANTIZATION_FIELD_NUMBER: _builtins.int
     FORMAT_FIELD_NUMBER: _builtins.int
     LORA_FIELD_NUMBER: _builtins.int
+    TASK_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """A folder on the worker's machine, or a hub id."""
     revision: _builtins.str
@@ -950,6 +952,8 @@ class LoadModelRequest(_message.Message):
     """How to hold the weights of products. MODEL_NOT_LOADED where the device, its kernels or the dtype lack it."""
     format: Global___LoadFormat.ValueType
     """Where the weights come from."""
+    task: _pooling_pb2.Task.ValueType
+    """What the model is served for. MODEL_NOT_LOADED where it cannot be."""
     @_builtins.property
     def lora(self) -> Global___LoraLimits:
         """Room for LoRA adapters. Absent: none."""
@@ -962,10 +966,11 @@ class LoadModelRequest(_message.Message):
         quantization: Global___Quantization.ValueType = ...,
         format: Global___LoadFormat.ValueType = ...,
         lora: Global___LoraLimits | None = ...,
+        task: _pooling_pb2.Task.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lora", b"lora"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["format", b"format", "lora", b"lora", "model", b"model", "quantization", b"quantization", "revision", b"revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["format", b"format", "lora", b"lora", "model", b"model", "quantization", b"quantization", "revision", b"revision", "task", b"task"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1261,6 +1266,8 @@ class LoadedModel(_message.Message):
     DTYPE_FIELD_NUMBER: _builtins.int
     QUANTIZATION_FIELD_NUMBER: _builtins.int
     WEIGHTS_VERSION_FIELD_NUMBER: _builtins.int
+    TASK_FIELD_NUMBER: _builtins.int
+    WHOLE_PROMPTS_FIELD_NUMBER: _builtins.int
     architecture: _builtins.str
     """The name of its architecture."""
     vocab_size: _builtins.int
@@ -1279,6 +1286,12 @@ class LoadedModel(_message.Message):
     """How the weights of products are held."""
     weights_version: _builtins.str
     """The name of the weights: what an update called them; empty for those that LoadModel loaded."""
+    task: _pooling_pb2.Task.ValueType
+    """What it is served for, never unspecified."""
+    whole_prompts: _builtins.bool
+    """A prompt is computed in one step, whole, and nothing of it is kept: rows see those after them too. It is never longer than
+    max_num_batched_tokens.
+    """
     def __init__(
         self,
         *,
@@ -1291,10 +1304,12 @@ class LoadedModel(_message.Message):
         dtype: Global___Dtype.ValueType = ...,
         quantization: Global___Quantization.ValueType = ...,
         weights_version: _builtins.str = ...,
+        task: _pooling_pb2.Task.ValueType = ...,
+        whole_prompts: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "dtype", b"dtype", "max_model_len", b"max_model_len", "model_digest", b"model_digest", "parameter_bytes", b"parameter_bytes", "quantization", b"quantization", "vocab_size", b"vocab_size", "weights_digest", b"weights_digest", "weights_version", b"weights_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "dtype", b"dtype", "max_model_len", b"max_model_len", "model_digest", b"model_digest", "parameter_bytes", b"parameter_bytes", "quantization", b"quantization", "task", b"task", "vocab_size", b"vocab_size", "weights_digest", b"weights_digest", "weights_version", b"weights_version", "whole_prompts", b"whole_prompts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1652,6 +1667,7 @@ class NewSequence(_message.Message):
     TRACE_CONTEXT_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     LORA_ID_FIELD_NUMBER: _builtins.int
+    POOLING_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.int
     """Unique within the epoch."""
     sequence_index: _builtins.int
@@ -1694,6 +1710,12 @@ class NewSequence(_message.Message):
         under the same.
         """
 
+    @_builtins.property
+    def pooling(self) -> _pooling_pb2.Pooling:
+        """If set: nothing is sampled of this sequence. In the step that computes its last token, its numbers are answered, and
+        it has ended. It has no children.
+        """
+
     def __init__(
         self,
         *,
@@ -1710,10 +1732,11 @@ class NewSequence(_message.Message):
         trace_context: _trace_pb2.TraceContext | None = ...,
         request_id: _builtins.str = ...,
         lora_id: _builtins.int = ...,
+        pooling: _pooling_pb2.Pooling | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling", "trace_context", b"trace_context"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["pooling", b"pooling", "sampling", b"sampling", "trace_context", b"trace_context"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "lora_id", b"lora_id", "min_tokens", b"min_tokens", "num_beam_candidates", b"num_beam_candidates", "num_computed_tokens", b"num_computed_tokens", "prompt_length", b"prompt_length", "request_id", b"request_id", "sampling", b"sampling", "sequence_id", b"sequence_id", "sequence_index", b"sequence_index", "stop_token_ids", b"stop_token_ids", "token_ids", b"token_ids", "trace_context", b"trace_context"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "lora_id", b"lora_id", "min_tokens", b"min_tokens", "num_beam_candidates", b"num_beam_candidates", "num_computed_tokens", b"num_computed_tokens", "pooling", b"pooling", "prompt_length", b"prompt_length", "request_id", b"request_id", "sampling", b"sampling", "sequence_id", b"sequence_id", "sequence_index", b"sequence_index", "stop_token_ids", b"stop_token_ids", "token_ids", b"token_ids", "trace_context", b"trace_context"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1837,6 +1860,9 @@ class ExecuteModelResponse(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     INPUT_DIGEST_FIELD_NUMBER: _builtins.int
     OUTPUT_DIGEST_FIELD_NUMBER: _builtins.int
+    POOLED_SEQUENCE_IDS_FIELD_NUMBER: _builtins.int
+    POOLED_SIZES_FIELD_NUMBER: _builtins.int
+    POOLED_VALUES_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """As asked."""
     step_id: _builtins.int
@@ -1852,6 +1878,8 @@ class ExecuteModelResponse(_message.Message):
     """
     output_digest: _builtins.int
     """The same of what was sampled, by the ranks of the last pipeline stage. Equal on all of these; 0 on the others."""
+    pooled_values: _builtins.bytes
+    """The numbers, one sequence's after the other: float32, little endian."""
     @_builtins.property
     def sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Sampled: the sequences, in the order of the request."""
@@ -1900,6 +1928,16 @@ class ExecuteModelResponse(_message.Message):
         logits), likeliest first, ties by the lower id; impossible ones are left out. Without ranks.
         """
 
+    @_builtins.property
+    def pooled_sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Sequences with pooling that computed their last token, in the order of the request. They do not stand in
+        sequence_ids.
+        """
+
+    @_builtins.property
+    def pooled_sizes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For each of them: how many numbers."""
+
     def __init__(
         self,
         *,
@@ -1919,10 +1957,13 @@ class ExecuteModelResponse(_message.Message):
         draining: _builtins.bool = ...,
         input_digest: _builtins.int = ...,
         output_digest: _builtins.int = ...,
+        pooled_sequence_ids: _abc.Iterable[_builtins.int] | None = ...,
+        pooled_sizes: _abc.Iterable[_builtins.int] | None = ...,
+        pooled_values: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["beam_candidates", b"beam_candidates", "logprobs", b"logprobs", "refusal", b"refusal", "times", b"times"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["beam_candidates", b"beam_candidates", "beam_sequence_ids", b"beam_sequence_ids", "draining", b"draining", "epoch", b"epoch", "failures", b"failures", "input_digest", b"input_digest", "logprob_sequence_ids", b"logprob_sequence_ids", "logprobs", b"logprobs", "output_digest", b"output_digest", "prompt_logprobs", b"prompt_logprobs", "refusal", b"refusal", "sequence_ids", b"sequence_ids", "skipped_sequence_ids", b"skipped_sequence_ids", "step_id", b"step_id", "times", b"times", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beam_candidates", b"beam_candidates", "beam_sequence_ids", b"beam_sequence_ids", "draining", b"draining", "epoch", b"epoch", "failures", b"failures", "input_digest", b"input_digest", "logprob_sequence_ids", b"logprob_sequence_ids", "logprobs", b"logprobs", "output_digest", b"output_digest", "pooled_sequence_ids", b"pooled_sequence_ids", "pooled_sizes", b"pooled_sizes", "pooled_values", b"pooled_values", "prompt_logprobs", b"prompt_logprobs", "refusal", b"refusal", "sequence_ids", b"sequence_ids", "skipped_sequence_ids", b"skipped_sequence_ids", "step_id", b"step_id", "times", b"times", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
