@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!blockyard/common/v1/pooling.proto\x12\x13\x62lockyard.common.v1\"\x8d\x01\n\x07Pooling\x12.\n\x04kind\x18\x01 \x01(\x0e\x32 .blockyard.common.v1.PoolingKind\x12\x17\n\x0flabel_token_ids\x18\x02 \x03(\r\x12\x11\n\tnormalise\x18\x03 \x01(\x08\x12\x12\n\ndimensions\x18\x04 \x01(\r\x12\x12\n\nleaves_raw\x18\x05 \x01(\x08*\xc4\x01\n\x0bPoolingKind\x12\x1c\n\x18POOLING_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11POOLING_KIND_LAST\x10\x01\x12\x16\n\x12POOLING_KIND_FIRST\x10\x02\x12\x15\n\x11POOLING_KIND_MEAN\x10\x03\x12\x17\n\x13POOLING_KIND_TOKENS\x10\x04\x12\x19\n\x15POOLING_KIND_CLASSIFY\x10\x05\x12\x1d\n\x19POOLING_KIND_LABEL_LOGITS\x10\x06*b\n\x04Task\x12\x14\n\x10TASK_UNSPECIFIED\x10\x00\x12\x11\n\rTASK_GENERATE\x10\x01\x12\x0e\n\nTASK_EMBED\x10\x02\x12\x11\n\rTASK_CLASSIFY\x10\x03\x12\x0e\n\nTASK_SCORE\x10\x04\x42N\n\x17\x64\x65v.blockyard.common.v1P\x01Z1blockyard.dev/protos/blockyard/common/v1;commonv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!blockyard/common/v1/pooling.proto\x12\x13\x62lockyard.common.v1\"\xa2\x01\n\x07Pooling\x12.\n\x04kind\x18\x01 \x01(\x0e\x32 .blockyard.common.v1.PoolingKind\x12\x17\n\x0flabel_token_ids\x18\x02 \x03(\r\x12\x11\n\tnormalise\x18\x03 \x01(\x08\x12\x12\n\ndimensions\x18\x04 \x01(\r\x12\x12\n\nleaves_raw\x18\x05 \x01(\x08\x12\x13\n\x0bsecond_from\x18\x06 \x01(\r*\xc4\x01\n\x0bPoolingKind\x12\x1c\n\x18POOLING_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11POOLING_KIND_LAST\x10\x01\x12\x16\n\x12POOLING_KIND_FIRST\x10\x02\x12\x15\n\x11POOLING_KIND_MEAN\x10\x03\x12\x17\n\x13POOLING_KIND_TOKENS\x10\x04\x12\x19\n\x15POOLING_KIND_CLASSIFY\x10\x05\x12\x1d\n\x19POOLING_KIND_LABEL_LOGITS\x10\x06*b\n\x04Task\x12\x14\n\x10TASK_UNSPECIFIED\x10\x00\x12\x11\n\rTASK_GENERATE\x10\x01\x12\x0e\n\nTASK_EMBED\x10\x02\x12\x11\n\rTASK_CLASSIFY\x10\x03\x12\x0e\n\nTASK_SCORE\x10\x04\x42N\n\x17\x64\x65v.blockyard.common.v1P\x01Z1blockyard.dev/protos/blockyard/common/v1;commonv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,10 +32,10 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'blockyard.common.v1.pooling
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\027dev.blockyard.common.v1P\001Z1blockyard.dev/protos/blockyard/common/v1;commonv1'
-  _globals['_POOLINGKIND']._serialized_start=203
-  _globals['_POOLINGKIND']._serialized_end=399
-  _globals['_TASK']._serialized_start=401
-  _globals['_TASK']._serialized_end=499
+  _globals['_POOLINGKIND']._serialized_start=224
+  _globals['_POOLINGKIND']._serialized_end=420
+  _globals['_TASK']._serialized_start=422
+  _globals['_TASK']._serialized_end=520
   _globals['_POOLING']._serialized_start=59
-  _globals['_POOLING']._serialized_end=200
+  _globals['_POOLING']._serialized_end=221
 # @@protoc_insertion_point(module_scope)

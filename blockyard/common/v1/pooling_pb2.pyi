@@ -106,6 +106,7 @@ class Pooling(_message.Message):
     NORMALISE_FIELD_NUMBER: _builtins.int
     DIMENSIONS_FIELD_NUMBER: _builtins.int
     LEAVES_RAW_FIELD_NUMBER: _builtins.int
+    SECOND_FROM_FIELD_NUMBER: _builtins.int
     kind: Global___PoolingKind.ValueType
     """Which numbers."""
     normalise: _builtins.bool
@@ -114,6 +115,10 @@ class Pooling(_message.Message):
     """Keep the first so many numbers of each row, before it is normalised; 0: all."""
     leaves_raw: _builtins.bool
     """For CLASSIFY: the head's numbers as they are, without its activation."""
+    second_from: _builtins.int
+    """Of a pair of texts, for networks that tell them apart by token types: the place of the second one's first token. The
+    tokens from there on have type 1, those before it type 0; 0: all have type 0.
+    """
     @_builtins.property
     def label_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """For LABEL_LOGITS: the tokens, 1 to 128."""
@@ -126,10 +131,11 @@ class Pooling(_message.Message):
         normalise: _builtins.bool = ...,
         dimensions: _builtins.int = ...,
         leaves_raw: _builtins.bool = ...,
+        second_from: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimensions", b"dimensions", "kind", b"kind", "label_token_ids", b"label_token_ids", "leaves_raw", b"leaves_raw", "normalise", b"normalise"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimensions", b"dimensions", "kind", b"kind", "label_token_ids", b"label_token_ids", "leaves_raw", b"leaves_raw", "normalise", b"normalise", "second_from", b"second_from"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

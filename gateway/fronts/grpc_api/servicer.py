@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from blockyard.errors import BlockyardError, Reason
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
 from gateway.codec import public as codec
 from gateway.fronts.grpc_api.handlers import add_service, tenant_of
@@ -82,6 +83,24 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         cancelled, pending = await self._generation.cancel(request.request_ids, tenant=tenant_of(context))
         return inference_pb2.CancelGenerateResponse(cancelled_request_ids=cancelled, pending_request_ids=pending)
 
+    async def Embed(  # type: ignore[override]
+        self, request: inference_pb2.EmbedRequest, context: Any
+    ) -> inference_pb2.EmbedResponse:
+        """Refuses: no model is served for it yet."""
+        raise _no_pooling()
+
+    async def Score(  # type: ignore[override]
+        self, request: inference_pb2.ScoreRequest, context: Any
+    ) -> inference_pb2.ScoreResponse:
+        """Refuses, as `Embed`."""
+        raise _no_pooling()
+
+    async def Classify(  # type: ignore[override]
+        self, request: inference_pb2.ClassifyRequest, context: Any
+    ) -> inference_pb2.ClassifyResponse:
+        """Refuses, as `Embed`."""
+        raise _no_pooling()
+
     async def Tokenize(  # type: ignore[override]
         self, request: inference_pb2.TokenizeRequest, context: Any
     ) -> inference_pb2.TokenizeResponse:
@@ -110,6 +129,10 @@ def _watched(reader: Reader, context: Any) -> Reader:
     """Closes a reader as soon as its client is gone, whatever the handler is doing."""
     context.add_done_callback(lambda _: reader.close())
     return reader
+
+
+def _no_pooling() -> BlockyardError:
+    return BlockyardError(Reason.FEATURE_DISABLED, "this model generates: it makes no vectors, scores or labels")
 
 
 async def _read_whole(reader: Reader, response: W) -> W:
