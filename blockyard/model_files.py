@@ -29,10 +29,18 @@ DEMO_FOLDER = _REPOSITORY if _REPOSITORY.is_dir() else _PACKAGE
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _CONFIG_FILES = ("config.json", "generation_config.json")
+# What sentence-transformers writes beside them. Its modules have folders of their own: "1_Pooling".
+_POOLING_FILES = (
+    "modules.json",
+    "config_sentence_transformers.json",
+    "sentence_bert_config.json",
+    "[0-9]*_*/config.json",
+)
 _PATTERNS: dict[Kind, tuple[str, ...]] = {
-    "config": _CONFIG_FILES,
+    "config": (*_CONFIG_FILES, *_POOLING_FILES),
     "tokenizer": (
         *_CONFIG_FILES,
+        *_POOLING_FILES,
         "tokenizer*.json",
         "tokenizer.model",
         "tekken.json",
@@ -42,10 +50,10 @@ _PATTERNS: dict[Kind, tuple[str, ...]] = {
         "special_tokens_map.json",
         "chat_template.jinja",
     ),
-    "weights": (*_CONFIG_FILES, "*.safetensors", "*.safetensors.index.json"),
+    "weights": (*_CONFIG_FILES, *_POOLING_FILES, "*.safetensors", "*.safetensors.index.json"),
 }
 # The same weights once more, under other names or of other steps. Nothing is read from folders.
-_DUPLICATES = ("*/*", "consolidated*")
+_DUPLICATES = ("[!0-9]*/*", "*/*/*", "consolidated*")
 
 
 def resolve_model(model: str, revision: str, kind: Kind) -> Path:
@@ -76,7 +84,8 @@ def resolve_model(model: str, revision: str, kind: Kind) -> Path:
 
 def find_companions(folder: Path) -> list[Path]:
     """Finds the files that belong to a model beside its weights: its configuration and its tokenizer."""
-    return sorted({path for pattern in _PATTERNS["tokenizer"] for path in folder.glob(pattern) if path.is_file()})
+    patterns = [pattern for pattern in _PATTERNS["tokenizer"] if "/" not in pattern]
+    return sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
 
 
 def model_digest(folder: Path) -> str:

@@ -308,7 +308,7 @@ class Backend(Protocol):
         sliding_window: int | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """Attends each row to its sequence's keys up to its own position -> [T, H * D].
+        """Attends each row to its sequence's keys, up to its own position if the shape is causal -> [T, H * D].
 
         Computed in float32 and rounded once. The keys and values of the step's own tokens must be in the pool already.
 

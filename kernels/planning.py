@@ -125,7 +125,7 @@ def make_waves(
     for chosen, tile_tokens in ((decodes, 1), (pieces, max(1, PREFILL_TILE_ROWS // group))):
         if chosen.any():
             num_rows = -(-tile_tokens * group // row_multiple) * row_multiple
-            tiles = _make_tiles(batch, np.flatnonzero(chosen), tile_tokens, sliding_window)
+            tiles = _make_tiles(batch, np.flatnonzero(chosen), tile_tokens, sliding_window, shape.is_causal)
             for part in _cut(tiles, WAVE_BYTES // (shape.num_kv_heads * num_rows * SPLIT * 4)):
                 waves.append(_make_wave(batch, part, shape, num_layers, sliding_window, num_rows, tile_tokens))
     return waves
@@ -159,7 +159,7 @@ def _ramps(starts: Ints, counts: Ints) -> Ints:
     return np.repeat(starts - before, counts) + np.arange(int(counts.sum()))
 
 
-def _make_tiles(batch: AttentionBatch, chosen: Ints, tile_tokens: int, window: int | None) -> _Tiles:
+def _make_tiles(batch: AttentionBatch, chosen: Ints, tile_tokens: int, window: int | None, is_causal: bool) -> _Tiles:
     """Cuts the new tokens of the chosen sequences into tiles, those with most splits first."""
     first_rows = np.cumsum(batch.num_new_tokens) - batch.num_new_tokens
     new = batch.num_new_tokens[chosen]
@@ -170,7 +170,11 @@ def _make_tiles(batch: AttentionBatch, chosen: Ints, tile_tokens: int, window: i
     num_tokens = np.minimum(batch.num_new_tokens[sequences] - offsets, tile_tokens)
     first_keys = np.zeros_like(positions) if window is None else np.maximum(positions - window + 1, 0)
     first_splits = first_keys // SPLIT
-    num_splits = (positions + num_tokens - 1) // SPLIT - first_splits + 1
+    last_keys = positions + num_tokens - 1
+    if not is_causal:
+        ends = batch.seq_lens[sequences] - 1
+        last_keys = ends if window is None else np.minimum(ends, last_keys + window - 1)
+    num_splits = last_keys // SPLIT - first_splits + 1
     tiles = _Tiles(sequences, first_rows[sequences] + offsets, positions, num_tokens, first_splits, num_splits)
     return tiles.take(np.argsort(-num_splits, kind="stable"))
 
@@ -200,7 +204,11 @@ def _make_wave(
     splits = np.repeat(np.arange(len(split_tiles)), split_tiles) + tiles.first_splits[pair_tiles]
     tokens, query_rows = _tile_rows(tiles, shape, num_rows)
     positions = tiles.first_positions[:, None] + (tokens if tile_tokens > 1 else 0)
-    masked_pairs, mask = _make_mask(positions[pair_tiles], splits, window)
+    ends = positions + 1
+    if not shape.is_causal:
+        lengths = batch.seq_lens[tiles.sequences][:, None] + 0 * positions
+        ends = lengths if window is None else np.minimum(lengths, positions + window)
+    masked_pairs, mask = _make_mask(positions[pair_tiles], ends[pair_tiles], splits, window)
     device = batch.positions.device
 
     def send(array: npt.NDArray[Any]) -> Tensor:
@@ -228,18 +236,20 @@ def _tile_rows(tiles: _Tiles, shape: AttentionShape, num_rows: int) -> tuple[Int
     return tokens, query_rows
 
 
-def _make_mask(positions: Ints, splits: Ints, window: int | None) -> tuple[Ints, npt.NDArray[np.bool_]]:
-    """Finds the pairs in which a row [pairs, R] does not see all keys of the split, and what it does not see."""
+def _make_mask(positions: Ints, ends: Ints, splits: Ints, window: int | None) -> tuple[Ints, npt.NDArray[np.bool_]]:
+    """Finds the pairs in which a row [pairs, R] does not see all keys of the split, and what it does not see.
+
+    `ends` [pairs, R]: behind the last key that it sees.
+    """
     first_keys = splits * SPLIT
-    partly = first_keys + SPLIT - 1 > positions.min(axis=1)
+    partly = first_keys + SPLIT > ends.min(axis=1)
     if window is not None:
         partly |= first_keys <= positions.max(axis=1) - window
     pairs = np.flatnonzero(partly)
     keys = (first_keys[pairs, None] + np.arange(SPLIT))[:, None]
-    rows = positions[pairs, :, None]
-    unseen = keys > rows
+    unseen = keys >= ends[pairs, :, None]
     if window is not None:
-        unseen |= keys <= rows - window
+        unseen |= keys <= positions[pairs, :, None] - window
     return pairs, unseen
 
 

@@ -21,6 +21,8 @@ class AttentionShape:
     """Factor of the scores, most often `head_dim ** -0.5`."""
     softcap: float = 0.0
     """Then scores are `softcap * tanh(score / softcap)`, before any is hidden; 0: they are as they are."""
+    is_causal: bool = True
+    """Whether a row sees no key behind its own; else all, or as many as a window lets it see before its own."""
 
 
 class QueryKeyNorms(NamedTuple):
@@ -47,6 +49,7 @@ class Activation(StrEnum):
     RELU = "relu"
     RELU2 = "relu2"
     """The square of what is above 0."""
+    TANH = "tanh"
 
 
 @dataclass(frozen=True, slots=True)

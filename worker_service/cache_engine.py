@@ -42,7 +42,8 @@ class BlockFormat:
     def of(model: DecoderModel, block_size: int) -> BlockFormat:
         """Returns the format of a model's blocks, as far as this rank holds it."""
         config, share = model.config, model.share
-        return BlockFormat(len(share.layers), len(share.kv_heads), block_size, config.head_dim, config.dtype)
+        num_layers = 1 if config.encoder else len(share.layers)
+        return BlockFormat(num_layers, len(share.kv_heads), block_size, config.head_dim, config.dtype)
 
     @property
     def block_bytes(self) -> int:

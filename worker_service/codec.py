@@ -15,6 +15,7 @@ from blockyard.worker.v1 import worker_pb2
 from worker_service.group_codec import encode_group
 from worker_service.lora_codec import decode_lora_limits, encode_lora
 from worker_service.operations.codec import encode_kv_groups
+from worker_service.pooling_codec import TASKS, decode_pooling, encode_pooled, encode_task
 from worker_service.set_up import CacheRequest
 from worker_service.step import (
     DEFAULT_TIMEOUT_SECONDS,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     from blockyard.capacity.adapters import LoraLimits
     from blockyard.capacity.memory import CachePlan
+    from blockyard.model_config.pooling.rule import Task
     from worker_service.models.loader import LoadedModel
     from worker_service.set_up import CacheFacts, SetUp
     from worker_service.step import Array, Logprobs
@@ -171,6 +173,7 @@ def _decode_new_sequence(message: worker_pb2.NewSequence) -> NewSequence:
         trace_context=decode_trace_context(message.trace_context) if message.HasField("trace_context") else None,
         request_id=message.request_id,
         lora_id=message.lora_id,
+        pooling=decode_pooling(message.pooling) if message.HasField("pooling") else None,
     )
 
 
@@ -221,6 +224,7 @@ def encode_result(result: StepResult) -> worker_pb2.ExecuteModelResponse:
     if result.beam_sequence_ids:
         message.beam_sequence_ids.extend(result.beam_sequence_ids)
         message.beam_candidates.CopyFrom(_encode_logprobs(result.beam_candidates))
+    encode_pooled(result.pooled, message)
     _encode_times(result.times, message.times)
     return message
 
@@ -256,13 +260,15 @@ def decode_init_device(message: worker_pb2.InitDeviceRequest) -> tuple[str, torc
     return DEVICE_TYPES[message.device_type], DTYPES[message.dtype]
 
 
-def decode_load(message: worker_pb2.LoadModelRequest) -> tuple[str, str, LoraLimits]:
-    """Decodes quantization, load format and room for LoRA; raises BlockyardError FIELD_INVALID for an unknown one."""
+def decode_load(message: worker_pb2.LoadModelRequest) -> tuple[str, str, LoraLimits, Task | None]:
+    """Decodes quantization, format, room for LoRA and task; raises BlockyardError FIELD_INVALID for an unknown one."""
     violations = _unknown("quantization", message.quantization, QUANTIZATIONS)
     violations += _unknown("format", message.format, LOAD_FORMATS)
+    violations += _unknown("task", message.task, TASKS)
     if violations:
         raise invalid(violations)
-    return QUANTIZATIONS[message.quantization], LOAD_FORMATS[message.format], decode_lora_limits(message)
+    how = QUANTIZATIONS[message.quantization], LOAD_FORMATS[message.format]
+    return *how, decode_lora_limits(message), TASKS[message.task]
 
 
 def _unknown(field: str, number: int, known: Mapping[Any, object]) -> list[Violation]:
@@ -288,6 +294,8 @@ def encode_model(loaded: LoadedModel) -> worker_pb2.LoadedModel:
         dtype=encode_dtype(loaded.config.dtype),
         quantization=next(number for number, name in QUANTIZATIONS.items() if name == loaded.quantization),
         weights_version=loaded.version,
+        task=encode_task(loaded.config.task),
+        whole_prompts=loaded.config.encoder is not None,
     )
 
 

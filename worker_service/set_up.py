@@ -39,7 +39,7 @@ from worker_service.lora.slots import LoraSlots
 from worker_service.models.determinism import determinism_id
 from worker_service.models.loader import load_model
 from worker_service.runner.dry_runs import profile, settle_threads, warm_up
-from worker_service.runner.model_runner import ModelRunner
+from worker_service.runner.pooling_runner import make_runner
 from worker_service.steps.step_executor import StepExecutor
 
 if TYPE_CHECKING:
@@ -50,8 +50,10 @@ if TYPE_CHECKING:
 
     from blockyard.capacity.limits import ProfileRequest
     from blockyard.capacity.memory import CachePlan, Usage
+    from blockyard.model_config.pooling.rule import Task
     from worker_service.lora.store import LoraStore
     from worker_service.models.loader import LoadedModel
+    from worker_service.runner.model_runner import ModelRunner
     from worker_service.steps.rank_steps import RankSteps
 
 log = EventLogger(__name__)
@@ -193,6 +195,8 @@ class LoadHow:
     quantization: str
     load_format: str
     options: LoadOptions
+    task: Task | None = None
+    """What the model is served for; None: as its files say."""
 
 
 def load(
@@ -212,6 +216,7 @@ def load(
         batch_invariant=how.options.kernels.batch_invariant,
         can_sleep=how.options.can_sleep,
         packed_cache=how.options.packed_cache,
+        task=how.task,
     )
     check_dtype(loaded.config.dtype, choice.device)
     # Else a load's scratch would be taken for what the process needs.
@@ -255,7 +260,7 @@ def _measure_usage(
 
     before = read(0) if device.type == "cuda" else None
     try:
-        runner = ModelRunner(loaded, LoraSlots(loras.limits.max_loras) if loras else None)
+        runner = make_runner(loaded, LoraSlots(loras.limits.max_loras) if loras else None)
         if choice.parallel.world_size > 1:
             # A rank that fails alone leaves nobody in a collective.
             runner.join(make_silence(choice.parallel))
@@ -302,7 +307,7 @@ def make_executor(
     """
     cache = _make_cache(loaded, request)
     loaded.model.reserve_positions(request.max_model_len)
-    runner = ModelRunner(loaded, loras.make_slots() if loras else None)
+    runner = make_runner(loaded, loras.make_slots() if loras else None)
     if ranks is not None:
         runner.join(ranks.silence)
     batch_invariant = runner.prove_batch_invariance()
@@ -324,14 +329,8 @@ def make_executor(
     if may_choose_threads and cache.device_pool.device.type == "cpu":
         num_threads = settle_threads(runner, cache.device_pool, request.block_size, request.max_num_seqs)
         log.info("threads chosen", num_threads=num_threads)
-    limits = BatchLimits(
-        request.max_model_len,
-        request.max_num_seqs,
-        request.block_size,
-        loaded.config.vocab_size,
-        request.max_num_batched_tokens,
-    )
-    executor = StepExecutor(InputBatch(limits), cache, runner, ranks)
+    lengths = request.max_model_len, request.max_num_seqs, request.block_size, request.max_num_batched_tokens
+    executor = StepExecutor(InputBatch(BatchLimits.of(loaded.config, *lengths)), cache, runner, ranks)
     # What lives now lives as long as the process: the collector need not look at it again.
     gc.collect()
     gc.freeze()

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from blockyard.errors import BlockyardError
+    from blockyard.model_config.pooling.rule import PoolingKind
     from blockyard.tracing.spans import TraceContext
 
 Array = npt.NDArray[np.int64]
@@ -63,6 +64,19 @@ class SamplingParams:
         return self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
 
 
+@dataclass(frozen=True, slots=True)
+class Pooling:
+    """What to make of a sequence instead of more tokens; see pooling.proto."""
+
+    kind: PoolingKind | None
+    """None: one that this worker does not know."""
+    label_token_ids: tuple[int, ...] = ()
+    normalise: bool = False
+    dimensions: int = 0
+    leaves_raw: bool = False
+    second_from: int = 0
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class NewSequence:
     """Everything about a sequence: `token_ids` are its prompt and what was generated so far."""
@@ -80,6 +94,7 @@ class NewSequence:
     trace_context: TraceContext | None = None
     request_id: str = ""
     lora_id: int = 0
+    pooling: Pooling | None = None
     # Whether it came with sampling parameters, as it should.
     has_sampling: bool = True
 
@@ -176,6 +191,17 @@ class PromptLogprobs:
     logprobs: Logprobs
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Pooled:
+    """What was made of sequences that computed their last token: float32 numbers [any] of each."""
+
+    sequence_ids: tuple[int, ...] = ()
+    values: tuple[npt.NDArray[np.float32], ...] = ()
+
+
+NOTHING_POOLED = Pooled()
+
+
 @dataclass(slots=True)
 class StepTimes:
     """How long the parts of a step took, in seconds. `begun_at`: when the first of them, the cache operations, began.
@@ -212,6 +238,7 @@ class StepResult:
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     beam_sequence_ids: tuple[int, ...] = ()
     beam_candidates: Logprobs = NO_LOGPROBS
+    pooled: Pooled = NOTHING_POOLED
     draining: bool = False
     times: StepTimes = field(default_factory=StepTimes)
     digests: tuple[int, int] = (0, 0)

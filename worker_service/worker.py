@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from blockyard.capacity.limits import ProfileRequest
     from blockyard.capacity.memory import CachePlan
     from blockyard.errors import Violation
+    from blockyard.model_config.pooling.rule import Task
     from worker_service.groups.joining import GroupRequest
     from worker_service.models.loader import LoadedModel
     from worker_service.observe.profiler import Detail, Profile, ProfileOptions
@@ -212,11 +213,12 @@ class Worker:
         quantization: str = "none",
         load_format: str = "auto",
         lora_limits: LoraLimits = NO_LORAS,
+        task: Task | None = None,
     ) -> LoadedModel:
         """Loads a model; calls `on_progress` in the device thread. Goes on to the end even if its caller leaves."""
         with self.lifecycle("LoadModel", State.DEVICE_READY):
             choice, source = self._choice(), ModelSource(model, revision)
-            how = LoadHow(quantization, load_format, self._load_options)
+            how = LoadHow(quantization, load_format, self._load_options, task)
             if lora_limits != NO_LORAS:
                 _refuse(wrong_limits(lora_limits))
             loaded = await self._thread.run(lambda: load(choice, source, how, on_progress))

@@ -89,7 +89,13 @@ class ReplicaPlan:
 
 def block_bytes(network: DecoderConfig, share: Share, block_size: int) -> int:
     """Counts the bytes of a block at a rank, over all its layers."""
-    numbers = len(share.layers) * KEYS_AND_VALUES * len(share.kv_heads) * block_size * network.head_dim
+    numbers = (
+        (1 if network.encoder else len(share.layers))
+        * KEYS_AND_VALUES
+        * len(share.kv_heads)
+        * block_size
+        * network.head_dim
+    )
     return numbers * ITEM_BYTES[network.dtype_name]
 
 

@@ -94,6 +94,9 @@ def least_step_bytes(network: DecoderConfig, size: StepSize, scratch: SamplingSc
     row = 4 * hidden + 3 * network.intermediate_size
     if isinstance(feed, Experts):
         row = 4 * hidden + feed.router.top_k * (3 * network.intermediate_size + 2 * hidden)
+    if network.pooling is not None:
+        # Rows in float32, where they are added up or answered.
+        return size.num_tokens * (row * ITEM_BYTES[network.dtype_name] + 2 * hidden * FLOAT_BYTES)
     num_prompt_rows = min(max_prompt_rows(network.vocab_size), size.num_tokens)
     sampling = scratch.sampling_bytes(size.num_sequences, network.vocab_size)
     prompts = scratch.logprobs_bytes(num_prompt_rows, network.vocab_size)

@@ -8,15 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from blockyard.model_config.decoder_config import Experts, norms_of
+from blockyard.model_config.decoder_config import Experts, Norm, NormKind, norms_of
 from blockyard.model_config.fields import unusable
+from blockyard.model_config.pooling.rule import PoolingKind
 from blockyard.model_config.share import Share
 from blockyard.parallel import ALONE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from blockyard.model_config.decoder_config import DecoderConfig, Norm
+    from blockyard.model_config.decoder_config import DecoderConfig
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -118,12 +119,18 @@ def _products(network: DecoderConfig, share: Share) -> Iterator[tuple[int, Produ
     if isinstance(feed, Experts):
         for product in feed_products(network, share):
             yield len(share.layers) * feed.num_experts, product
-    if share.is_last_stage:
-        yield 1, _head(network, share)
+    if network.pooling is not None:
+        for dense in network.pooling.products:
+            yield 1, Product(dense.out_features, dense.in_features, dense.has_bias)
+    elif share.is_last_stage:
+        yield 1, Product(len(share.vocabulary), network.hidden_size, network.head.has_bias)
 
 
-def _head(network: DecoderConfig, share: Share) -> Product:
-    return Product(len(share.vocabulary), network.hidden_size, network.head.has_bias)
+def _num_tables(network: DecoderConfig) -> int:
+    """Counts the tables of the vocabulary that are stored beside what is a product's weight."""
+    if network.pooling is None:
+        return 0 if network.head.is_tied else 1
+    return 2 if network.pooling.kind is PoolingKind.LABEL_LOGITS and not network.head.is_tied else 1
 
 
 def _norm_elements(network: DecoderConfig, share: Share) -> Iterator[tuple[Norm, int]]:
@@ -135,8 +142,13 @@ def _norm_elements(network: DecoderConfig, share: Share) -> Iterator[tuple[Norm,
         if attention.qk_norm is not None:
             for heads in (attention.num_heads, attention.num_kv_heads):
                 yield attention.qk_norm, attention.head_dim * (heads if attention.norms_whole_rows else 1)
-    if share.is_last_stage:
+    if share.is_last_stage and network.final_norm is not None:
         yield network.final_norm, network.hidden_size
+    for dense in network.pooling.products if network.pooling else ():
+        if dense.norm:
+            yield Norm(NormKind.LAYER), dense.out_features
+    if network.encoder is not None and network.encoder.embedding_norm is not None:
+        yield network.encoder.embedding_norm, network.hidden_size
 
 
 def _count_norms(network: DecoderConfig, share: Share) -> int:
@@ -156,14 +168,15 @@ def _num_sinks(network: DecoderConfig, share: Share) -> int:
 
 
 def _num_positions(network: DecoderConfig) -> int:
-    """Rows of the table of positions."""
-    return network.learned.num_positions if network.learned else 0
+    """Rows of the tables of positions and of token types."""
+    types = network.encoder.num_token_types if network.encoder else 0
+    return types + (network.learned.num_positions if network.learned else 0)
 
 
 def count_elements(network: DecoderConfig) -> int:
     """Counts the numbers of a whole network's tensors, as they are stored."""
     share = Share.of(network, ALONE)
-    table = 0 if network.head.is_tied else network.vocab_size * network.hidden_size
+    table = _num_tables(network) * network.vocab_size * network.hidden_size
     first_row = network.learned.first_row if network.learned else 0
     positions = (_num_positions(network) + first_row) * network.hidden_size
     products = sum(count * product.num_elements for count, product in _products(network, share))
@@ -174,8 +187,9 @@ def weights_bytes(network: DecoderConfig, share: Share, held: WeightFormat) -> i
     """Counts the bytes of a rank's weights as they are held: those that a worker then tells."""
     item_bytes = ITEM_BYTES[network.dtype_name]
     products = sum(count * held.held_bytes(product, item_bytes) for count, product in _products(network, share))
-    is_head = network.head.is_tied and share.is_last_stage and held.holds_tables
-    rows = len(share.vocabulary) * (share.is_first_stage and not is_head)
+    is_head = network.pooling is None and network.head.is_tied and share.is_last_stage and held.holds_tables
+    num_tables = 1 if network.pooling is None else _num_tables(network)
+    rows = num_tables * len(share.vocabulary) * (share.is_first_stage and not is_head)
     rows += _num_positions(network) * share.is_first_stage
     sinks = ITEM_BYTES["float32"] * _num_sinks(network, share)
     return products + item_bytes * rows * network.hidden_size + _norm_bytes(network, share) + sinks

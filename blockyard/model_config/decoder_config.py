@@ -9,11 +9,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from blockyard.model_config.activation import Activation
 from blockyard.model_config.names import LLAMA_NAMES, Names
+from blockyard.model_config.pooling.rule import Task
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from blockyard.model_config.pooling.rule import PoolingRule
     from blockyard.model_config.rotary import RotaryConfig
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -43,17 +46,6 @@ class Norm:
     def is_held_wide(self) -> bool:
         """Whether its weights are held in float32."""
         return self.is_wide or self.kind is NormKind.LAYER
-
-
-class Activation(StrEnum):
-    """What an MLP does between its products."""
-
-    SILU = "silu"
-    GELU_TANH = "gelu_tanh"
-    GELU_ERF = "gelu_erf"
-    RELU = "relu"
-    RELU2 = "relu2"
-    """The square of what is above 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +118,10 @@ class Placement(StrEnum):
     """After each, before its result is added."""
     SANDWICH = "sandwich"
     """Before and after each."""
+    AFTER_SUMS = "after_sums"
+    """After the sum of attention and what it read, and after that of the MLP and what it read."""
+    PRE_FEED = "pre_feed"
+    """Before the MLP alone: what attention reads is normed already."""
     PARALLEL = "parallel"
     """One before both, which read the same rows."""
     PARALLEL_TWO = "parallel_two"
@@ -155,6 +151,15 @@ class Learned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Encoder:
+    """What a network has whose rows see those behind them too."""
+
+    embedding_norm: Norm | None = None
+    num_token_types: int = 0
+    """Rows of a table of which one is added to each row of the embedding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
     """What makes logits of the last rows."""
 
@@ -179,7 +184,7 @@ class DecoderConfig:
     max_model_len: int
     layers: tuple[Layer, ...]
     rotaries: tuple[RotaryConfig, ...]
-    final_norm: Norm
+    final_norm: Norm | None
     head: Head
     names: Names = field(default=LLAMA_NAMES, repr=False)
     embedding_scale: float = 1.0
@@ -187,8 +192,17 @@ class DecoderConfig:
     rounds_embedding_scale: bool = True
     """Whether that is rounded to the dtype before it multiplies."""
     learned: Learned | None = None
+    encoder: Encoder | None = None
+    """None: rows see none behind them."""
+    pooling: PoolingRule | None = None
+    """What is made of its rows instead of tokens; None: tokens are, and its head makes logits."""
     remarks: tuple[str, ...] = field(default=(), repr=False, compare=False)
     """Sentences for the log: what was passed over."""
+
+    @property
+    def task(self) -> Task:
+        """What it is served for."""
+        return self.pooling.task if self.pooling else Task.GENERATE
 
     @property
     def num_layers(self) -> int:
@@ -237,6 +251,8 @@ def norms_of(placement: Placement) -> Iterable[str]:
         Placement.PRE: ("pre_attention", "pre_feed"),
         Placement.POST: ("post_attention", "post_feed"),
         Placement.SANDWICH: ("pre_attention", "post_attention", "pre_feed", "post_feed"),
+        Placement.AFTER_SUMS: ("post_attention", "post_feed"),
+        Placement.PRE_FEED: ("pre_feed",),
         Placement.PARALLEL: ("pre_attention",),
         Placement.PARALLEL_TWO: ("pre_attention", "pre_feed"),
     }[placement]
@@ -246,7 +262,8 @@ def is_plain(config: DecoderConfig) -> bool:
     """Returns whether a network needs no op, and of none more, than Llama's does."""
     return (
         config.head.scale == config.embedding_scale == 1.0
-        and not (config.head.softcap or config.head.has_bias or config.learned)
+        and not (config.head.softcap or config.head.has_bias or config.learned or config.encoder)
+        and all(dense.activation is None for dense in (config.pooling.products if config.pooling else ()))
         and all(rotary.share == 1.0 for rotary in config.rotaries)
         and all(
             layer.placement is Placement.PRE

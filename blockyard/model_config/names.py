@@ -52,12 +52,14 @@ _EXPERT_NAMES = ExpertNames()
 class Names:
     """The modules by name. All but the first five and the last two stand in a layer."""
 
-    prefixes: tuple[str, ...] = ("model.",)
+    prefixes: tuple[str, ...] = ("model.", "")
     """Of all but the head: the first with which there is an embedding."""
     heads: tuple[str, ...] = ("lm_head",)
     """The head: the first that is there."""
     embedding: str = "embed_tokens"
     positions: str = ""
+    token_types: str = ""
+    embedding_norm: str = ""
     final_norm: str = "norm"
     layer: str = "layers.{}."
     pre_attention: str = "input_layernorm"

@@ -9,10 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from blockyard.errors import BlockyardError
 from blockyard.model_config.decoder_config import DTYPES
-from blockyard.model_config.families.table import FAMILIES
+from blockyard.model_config.families.table import FAMILIES, find_family
 from blockyard.model_config.fields import Fields, read_object, unusable
 from blockyard.model_config.other_fields import HARMLESS, REFUSED
+from blockyard.model_config.pooling.reading import read_rule
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,43 +22,45 @@ if TYPE_CHECKING:
     from blockyard.errors import Violation
     from blockyard.model_config.decoder_config import DecoderConfig
     from blockyard.model_config.families.family import Family
+    from blockyard.model_config.pooling.rule import PoolingRule, Task
 
 # What a config.json of several models says of all of them.
 _OF_ALL_MODELS = ("architectures", "model_type", "auto_map", "dtype", "torch_dtype", "tie_word_embeddings")
 _QUANTIZED = ("quantization_config", "compression_config", "quantization")
 
 
-def read_network(folder: Path, dtype: str = "auto") -> DecoderConfig:
+def read_network(folder: Path, dtype: str = "auto", task: Task | None = None) -> DecoderConfig:
     """Reads a model folder's config.json.
 
     Args:
         folder: the model's folder.
         dtype: what to compute in; auto: as config.json says, float32 where it says nothing.
+        task: what it is served for; None: as its files say.
 
     Raises:
         BlockyardError: MODEL_NOT_LOADED with all violations, where the file is missing or damaged, or asks for what is
             not supported.
     """
     fields = Fields(read_object(folder / "config.json"))
-    network = _read(fields, dtype)
+    network = _read(fields, dtype, folder, task)
     if network is None or fields.violations:
         message = "; ".join(violation.description for violation in fields.violations)
         raise unusable(message, tuple(fields.violations))
     return network
 
 
-def find_violations(folder: Path, dtype: str = "auto") -> tuple[Violation, ...]:
+def find_violations(folder: Path, dtype: str = "auto", task: Task | None = None) -> tuple[Violation, ...]:
     """Finds why a model cannot be served, as far as config.json shows: a sentence for each reason; empty: it can.
 
     Raises:
         BlockyardError: MODEL_NOT_LOADED, where the file is missing or damaged.
     """
     fields = Fields(read_object(folder / "config.json"))
-    _read(fields, dtype)
+    _read(fields, dtype, folder, task)
     return tuple(fields.violations)
 
 
-def _read(fields: Fields, dtype: str) -> DecoderConfig | None:
+def _read(fields: Fields, dtype: str, folder: Path, task: Task | None) -> DecoderConfig | None:
     """Reads everything; None where no architecture is supported, of which nothing more can be said."""
     architecture, family = _family(fields)
     _refuse_quantized(fields, family.unpacked if family else "")
@@ -73,8 +77,17 @@ def _read(fields: Fields, dtype: str) -> DecoderConfig | None:
         architecture=architecture,
         dtype_name=dtype_name,
         names=family.names,
+        pooling=_pooling(fields, folder, task, architecture),
         remarks=tuple(fields.remarks),
     )
+
+
+def _pooling(fields: Fields, folder: Path, task: Task | None, architecture: str) -> PoolingRule | None:
+    try:
+        return read_rule(folder, task, architecture)
+    except BlockyardError as error:
+        fields.refuse("task", error.message)
+        return None
 
 
 def _enter_text_model(fields: Fields, family: Family) -> None:
@@ -110,10 +123,10 @@ def _family(fields: Fields) -> tuple[str, Family | None]:
     """The first architecture that is supported."""
     given = fields.get("architectures")
     names = [str(name) for name in given] if isinstance(given, list) else []
-    chosen = next((name for name in names if name in FAMILIES), "")
+    chosen, family = next(((name, found) for name in names if (found := find_family(name))), ("", None))
     needs_code = "it needs code that comes with the model, and such code is never run"
-    if chosen:
-        family, model_type = FAMILIES[chosen], fields.text("model_type", "")
+    if family is not None:
+        model_type = fields.text("model_type", "")
         if fields.get("auto_map"):
             problem = f"config.json has auto_map: {needs_code} (take it out if {chosen} is all it needs)"
             fields.refuse("auto_map", problem)

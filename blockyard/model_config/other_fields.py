@@ -11,10 +11,12 @@ from typing import Any
 _BOOKKEEPING = """
     _name_or_path name_or_path _commit_hash transformers_version license tokenizer_class prefix
     id2label label2id num_labels problem_type finetuning_task task_specific_params
+    sentence_transformers sbert_ce_default_activation_function
 """
 # How it was trained, and how other programs run it.
 _TRAINING = """
     initializer_range attention_dropout hidden_dropout hidden_dropout_prob resid_pdrop embd_pdrop attn_pdrop dropout
+    attention_probs_dropout_prob classifier_dropout qa_dropout seq_classif_dropout sinusoidal_pos_embds
     pretraining_tp use_cache gradient_checkpointing output_attentions output_hidden_states output_past return_dict
     use_return_dict torchscript use_bfloat16 chunk_size_feed_forward tie_last_hidden_states tf_legacy_loss
     attn_implementation _attn_implementation _attn_implementation_autoset experts_implementation

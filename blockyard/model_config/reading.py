@@ -188,7 +188,7 @@ def assemble(
     max_model_len: int,
     layers: Iterable[Layer],
     rotaries: Sequence[RotaryConfig],
-    final_norm: Norm,
+    final_norm: Norm | None,
     **more: Any,
 ) -> DecoderConfig:
     """Returns the network of these parts; `more`: other fields of it."""

@@ -306,6 +306,7 @@ class CpuBackend:
         op = self._pool_op(Kind.ATTENTION, kv_pool, layer, shape)
         op.input, op.input_stride, op.output = query.data_ptr(), query.stride(0), output.data_ptr()
         op.window, op.softcap, op.sinks = sliding_window or 0, shape.softcap, address_of(sinks)
+        op.sees_later = not shape.is_causal
         self._ops.emit(op, output, batch=batch)
         return output
 
@@ -348,9 +349,11 @@ class CpuBackend:
         if self.arithmetic is not None:
             return True
         alike = {(linear.in_features, linear.out_features, type(linear)): linear for linear in linears}
+        # As the reference does.
+        causal = replace(shape, is_causal=True)
         return all(map(self._keeps_rows, alike.values())) and attention_keeps_rows(
-            lambda rows, batch, pool: self.paged_attention(rows, batch, pool, 0, shape),
-            shape,
+            lambda rows, batch, pool: self.paged_attention(rows, batch, pool, 0, causal),
+            causal,
             self._dtype,
             self.set_num_threads,
         )

@@ -79,6 +79,7 @@ ACTIVATIONS: dict[Activation | None, int] = {
     Activation.GELU_ERF: 3,
     Activation.RELU: 4,
     Activation.RELU2: 5,
+    Activation.TANH: 6,
 }
 
 
@@ -144,6 +145,7 @@ class Op(ctypes.Structure):
         ("expert_stride", ctypes.c_int64),
         ("renormalises", ctypes.c_int32),
         ("limit", ctypes.c_float),
+        ("sees_later", ctypes.c_int32),
     )
 
 

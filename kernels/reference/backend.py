@@ -6,6 +6,7 @@ Owns the choices that the probe makes, and no tensors.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -233,7 +234,8 @@ class ReferenceBackend:
             return False
         weights = cast("Sequence[ReferenceLinear]", linears)
         packed = [*weights, *self._loras.samples(weights)]
-        row_multiple = probe.find_row_multiple(shape)
+        # Rows that see all others are not tried in pieces: their products and sums are those of rows that do not.
+        row_multiple = probe.find_row_multiple(replace(shape, is_causal=True))
         if row_multiple is not None:
             self._row_multiples[shape] = row_multiple
         found = (row_multiple is not None, probe.settle_linears(packed), probe.elementwise_is_independent(packed))

@@ -100,6 +100,7 @@ _ACTIVATIONS = {
     Activation.GELU_ERF: _gelu_erf,
     Activation.RELU: _relu,
     Activation.RELU2: _relu2,
+    Activation.TANH: torch.tanh,
 }
 
 

@@ -5,12 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from worker_service.step import NO_IDS
+
 if TYPE_CHECKING:
-    import numpy as np
+    from collections.abc import Mapping
+
     import numpy.typing as npt
 
     from worker_service.batch.step_layout import StepLayout
-    from worker_service.step import Array
+    from worker_service.pooling.rows import PoolingRequest
+    from worker_service.step import Array, Step
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,6 +34,18 @@ class PromptPiece:
     num_best: int
 
 
+@dataclass(frozen=True, slots=True)
+class PooledPiece:
+    """Hidden rows of a sequence that pools: `num_rows` from `first_hidden` on; `is_due`: the last one is among them."""
+
+    sequence_id: int
+    row: int
+    request: PoolingRequest
+    first_hidden: int
+    num_rows: int
+    is_due: bool
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ForwardBatch:
     """What a step computes: its layout, and the columns that are its own.
@@ -43,8 +61,41 @@ class ForwardBatch:
     token_ids: Array
     prompts: tuple[PromptPiece, ...]
     computed_lengths: Array
+    pooled: tuple[PooledPiece, ...] = ()
+
+    @property
+    def pooled_rows(self) -> Array:
+        """The rows of the sequences of which all is computed, of a model that pools."""
+        return np.array([piece.row for piece in self.pooled if piece.is_due], np.int64) if self.pooled else NO_IDS
 
     @property
     def num_new_tokens(self) -> Array:
         """[C]: tokens that the step computes of each sequence."""
         return self.layout.num_new_tokens
+
+
+def find_pooled(
+    step: Step, layout: StepLayout, lengths: Array, num_tokens: Array, requests: Mapping[int, PoolingRequest]
+) -> tuple[PooledPiece, ...]:
+    """Finds the hidden rows of sequences that pool.
+
+    Args:
+        step: whose changes were applied.
+        layout: of it.
+        lengths: [n], of the step's sequences after it.
+        num_tokens: of all rows.
+        requests: of the rows that have one; where there are none, none of the step's has.
+    """
+    if not requests:
+        return ()
+    return tuple(
+        PooledPiece(
+            step.sequence_ids[place],
+            row := int(layout.step_rows[place]),
+            requests[row],
+            int(layout.last_hidden[place] + 1 - step.num_new_tokens[place]),
+            int(step.num_new_tokens[place]),
+            bool(lengths[place] == num_tokens[row]),
+        )
+        for place in layout.computing.tolist()
+    )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from worker_service.batch.forward_batch import ForwardBatch, PromptPiece
+from worker_service.batch.forward_batch import ForwardBatch, PromptPiece, find_pooled
 from worker_service.batch.late_rows import UNKNOWN, LateRows
 from worker_service.batch.row_requests import RequestTable, with_rows
 from worker_service.batch.step_layout import StepLayout, layout_key, make_layout
@@ -23,7 +23,9 @@ from worker_service.step import NO_IDS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from blockyard.model_config.pooling.rule import PoolingRule
     from worker_service.batch.row_requests import RowRequests
+    from worker_service.models.model_config import ModelConfig
     from worker_service.sampling.sampling_state import TokenCounts
     from worker_service.step import Array, Fork, NewSequence, Step
 
@@ -67,6 +69,32 @@ class BatchLimits:
     block_size: int
     vocab_size: int
     max_num_batched_tokens: int
+    rule: PoolingRule | None = None
+    """Of a model that pools."""
+    pooled_width: int = 0
+    """Numbers of a row that it pools."""
+    num_token_types: int = 0
+    """That its network tells apart."""
+    whole_prompts: bool = False
+    """Whether a prompt is computed in one step, whole."""
+
+    @classmethod
+    def of(
+        cls, config: ModelConfig, max_model_len: int, max_num_seqs: int, block_size: int, max_num_batched_tokens: int
+    ) -> BatchLimits:
+        """Returns the limits of a model's rows."""
+        encoder = config.encoder
+        return cls(
+            max_model_len,
+            max_num_seqs,
+            block_size,
+            config.vocab_size,
+            max_num_batched_tokens,
+            config.pooling,
+            config.hidden_size,
+            encoder.num_token_types if encoder else 0,
+            whole_prompts=encoder is not None,
+        )
 
     @property
     def max_num_blocks(self) -> int:
@@ -84,7 +112,7 @@ class InputBatch:
         self.takes_ids = False
         self._row_of: dict[int, int] = {}
         self._free: list[int] = []
-        self._requests = RequestTable(limits.vocab_size)
+        self._requests = RequestTable(limits.vocab_size, limits.rule)
         # The last row is nobody's and stays zero.
         self._progress = np.zeros(1, PROGRESS)
         self._token_ids = np.zeros((0, limits.max_model_len + 1), np.int32)
@@ -243,8 +271,7 @@ class InputBatch:
 
     def make_forward_batch(self, step: Step) -> ForwardBatch:
         """Resolves what a step computes; its changes were applied."""
-        rows = self._find_rows(step.sequence_ids)
-        progress = self._progress
+        rows, progress = self._find_rows(step.sequence_ids), self._progress
         lengths = progress["num_computed_tokens"][rows] + step.num_new_tokens
         layout = self._find_layout(step, rows, progress["ended"][rows], lengths == progress["num_tokens"][rows])
         seq_lens = lengths[layout.computing]
@@ -255,6 +282,7 @@ class InputBatch:
             token_ids=self._inputs(layout, seq_lens),
             prompts=tuple(self._prompts(step, layout)) if layout.prompt_places else (),
             computed_lengths=lengths[layout.sources],
+            pooled=find_pooled(step, layout, lengths, progress["num_tokens"], self._requests.poolings),
         )
 
     def _find_layout(self, step: Step, rows: Array, ended: Flags, is_due: Flags) -> StepLayout:
@@ -320,10 +348,10 @@ class InputBatch:
         """Takes the tokens of a launched step, and returns which of its rows had ended before it."""
         return late.settle(self._token_ids, self._progress["ended"], self._owners, token_ids, failed)
 
-    def end(self, requests: RowRequests, failed: Flags) -> None:
-        """Ends the rows that failed."""
+    def end(self, rows: Array) -> None:
+        """Ends rows."""
         if not self.takes_ids:
-            self._progress["ended"][requests.rows[failed]] = True
+            self._progress["ended"][rows] = True
 
 
 def _find_filled(

@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from blockyard.model_config.pooling.rule import PoolingKind
+from worker_service.pooling.rows import PooledRows, PoolingRequest
 from worker_service.sampling.sampling_state import SAMPLING_FIELDS, SequenceLists, TokenCounts, write_sampling
 
 if TYPE_CHECKING:
+    from blockyard.model_config.pooling.rule import PoolingRule
     from worker_service.step import Array, NewSequence
 
 ROW = np.dtype(
@@ -71,9 +74,13 @@ class RowRequests:
 class RequestTable:
     """The requests of all rows."""
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, rule: PoolingRule | None = None) -> None:
+        """`rule`: of a model that pools: nothing is sampled of its rows."""
         self.columns = np.zeros(0, ROW)
+        self.poolings: dict[int, PoolingRequest] = {}
+        """Of the rows that have one."""
         self._vocab_size = vocab_size
+        self.rule = rule
         self._lists: dict[int, SequenceLists] = {}
         self._stop_token_ids = np.zeros((0, 1), np.int64)
 
@@ -92,6 +99,10 @@ class RequestTable:
         record["num_virtual_tokens"] = sequence.num_virtual_tokens
         asks = max(record["logprobs"], record["prompt_logprobs"]) >= 0 or record["num_beam_candidates"] > 0
         record["must_wait"] = asks or lists.counts is not None or bool(lists.bad_words)
+        if sequence.pooling is not None and self.rule is not None:
+            makes_vectors = sequence.pooling.kind not in (PoolingKind.CLASSIFY, PoolingKind.LABEL_LOGITS, None)
+            kind = sequence.pooling.kind if makes_vectors else self.rule.rows
+            self.poolings[row] = PoolingRequest(sequence.pooling, PooledRows(kind or self.rule.rows))
         self._write_stop_token_ids(row, lists.stop_token_ids)
 
     def _write_stop_token_ids(self, row: int, token_ids: Array) -> None:
@@ -111,6 +122,7 @@ class RequestTable:
     def forget(self, row: int) -> None:
         """Forgets a row's lists."""
         del self._lists[row]
+        self.poolings.pop(row, None)
 
     def counts_of(self, rows: Array) -> list[tuple[int, TokenCounts]]:
         """Gathers the token counts of the rows that keep them, by place."""

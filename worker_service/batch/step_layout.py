@@ -79,7 +79,7 @@ def make_layout(step: Step, step_rows: Array, ended: Flags, is_due: Flags, reque
     if np.count_nonzero(children):
         sources[children] = _places_of_parents(step, children)
         last_hidden = last_hidden[sources]
-    samples = (computes & is_due) | children
+    samples = ((computes & is_due) | children) & (requests.rule is None)
     is_beam = requests.columns["num_beam_candidates"][step_rows] > 0
     asks = requests.columns["prompt_logprobs"][step_rows] >= 0
 

@@ -10,6 +10,7 @@ import torch
 from blockyard.model_config.decoder_config import Experts, is_plain, norms_of
 from blockyard.model_config.fields import unusable
 from blockyard.model_config.names import RowOrder
+from blockyard.model_config.pooling.rule import PoolingKind
 from blockyard.model_config.share import Share
 from blockyard.parallel import ALONE
 from kernels.arena import keep
@@ -33,6 +34,7 @@ from worker_service.models.projections import (
     take,
     thirds_order,
 )
+from worker_service.pooling.head import PoolingHead, read_products
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -187,13 +189,18 @@ class NetworkBuilder(PartReader):
             layer = self._layer(index)
             layers += [] if self._passes_over else [layer]
         self._passes_over = not share.is_last_stage
-        final_norm = self._norm(names.final_norm, config.final_norm, config.hidden_size)
-        ending = Ending(final_norm, head) if head is not None and share.is_last_stage else None
+        final_norm = config.final_norm and self._norm(names.final_norm, config.final_norm, config.hidden_size)
+        pooling = self._pooling_head(beginning) if config.pooling is not None else None
+        has_end = share.is_last_stage and (head is not None or pooling is not None)
+        ending = Ending(final_norm, head, pooling) if has_end else None
         return beginning, layers, ending
 
     def _ends(self) -> tuple[Beginning | None, PackedLinear | None]:
         """Reads the embedding and the head, of which some networks have one for both."""
         config, share, names = self._config, self._share, self._names
+        if config.pooling is not None:
+            table = self._keep(self._read(names.embedding + ".weight", config.vocab_size, config.hidden_size))
+            return Beginning(table, self._positions(), *self._token_types()), None
         shape, tokens = (config.vocab_size, config.hidden_size), ((_slice(share.vocabulary),),)
         logits = LogitTransform(config.head.scale, config.head.softcap)
         if not config.head.is_tied or self._has_two_tables(shape):
@@ -214,6 +221,18 @@ class NetworkBuilder(PartReader):
         beginning = Beginning(table, positions) if share.is_first_stage else None
         return beginning, (head if share.is_last_stage else None)
 
+    def _pooling_head(self, beginning: Beginning | None) -> PoolingHead:
+        """Reads what is behind the rows of a network that pools."""
+        config, rule = self._config, self._config.pooling
+        assert rule is not None and beginning is not None
+        if rule.kind is not PoolingKind.LABEL_LOGITS:
+            return read_products(rule, self._read, self._pack, self._norm_tensor)
+        shape = (config.vocab_size, config.hidden_size)
+        owns_table = not config.head.is_tied or self._has_two_tables(shape)
+        table = self._keep(self._read(self._names.head + ".weight", *shape)) if owns_table else beginning.table
+        logits = LogitTransform(config.head.scale, config.head.softcap)
+        return PoolingHead(rule, (), (), cast("Tensor", table), logits, owns_table)
+
     def _positions(self) -> Tensor | None:
         config = self._config
         if config.learned is None:
@@ -221,6 +240,15 @@ class NetworkBuilder(PartReader):
         first, count = config.learned.first_row, config.learned.num_positions
         part = ((slice(first, first + count),),)
         return self._keep(self._read(self._names.positions + ".weight", first + count, config.hidden_size, part=part))
+
+    def _token_types(self) -> tuple[Tensor | None, Norm | None]:
+        """Reads what else an encoder has before its layers: the table of token types, and a norm."""
+        encoder, names, hidden = self._config.encoder, self._names, self._config.hidden_size
+        if encoder is None:
+            return None, None
+        types, norm = encoder.num_token_types, encoder.embedding_norm
+        table = self._keep(self._read(names.token_types + ".weight", types, hidden)) if types else None
+        return table, norm and self._norm(names.embedding_norm, norm, hidden)
 
     def _has_two_tables(self, shape: tuple[int, int]) -> bool:
         """Returns whether files that should tie their two tables hold two that differ; then both are used.

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from worker_service.models.layers import Beginning, DecoderLayer, Ending
     from worker_service.models.model_config import ModelConfig
     from worker_service.models.projections import ModuleNames
+    from worker_service.pooling.head import PoolingHead
 
 FINGERPRINT_TOKENS = 48
 FINGERPRINT_BLOCK_SIZE = 16
@@ -65,7 +66,12 @@ class DecoderModel:
         self.has_two_tables = False
         attention, num_kv_heads = config.attention, len(share.kv_heads)
         self._shape = AttentionShape(
-            len(share.heads), num_kv_heads, attention.head_dim, attention.scale, attention.softcap
+            len(share.heads),
+            num_kv_heads,
+            attention.head_dim,
+            attention.scale,
+            attention.softcap,
+            is_causal=config.encoder is None,
         )
         self._first_token = share.vocabulary.start if share.is_cut else None
         scale = torch.tensor(config.embedding_scale, dtype=config.dtype)
@@ -77,10 +83,17 @@ class DecoderModel:
         self._virtual: VirtualRows | None = None
 
     @property
+    def pooling(self) -> PoolingHead | None:
+        """What is behind the rows of a network that pools."""
+        return self._ending.pooling if self._ending else None
+
+    @property
     def parameter_bytes(self) -> int:
         """Bytes of the weights as they are held: a tied table is held twice where its packed form is no table."""
         tensors = [tensor for layer in self.layers for tensor in layer.tensors]
-        tensors += self._ending.norm.tensors if self._ending else ()
+        if self._ending is not None:
+            tensors += self._ending.norm.tensors if self._ending.norm else ()
+            tensors += self._ending.pooling.own_tensors if self._ending.pooling else ()
         tensors += self._beginning.tensors if self._beginning else ()
         return sum(tensor.nbytes for tensor in tensors) + sum(linear.num_bytes for linear in self._linears())
 
@@ -117,13 +130,16 @@ class DecoderModel:
                 self._rotaries[index] = table.to(self._backend.device)
 
     @torch.no_grad()
-    def forward(self, token_ids: Tensor, batch: AttentionBatch, kv_pool: Tensor) -> Tensor:
+    def forward(
+        self, token_ids: Tensor, batch: AttentionBatch, kv_pool: Tensor, token_types: Tensor | None = None
+    ) -> Tensor:
         """Computes one step.
 
         Args:
             token_ids: [T] int64, the new tokens of each sequence of the batch, in its order.
             batch: what `Backend.plan_attention` made for the step.
             kv_pool: the pool, of which the step's slots are written.
+            token_types: [T] int64, of networks that have them; None: all are 0.
 
         Returns:
             [T, hidden_size]: each row after the final norm, in the model's dtype; before the last stage as it was sent.
@@ -134,38 +150,46 @@ class DecoderModel:
             backend.embedding(batch.positions, table).view(-1, 2, table.shape[1] // 2) for table in self._rotaries
         ]
         context = StepContext(backend, batch, kv_pool, rotaries, self._shape)
-        hidden, residual = self._begin(token_ids, batch), None
+        hidden, residual = self._begin(token_ids, batch, token_types), None
         for layer in self.layers:
             hidden, residual = layer.forward(hidden, residual, context)
         scale = self.layers[-1].config.residual_scale
-        if self._ending is not None:
+        if self._ending is not None and self._ending.norm is None:
+            assert residual is None, "each layer ends in a norm"
+            return hidden
+        if self._ending is not None and self._ending.norm is not None:
             return self._ending.norm.apply(backend, hidden, residual, scale)[0]
         # What travels is the sum, which is all that the next layer begins with.
         total = hidden if residual is None else backend.add(hidden, residual, scale)
         backend.send(total)
         return total
 
-    def _begin(self, token_ids: Tensor, batch: AttentionBatch) -> Tensor:
+    def _begin(self, token_ids: Tensor, batch: AttentionBatch, token_types: Tensor | None) -> Tensor:
         backend, config, beginning = self._backend, self.config, self._beginning
         if beginning is None:
             return backend.receive(len(token_ids), config.hidden_size, config.dtype)
         hidden = backend.embedding(token_ids, beginning.table, self._first_token, self._embedding_scale, self._virtual)
-        if beginning.positions is None:
-            return hidden
-        return backend.add(backend.embedding(batch.positions, beginning.positions), hidden)
+        if beginning.token_types is not None:
+            types = torch.zeros_like(token_ids) if token_types is None else token_types
+            hidden = backend.add(backend.embedding(types, beginning.token_types), hidden)
+        if beginning.positions is not None:
+            hidden = backend.add(backend.embedding(batch.positions, beginning.positions), hidden)
+        return hidden if beginning.norm is None else beginning.norm.apply(backend, hidden)[0]
 
     @torch.no_grad()
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Computes the logits [R, tokens of the share] float32 of rows [R, hidden_size] of the last stage."""
-        assert self._ending is not None, "the last stage has the head"
+        assert self._ending is not None and self._ending.head is not None, "the last stage has the head"
         return self._backend.linear(hidden, self._ending.head, wide=True)
 
     @torch.no_grad()
     def capture(self, kv_pool: Tensor, sizes: CaptureSizes) -> CapturedStep | None:
-        """Records a step over a pool, to be replayed without Python; None where the backend cannot.
+        """Records a step over a pool, to be replayed without Python; None where the backend cannot, or rows are pooled.
 
         The rotary table must reach as far as any step will.
         """
+        if self.config.pooling is not None:
+            return None
         head = self._ending.head if self._ending else None
         return self._backend.capture(lambda ids, batch: self.forward(ids, batch, kv_pool), head, sizes)
 
@@ -180,15 +204,22 @@ class DecoderModel:
     def fingerprint(self, ranks: Ranks | None = None) -> str:
         """Hashes the logits of a fixed list of tokens, in hex: equal where two workers compute the same bits.
 
+        Of a network that pools, its rows and what its products make of them.
+
         It differs between weights, dtypes, backends, libraries and the instruction sets that they chose. Call it after
         `probe`; where ranks share a network, at all of them.
         """
         hidden = self._fixed_rows()
-        logits = self.compute_logits(hidden) if self._ending else None
+        logits = self._answers(hidden) if self._ending else None
         if ranks is not None and logits is not None:
             logits = SharedVocabulary(self.config.vocab_size, ranks.stage).gather(logits)
         digest = bytes(DIGEST_BYTES) if logits is None else _hash(logits)
         return (digest if ranks is None else ranks.broadcast_end(np.frombuffer(digest, np.int32)).tobytes()).hex()
+
+    def _answers(self, hidden: Tensor) -> Tensor:
+        if self.pooling is None:
+            return self.compute_logits(hidden)
+        return torch.cat([hidden.float(), self.pooling.multiply(self._backend, hidden)], dim=1)
 
     def _fixed_rows(self) -> Tensor:
         token_ids = torch.arange(1, FINGERPRINT_TOKENS + 1, device=self._backend.device) * 7919 % self.config.vocab_size
@@ -199,7 +230,7 @@ class DecoderModel:
         )
         config, share = self.config, self.share
         heads = len(share.kv_heads), FINGERPRINT_BLOCK_SIZE, config.head_dim
-        shape = kv_pool_shape(num_blocks, len(share.layers), *heads)
+        shape = kv_pool_shape(num_blocks, 1 if config.encoder else len(share.layers), *heads)
         pool = torch.empty(shape, dtype=config.dtype, device=self._backend.device)
         return self.forward(token_ids, batch, pool)
 
@@ -217,7 +248,7 @@ class DecoderModel:
 
     def _linears(self) -> list[PackedLinear]:
         linears = [linear for layer in self.layers for linear in layer.linears]
-        return [*linears, self._ending.head] if self._ending else linears
+        return [*linears, *self._ending.linears] if self._ending else linears
 
 
 def _hash(logits: Tensor) -> bytes:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from worker_service.models.layers import Beginning, DecoderLayer, Ending, Norm
     from worker_service.models.model_config import ModelConfig
     from worker_service.models.projections import ModuleNames, Projection
+    from worker_service.pooling.head import PoolingHead
 
 NUM_QKV = 3
 
@@ -112,15 +113,33 @@ def list_modules(
         modules.append(Module(rows.name, "Embedding", beginning.table, (rows,), cut=tokens))
         if beginning.positions is not None:
             modules.append(_whole(names.positions, "Embedding", beginning.positions))
+        if beginning.token_types is not None:
+            modules.append(_whole(names.token_types, "Embedding", beginning.token_types))
+        if beginning.norm is not None:
+            modules += _norm(names.embedding_norm, beginning.norm)
     for layer in layers:
         modules += _layer_modules(config, share, names, layer)
     if ending is not None:
-        modules += _norm(names.final_norm, ending.norm)
+        modules += _norm(names.final_norm, ending.norm) if ending.norm else ()
         # A table that is used at both ends is one tensor.
-        if beginning is None or ending.head is not beginning.table:
+        if ending.head is not None and (beginning is None or ending.head is not beginning.table):
             rows = Rows(names.head, config.vocab_size, config.hidden_size, (_slice(share.vocabulary),))
             modules.append(Module(names.head, "Linear", ending.head, (rows,), cut=tokens))
+        if ending.pooling is not None:
+            modules += _pooling_modules(config, names, ending.pooling, beginning)
     return modules
+
+
+def _pooling_modules(
+    config: ModelConfig, names: ModuleNames, head: PoolingHead, beginning: Beginning | None
+) -> Iterator[Module]:
+    if head.table is not None and (beginning is None or head.table is not beginning.table):
+        yield _whole(names.head, "Linear", head.table)
+    for dense, product in zip(head.rule.products, head.products, strict=True):
+        yield Module(dense.name, "Linear", product, (Rows(dense.name, dense.out_features, dense.in_features),))
+    for dense, weight in zip(head.rule.products, head.norms, strict=True):
+        if weight is not None:
+            yield _whole(dense.norm, "LayerNorm", weight)
 
 
 def _layer_modules(

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from kernels.shapes import AttentionShape, QueryKeyNorms
     from worker_service.models.feeds.feed import Feed
     from worker_service.models.projections import Projection
+    from worker_service.pooling.head import PoolingHead
 
 
 NORM_NAMES = ("pre_attention", "post_attention", "pre_feed", "post_feed")
@@ -128,6 +129,14 @@ class DecoderLayer:
                 attended = self._attend(normed, context)
                 normed, residual = norms.pre_feed.apply(backend, attended, residual, scale)
                 return self._feed(normed, context), residual
+            case Placement.PRE_FEED:
+                assert norms.pre_feed is not None and residual is None
+                normed, residual = norms.pre_feed.apply(backend, self._attend(hidden, context), hidden, scale)
+                return self._feed(normed, context), residual
+            case Placement.AFTER_SUMS:
+                assert norms.post_attention is not None and norms.post_feed is not None and residual is None
+                summed, _ = norms.post_attention.apply(backend, self._attend(hidden, context), hidden, scale)
+                return norms.post_feed.apply(backend, self._feed(summed, context), summed, scale)[0], None
             case Placement.POST:
                 assert residual is None
                 total = self._add(norms.post_attention, self._attend(hidden, context), hidden, context)
@@ -153,10 +162,12 @@ class DecoderLayer:
     def _attend(self, normed: Tensor, context: StepContext) -> Tensor:
         backend, batch, pool, shape = context.backend, context.batch, context.kv_pool, context.shape
         attention = self.config.attention
+        # An encoder's keys and values are of no use once its layer is computed: the next one's take their place.
+        layer = self.index if shape.is_causal else 0
         rotary = None if attention.rotary is None else context.rotaries[attention.rotary]
         qkv = backend.linear(normed, self.qkv.packed, lora=context.lora)
-        query = backend.rotary_and_cache(qkv, rotary, batch, pool, self.index, shape, self.qk_norms)
-        attended = backend.paged_attention(query, batch, pool, self.index, shape, attention.window, self.sinks)
+        query = backend.rotary_and_cache(qkv, rotary, batch, pool, layer, shape, self.qk_norms)
+        attended = backend.paged_attention(query, batch, pool, layer, shape, attention.window, self.sinks)
         return backend.linear(attended, self.output.packed, lora=context.lora)
 
     def _feed(self, normed: Tensor, context: StepContext) -> Tensor:
@@ -171,16 +182,29 @@ class Beginning:
     """Of the embedding."""
     positions: Tensor | None = None
     """[positions, hidden_size]: a row of each position; None: they turn queries and keys."""
+    token_types: Tensor | None = None
+    """[types, hidden_size]: a row of each type."""
+    norm: Norm | None = None
+    """Of the sum of all."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """What is no weight of a product."""
-        return tuple(tensor for tensor in (self.table, self.positions) if isinstance(tensor, torch.Tensor))
+        tables = (self.table, self.positions, self.token_types)
+        norm = self.norm.tensors if self.norm else ()
+        return (*(tensor for tensor in tables if isinstance(tensor, torch.Tensor)), *norm)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ending:
     """What the last stage has after its layers."""
 
-    norm: Norm
-    head: PackedLinear
+    norm: Norm | None
+    head: PackedLinear | None
+    """What makes logits; None: rows are pooled."""
+    pooling: PoolingHead | None = None
+
+    @property
+    def linears(self) -> tuple[PackedLinear, ...]:
+        """The weights of its products."""
+        return (*((self.head,) if self.head else ()), *(self.pooling.products if self.pooling else ()))

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from blockyard.model_config.pooling.rule import Task
     from blockyard.parallel import Parallel
     from kernels.arena import Arena
     from kernels.ops import Backend
@@ -107,6 +108,7 @@ def load_model(
     batch_invariant: bool = False,
     can_sleep: bool = False,
     packed_cache: Path | None = None,
+    task: Task | None = None,
 ) -> LoadedModel:
     """Loads a model, one tensor at a time: memory stays near one copy of the weights.
 
@@ -123,16 +125,14 @@ def load_model(
         batch_invariant: whether a GPU shall give a row the same bits in every step.
         can_sleep: whether a GPU's memory shall be such that it can be given up; a processor's always can.
         packed_cache: folder that keeps packed weights of "auto" for the next load; None: none are kept.
+        task: what the model is served for; None: as its files say.
 
     Raises:
         BlockyardError: MODEL_NOT_LOADED, with a message that says what to do.
     """
     started = time.perf_counter()
-    config = read_config(folder, dtype)
-    for remark in config.remarks:
-        log.warning(remark)
-    check_sizes(config, parallel)
-    _check_weights(config, parallel, device, kernels, quantization)
+    config = read_config(folder, dtype, task)
+    _check(config, parallel, device, kernels, quantization)
     try:
         backend = get_backend(device, config.dtype, kernels, quantization, batch_invariant=batch_invariant)
     except ValueError as error:
@@ -258,10 +258,13 @@ def facts_of(loaded: LoadedModel, companions: Mapping[str, str] = NO_COMPANIONS)
     return Facts(loaded.weights_digest, loaded.tensors, loaded.model.has_two_tables, companions)
 
 
-def _check_weights(
-    config: ModelConfig, parallel: Parallel, device: torch.device, kernels: str, quantization: str
-) -> None:
-    """Refuses weights that cannot be held here; raises BlockyardError MODEL_NOT_LOADED."""
+def _check(config: ModelConfig, parallel: Parallel, device: torch.device, kernels: str, quantization: str) -> None:
+    """Logs remarks, and refuses what cannot be cut or held here; raises BlockyardError MODEL_NOT_LOADED."""
+    for remark in config.remarks:
+        log.warning(remark)
+    check_sizes(config, parallel)
+    if config.pooling is not None and parallel.world_size > 1:
+        raise unusable("a model that pools is served by one worker, not by a group")
     check_quantization(quantization, config.dtype_name, device.type, kernels)
     held = weight_format(device.type, config.dtype_name, quantization, kernels)
     num_bytes = weights_bytes(config, Share.of(config, parallel), held)
@@ -288,4 +291,5 @@ def open_weights(
         return ShardedFiles(folder, parallel, on_progress)
     if load_format == "random":
         return RandomWeights(config, device, on_progress)
-    return WeightFiles(folder, on_progress)
+    products = config.pooling.products if config.pooling else ()
+    return WeightFiles(folder, on_progress, folders=tuple(dense.folder for dense in products if dense.folder))

@@ -13,6 +13,8 @@ from blockyard.model_config.network import read_network
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from blockyard.model_config.pooling.rule import Task
+
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
 
 
@@ -24,16 +26,17 @@ class ModelConfig(DecoderConfig):
     """What the model computes in."""
 
 
-def read_config(folder: Path, dtype: torch.dtype | None) -> ModelConfig:
+def read_config(folder: Path, dtype: torch.dtype | None, task: Task | None = None) -> ModelConfig:
     """Reads a model folder's config.json.
 
     Args:
         folder: the model's folder.
         dtype: what to compute in; None: as config.json says, float32 where it says nothing.
+        task: what the model is served for; None: as its files say.
 
     Raises:
         BlockyardError: MODEL_NOT_LOADED, where the file is missing, damaged, or asks for what is not supported.
     """
-    network = read_network(folder, "auto" if dtype is None else str(dtype).removeprefix("torch."))
+    network = read_network(folder, "auto" if dtype is None else str(dtype).removeprefix("torch."), task)
     values = {field.name: getattr(network, field.name) for field in fields(DecoderConfig)}
     return ModelConfig(**values, dtype=_DTYPES[network.dtype_name])

@@ -87,7 +87,10 @@ def make_key(
         "quantization": quantization,
         "layout": [parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.rank],
         "share": repr(Share.of(config, parallel)),
-        "weight files": [[path.name, *_size_and_time(path)] for path in sorted(folder.glob("*.safetensors*"))],
+        "weight files": [
+            [str(path.relative_to(folder)), *_size_and_time(path)]
+            for path in sorted([*folder.glob("*.safetensors*"), *folder.glob("[0-9]*/*.safetensors*")])
+        ],
     }
 
 

@@ -47,6 +47,16 @@ class ModuleNames:
         return self.prefix + self.names.positions
 
     @property
+    def token_types(self) -> str:
+        """The table of token types."""
+        return self.prefix + self.names.token_types
+
+    @property
+    def embedding_norm(self) -> str:
+        """The norm behind the embedding."""
+        return self.prefix + self.names.embedding_norm
+
+    @property
     def final_norm(self) -> str:
         """The norm after the last layer."""
         return self.prefix + self.names.final_norm

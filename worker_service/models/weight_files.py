@@ -57,7 +57,11 @@ class WeightFiles:
     """All tensors of a model folder, by name."""
 
     def __init__(
-        self, folder: Path, on_progress: Callable[[int, int], None], paths: Sequence[Path] | None = None
+        self,
+        folder: Path,
+        on_progress: Callable[[int, int], None],
+        paths: Sequence[Path] | None = None,
+        folders: Sequence[str] = (),
     ) -> None:
         """Reads the headers of all files.
 
@@ -65,6 +69,7 @@ class WeightFiles:
             folder: holds model.safetensors, or an index and its shards.
             on_progress: called with (bytes read, bytes in all) after each tensor.
             paths: the files, where they have other names.
+            folders: within it that hold more of them; a name from there begins with the folder's: "2_Dense.".
 
         Raises:
             BlockyardError: MODEL_NOT_LOADED, where files are missing, damaged, or of another format.
@@ -72,6 +77,9 @@ class WeightFiles:
         self._folder = folder
         self._on_progress = on_progress
         self._entries = _read_headers(_find_files(folder) if paths is None else paths)
+        for name in folders:
+            inner = _read_headers(_find_files(folder / name))
+            self._entries |= {f"{name}.{tensor}": entry for tensor, entry in inner.items()}
         self._digests: dict[str, bytes] = {}
         self._done_bytes = 0
         self._total_bytes = sum(entry.num_bytes for entry in self._entries.values())

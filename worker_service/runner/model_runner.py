@@ -21,7 +21,7 @@ from worker_service.batch.late_rows import UNKNOWN
 from worker_service.lora.slots import LoraSlots
 from worker_service.sampling import logprobs
 from worker_service.sampling.sampler import Candidates, Sampled, SampleRows, worst_rows
-from worker_service.step import MAX_LOGPROBS, Logprobs, PromptLogprobs, Step
+from worker_service.step import MAX_LOGPROBS, NOTHING_POOLED, Logprobs, Pooled, PromptLogprobs, Step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from kernels.capture import CapturedStep
     from kernels.collectives import Ranks
     from kernels.launching import Launched
+    from kernels.ops import AttentionBatch
     from worker_service.batch.forward_batch import ForwardBatch, PromptPiece
     from worker_service.batch.input_batch import InputBatch
     from worker_service.batch.step_layout import StepLayout
@@ -41,13 +42,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunnerOutput:
-    """The output of a step: sampled tokens, candidates of beams, log probabilities of prompts, and seconds."""
+    """The output of a step: what is sampled or pooled, candidates of beams, logprobs of prompts, and seconds."""
 
     sampled: Sampled = field(default_factory=Sampled)
     candidates: Candidates = field(default_factory=Candidates)
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     forward_seconds: float = 0.0
     sample_seconds: float = 0.0
+    pooled: Pooled = NOTHING_POOLED
 
 
 class ModelRunner:
@@ -104,7 +106,7 @@ class ModelRunner:
             if self._captured.takes(inputs):
                 return self._replay(self._captured, inputs, layout, batch, started)
         token_ids = self._to_device(forward_batch.token_ids)
-        hidden = self._forward(forward_batch, token_ids, batch.limits.block_size, kv_pool, lora)
+        hidden = self.model.forward(token_ids, self._plan(forward_batch, batch.limits.block_size, lora), kv_pool)
         if not self._has_head:
             self._synchronize()
             return RunnerOutput(forward_seconds=time.perf_counter() - started)
@@ -165,7 +167,8 @@ class ModelRunner:
         token_ids = self._to_device(forward_batch.token_ids)
         if last_tokens is not None:
             token_ids = self.backend.sampling.take_last_tokens(token_ids, last_tokens)
-        hidden = self._forward(forward_batch, token_ids, cache.block_format.block_size, cache.device_pool, lora)
+        plan = self._plan(forward_batch, cache.block_format.block_size, lora)
+        hidden = self.model.forward(token_ids, plan, cache.device_pool)
         logits = self.model.compute_logits(hidden[self._to_device(layout.sampled.last_hidden)])
         return self._chooser.sampler.launch(logits, rows)
 
@@ -222,9 +225,7 @@ class ModelRunner:
         """How many rows of prompts get their log probabilities at a time."""
         return max_prompt_rows(self.config.vocab_size)
 
-    def _forward(
-        self, forward_batch: ForwardBatch, token_ids: Tensor, block_size: int, kv_pool: Tensor, lora: LoraRows | None
-    ) -> Tensor:
+    def _plan(self, forward_batch: ForwardBatch, block_size: int, lora: LoraRows | None) -> AttentionBatch:
         plan = self.backend.plan_attention(
             forward_batch.layout.num_new_tokens,
             forward_batch.seq_lens,
@@ -232,7 +233,7 @@ class ModelRunner:
             block_size,
             self.config.sliding_window,
         )
-        return self.model.forward(token_ids, plan if lora is None else replace(plan, lora=lora), kv_pool)
+        return plan if lora is None else replace(plan, lora=lora)
 
     def _place(self, forward_batch: ForwardBatch) -> ForwardBatch:
         """Numbers virtual tokens as the rows of their slots."""

@@ -268,7 +268,8 @@ class StepExecutor:
         if self._ranks is not None:
             self._ranks.on_outputs(forward_batch, output)
         self.batch.commit(forward_batch, output.sampled.token_ids, output.sampled.failed)
-        self.batch.end(forward_batch.layout.beams, output.candidates.failed)
+        self.batch.end(forward_batch.layout.beams.rows[output.candidates.failed])
+        self.batch.end(forward_batch.pooled_rows)
         times.begun_at = started
         times.cache_operations_seconds = moved - resolved
         times.forward_seconds = resolved - started + planned - moved + output.forward_seconds

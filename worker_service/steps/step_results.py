@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import compress
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from blockyard.errors import BlockyardError, Reason
-from worker_service.step import Step, StepResult, StepTimes
+from worker_service.step import Pooled, Step, StepResult, StepTimes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,6 +42,8 @@ def make_result(
         failures = (*_failures(layout.sampled, sampled), *_failures(layout.beams, candidates))
         sequence_ids, token_ids = layout.sampled.ids(~dropped), token_ids[~dropped]
         beam_ids = layout.beams.ids(~candidates.failed)
+    pooled, lost = _split(output.pooled)
+    failures = (*failures, *((sequence_id, _not_finite("what is pooled is")) for sequence_id in lost))
     return StepResult(
         step.epoch,
         step.step_id,
@@ -53,6 +56,7 @@ def make_result(
         prompt_logprobs=output.prompt_logprobs,
         beam_sequence_ids=beam_ids,
         beam_candidates=candidates.logprobs,
+        pooled=pooled,
         times=times,
     )
 
@@ -62,8 +66,21 @@ def _failures(requests: RowRequests, output: Sampled | Candidates) -> Iterator[t
     if not np.count_nonzero(output.failed):
         return
     for sequence_id in requests.ids(output.failed & ~output.finite):
-        message = "the model's logits are not finite numbers: its weights may be damaged, or too large for its dtype"
-        yield sequence_id, BlockyardError(Reason.NOT_FINITE, message)
+        yield sequence_id, _not_finite("the model's logits are")
     for sequence_id in requests.ids(output.failed & output.finite):
         message = "no token is possible here: what the request allows, forbids and needs before it may end excludes all"
         yield sequence_id, BlockyardError(Reason.NO_TOKEN_POSSIBLE, message)
+
+
+def _not_finite(what: str) -> BlockyardError:
+    message = f"{what} not finite numbers: its weights may be damaged, or too large for its dtype"
+    return BlockyardError(Reason.NOT_FINITE, message)
+
+
+def _split(pooled: Pooled) -> tuple[Pooled, tuple[int, ...]]:
+    """Takes the sequences out of which some number is not finite, and returns their ids beside the others."""
+    is_finite = [bool(np.isfinite(values).all()) for values in pooled.values]
+    if all(is_finite):
+        return pooled, ()
+    kept = tuple(compress(pooled.sequence_ids, is_finite)), tuple(compress(pooled.values, is_finite))
+    return Pooled(*kept), tuple(compress(pooled.sequence_ids, [not good for good in is_finite]))

@@ -22,6 +22,7 @@ from worker_service.batch.input_batch import Progress
 from worker_service.lora.slots import LoraSlots
 from worker_service.step import MAX_BEAMS, MAX_LOGPROBS, MAX_VIOLATIONS
 from worker_service.steps.lora_rules import wrong_loras
+from worker_service.steps.pooling_rules import wrong_pooling
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -131,11 +132,13 @@ class _StepCheck:
         if sequence.num_computed_tokens > len(sequence.block_ids) * limits.block_size:
             self.add_violation(f"{name}.num_computed_tokens", "more than the table's blocks hold")
         self._check_block_ids(f"{name}.block_ids", sequence.block_ids)
-        for field, description in _wrong_request(sequence, limits.vocab_size):
+        for field, description in chain(_wrong_request(sequence, limits.vocab_size), wrong_pooling(sequence, limits)):
             self.add_violation(f"{name}.{field}", description)
 
     def _check_forks(self) -> None:
         children: set[int] = set()
+        if self._step.forks and self._batch.limits.rule is not None:
+            self.add_violation("forks", "a sequence that pools has no children")
         for index, fork in enumerate(self._step.forks):
             name = f"forks[{index}]"
             parent, child = fork.parent_id, fork.child_id
@@ -245,6 +248,8 @@ class _StepCheck:
         self._add_row_violation(
             "num_new_tokens", live & (lengths > limits.max_model_len), "computes past max_model_len"
         )
+        if limits.whole_prompts:
+            self._add_row_violation("num_new_tokens", live & (lengths != num_tokens), "computes a prompt in pieces")
         short = lengths > progress["num_blocks"] * limits.block_size
         self._add_row_violation("num_new_tokens", live & short, "has too short a block table")
         if np.count_nonzero(step.num_new_tokens) < len(live):
@@ -274,7 +279,7 @@ def _wrong_request(sequence: NewSequence, vocab_size: int) -> Iterable[tuple[str
     most = MAX_BEAMS * max(2, 1 + num_stop_ids)
     if sequence.num_beam_candidates > most:
         yield "num_beam_candidates", f"{sequence.num_beam_candidates}, at most {most} are allowed"
-    if not sequence.has_sampling:
+    if not sequence.has_sampling and sequence.pooling is None:
         yield "sampling", "must be set"
     for field, description in wrong_sampling(sequence.sampling, vocab_size):
         yield f"sampling.{field}", description

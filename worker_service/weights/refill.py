@@ -44,6 +44,8 @@ def refill(
     built = build_decoder(loaded.config, backend, source, loaded.parallel, arena)
     if list(map(len, arena.parts)) != list(map(len, loaded.parts)):
         raise unusable("the embedding and the output projection are tied in one of both weights, and not in the other")
+    if model.pooling is not None:
+        model.pooling.forget()
     batch_invariant = cache.batch_invariant
     if not backend.packs_into_arenas:
         model.replace_weights(built)

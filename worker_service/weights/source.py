@@ -61,7 +61,7 @@ def open_source(
             the model.
     """
     folder = find_folder(told, *wanted, loaded.folder, root)
-    if read_config(folder, loaded.config.dtype) != loaded.config:
+    if read_config(folder, loaded.config.dtype, loaded.config.task) != loaded.config:
         raise unusable(f"{folder / 'config.json'} is another model's than the loaded one")
     files = open_weights(
         loaded.config, folder, loaded.backend.device, loaded.origin.load_format, on_progress, loaded.parallel

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from blockyard.model_config.families import cohere, gemma, gpt, llama, mixtures, olmo, relatives
+from blockyard.model_config.families import cohere, encoders, gemma, gpt, llama, mixtures, olmo, relatives
 
 if TYPE_CHECKING:
     from blockyard.model_config.families.family import Family
+
+# Other bodies of a network, which end in a head that makes no tokens here, or in none.
+_OTHER_BODIES = ("ForSequenceClassification", "ForMaskedLM", "Model")
+_STEMS = ("ForCausalLM", "LMHeadModel")
 
 FAMILIES: dict[str, Family] = {
     name: family
     for module in (llama, gemma, relatives, olmo, cohere, gpt, mixtures)
     for name, family in module.FAMILIES.items()
 }
+
+
+def find_family(architecture: str) -> Family | None:
+    """Returns the family of an architecture: also of a decoder's body without its head or with another one."""
+    if architecture in FAMILIES:
+        return FAMILIES[architecture]
+    stem = next((architecture.removesuffix(body) for body in _OTHER_BODIES if architecture.endswith(body)), "")
+    decoders = (FAMILIES.get(stem + suffix) for suffix in _STEMS)
+    return encoders.FAMILIES.get(f"{stem}Model") or next(filter(None, decoders), None)

@@ -75,6 +75,7 @@ __attribute__((noinline)) Floats activate(int32_t activation, Floats x) {
         case GELU_ERF: return gelu_erf<E>(x);
         case RELU: return max(zero(), x);
         case RELU2: return mul(max(zero(), x), max(zero(), x));
+        case TANH: return hyperbolic_tangent(x);
         default: return x;
     }
 }

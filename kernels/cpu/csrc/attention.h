@@ -1,4 +1,4 @@
-// Paged attention over one pool: each row to its sequence's keys up to its own position.
+// Paged attention over one pool: each row to its sequence's keys, up to its own position or all of them.
 //
 // The inner layout of a (block, layer, head): keys [D words][block_size] words, values [block_size words][D] words, so
 // that both products read them as packed right sides. Keys are cut at multiples of 256 positions. Within a cut a row
@@ -75,9 +75,20 @@ class AttentionRunner {
         return op_.window ? std::max<int64_t>(0, tile.first_position - op_.window + 1) / CUT * CUT : 0;
     }
 
+    // Behind the last key that a row of these sees, of which the last one is at `position`.
+    int64_t end_of_keys(int32_t sequence, int64_t position) const {
+        if (!op_.sees_later) return position + 1;
+        const int64_t length = step_.inputs().seq_lens[sequence];
+        return op_.window ? std::min(length, position + op_.window) : length;
+    }
+
+    int64_t end_of_keys(const AttentionTile& tile) const {
+        return end_of_keys(tile.sequence, tile.first_position + tile.num_tokens - 1);
+    }
+
     Cut cut_at(const AttentionTile& tile, int64_t head, int64_t first_key) const {
         const int64_t size = op_.block_size;
-        const int64_t num_keys = std::min<int64_t>(CUT, tile.first_position + tile.num_tokens - first_key);
+        const int64_t num_keys = std::min<int64_t>(CUT, end_of_keys(tile) - first_key);
         const int32_t* blocks = step_.blocks_of(tile.sequence) + first_key / size;
         return {head, first_key, num_keys, blocks, (num_keys + size - 1) / size};
     }
@@ -87,7 +98,7 @@ class AttentionRunner {
         gather_queries();
         begin_sums();
         std::fill_n(scratch_.totals.data(), num_rows_ * scratch_.padded, 0.0f);
-        const int64_t end = tile_->first_position + tile_->num_tokens;
+        const int64_t end = end_of_keys(*tile_);
         // With one tile of rows, memory gives keys and values more slowly than they are multiplied, and lies in pieces too
         // short for the processor to see what comes: values are fetched while keys are read, and the next keys after.
         const bool streams =
@@ -214,7 +225,7 @@ class AttentionRunner {
     // Turns a row's scores into weights, and takes their maximum and sum.
     void weigh(int row, int64_t first_key, int64_t num_keys) {
         const int64_t position = tile_->first_position + row / num_members_;
-        const int64_t end = std::min<int64_t>(position + 1 - first_key, num_keys);
+        const int64_t end = std::min<int64_t>(end_of_keys(tile_->sequence, position) - first_key, num_keys);
         const int64_t begin = op_.window ? std::max<int64_t>(0, position - op_.window + 1 - first_key) : 0;
         float* scores = scratch_.scores.data() + row * CUT;
         E* weights = scratch_.weights.data() + row * CUT;

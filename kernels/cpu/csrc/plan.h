@@ -32,7 +32,7 @@ enum Kind : int32_t {
 enum Type : int32_t { FLOAT32, BFLOAT16 };
 
 // What is made of products, or of gates.
-enum Activation : int32_t { AS_IT_IS, SILU, GELU_TANH, GELU_ERF, RELU, RELU2 };
+enum Activation : int32_t { AS_IT_IS, SILU, GELU_TANH, GELU_ERF, RELU, RELU2, TANH };
 
 // Which rows an op works on: all tokens of the step, or the chosen ones.
 enum Rows : int32_t { TOKENS, CHOSEN };
@@ -102,6 +102,7 @@ struct Op {
     int64_t expert_stride;      // bytes from what is held of one expert to that of the next
     int32_t renormalises;       // ROUTE: weights of a row add up to `scale`; else so do those of all experts
     float limit;                // LINEAR_GATED, EXPERTS_GATE_UP: what gates and ups are cut at: see linear.h; 0: they are not
+    int32_t sees_later;         // ATTENTION: a row sees the keys behind its own too, by a window as many as before it
 };
 
 // What a step computes. Positions, slots and work lists are made from it.

@@ -171,7 +171,7 @@ def family_model(name: str) -> Path:
     """The folder of a model, made once in this process and removed at its end."""
     recipe = RECIPES[name]
     config = getattr(transformers, recipe.config)(**recipe.fields)
-    folder = _home() / name
+    folder = home() / name
     make_model(config, folder, seed=sum(name.encode()))
     return folder
 
@@ -183,6 +183,15 @@ def make_model(config: transformers.PreTrainedConfig, folder: Path, seed: int) -
     What it computes is spelled out: transformers' other ways of attention know no bounded scores.
     """
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    scatter_weights(model, seed)
+    model.generation_config = transformers.GenerationConfig(bos_token_id=0, eos_token_id=1, pad_token_id=1)
+    model.save_pretrained(folder)
+    return model.eval()
+
+
+@torch.no_grad()
+def scatter_weights(model: torch.nn.Module, seed: int) -> None:
+    """Gives a model random weights: products keep the size of their input, and norms are not all alike."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
@@ -191,13 +200,11 @@ def make_model(config: transformers.PreTrainedConfig, folder: Path, seed: int) -
             parameter.copy_(noise * (0.4 if is_table else parameter.shape[1] ** -0.5))
         else:
             parameter.add_(0.1 * noise)
-    model.generation_config = transformers.GenerationConfig(bos_token_id=0, eos_token_id=1, pad_token_id=1)
-    model.save_pretrained(folder)
-    return model.eval()
 
 
 @cache
-def _home() -> Path:
+def home() -> Path:
+    """A folder for models of this process, removed at its end."""
     folder = tempfile.mkdtemp(prefix="families-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)

@@ -11,7 +11,7 @@ import numpy as np
 from kernels.capture import CaptureSizes
 from worker_service.batch.input_batch import BatchLimits, InputBatch
 from worker_service.cache_engine import BlockFormat, CacheEngine
-from worker_service.runner.model_runner import ModelRunner
+from worker_service.runner.pooling_runner import make_runner
 from worker_service.step import NewSequence, SamplingParams, Step
 from worker_service.steps.step_executor import StepExecutor
 
@@ -38,7 +38,7 @@ def make_executor(
     slots: LoraSlots | None = None,
 ) -> StepExecutor:
     """An executor of a loaded model, which replays steps of up to so many tokens where its backend can."""
-    runner = ModelRunner(loaded, slots)
+    runner = make_runner(loaded, slots)
     if ranks is not None:
         runner.join(ranks.silence)
     assert runner.prove_batch_invariance() == is_invariant
@@ -49,7 +49,7 @@ def make_executor(
         loaded.model.reserve_positions(max_model_len)
         sizes = CaptureSizes(max_captured_tokens, 4, BLOCK_SIZE, loaded.config.sliding_window, max_model_len)
         runner.capture(cache.device_pool, sizes)
-    limits = BatchLimits(max_model_len, 16, BLOCK_SIZE, loaded.config.vocab_size, 1000)
+    limits = BatchLimits.of(loaded.config, max_model_len, 16, BLOCK_SIZE, 1000)
     return StepExecutor(InputBatch(limits), cache, runner, ranks)
 
 

@@ -1,0 +1,141 @@
+"""What a model's files say of pooling, and what is refused since they do not say it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from blockyard.cli.doctor.findings import Level
+from blockyard.cli.doctor.model import look_at_model
+from blockyard.configuration import ModelSettings, SystemConfiguration
+from blockyard.errors import BlockyardError, Reason
+from blockyard.model_config.activation import Activation
+from blockyard.model_config.pooling.reading import read_rule
+from blockyard.model_config.pooling.rule import Dense, Finish, PoolingKind, Task
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TRANSFORMER = {"path": "", "type": "sentence_transformers.models.Transformer"}
+POOLING = {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
+DENSE = {"path": "2_Dense", "type": "sentence_transformers.base.modules.dense.Dense"}
+NORMALIZE = {"path": "3_Normalize", "type": "sentence_transformers.models.Normalize"}
+MEAN = {"1_Pooling": {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}}
+CLASSIFIER = {"architectures": ["LlamaForSequenceClassification"]}
+
+
+def write(folder: Path, config: dict[str, Any], modules: list[Any] | None = None, **files: Any) -> Path:
+    """Writes a model's files; those named like a module are that module's config.json."""
+    named = {"config.json": {"architectures": ["LlamaModel"], "hidden_size": 8} | config}
+    if modules is not None:
+        named["modules.json"] = modules
+    named |= {name if name.endswith(".json") else f"{name}/config.json": each for name, each in files.items()}
+    for name, values in named.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(json.dumps(values))
+    return folder
+
+
+def test_modules_of_sentence_transformers_make_a_rule(tmp_path: Path) -> None:
+    files: dict[str, Any] = {
+        "2_Dense": {"in_features": 8, "out_features": 4, "bias": False, "activation_function": "torch.nn.Tanh"},
+        "config_sentence_transformers.json": {"prompts": {"query": "find: "}, "default_prompt_name": "query"},
+        "sentence_bert_config.json": {"max_seq_length": 256, "do_lower_case": True},
+    }
+    rule = read_rule(write(tmp_path, {}, [TRANSFORMER, POOLING, DENSE, NORMALIZE], **MEAN, **files))
+    assert rule is not None
+    assert (rule.task, rule.kind, rule.normalise, rule.width) == (Task.EMBED, PoolingKind.MEAN, True, 4)
+    dense = Dense(
+        name="2_Dense.linear",
+        in_features=8,
+        out_features=4,
+        has_bias=False,
+        activation=Activation.TANH,
+        folder="2_Dense",
+    )
+    assert rule.products == (dense,)
+    assert (rule.prompts, rule.default_prompt) == ({"query": "find: "}, "query")
+    assert (rule.max_tokens, rule.lowers_case) == (256, True)
+    assert rule.source == "1_Pooling/config.json: mean"
+
+
+@pytest.mark.parametrize(
+    ("config", "task", "finish", "labels"),
+    [
+        ({"num_labels": 1}, Task.SCORE, Finish.SIGMOID, ("LABEL_0",)),
+        ({}, Task.CLASSIFY, Finish.SOFTMAX, ("LABEL_0", "LABEL_1")),
+        ({"id2label": {"1": "no", "0": "yes"}}, Task.CLASSIFY, Finish.SOFTMAX, ("yes", "no")),
+        ({"problem_type": "multi_label_classification"}, Task.CLASSIFY, Finish.SIGMOID, ("LABEL_0", "LABEL_1")),
+        ({"problem_type": "regression"}, Task.CLASSIFY, Finish.NONE, ("LABEL_0", "LABEL_1")),
+    ],
+)
+def test_heads_are_read(tmp_path: Path, config: dict[str, Any], task: Task, finish: Finish, labels: Any) -> None:
+    rule = read_rule(write(tmp_path, {**CLASSIFIER, **config}))
+    assert rule is not None
+    assert (rule.task, rule.finish, rule.labels, rule.width) == (task, finish, labels, len(labels))
+    assert (rule.kind, rule.rows, rule.kinds) == (PoolingKind.CLASSIFY, PoolingKind.LAST, {PoolingKind.CLASSIFY})
+
+
+def test_one_model_serves_several_tasks(tmp_path: Path) -> None:
+    folder = write(tmp_path, {"architectures": ["Qwen3ForCausalLM"]})
+    assert read_rule(folder) is None
+    assert read_rule(folder, Task.GENERATE) is None
+    rule = read_rule(folder, Task.SCORE)
+    assert rule is not None
+    assert (rule.kind, rule.labels) == (PoolingKind.LABEL_LOGITS, ("no", "yes"))
+    modules = [TRANSFORMER, {"path": "1_LogitScore", "type": "sentence_transformers.cross_encoder.modules.LogitScore"}]
+    rule = read_rule(write(tmp_path, {}, modules, **{"1_LogitScore": {"true_token_id": 7, "false_token_id": 5}}))
+    assert rule is not None
+    assert (rule.task, rule.label_token_ids) == (Task.SCORE, (5, 7))
+
+
+@pytest.mark.parametrize(
+    ("config", "modules", "files", "task", "words"),
+    [
+        ({}, None, {}, None, "not guessed"),
+        ({"architectures": ["LlamaForCausalLM"]}, None, {}, Task.EMBED, "not guessed"),
+        ({"architectures": ["LlamaForCausalLM"]}, None, {}, Task.SCORE, "no head"),
+        ({}, None, {}, Task.GENERATE, "makes no tokens"),
+        (CLASSIFIER, None, {}, Task.SCORE, "2 labels"),
+        ({**CLASSIFIER, "num_labels": 0}, None, {}, None, "num_labels"),
+        ({**CLASSIFIER, "id2label": {"1": "a", "2": "b"}}, None, {}, None, "id2label"),
+        ({**CLASSIFIER, "problem_type": "ordinal"}, None, {}, None, "problem_type"),
+        ({}, [TRANSFORMER, POOLING], {"1_Pooling": {"pooling_mode": "max"}}, None, "max"),
+        ({}, [TRANSFORMER, POOLING], {"1_Pooling": {"pooling_mode": ["cls", "mean"]}}, None, "cls and mean"),
+        ({}, [TRANSFORMER, POOLING], {"1_Pooling": {"pooling_mode": "mean", "include_prompt": False}}, None, "prompt"),
+        ({}, [TRANSFORMER, POOLING, NORMALIZE, DENSE], MEAN, None, "Dense"),
+        ({}, [{**TRANSFORMER, "path": "0_Transformer"}, POOLING], MEAN, None, "own folder"),
+        ({}, [{**TRANSFORMER, "path": "../other"}, POOLING], MEAN, None, "outside"),
+        ({}, [TRANSFORMER, {"path": "", "type": "a.WeightedLayerPooling"}], {}, None, "WeightedLayerPooling"),
+        ({}, {"not": "a list"}, {}, None, "sentence-transformers"),
+        ({}, [TRANSFORMER, POOLING], {**MEAN, "sentence_bert_config.json": {"max_seq_length": "x"}}, None, "max_seq"),
+        (
+            {},
+            [TRANSFORMER, POOLING, DENSE],
+            {**MEAN, "2_Dense": {"in_features": 8, "out_features": 8, "activation_function": "mine.Act"}},
+            None,
+            "activation_function",
+        ),
+        ({"architectures": ["Qwen3ForCausalLM"]}, [TRANSFORMER, POOLING], MEAN, Task.SCORE, "cosines"),
+    ],
+)
+def test_what_no_file_states_is_refused(
+    tmp_path: Path, config: dict[str, Any], modules: Any, files: dict[str, Any], task: Task | None, words: str
+) -> None:
+    with pytest.raises(BlockyardError, match=words) as caught:
+        read_rule(write(tmp_path, config, modules, **files), task)
+    assert caught.value.reason is Reason.MODEL_NOT_LOADED
+
+
+def test_doctor_says_which_file_was_believed(tmp_path: Path) -> None:
+    def look() -> list[tuple[Level, str]]:
+        configuration = SystemConfiguration(model=ModelSettings(model=str(tmp_path)))
+        return [(finding.level, finding.text) for finding in look_at_model(configuration)]
+
+    write(tmp_path, {})
+    assert [level for level, _ in look()] == [Level.FAIL]
+    write(tmp_path, {}, [TRANSFORMER, POOLING], **MEAN)
+    assert look() == [(Level.OK, "to embed, as 1_Pooling/config.json: mean says")]
+    assert list(look_at_model(SystemConfiguration())) == []

@@ -1,0 +1,78 @@
+"""The rows of one sequence, as its pieces are computed: kept until all are there, or added up.
+
+Every number is made in the order of the tokens, in float32, so that the cuts between pieces change no bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from blockyard.model_config.pooling.rule import PoolingKind
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from torch import Tensor
+
+    from worker_service.step import Pooling
+
+    Floats = npt.NDArray[np.float32]
+
+
+# What torch divides by at least.
+SHORTEST = np.float32(1e-12)
+
+
+class PooledRows:
+    """What a sequence keeps of the rows that were computed. Rows come in the order of the tokens."""
+
+    def __init__(self, kind: PoolingKind) -> None:
+        """`kind`: LAST, FIRST, MEAN or TOKENS."""
+        self._kind = kind
+        self._num_tokens = 0
+        self._total: Floats | None = None
+        self._kept: list[Tensor] = []
+
+    def add(self, hidden: Tensor) -> None:
+        """Takes rows [n, hidden_size], n >= 1; keeps copies."""
+        match self._kind:
+            case PoolingKind.MEAN:
+                rows = hidden.float().cpu().numpy()
+                if self._total is None:
+                    self._total = np.zeros(rows.shape[1], np.float32)
+                for row in rows:
+                    self._total += row
+            case PoolingKind.TOKENS:
+                self._kept.append(hidden.clone())
+            case PoolingKind.FIRST:
+                self._kept = self._kept or [hidden[:1].clone()]
+            case _:
+                self._kept = [hidden[-1:].clone()]
+        self._num_tokens += len(hidden)
+
+    def finish(self) -> Tensor:
+        """Returns what all rows make: [1, hidden_size], or all of them; of MEAN float32."""
+        if self._total is not None:
+            return torch.from_numpy(self._total / np.float32(self._num_tokens))[None]
+        return torch.cat(self._kept)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PoolingRequest:
+    """What a sequence asks for, and what it keeps meanwhile."""
+
+    pooling: Pooling
+    rows: PooledRows
+
+
+def normalise(rows: Floats) -> Floats:
+    """Divides each row by the square root of the sum of its squares, added in order; one of zeros stays.
+
+    Args:
+        rows: [n, width], which are not changed.
+    """
+    lengths: Floats = np.sqrt(np.add.accumulate(rows * rows, axis=1)[:, -1:])
+    return np.divide(rows, np.maximum(lengths, SHORTEST), dtype=np.float32)

@@ -1,0 +1,46 @@
+"""Rules of sequences that are pooled. Knows no tensors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from blockyard.model_config.pooling.rule import PoolingKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from worker_service.batch.input_batch import BatchLimits
+    from worker_service.step import NewSequence
+
+MAX_LABEL_TOKENS = 128
+# These need rows before the last piece's too: all of a prompt is computed.
+_OF_ALL_ROWS = (PoolingKind.MEAN, PoolingKind.TOKENS, PoolingKind.FIRST)
+
+
+def wrong_pooling(sequence: NewSequence, limits: BatchLimits) -> Iterator[tuple[str, str]]:
+    """Finds what is wrong with what a sequence asks to be made of it: (field, description)."""
+    pooling, rule = sequence.pooling, limits.rule
+    if pooling is None or rule is None:
+        if pooling is not None:
+            yield "pooling", "this model was loaded to generate"
+        elif rule is not None:
+            yield "pooling", f"must be set: this model was loaded to {rule.task}"
+        return
+    if pooling.kind not in rule.kinds:
+        yield "pooling.kind", f"a model that was loaded to {rule.task} makes {', '.join(sorted(rule.kinds))}"
+        return
+    ids = pooling.label_token_ids
+    if pooling.kind is PoolingKind.LABEL_LOGITS and not 1 <= len(ids) <= MAX_LABEL_TOKENS:
+        yield "pooling.label_token_ids", f"{len(ids)} ids, where 1 to {MAX_LABEL_TOKENS} are allowed"
+    if max(ids, default=0) >= limits.vocab_size:
+        yield "pooling.label_token_ids", f"token ids must be below {limits.vocab_size}"
+    if pooling.second_from and (limits.num_token_types < 2 or pooling.second_from >= len(sequence.token_ids)):
+        yield "pooling.second_from", "behind the last token, or the network does not tell two texts apart"
+    width = rule.width or limits.pooled_width
+    if pooling.dimensions > width:
+        yield "pooling.dimensions", f"{pooling.dimensions} of rows of {width} numbers"
+    if sequence.prompt_length != len(sequence.token_ids) or sequence.num_beam_candidates:
+        yield "pooling", "of a sequence that has output, or is a beam"
+    rows = rule.rows if pooling.kind is PoolingKind.CLASSIFY else pooling.kind
+    if (rows in _OF_ALL_ROWS or limits.whole_prompts) and sequence.num_computed_tokens:
+        yield "num_computed_tokens", f"{sequence.num_computed_tokens}, and {rows} needs all rows"
