@@ -12,11 +12,14 @@ from safetensors.torch import load_file
 from blockyard.capacity.weights import count_elements
 from blockyard.errors import BlockyardError
 from blockyard.parallel import ALONE, Parallel
+from kernels.collectives import Ranks as JoinedRanks
 from kernels.cuda.backend import CudaBackend
 from tests.kit.kernels.backends import BEST, CPU, Kernels, build_kernels
 from tests.kit.kernels.families import family_model
-from tests.kit.kernels.ranks import Ranks
+from tests.kit.kernels.ranks import Ranks, new_backend
 from tests.kit.kernels.step_runner import StepRunner
+from worker_service.cache_engine import BlockFormat
+from worker_service.collectives.threads import ThreadMeeting
 from worker_service.models.builder import build_decoder
 from worker_service.models.loader import LoadedModel, load_model
 from worker_service.models.model_config import read_config
@@ -24,6 +27,8 @@ from worker_service.models.weight_files import WeightFiles
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from worker_service.models.decoder import DecoderModel
 
 # One of each layout.
 MIXTURES = ["mixtral", "granite_moe", "gpt_oss"]
@@ -103,6 +108,24 @@ def test_a_plan_in_segments_gives_the_bits_of_one_rank(name: str) -> None:
         runner.capture(64)
     assert torch.equal(ranks.logits(token_ids, [30, 3, 1, 6]), whole)
     assert [runner.num_replayed for runner in ranks.runners] == [4, 4]
+
+
+@for_each
+def test_two_stages_give_the_bits_of_one(name: str) -> None:
+    """The first one's rows travel as they are computed, and the second makes logits of them."""
+    kernels, token_ids = Kernels(BEST, torch.float32), list(range(2, 42))
+    whole = StepRunner.load(family_model(name), kernels.dtype, kernels.backend).run("x", token_ids, [40])
+    stages: list[DecoderModel] = []
+    for rank, world in enumerate(ThreadMeeting(2).make_collectives()):
+        backend = new_backend(kernels)
+        (alone,) = ThreadMeeting(1).make_collectives()
+        backend.join(JoinedRanks(world, alone))
+        stages.append(StepRunner.load(family_model(name), kernels.dtype, backend, parallel=Parallel(1, 2, rank)).model)
+    # What is sent waits until it is received: both run in this thread.
+    batch = kernels.backend.plan_attention([40], [40], [[0, 1]], 32, stages[0].config.sliding_window)
+    pools = [torch.zeros(BlockFormat.of(stage, 32).pool_shape(2), dtype=kernels.dtype) for stage in stages]
+    _, hidden = (stage.forward(torch.tensor(token_ids), batch, pool) for stage, pool in zip(stages, pools, strict=True))
+    assert torch.equal(stages[1].compute_logits(hidden), whole)
 
 
 def test_kernels_without_experts_are_named_with_those_that_have_them() -> None:
