@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field
 
 from blockyard.lora.settings import LoraSettings
 from blockyard.parallel import ParallelSizes
+from blockyard.pooling.tasks import TASKS
 from blockyard.settings import option
 
 Positive = Annotated[int, Field(ge=1)]
@@ -73,8 +74,9 @@ class DeviceSettings:
 
 @dataclass(frozen=True, slots=True)
 class LoadSettings:
-    """Where the weights come from."""
+    """What workers load, what for, and from where."""
 
+    task: str = option("auto", "what to serve the model for; auto: as its files say", choices=TASKS)
     load_format: str = option(
         "auto",
         "where weights come from; sharded, packed: `blockyard admin save`; random: made on the device, of config.json",
@@ -292,8 +294,7 @@ class WorkerProcessSettings:
     )
     packed_cache: str = option(
         "",
-        "folder in which a worker keeps weights as it packs them for its processor, so that its next start only reads "
-        "them; empty: none",
+        "folder in which a worker keeps weights as it packs them, so that its next start only reads them; empty: none",
     )
     worker_lora_root: str = option(
         "", "folder below which AddLora may find LoRA adapters, links resolved; empty: it reads none"
@@ -322,7 +323,6 @@ class ParallelSettings(ParallelSizes):
     tensor_parallel_size: Annotated[int, Field(ge=1, le=8), AfterValidator(_check_power_of_two)] = option(
         1, "workers that share each layer of a replica: 1, 2, 4 or 8; the model says which of these it allows"
     )
-
     pipeline_parallel_size: Annotated[int, Field(ge=1, le=64)] = option(
         1, "stages of a replica, each with a run of the layers; at most as many as the model has layers"
     )

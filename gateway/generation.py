@@ -17,6 +17,7 @@ from gateway.live.continuation import NOWHERE, check_ends, check_positions, make
 from gateway.live.outstanding import RETRY_SECONDS
 from gateway.naming import check_request_id, is_request_id, wire_id
 from gateway.observe.request_log import begin_request_log, take_over_request_log
+from gateway.pooling.service import PoolingService
 from gateway.preparation import Preparation, Prepared
 from gateway.request import ModelCard
 from gateway.scheduler_messages import Cancelled
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from gateway.live.request_state import RequestState
     from gateway.observe.metrics import GatewayMetrics
     from gateway.observe.request_log import RequestLog
+    from gateway.pooling.model import RuleReader
     from gateway.request import GenerationRequest, Position, ResumeRequest
     from gateway.scheduler_messages import Adapter, ModelFacts, Resumed, Submission
     from gateway.text.tokenizer import Tokenizer
@@ -56,6 +58,7 @@ class GenerationService:
         clamps_max_tokens: bool = False,
         max_requests: int = 0,
         lora_root: Path | None = None,
+        read_rule: RuleReader = lambda _: None,
     ) -> None:
         self.tokenizer = tokenizer
         self.model_name = model_name
@@ -67,6 +70,16 @@ class GenerationService:
             self._tokenizers, self._encoding, model_name=model_name, seed=seed, clamps_max_tokens=clamps_max_tokens
         )
         self._admission = Admission(max_requests, lambda: live.num_running)
+        self.pooling = PoolingService(
+            tokenizer,
+            live,
+            self._encoding,
+            self._admission,
+            model_name=model_name,
+            find_facts=self._facts,
+            resolve_model=self.resolve_model,
+            read_rule=read_rule,
+        )
         # Why it does not want requests; empty: it does.
         self._draining = ""
 
@@ -126,7 +139,10 @@ class GenerationService:
     async def _known(self, request_id: str, tenant: str) -> RequestState:
         check_request_id(request_id)
         name = wire_id(tenant, request_id)
-        return self._live.find(name) or await self._live.look_up(name, self._adopt)
+        state = self._live.find(name) or await self._live.look_up(name, self._adopt)
+        if state.submission.pooling is not None:
+            raise BlockyardError(Reason.FEATURE_DISABLED, "it is an input of a call for numbers: send the call again")
+        return state
 
     def _adopt(self, resumed: Resumed) -> RequestState:
         # How much is left of the time that it had is the scheduler's to know.
@@ -141,7 +157,7 @@ class GenerationService:
         request_log = self._begin_log(request)
         is_new = not any(position.num_tokens for position in positions.values()) and self._is_new(request)
         with request_log.beginning(), self._admission.beginning(is_new=is_new):
-            self._facts()
+            _require_tokens(self._facts())
             prepared = await self._preparation.prepare(request, self._facts, self._link.loras)
             submission = prepared.submission
             check_positions(positions, submission)
@@ -165,7 +181,7 @@ class GenerationService:
         Raises BlockyardError NO_READY_WORKER when some are not here, and the scheduler does not answer.
         """
         names = {wire_id(tenant, request_id): request_id for request_id in request_ids if is_request_id(request_id)}
-        cancelled = set(self._live.cancel(names))
+        cancelled = {*self._live.cancel(names), *self.pooling.cancel(list(names))}
         pending: set[str] = set()
         try:
             elsewhere = await self._link.cancel(list(names))
@@ -226,17 +242,10 @@ class GenerationService:
 
     def models(self) -> list[ModelCard]:
         """Lists the model and its adapters; nothing before the scheduler has sent its facts."""
-        facts = self._link.facts
-        if facts is None:
+        if (facts := self._link.facts) is None:
             return []
-        model = ModelCard(
-            name=self.model_name,
-            max_model_len=facts.max_model_len,
-            vocab_size=facts.vocab_size,
-            has_chat_template=self.tokenizer.has_chat_template,
-            determinism_id=facts.determinism_id,
-            batch_invariant=facts.batch_invariant,
-        )
+        width = self.pooling.find_width(facts)
+        model = _make_model_card(self.model_name, facts, width, has_chat_template=self.tokenizer.has_chat_template)
         return [model, *(_make_card(adapter, model, self._tokenizers) for adapter in self._link.loras.values())]
 
     def resolve_model(self, name: str) -> None:
@@ -282,6 +291,26 @@ class GenerationService:
         """Ends all requests here with an error; they run on at the scheduler, for another gateway to resume."""
         self._live.end_all(error)
         self._encoding.close()
+
+
+def _require_tokens(facts: ModelFacts) -> None:
+    """Raises BlockyardError FEATURE_DISABLED for a model that makes numbers."""
+    if facts.task.pools:
+        message = f"the model is served to {facts.task.label}, and generates nothing (--task)"
+        raise BlockyardError(Reason.FEATURE_DISABLED, message)
+
+
+def _make_model_card(name: str, facts: ModelFacts, width: int, *, has_chat_template: bool) -> ModelCard:
+    return ModelCard(
+        name=name,
+        max_model_len=facts.max_model_len,
+        vocab_size=facts.vocab_size,
+        has_chat_template=has_chat_template,
+        determinism_id=facts.determinism_id,
+        batch_invariant=facts.batch_invariant,
+        task=facts.task,
+        embedding_size=width,
+    )
 
 
 def _make_card(adapter: Adapter, model: ModelCard, tokenizers: AdapterTokenizers) -> ModelCard:

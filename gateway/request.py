@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
+from blockyard.pooling.tasks import Task
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -245,3 +247,6 @@ class ModelCard:
     batch_invariant: bool
     # Of an adapter: the model that it adapts.
     parent: str = ""
+    task: Task = Task.UNSPECIFIED
+    # Numbers of a vector; 0: it makes none, or it is not known how many.
+    embedding_size: int = 0

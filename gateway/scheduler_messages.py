@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
+from blockyard.pooling.tasks import Task
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -39,7 +41,7 @@ class ModelFacts:
     """What the scheduler knows of the model.
 
     `model_digest` is the SHA-256 of its config.json, in hex. One request has at most `max_num_seqs` sequences or beams;
-    0: the scheduler does not say.
+    0: the scheduler does not say. `max_prompt_len`: of prompts that are computed in one step; 0: they are not.
     """
 
     model_digest: str
@@ -50,6 +52,8 @@ class ModelFacts:
     batch_invariant: bool
     max_num_seqs: int = 0
     weights_version: str = ""
+    task: Task = Task.UNSPECIFIED
+    max_prompt_len: int = 0
 
     def behind(self, adapter: Adapter | None) -> ModelFacts:
         """Returns what holds for prompts with an adapter: its virtual tokens leave less room."""
@@ -82,6 +86,29 @@ class SchedulerReading(NamedTuple):
     replicas: tuple[ReplicaReading, ...]
 
 
+class PoolingKind(IntEnum):
+    """Which numbers are made of a prompt, with the contract's numbers."""
+
+    LAST = 1
+    FIRST = 2
+    MEAN = 3
+    TOKENS = 4
+    CLASSIFY = 5
+    LABEL_LOGITS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Pooling:
+    """What to make of a prompt instead of tokens after it: see Pooling in the contract."""
+
+    kind: PoolingKind
+    label_token_ids: tuple[int, ...] = ()
+    normalise: bool = False
+    dimensions: int = 0
+    leaves_raw: bool = False
+    second_from: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Submission:
     """A validated request as the scheduler needs it. Every number of `sampling` is set; its bad words are token ids.
@@ -108,6 +135,7 @@ class Submission:
     trace_context: TraceContext | None = None
     lora: Adapter | None = None
     fails_on_update: bool = False
+    pooling: Pooling | None = None
 
     @property
     def num_virtual_tokens(self) -> int:
@@ -116,13 +144,17 @@ class Submission:
 
 
 class SequenceRecord(NamedTuple):
-    """All that is known of one sequence; `reason` is None while it runs, `logprobs` an entry a token if asked for."""
+    """All that is known of one sequence; `reason` is None while it runs, `logprobs` an entry a token if asked for.
+
+    `pooled_values`: float32, little endian, of one with pooling that has ended.
+    """
 
     token_ids: Sequence[int]
     reason: FinishReason | None = None
     logprobs: Sequence[Candidates] = ()
     score: float | None = None
     error: BlockyardError | None = None
+    pooled_values: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,8 +277,8 @@ class Progress:
     """One message of the scheduler: what happened in a step, or in several. The token columns are of one length.
 
     What was `recovered` or `resumed` was so before the tokens came. `weights`: (request_id, version), from these tokens
-    on. `logprobs`: of those tokens that have them, in
-    their order, the sequence of each and its candidates.
+    on. `logprobs`: of those tokens that have them, in their order, the sequence of each and its candidates. `pooled`:
+    of the sequences that ended, those that have numbers: the sequence and these, float32, little endian.
     """
 
     accepted: list[Acceptance]
@@ -263,3 +295,4 @@ class Progress:
     prompt_logprobs: Sequence[PromptPiece] = ()
     resumed: Sequence[Resumed] = ()
     loras: tuple[Adapter, ...] | None = None
+    pooled: Sequence[tuple[int, bytes]] = ()

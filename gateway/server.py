@@ -42,13 +42,13 @@ from gateway.live.scheduler_link import SchedulerLink
 from gateway.observe.metrics import GatewayMetrics
 from gateway.observe.scheduler_readings import SchedulerReadings
 from gateway.observe.vllm_metrics import add_vllm_names
+from gateway.pooling.files import read_model_rule
 from gateway.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
     import grpc.aio
 
     from blockyard.security.authentication import Gate
-    from gateway.text.tokenizer import Tokenizer
 
 log = EventLogger(__name__)
 
@@ -77,7 +77,9 @@ class Server:
         self._access = make_access(configuration.security)
         identity = InternalIdentity(configuration.internal)
         gateway_id = secrets.token_hex(8)
-        tokenizer = _load_tokenizer(configuration)
+        folder = resolve_model(configuration.model.model, configuration.model.revision, "tokenizer")
+        template = configuration.text.chat_template
+        tokenizer = load_tokenizer(folder, chat_template_file=Path(template) if template else None)
         self._link = SchedulerLink(
             configuration.service.scheduler_address,
             gateway_id=gateway_id,
@@ -100,6 +102,7 @@ class Server:
             clamps_max_tokens=configuration.text.clamp_max_tokens,
             max_requests=configuration.service.max_requests,
             lora_root=Path(root) if (root := configuration.service.gateway_lora_root) else None,
+            read_rule=lambda task: read_model_rule(folder, task),
         )
         # Not over `self`: a process that cannot start would keep its servers until the interpreter ends.
         live, link = self._live, self._link
@@ -205,13 +208,6 @@ class Server:
         )
         await self._link.stop()
         self.monitoring.stop()
-
-
-def _load_tokenizer(configuration: GatewayConfiguration) -> Tokenizer:
-    settings = configuration.model
-    folder = resolve_model(settings.model, settings.revision, "tokenizer")
-    template = configuration.text.chat_template
-    return load_tokenizer(folder, chat_template_file=Path(template) if template else None)
 
 
 def model_name(configuration: GatewayConfiguration) -> str:

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from blockyard.client.access import ClientTls
     from blockyard.client.asynchronous import AsyncClient, AsyncStream
     from blockyard.client.chat import Message, Role, Tool, ToolCall, ToolChoice
+    from blockyard.client.pooling import Classification, Classifications, Embeddings, ScoredDocument, Scores
     from blockyard.client.results import (
         Accepted,
         BeamSearch,
@@ -36,11 +37,14 @@ __all__ = [
     "AsyncStream",
     "BeamSearch",
     "Choice",
+    "Classification",
+    "Classifications",
     "Client",
     "ClientTls",
     "Completion",
     "Delta",
     "EarlyStopping",
+    "Embeddings",
     "Event",
     "FinishReason",
     "Finished",
@@ -50,6 +54,8 @@ __all__ = [
     "Recovered",
     "RetryPolicy",
     "Role",
+    "ScoredDocument",
+    "Scores",
     "Stream",
     "TokenLogprob",
     "TokenLogprobs",
@@ -64,6 +70,7 @@ _MODULES = {
     **dict.fromkeys(("AsyncClient", "AsyncStream"), "asynchronous"),
     **dict.fromkeys(("Client", "Stream"), "sync"),
     **dict.fromkeys(("Message", "Role", "Tool", "ToolCall", "ToolChoice"), "chat"),
+    **dict.fromkeys(("Classification", "Classifications", "Embeddings", "ScoredDocument", "Scores"), "pooling"),
     "ClientTls": "access",
     "RetryPolicy": "retry",
     "update_weights": "weights",

@@ -14,6 +14,7 @@ import grpc.aio
 
 from blockyard.client import codec
 from blockyard.client.access import ClientAccess, ClientTls
+from blockyard.client.pooling_calls import AsyncPoolingCalls
 from blockyard.client.results import Completion, Delta, Event, GenerationOptions, Model
 from blockyard.client.resumption import Resumption
 from blockyard.client.retry import Attempts, Deadline, RetryPolicy, may_pass
@@ -211,7 +212,7 @@ class AsyncStream:
             self._connections.cancel(self._resumption.request_id)
 
 
-class AsyncClient:
+class AsyncClient(AsyncPoolingCalls):
     """Talks to a gateway, or to one of several: `blockyard.Client` for asyncio.
 
     It connects in the first call, on the loop that makes it.

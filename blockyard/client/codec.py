@@ -25,6 +25,7 @@ from blockyard.client.results import (
 from blockyard.common.v1 import sampling_pb2
 from blockyard.errors import Violation, from_status, invalid
 from blockyard.inference.v1 import inference_pb2
+from blockyard.pooling.tasks import find_task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -255,6 +256,8 @@ def to_models(response: inference_pb2.ListModelsResponse) -> list[Model]:
             model.determinism_id,
             model.batch_invariant,
             model.parent,
+            find_task(model.task).label,
+            model.embedding_size,
         )
         for model in response.models
     ]

@@ -289,6 +289,10 @@ class Model:
     determinism_id: str
     batch_invariant: bool
     parent: str = ""
+    task: str = "unspecified"
+    """What it is served for: "generate", "embed", "classify" or "score"."""
+    embedding_size: int = 0
+    """Numbers of a vector; 0: it makes none, or its files do not say."""
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ import grpc
 from blockyard.client import codec
 from blockyard.client.access import ClientAccess, ClientTls
 from blockyard.client.cancelling import Canceller
+from blockyard.client.pooling_calls import PoolingCalls
 from blockyard.client.results import Completion, Delta, Event, GenerationOptions, Model
 from blockyard.client.resumption import Request, Resumption
 from blockyard.client.retry import Attempts, Deadline, RetryPolicy, may_pass
@@ -187,7 +188,7 @@ def method_of(request: Request) -> str:
     return request.DESCRIPTOR.name.removesuffix("Request")
 
 
-class Client:
+class Client(PoolingCalls):
     """Talks to a gateway, or to one of several: to the next one when one fails.
 
     Every method raises BlockyardError, and none other, when the server refuses or the connection fails. A call that

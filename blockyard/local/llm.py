@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
 
     from blockyard.client.chat import ChatOptions, Messages
+    from blockyard.client.pooling import Classification, ClassifyOptions, EmbedOptions, ScoreOptions
     from blockyard.client.results import Completion, GenerationOptions, Model
     from blockyard.lora.request import LoRARequest
 
@@ -38,6 +39,8 @@ T = TypeVar("T")
 Prompt = str | list[int] | tuple[int, ...]
 # More would only wait, in the gateway instead of here.
 MAX_CONCURRENT_REQUESTS = 512
+# Inputs of one call for numbers.
+MAX_INPUTS = 2048
 # As long as a service that died takes to come back.
 PATIENT = RetryPolicy(max_attempts=30, max_delay_seconds=1.0)
 
@@ -156,6 +159,25 @@ class LLM:
         """Generates an answer as a stream of events; see `blockyard.Stream`."""
         return self._client.stream(prompt, **options)
 
+    def embed(self, inputs: Sequence[Prompt], **options: Unpack[EmbedOptions]) -> list[list[float]]:
+        """Makes a vector of each input: texts, or lists of token ids, as many as there are.
+
+        A vector's bits depend on its input and the model alone. Raises BlockyardError FEATURE_DISABLED for a model that
+        is not served to embed (the setting `task`).
+        """
+        return [vector for some in _split(inputs) for vector in self._client.embed(some, **options).vectors]
+
+    def score(self, query: Prompt, documents: Sequence[Prompt], **options: Unpack[ScoreOptions]) -> list[float]:
+        """Says how well each document answers: a reranker itself, a model of vectors by their cosine."""
+        if "top_n" in options:
+            raise TypeError("score tells all documents, in their order: sort them")
+        pieces = [self._client.score(query, some, **options) for some in _split(documents)]
+        return [document.score for piece in pieces for document in piece.documents]
+
+    def classify(self, inputs: Sequence[Prompt], **options: Unpack[ClassifyOptions]) -> list[Classification]:
+        """Says how well the model's labels suit each input."""
+        return [each for some in _split(inputs) for each in self._client.classify(some, **options).classifications]
+
     def load_lora(self, lora_request: LoRARequest) -> str:
         """Loads an adapter at all replicas, unless it is loaded, and returns the `model` by which requests name it.
 
@@ -256,6 +278,13 @@ class LLM:
     def model(self) -> Model:
         """The model that is served."""
         return self._client.list_models()[0]
+
+
+def _split(inputs: Sequence[Prompt]) -> list[Sequence[Prompt]]:
+    """Splits inputs into as many calls as they need."""
+    if isinstance(inputs, str):
+        raise TypeError("inputs is a list: use [text]")
+    return [inputs[start : start + MAX_INPUTS] for start in range(0, len(inputs), MAX_INPUTS)]
 
 
 def _check_names(settings: Iterable[str]) -> None:

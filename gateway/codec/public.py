@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from blockyard.common.v1 import sampling_pb2
+from blockyard.common.v1 import pooling_pb2, sampling_pb2
 from blockyard.errors import Reason, Violation, invalid, to_status
 from blockyard.inference.v1 import inference_pb2
 from gateway.codec.conversation import decode_conversation
@@ -291,4 +291,6 @@ def encode_model(card: ModelCard) -> inference_pb2.Model:
         determinism_id=card.determinism_id,
         batch_invariant=card.batch_invariant,
         parent=card.parent,
+        task=pooling_pb2.Task.ValueType(card.task),
+        embedding_size=card.embedding_size,
     )

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Literal
 
 from google.protobuf import duration_pb2
 
-from blockyard.common.v1 import sampling_pb2
+from blockyard.common.v1 import pooling_pb2, sampling_pb2
 from blockyard.errors import from_status, to_status
 from blockyard.logprob_columns import join_logprobs, split_logprobs
+from blockyard.pooling.columns import split_values
+from blockyard.pooling.tasks import find_task
 from blockyard.scheduler.v1 import scheduler_pb2
 from blockyard.tracing.codec import decode_trace_context, encode_trace_context
 from gateway.codec.sampling import (
@@ -28,6 +30,8 @@ from gateway.scheduler_messages import (
     Ending,
     Failure,
     ModelFacts,
+    Pooling,
+    PoolingKind,
     Prefill,
     Progress,
     PromptPiece,
@@ -68,6 +72,7 @@ def encode_submission(submission: Submission) -> scheduler_pb2.AddRequest:
         trace_context=encode_trace_context(submission.trace_context),
         lora=encode_lora(submission.lora) if submission.lora else None,
         fails_on_update=submission.fails_on_update,
+        pooling=_encode_pooling(submission.pooling) if submission.pooling else None,
     )
 
 
@@ -91,6 +96,29 @@ def decode_submission(message: scheduler_pb2.AddRequest) -> Submission:
         trace_context=decode_trace_context(message.trace_context),
         lora=_decode_lora(message.lora) if message.HasField("lora") else None,
         fails_on_update=message.fails_on_update,
+        pooling=_decode_pooling(message.pooling) if message.HasField("pooling") else None,
+    )
+
+
+def _encode_pooling(pooling: Pooling) -> pooling_pb2.Pooling:
+    return pooling_pb2.Pooling(
+        kind=pooling_pb2.PoolingKind.ValueType(pooling.kind),
+        label_token_ids=pooling.label_token_ids,
+        normalise=pooling.normalise,
+        dimensions=pooling.dimensions,
+        leaves_raw=pooling.leaves_raw,
+        second_from=pooling.second_from,
+    )
+
+
+def _decode_pooling(message: pooling_pb2.Pooling) -> Pooling:
+    return Pooling(
+        kind=PoolingKind(message.kind),
+        label_token_ids=tuple(message.label_token_ids[:]),
+        normalise=message.normalise,
+        dimensions=message.dimensions,
+        leaves_raw=message.leaves_raw,
+        second_from=message.second_from,
     )
 
 
@@ -130,6 +158,7 @@ def _encode_record(record: SequenceRecord) -> scheduler_pb2.SequenceTranscript:
         logprobs=join_logprobs(record.logprobs) if record.logprobs else None,
         score=record.score,
         error=to_status(record.error) if record.error else None,
+        pooled_values=record.pooled_values,
     )
 
 
@@ -140,6 +169,7 @@ def _decode_record(message: scheduler_pb2.SequenceTranscript) -> SequenceRecord:
         logprobs=split_logprobs(message.logprobs),
         score=message.score if message.HasField("score") else None,
         error=from_status(message.error) if message.HasField("error") else None,
+        pooled_values=message.pooled_values,
     )
 
 
@@ -217,6 +247,9 @@ def decode_progress(message: scheduler_pb2.AttachResponse) -> Progress:
         prompt_logprobs=decode_prompt_logprobs(message.prompt_logprobs),
         resumed=list(map(_decode_resumed, message.resumed)),
         loras=tuple(map(_decode_lora, message.loras.adapters)) if message.HasField("loras") else None,
+        pooled=list(
+            zip(message.pooled_sequence_ids, split_values(message.pooled_sizes, message.pooled_values), strict=True)
+        ),
     )
 
 
@@ -246,6 +279,8 @@ def _decode_facts(message: scheduler_pb2.ModelFacts) -> ModelFacts:
         batch_invariant=message.batch_invariant,
         max_num_seqs=message.max_num_seqs,
         weights_version=message.weights_version,
+        task=find_task(message.task),
+        max_prompt_len=message.max_prompt_len,
     )
 
 

@@ -47,13 +47,15 @@ class AnswerRules(NamedTuple):
 class Ended(NamedTuple):
     """The end of an answer. `matched`: the stop string, the request's stop token, or None. `score`: that of a beam.
 
-    `error`: why it failed, where the reason is ERROR.
+    `error`: why it failed, where the reason is ERROR. `pooled_values`: the numbers that were made of its prompt,
+    float32, little endian, where these were asked for.
     """
 
     reason: FinishReason
     matched: str | int | None
     score: float | None = None
     error: BlockyardError | None = None
+    pooled_values: bytes = b""
 
 
 class Place(NamedTuple):
@@ -137,12 +139,18 @@ class SequenceAnswer:
         used = tuple((place, version) for place, version in self.weight_versions if place < max(self.num_tokens, 1))
         return used if any(version for _, version in used) else ()
 
-    def finish(self, reason: FinishReason, score: float | None = None, error: BlockyardError | None = None) -> None:
+    def finish(
+        self,
+        reason: FinishReason,
+        score: float | None = None,
+        error: BlockyardError | None = None,
+        pooled_values: bytes = b"",
+    ) -> None:
         """Ends the answer with the token pushed last, as the scheduler says."""
         if self.ended is None:
             if reason is FinishReason.ERROR:
                 error = error or _unknown_failure()
-            self._finish(reason, score, error)
+            self._finish(reason, score, error, pooled_values)
 
     def advance(self) -> bool:
         """Turns all tokens into text; returns whether a stop string has been found, which ends the answer."""
@@ -160,7 +168,7 @@ class SequenceAnswer:
         self._num_repeats = max(0, num_known - num_recorded)
         self._num_repeated_logprobs = max(0, len(self.logprobs) - len(record.logprobs))
         if record.reason is not None:
-            self.finish(record.reason, record.score, record.error)
+            self.finish(record.reason, record.score, record.error, record.pooled_values)
 
     def delta_after(self, num_tokens: int, num_text_bytes: int, until: Place | None = None) -> Delta | None:
         """Returns the text and tokens after a place, up to another or to the end; None if there are none."""
@@ -213,7 +221,9 @@ class SequenceAnswer:
         del self.token_ids[self.num_tokens :]
         del self.logprobs[self.num_tokens :]
 
-    def _finish(self, reason: FinishReason, score: float | None, error: BlockyardError | None) -> None:
+    def _finish(
+        self, reason: FinishReason, score: float | None, error: BlockyardError | None, pooled_values: bytes
+    ) -> None:
         stop_token_id = self._stop_token_id() if reason is FinishReason.STOP else None
         is_hidden = stop_token_id is not None and not self._rules.stop.include_stop_in_output
         self._advance_to(len(self.token_ids) - is_hidden)
@@ -223,7 +233,7 @@ class SequenceAnswer:
             return
         self.num_tokens = len(self.token_ids)
         is_end_token = stop_token_id in self._rules.end_token_ids
-        self._end(Ended(reason, None if is_end_token else stop_token_id, score, error))
+        self._end(Ended(reason, None if is_end_token else stop_token_id, score, error, pooled_values))
 
     def _stop_token_id(self) -> int | None:
         """Returns the last token if it is a stop token. It is none where another gateway saw a stop string."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
+from blockyard.pooling.columns import FLOAT_BYTES
 from gateway.observe.request_log import TokenCounts
 from gateway.request import Accepted, Finished, Recovered
 from gateway.scheduler_messages import Resubmission, SequenceRecord
@@ -134,8 +135,9 @@ class RequestState:
 
     @property
     def weight(self) -> int:
-        """The cost of keeping it, in tokens; a log probability counts as one."""
+        """The cost of keeping it, in tokens of 4 bytes; a log probability counts as one, a pooled number too."""
         num_tokens = len(self.submission.prompt_token_ids) + sum(len(answer.token_ids) for answer in self.answers)
+        num_tokens += sum(len(end.pooled_values) for end in self.ends) // FLOAT_BYTES
         return num_tokens + sum(len(entry.token_ids) for answer in self.answers for entry in answer.logprobs)
 
     def sequence_id_of(self, answer: SequenceAnswer) -> int:
@@ -250,4 +252,6 @@ def _record_of(answer: SequenceAnswer) -> SequenceRecord:
     ended = answer.ended
     if ended is None:
         return SequenceRecord(answer.token_ids, None, answer.logprobs)
-    return SequenceRecord(answer.token_ids, ended.reason, answer.logprobs, ended.score, ended.error)
+    return SequenceRecord(
+        answer.token_ids, ended.reason, answer.logprobs, ended.score, ended.error, ended.pooled_values
+    )

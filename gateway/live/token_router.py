@@ -60,12 +60,13 @@ class TokenRouter:
             for reader in state.readers:
                 if not reader.is_patient:
                     reader.wake()
+        pooled = dict(progress.pooled)
         for sequence_id, reason, score, error in progress.ended:
             route = routes.get(sequence_id)
             if route is None:
                 continue
             state, answer = route
-            answer.finish(reason, score, error)
+            answer.finish(reason, score, error, pooled.get(sequence_id, b""))
             self._on_end(state, answer)
             state.wake()
 

@@ -54,11 +54,13 @@ class RequestLog:
         request_id: its name on the wire.
         span: the request's; NO_SPAN if it is not traced.
         is_taken_over: another gateway had it: times are from then on.
+        is_part: it is one of those that a call is made of, which has a line of its own.
     """
 
     __slots__ = (
         "_arrived_at",
         "_first_token_at",
+        "_is_part",
         "_is_taken_over",
         "_method",
         "_num_recoveries",
@@ -67,8 +69,11 @@ class RequestLog:
         "span",
     )
 
-    def __init__(self, request_id: str, span: Span = NO_SPAN, *, is_taken_over: bool = False) -> None:
+    def __init__(
+        self, request_id: str, span: Span = NO_SPAN, *, is_taken_over: bool = False, is_part: bool = False
+    ) -> None:
         self.span = span
+        self._is_part = is_part
         self._is_taken_over = is_taken_over
         # Not checked yet.
         self._request_id = request_id[:_MAX_NAME]
@@ -161,7 +166,7 @@ class RequestLog:
     ) -> None:
         """Takes note of a whole answer. `reasons`: why each sequence has ended; `errors`: of those that failed."""
         names = tuple(reason.label for reason in reasons)
-        log.info(
+        (log.debug if self._is_part else log.info)(
             "request finished",
             **self._fields(
                 finish_reasons=",".join(dict.fromkeys(names)),
@@ -177,7 +182,7 @@ class RequestLog:
         fields = self._fields(reason=str(error.reason), **self._end_fields(counts))
         self.span.set(reason=str(error.reason))
         if error.reason is Reason.CLIENT_CANCELLED:
-            log.info("request cancelled", **fields)
+            (log.debug if self._is_part else log.info)("request cancelled", **fields)
             self._end_span(counts)
             return
         _failure_log(error)("request failed", error=error.message, **fields)

@@ -71,6 +71,7 @@ class Tokenizer:
         generation_defaults: the fields of generation_config.json that apply where a request is silent.
         model_digest: SHA-256 of config.json, in hex.
         special_tokens: the texts of special tokens by their names in tokenizer_config.json.
+        truncation_side: from which texts of pooling calls are cut, "left" or "right".
     """
 
     def __init__(
@@ -82,9 +83,11 @@ class Tokenizer:
         generation_defaults: dict[str, float] | None = None,
         model_digest: str = "",
         special_tokens: dict[str, str] | None = None,
+        truncation_side: str = "right",
     ) -> None:
         self._vocabulary = vocabulary
         self._backend = backend = vocabulary.backend
+        self.truncation_side = truncation_side
         self._chat_template = chat_template
         self._detokenizers = DetokenizerFactory(backend)
         self._token_texts = {skip: TokenTexts(self._detokenizers, skip_special_tokens=skip) for skip in (False, True)}
@@ -93,6 +96,16 @@ class Tokenizer:
         self.generation_defaults = generation_defaults or {}
         self.model_digest = model_digest
         self.special_tokens = special_tokens or {}
+
+    @property
+    def backend(self) -> tokenizers.Tokenizer:
+        """The library's own, which nobody may set truncation or padding of."""
+        return self._backend
+
+    @property
+    def backend_encodes(self) -> bool:
+        """Whether the library's own makes the ids of texts, as of all but SentencePiece's and tekken's files."""
+        return self._vocabulary.backend_encodes
 
     @cached_property
     def num_ids(self) -> int:
@@ -219,6 +232,7 @@ def load_tokenizer(folder: Path, *, chat_template_file: Path | None = None) -> T
         generation_defaults=_generation_defaults(generation_config),
         model_digest=model_digest(folder),
         special_tokens=special_tokens,
+        truncation_side="left" if tokenizer_config.get("truncation_side") == "left" else "right",
     )
 
 

@@ -46,6 +46,8 @@ class Vocabulary:
     """Has the pieces, the special tokens and how ids become text."""
     encode: Callable[[str, bool], Sequence[int]]
     """Turns a text into ids, and adds special tokens at its ends or not; TypeError for half a surrogate pair."""
+    backend_encodes: bool = False
+    """Whether the backend makes the same ids, and so knows pairs of texts and how to cut them."""
 
     @classmethod
     def of(cls, backend: tokenizers.Tokenizer) -> Vocabulary:
@@ -53,7 +55,7 @@ class Vocabulary:
         # Some files carry the settings of a training run, which would cut or pad prompts in silence.
         backend.no_truncation()
         backend.no_padding()
-        return cls(backend, lambda text, specials: backend.encode(text, add_special_tokens=specials).ids)
+        return cls(backend, lambda text, specials: backend.encode(text, add_special_tokens=specials).ids, True)
 
 
 @dataclass(frozen=True, slots=True)

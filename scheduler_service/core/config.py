@@ -47,6 +47,7 @@ class CoreConfig:
     - `watermark`: the share of the device blocks that an admission leaves free.
     - `max_loras`: adapters that the sequences of a step may have, together; one that has waited for so many seconds
       while others began is the next.
+    - `whole_prompts`: a prompt is computed in one step, or never; nothing of it is found again.
     - `debug_integrity`: walk all state after each operation.
 
     Raises ValueError.
@@ -73,6 +74,7 @@ class CoreConfig:
     lora_patience_seconds: float = 2.0
     debug_integrity: bool = False
     weights_version: str = ""
+    whole_prompts: bool = False
 
     def __post_init__(self) -> None:
         positive = ("block_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_steps_in_flight")
@@ -98,18 +100,33 @@ class CoreConfig:
         """The longest sequence that could run alone. Its last token needs no slot: nothing is computed from it."""
         return min((self.num_device_blocks - 1) * self.block_size + 1, self.max_model_len)
 
+    @property
+    def max_prompt_len(self) -> int:
+        """The longest prompt of which nothing is generated: it needs a slot for each of its tokens, and no other."""
+        longest = min((self.num_device_blocks - 1) * self.block_size, self.max_model_len)
+        return min(longest, self.max_num_batched_tokens) if self.whole_prompts else longest
+
     def fit(self, spec: GroupSpec) -> int:
         """Returns the length, prompt and output, at which a request's sequences end if nothing stops them.
 
         Raises NeverFits if one could outgrow the device blocks or the model's length; ValueError for an empty prompt,
         nothing to generate, more sequences or beams than a step has rows, or more sequences than beams.
         """
+        if spec.pooling is not None and spec.prompt_token_ids and (spec.n, spec.max_tokens) == (1, 0):
+            return self.find_max_length(len(spec.prompt_token_ids), 0)
         if not spec.prompt_token_ids or spec.max_tokens < 1 or not 1 <= spec.n <= spec.num_rows <= self.max_rows:
             raise ValueError(f"a request has a prompt, max_tokens and 1 to {self.max_rows} sequences or beams")
         return self.find_max_length(len(spec.prompt_token_ids), spec.max_tokens)
 
     def find_max_length(self, num_prompt_tokens: int, max_tokens: int) -> int:
-        """Returns the length, prompt and output, at which a sequence ends if nothing stops it. Raises NeverFits."""
+        """Returns the length, prompt and output, at which a sequence ends if nothing stops it. Raises NeverFits.
+
+        `max_tokens` 0: it ends with its prompt.
+        """
+        if not max_tokens:
+            if num_prompt_tokens > self.max_prompt_len:
+                raise NeverFits(num_prompt_tokens, self.max_prompt_len)
+            return num_prompt_tokens
         max_length = min(num_prompt_tokens + max_tokens, self.max_model_len)
         num_tokens = max(max_length, num_prompt_tokens + 1)
         if num_tokens > self.max_tokens:

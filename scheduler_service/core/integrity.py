@@ -98,7 +98,8 @@ def _check_sequence(sequence: Sequence, block_size: int) -> None:
         assert sequence.num_scheduled < length, f"{sequence} has nothing left to prefill"
         assert num_blocks == -(-length // block_size), f"{sequence} has {num_blocks} blocks for {length} tokens"
     else:
-        assert sequence.num_scheduled < sequence.max_length, f"{sequence} is scheduled past its end"
+        is_over = sequence.num_scheduled >= sequence.max_length + (sequence.group.spec.pooling is not None)
+        assert not is_over, f"{sequence} is scheduled past its end"
         needed = -(-sequence.num_scheduled // block_size)
         assert num_blocks == needed, f"{sequence} has {num_blocks} blocks and needs {needed}"
     holes = {place for place, block in enumerate(sequence.block_ids) if not block}

@@ -72,6 +72,8 @@ def fit(group: Group, config: CoreConfig) -> list[Sequence]:
     group.max_length = config.find_max_length(group.prompt_length, group.spec.max_tokens)
     for sequence in group.sequences:
         sequence.max_length = group.max_length
+    if group.spec.pooling is not None:
+        return []  # it ends with its numbers, not with its length
     return [sequence for sequence in group.live if len(sequence.token_ids) >= group.max_length]
 
 

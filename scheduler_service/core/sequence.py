@@ -62,6 +62,7 @@ class Sequence:
         "num_computed",
         "num_scheduled",
         "owner",
+        "pooled",
         "priority",
         "publish_at",
         "score",
@@ -88,6 +89,7 @@ class Sequence:
         self.score: float | None = None  # of a beam search's, once it has ended
         self.token_ids: list[int] = []
         self.logprobs: list[Any] = []  # of its tokens, if they are wanted
+        self.pooled = b""  # the numbers made of its prompt, if these are wanted and there
         self.is_prefilling = True
         self.num_scheduled = 0
         self.num_computed = 0

@@ -22,7 +22,8 @@ class StepInFlight:
 
     `sampled`: the sequences that get a token, in the order of the step, and their ids. `pieces`: sequences that get
     none, with the count of their tokens that have KV afterwards. `completed`: groups whose prompt is prefilled by it.
-    `work`: what its times are held against. `beams`: those that propose tokens instead.
+    `work`: what its times are held against. `beams`: those that propose tokens instead. `pooled`: those that get
+    numbers.
     """
 
     step_id: int
@@ -32,11 +33,12 @@ class StepInFlight:
     completed: list[Group]
     work: StepWork
     beams: list[Sequence]
+    pooled: list[Sequence]
 
     @property
     def sequences(self) -> list[Sequence]:
         """All that it computes."""
-        return [*self.sampled, *self.beams, *(sequence for sequence, _ in self.pieces)]
+        return [*self.sampled, *self.beams, *self.pooled, *(sequence for sequence, _ in self.pieces)]
 
     def match(self, result: StepResult) -> list[Sequence]:
         """The sequences that got the answer's tokens. Raises StepMismatch if it cannot be the answer to this step."""
@@ -44,27 +46,34 @@ class StepInFlight:
             raise StepMismatch(f"step {result.step_id} is not the oldest in flight, {self.step_id}")
         sampled, expected = self.sampled, self.sampled_ids
         if result.skipped_sequence_ids or result.failures:
-            sampled = self._without_ended(result)
+            sampled = self._without_ended(self.sampled, result)
             expected = tuple([sequence.sequence_id for sequence in sampled])
         if result.sequence_ids != expected or len(result.token_ids) != len(expected):
             raise StepMismatch(f"step {self.step_id} did not sample whom it was to sample")
         if self.beams or result.beam_candidates:
             self._match_beams(result)
+        if self.pooled or result.pooled:
+            self._match_pooled(result)
         return sampled
+
+    def _match_pooled(self, result: StepResult) -> None:
+        expected = [sequence.sequence_id for sequence in self._without_ended(self.pooled, result)]
+        if [sequence_id for sequence_id, _ in result.pooled] != expected:
+            raise StepMismatch(f"step {self.step_id} did not make the numbers that it was to make")
 
     def _match_beams(self, result: StepResult) -> None:
         expected = {beam.sequence_id for beam in self.beams} - {sequence_id for sequence_id, _ in result.failures}
         if expected != set(result.beam_candidates or ()):
             raise StepMismatch(f"step {self.step_id} has no candidates of beams that were to have some")
 
-    def _without_ended(self, result: StepResult) -> list[Sequence]:
+    def _without_ended(self, sequences: list[Sequence], result: StepResult) -> list[Sequence]:
         """Those that were neither skipped nor failed. Only who has ended is skipped: both sides know the same ids."""
         skipped = set(result.skipped_sequence_ids)
-        for sequence in self.sampled:
+        for sequence in sequences:
             if sequence.sequence_id in skipped and sequence.status is not SequenceStatus.FINISHED:
                 raise StepMismatch(f"step {self.step_id} skipped sequence {sequence.sequence_id}, which goes on")
         skipped.update(sequence_id for sequence_id, _ in result.failures)
-        return [sequence for sequence in self.sampled if sequence.sequence_id not in skipped]
+        return [sequence for sequence in sequences if sequence.sequence_id not in skipped]
 
 
 class StepBuilder:
@@ -88,6 +97,7 @@ class StepBuilder:
         "num_prefill_tokens",
         "num_tokens_left",
         "pieces",
+        "pooled",
         "replaced",
         "restarted_ids",
         "rows",
@@ -109,6 +119,7 @@ class StepBuilder:
         self.num_new_tokens: list[int] = []
         self.sampled: list[Sequence] = []
         self.beams: list[Sequence] = []
+        self.pooled: list[Sequence] = []
         self.inputs: list[Sequence] = []
         self.pieces: list[tuple[Sequence, int]] = []
         self.completed: list[Group] = []
@@ -158,6 +169,8 @@ class StepBuilder:
         """A piece of a prefill that ends at `sequence.num_scheduled`."""
         self.num_prefill_tokens += num_new_tokens
         self.add_row(sequence, num_new_tokens, is_sampled=is_last)
+        if is_last and sequence.group.spec.pooling is not None:
+            self.pooled.append(self.sampled.pop())
 
     def add_row(self, sequence: Sequence, num_new_tokens: int, *, is_sampled: bool) -> None:
         """A row behind the others: a piece, a decode, or a child of its parent's logits."""
@@ -222,10 +235,17 @@ class StepBuilder:
             activated_loras=tuple(self.activated_loras),
         )
         sampled_ids = sequence_ids
-        if self.pieces or self.beams:
+        if self.pieces or self.beams or self.pooled:
             sampled_ids = tuple([sequence.sequence_id for sequence in self.sampled])
         return output, StepInFlight(
-            self.step_id, self.sampled, sampled_ids, self.pieces, self.completed, self._count_work(), self.beams
+            self.step_id,
+            self.sampled,
+            sampled_ids,
+            self.pieces,
+            self.completed,
+            self._count_work(),
+            self.beams,
+            self.pooled,
         )
 
     def _count_work(self) -> StepWork:

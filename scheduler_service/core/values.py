@@ -57,6 +57,7 @@ class GroupSpec:
     `computes_prompt`: all of the prompt is computed, whatever is cached of it, since its log probabilities are wanted.
     `priority`: less is sooner. `beams`: its sequences are not sampled, but the `n` best of a beam search.
     `trace_context` travels unread too, for those who trace it. `lora`: the adapter that all its sequences have.
+    `pooling`: what numbers to make of its prompt instead of tokens, unread; None: it generates.
     """
 
     request_id: str
@@ -73,6 +74,7 @@ class GroupSpec:
     beams: BeamSpec | None = None
     trace_context: Any = None
     lora: LoraSpec | None = None
+    pooling: bytes | None = None
 
     @property
     def lora_id(self) -> int:
@@ -166,6 +168,7 @@ class StepResult:
 
     `logprobs`: those of a sequence's token; `prompt_logprobs`: those of a piece of a sequence's prompt. The
     core passes both on, unread. `beam_candidates`: the likeliest (token id, log probability) of each beam, best first.
+    `pooled`: (sequence id, its numbers), in the order of the step; the numbers are float32, little endian, unread.
     `forward_seconds` (with sampling) and `cache_seconds` (swaps and copies): how long the worker was busy with it; 0:
     it does not say.
     """
@@ -178,6 +181,7 @@ class StepResult:
     logprobs: Mapping[int, Any] | None = None
     prompt_logprobs: tuple[tuple[int, Any], ...] = ()
     beam_candidates: Mapping[int, tuple[tuple[int, float], ...]] | None = None
+    pooled: tuple[tuple[int, bytes], ...] = ()
     forward_seconds: float = 0.0
     cache_seconds: float = 0.0
 
@@ -199,6 +203,7 @@ class OwnerUpdate:
     `prefilled`: (the group's first sequence id, the prompt's tokens found in the prefix cache), once for each group.
     `failed`: (request_id, message) of groups that never fit. `logprobs`: (sequence id, those of its token),
     for the tokens that have some, in their order. `prompt_logprobs`: (sequence id, those of a piece of its prompt).
+    `pooled`: (sequence id, its numbers), of those among the finished that have some.
     """
 
     sequence_ids: list[int] = field(default_factory=list[int])
@@ -208,6 +213,7 @@ class OwnerUpdate:
     failed: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     logprobs: list[tuple[int, Any]] = field(default_factory=list[tuple[int, Any]])
     prompt_logprobs: list[tuple[int, Any]] = field(default_factory=list[tuple[int, Any]])
+    pooled: list[tuple[int, bytes]] = field(default_factory=list[tuple[int, bytes]])
 
 
 @dataclass(frozen=True, slots=True)

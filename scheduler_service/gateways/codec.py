@@ -9,9 +9,11 @@ import re
 from math import nan
 from typing import TYPE_CHECKING, Literal, cast
 
+from blockyard.common.v1 import pooling_pb2
 from blockyard.errors import Violation, invalid, to_status
 from blockyard.logprob_columns import encode_prompt_logprobs, join_logprobs, split_logprobs
 from blockyard.lora.virtual_tokens import MAX_VIRTUAL_TOKENS, virtual_ids
+from blockyard.pooling.columns import join_values
 from blockyard.scheduler.v1 import scheduler_pb2
 from blockyard.tracing.codec import decode_trace_context
 from scheduler_service.core.values import BeamSpec, EarlyStopping, FinishReason, GroupSpec
@@ -30,11 +32,15 @@ if TYPE_CHECKING:
 
 def decode_add(message: scheduler_pb2.AddRequest, owner: str) -> Addition:
     """Decodes a request of `owner`; raises FIELD_INVALID for what no gateway should send."""
+    pools = message.HasField("pooling")
     wrong = [name for name in ("prompt_token_ids", "n", "max_tokens") if not getattr(message, name)]
+    if pools:
+        wrong = [*_check_pooling(message), *(name for name in wrong if name != "max_tokens")]
     if message.HasField("resubmission") and len(message.resubmission.sequences) != message.n:
         wrong.append("resubmission.sequences")
     if wrong:
-        raise invalid(Violation(name, "must be there") for name in wrong)
+        description = "must be there, and nothing else beside pooling" if pools else "must be there"
+        raise invalid(Violation(name, description) for name in wrong)
     handle = message.handle
     resubmission = _decode_resubmission(message.resubmission) if message.HasField("resubmission") else None
     message.ClearField("handle")
@@ -55,6 +61,26 @@ def decode_add(message: scheduler_pb2.AddRequest, owner: str) -> Addition:
         adapter=adapter,
         fails_on_update=message.fails_on_update,
     )
+
+
+MAX_LABELS = 128
+# Of these the first row, or all, are needed: none may come from the prefix cache.
+_OF_ALL_ROWS = (pooling_pb2.POOLING_KIND_FIRST, pooling_pb2.POOLING_KIND_MEAN, pooling_pb2.POOLING_KIND_TOKENS)
+
+
+def _check_pooling(message: scheduler_pb2.AddRequest) -> list[str]:
+    """Returns the names of what cannot be, of a request for numbers."""
+    pooling, wants_labels = message.pooling, message.pooling.kind == pooling_pb2.POOLING_KIND_LABEL_LOGITS
+    is_known = pooling.kind and pooling.kind in pooling_pb2.PoolingKind.values()
+    checks = {
+        "pooling.kind": is_known,
+        "pooling.label_token_ids": wants_labels <= len(pooling.label_token_ids) <= (MAX_LABELS if wants_labels else 0),
+        "n": message.n == 1,
+        "max_tokens": not message.max_tokens,
+        "beam_search": not message.HasField("beam_search"),
+        "sampling.prompt_logprobs": not message.sampling.HasField("prompt_logprobs"),
+    }
+    return [name for name, holds in checks.items() if not holds]
 
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -103,12 +129,13 @@ def _decode_group(message: scheduler_pb2.AddRequest, owner: str, adapter: Adapte
         min_tokens=message.min_tokens,
         stop_token_ids=frozenset(message.stop_token_ids),
         payload=message.sampling.SerializeToString(),
-        computes_prompt=message.sampling.HasField("prompt_logprobs"),
+        computes_prompt=message.sampling.HasField("prompt_logprobs") or message.pooling.kind in _OF_ALL_ROWS,
         tenant=message.tenant,
         priority=message.priority,
         beams=_decode_beams(message.beam_search) if message.HasField("beam_search") else None,
         trace_context=decode_trace_context(message.trace_context) if message.HasField("trace_context") else None,
         lora=adapter.spec if adapter else None,
+        pooling=message.pooling.SerializeToString() if message.HasField("pooling") else None,
     )
 
 
@@ -134,6 +161,7 @@ def _decode_resubmission(message: scheduler_pb2.Resubmission) -> Resubmission:
         num_cached_tokens=message.num_cached_tokens,
         scores=[sequence.score if sequence.HasField("score") else None for sequence in message.sequences],
         errors=[decode_error(sequence.error) if sequence.HasField("error") else None for sequence in message.sequences],
+        pooled=[sequence.pooled_values for sequence in message.sequences],
     )
 
 
@@ -168,6 +196,8 @@ def encode_outgoing(outgoing: Outgoing) -> scheduler_pb2.AttachResponse:
         message.logprobs.CopyFrom(join_logprobs([logprobs for _, logprobs in update.logprobs]))
     for first, piece in update.prompt_logprobs:
         message.prompt_logprobs.append(encode_prompt_logprobs(first, piece))
+    if update.pooled:
+        _put_pooled(message, update.pooled)
     if outgoing.accepted:
         message.accepted.extend(_encode_accepted(outgoing.accepted))
     if outgoing.failed:
@@ -200,6 +230,12 @@ def _put_ends(message: scheduler_pb2.AttachResponse, finished: list[FinishedSequ
     for end in finished:
         if end.error is not None:
             message.sequence_failures.add(sequence_id=end.sequence_id, status=encode_error(end.error))
+
+
+def _put_pooled(message: scheduler_pb2.AttachResponse, pooled: list[tuple[int, bytes]]) -> None:
+    message.pooled_sequence_ids.extend([sequence_id for sequence_id, _ in pooled])
+    sizes, message.pooled_values = join_values([values for _, values in pooled])
+    message.pooled_sizes.extend(sizes)
 
 
 def _encode_finish_reason(reason: FinishReason | None) -> sampling_pb2.FinishReason.ValueType:
@@ -241,6 +277,7 @@ def _encode_transcript(sequence: ResumedSequence) -> scheduler_pb2.SequenceTrans
         logprobs=join_logprobs(sequence.logprobs) if sequence.logprobs else None,
         score=sequence.score,
         error=encode_error(sequence.error) if sequence.error else None,
+        pooled_values=sequence.pooled,
     )
 
 
@@ -266,4 +303,6 @@ def _encode_facts(facts: ModelFacts) -> scheduler_pb2.ModelFacts:
         batch_invariant=facts.batch_invariant,
         max_num_seqs=facts.max_num_seqs,
         weights_version=facts.weights_version,
+        task=pooling_pb2.Task.ValueType(facts.task),
+        max_prompt_len=facts.max_prompt_len,
     )

@@ -31,6 +31,7 @@ class Resubmission:
     num_cached_tokens: int
     scores: list[float | None]
     errors: list[SequenceError | None]
+    pooled: list[bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,7 @@ class ResumedSequence(NamedTuple):
     finish_reason: FinishReason | None
     score: float | None
     error: SequenceError | None
+    pooled: bytes
 
 
 class Resumed(NamedTuple):
@@ -148,4 +150,5 @@ def _copy(sequence: Sequence) -> ResumedSequence:
         sequence.finish_reason,
         sequence.score,
         sequence.error,
+        sequence.pooled,
     )

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 MERGE_SECONDS = 6e-3
 # but if that takes longer than they did, no longer than this.
 MAX_WAIT_SECONDS = 10e-3
+# Numbers of prompts in a message do not merge with more, once they are so many.
+MAX_POOLED_BYTES = 8 * 2**20
 
 
 class GatewayOutbox:
@@ -120,6 +122,10 @@ class GatewayOutbox:
         merged.prefilled += update.prefilled
         merged.logprobs += update.logprobs
         merged.prompt_logprobs += update.prompt_logprobs
+        if update.pooled:
+            merged.pooled += update.pooled
+            # A message has to stay below what a connection takes.
+            self._sealed = sum(len(values) for _, values in merged.pooled) > MAX_POOLED_BYTES
 
     def close(self, error: BlockyardError | None = None) -> None:
         """Ends the stream after the messages that wait, with an error if there is one."""

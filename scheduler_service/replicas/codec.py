@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from google.protobuf.duration_pb2 import Duration
 
-from blockyard.common.v1 import administration_pb2, sampling_pb2, status_pb2
+from blockyard.common.v1 import administration_pb2, pooling_pb2, sampling_pb2, status_pb2
 from blockyard.errors import BlockyardError, Reason, from_status
-from blockyard.logprob_columns import split_logprobs, split_prompt_logprobs
+from blockyard.pooling.tasks import Task, find_task
 from blockyard.tracing.codec import encode_trace_context
 from blockyard.worker.v1 import worker_pb2
 from scheduler_service.core.values import StepResult
@@ -34,21 +34,25 @@ from scheduler_service.replicas.facts import (
 from scheduler_service.replicas.steps.answer_checks import (
     check_blocks,
     check_cache,
-    check_distinct,
-    check_logprobs,
     check_model,
-    check_prompt,
     check_rows,
     check_sampled,
     check_seconds,
     check_worker,
+)
+from scheduler_service.replicas.steps.answer_columns import (
+    decode_candidates,
+    decode_logprobs,
+    decode_pooled,
+    decode_prompts,
+    has_candidates,
+    has_logprobs,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from blockyard.google_rpc import status_pb2 as rpc_status_pb2
-    from blockyard.logprob_columns import Candidates, PromptPiece
     from blockyard.parallel import Parallel, ParallelSizes
     from scheduler_service.core.values import BlockPair, NewSequence, SchedulerOutput
     from scheduler_service.replicas.facts import MeetingPoint
@@ -135,6 +139,7 @@ def _duration(seconds: float) -> Duration:
 
 
 def _encode_new_sequence(sequence: NewSequence) -> worker_pb2.NewSequence:
+    pooling = sequence.spec.pooling
     return worker_pb2.NewSequence(
         sequence_id=sequence.sequence_id,
         sequence_index=sequence.sequence_index,
@@ -149,6 +154,7 @@ def _encode_new_sequence(sequence: NewSequence) -> worker_pb2.NewSequence:
         trace_context=encode_trace_context(sequence.spec.trace_context),
         request_id=sequence.spec.request_id,
         lora_id=sequence.spec.lora_id,
+        pooling=None if pooling is None else pooling_pb2.Pooling.FromString(pooling),
     )
 
 
@@ -173,9 +179,10 @@ def decode_answer(message: worker_pb2.ExecuteModelResponse, limits: AnswerLimits
         token_ids,
         tuple(message.skipped_sequence_ids[:]),
         tuple((failure.sequence_id, decode_error(failure.status)) for failure in message.failures),
-        logprobs=_decode_logprobs(message, limits) if _has_logprobs(message) else None,
-        beam_candidates=_decode_candidates(message, limits) if _has_candidates(message) else None,
-        prompt_logprobs=_decode_prompts(message, limits) if message.prompt_logprobs else (),
+        logprobs=decode_logprobs(message, limits) if has_logprobs(message) else None,
+        beam_candidates=decode_candidates(message, limits) if has_candidates(message) else None,
+        prompt_logprobs=decode_prompts(message, limits) if message.prompt_logprobs else (),
+        pooled=decode_pooled(message, limits) if message.pooled_sequence_ids or message.pooled_values else (),
         forward_seconds=_seconds(times.forward) + _seconds(times.sample),
         cache_seconds=_seconds(times.cache_operations) if times.HasField("cache_operations") else 0.0,
     )
@@ -208,50 +215,6 @@ def _decode_refusal(status: rpc_status_pb2.Status) -> BlockyardError:
     return BlockyardError(Reason.BUG if error.reason in _NO_REFUSALS else error.reason, error.message, error.violations)
 
 
-def _has_logprobs(message: worker_pb2.ExecuteModelResponse) -> bool:
-    return len(message.logprob_sequence_ids) > 0 or message.HasField("logprobs")
-
-
-def _decode_logprobs(message: worker_pb2.ExecuteModelResponse, limits: AnswerLimits) -> dict[int, Candidates]:
-    check_rows("logprob_sequence_ids", message.logprob_sequence_ids, limits)
-    sequence_ids = message.logprob_sequence_ids[:]
-    check_distinct("logprob_sequence_ids", sequence_ids)
-    check_logprobs("logprobs", message.logprobs, len(sequence_ids), limits)
-    return dict(zip(sequence_ids, split_logprobs(message.logprobs), strict=True))
-
-
-def _has_candidates(message: worker_pb2.ExecuteModelResponse) -> bool:
-    return len(message.beam_sequence_ids) > 0 or message.HasField("beam_candidates")
-
-
-def _decode_candidates(
-    message: worker_pb2.ExecuteModelResponse, limits: AnswerLimits
-) -> dict[int, tuple[tuple[int, float], ...]]:
-    check_rows("beam_sequence_ids", message.beam_sequence_ids, limits)
-    sequence_ids = message.beam_sequence_ids[:]
-    check_distinct("beam_sequence_ids", sequence_ids)
-    # One that has no possible token has no candidate.
-    check_logprobs("beam_candidates", message.beam_candidates, len(sequence_ids), limits, least=0)
-    entries = split_logprobs(message.beam_candidates)
-    return {
-        sequence_id: tuple(zip(entry.token_ids, entry.logprobs, strict=True))
-        for sequence_id, entry in zip(sequence_ids, entries, strict=True)
-    }
-
-
-def _decode_prompts(
-    message: worker_pb2.ExecuteModelResponse, limits: AnswerLimits
-) -> tuple[tuple[int, PromptPiece], ...]:
-    pieces = message.prompt_logprobs
-    check_rows("prompt_logprobs", pieces, limits)
-    check_distinct("prompt_logprobs", [piece.sequence_id for piece in pieces])
-    for piece in pieces:
-        num_entries = len(piece.logprobs.num_candidates)
-        check_prompt(piece.first_position, num_entries, limits)
-        check_logprobs("prompt_logprobs", piece.logprobs, num_entries, limits)
-    return tuple((piece.sequence_id, split_prompt_logprobs(piece)) for piece in pieces)
-
-
 def _seconds(duration: Duration) -> float:
     return check_seconds(duration.seconds + duration.nanos * 1e-9)
 
@@ -273,13 +236,16 @@ def encode_init_device(
     return request
 
 
-def encode_load_model(model: str, revision: str, quantization: str, load_format: str) -> worker_pb2.LoadModelRequest:
-    """Encodes what to load, and by the settings' names how to hold it and where it comes from."""
+def encode_load_model(
+    model: str, revision: str, quantization: str, load_format: str, task: Task = Task.UNSPECIFIED
+) -> worker_pb2.LoadModelRequest:
+    """Encodes what to load and what for, and by the settings' names how to hold it and where it comes from."""
     return worker_pb2.LoadModelRequest(
         model=model,
         revision=revision,
         quantization=_QUANTIZATIONS[quantization],
         format=worker_pb2.LoadFormat.Value(f"LOAD_FORMAT_{load_format.upper()}"),
+        task=pooling_pb2.Task.ValueType(task),
     )
 
 
@@ -363,6 +329,8 @@ def _decode_model(message: worker_pb2.LoadedModel) -> LoadedModel:
             parameter_bytes=message.parameter_bytes,
             weights_digest=message.weights_digest,
             weights_version=message.weights_version,
+            task=find_task(message.task),
+            whole_prompts=message.whole_prompts,
         )
     )
 

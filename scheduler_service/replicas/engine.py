@@ -219,7 +219,9 @@ class Engine:
 
     def _prepare(self, facts: ModelFacts, cache: CacheInfo) -> Scheduler:
         """Returns the scheduler for these weights and pools: the one that there is, or a new one."""
-        wanted = make_core_config(self._configuration, cache, facts.weights_version)
+        wanted = make_core_config(
+            self._configuration, cache, facts.weights_version, whole_prompts=facts.max_prompt_len > 0
+        )
         if self.scheduler is not None and self.scheduler.config == wanted:
             return self.scheduler
         if self.scheduler is not None:
@@ -297,7 +299,9 @@ def _make_pipeline(configuration: SchedulerConfiguration) -> PipelineDepth:
     return PipelineDepth(num_engines, is_fixed=True) if num_engines > 1 else PipelineDepth()
 
 
-def make_core_config(configuration: SchedulerConfiguration, cache: CacheInfo, weights_version: str = "") -> CoreConfig:
+def make_core_config(
+    configuration: SchedulerConfiguration, cache: CacheInfo, weights_version: str = "", *, whole_prompts: bool = False
+) -> CoreConfig:
     """Makes the core's configuration for a replica with these pools and weights."""
     settings = configuration.scheduler
     return CoreConfig(
@@ -313,7 +317,7 @@ def make_core_config(configuration: SchedulerConfiguration, cache: CacheInfo, we
         aging_seconds=settings.aging_seconds,
         victims=settings.victims,
         preemption_mode=settings.preemption_mode,
-        enable_prefix_caching=configuration.cache.enable_prefix_caching,
+        enable_prefix_caching=configuration.cache.enable_prefix_caching and not whole_prompts,
         enable_host_prefix_cache=configuration.cache.enable_host_prefix_cache,
         max_steps_in_flight=max(MAX_STEPS_IN_FLIGHT, configuration.parallel.num_virtual_engines),
         num_virtual_engines=configuration.parallel.num_virtual_engines,
@@ -321,4 +325,5 @@ def make_core_config(configuration: SchedulerConfiguration, cache: CacheInfo, we
         lora_patience_seconds=configuration.lora.lora_patience_seconds,
         debug_integrity=configuration.service.debug_integrity,
         weights_version=weights_version,
+        whole_prompts=whole_prompts,
     )

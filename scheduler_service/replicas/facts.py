@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from blockyard.pooling.tasks import Task
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -81,7 +83,10 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model as its worker loaded it. `max_model_len` is that of the model's configuration."""
+    """A model as its worker loaded it. `max_model_len` is that of the model's configuration.
+
+    `whole_prompts`: it computes a prompt in one step, and nothing of it is kept.
+    """
 
     architecture: str
     vocab_size: int
@@ -90,6 +95,8 @@ class LoadedModel:
     parameter_bytes: int
     weights_digest: str = ""
     weights_version: str = ""
+    task: Task = Task.UNSPECIFIED
+    whole_prompts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +164,10 @@ class WorkerInfo:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What gateways must know of the model to validate requests; a `max_num_seqs` of 0 is not known."""
+    """What gateways must know of the model to validate requests; a `max_num_seqs` of 0 is not known.
+
+    `max_prompt_len`: of prompts that are computed in one step; 0: they are not.
+    """
 
     model_digest: str
     vocab_size: int
@@ -167,6 +177,8 @@ class ModelFacts:
     batch_invariant: bool
     max_num_seqs: int = 0
     weights_version: str = ""
+    task: Task = Task.UNSPECIFIED
+    max_prompt_len: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +196,7 @@ def repeats(before: ModelFacts, after: ModelFacts) -> bool:
 
 def is_same_model(one: ModelFacts, other: ModelFacts) -> bool:
     """Whether two replicas have one model, whatever their memory and their results' last bits."""
-    return (one.model_digest, one.vocab_size) == (other.model_digest, other.vocab_size)
+    return (one.model_digest, one.vocab_size, one.task) == (other.model_digest, other.vocab_size, other.task)
 
 
 def combine(replicas: Sequence[ModelFacts]) -> ModelFacts:
@@ -193,5 +205,6 @@ def combine(replicas: Sequence[ModelFacts]) -> ModelFacts:
     return replace(
         first,
         max_model_len=min(facts.max_model_len for facts in replicas),
+        max_prompt_len=min(facts.max_prompt_len for facts in replicas),
         batch_invariant=all(facts == first or repeats(first, facts) for facts in replicas) and first.batch_invariant,
     )

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from blockyard.capacity.adapters import lora_limits
 from blockyard.errors import BlockyardError, Reason
+from blockyard.pooling.tasks import parse_task
 from blockyard.telemetry import EventLogger
 from scheduler_service.config import model_source
 from scheduler_service.replicas.facts import LoadedModel, WorkerState
@@ -56,7 +57,7 @@ def configuration_digest(configuration: SchedulerConfiguration, parallel: Parall
     settings: list[tuple[object, ...]] = [
         (API_VERSION, model_source(configuration.model), configuration.model.revision),
         (device.device, device.dtype, device.quantization, device.device_memory_utilization, device.swap_space_gib),
-        (configuration.load.load_format,),
+        (configuration.load.load_format, configuration.load.task),
         (cache.block_size, cache.num_device_blocks, cache.num_host_blocks),
         (step.max_model_len, step.max_num_seqs, step.max_num_batched_tokens),
         (parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.rank),
@@ -244,7 +245,8 @@ class Rank:
         revision, load_format = configuration.model.revision, configuration.load.load_format
         with self._spans.step("load_model") as span:
             limits = lora_limits(configuration.lora)
-            async for event in self.link.load_model(model, revision, quantization, load_format, limits):
+            task = parse_task(configuration.load.task)
+            async for event in self.link.load_model(model, revision, quantization, load_format, limits, task):
                 if isinstance(event, LoadedModel):
                     self.note(state=WorkerState.LOADED, model=event)
                     self.loaded_share = 1.0

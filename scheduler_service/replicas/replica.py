@@ -44,7 +44,7 @@ FIRST_RETRY_SECONDS = 0.1
 START_SECONDS = 10.0
 FORM_GROUP_SECONDS = 30.0
 # What is equal at all ranks of a replica, or they would not compute one model alike.
-_OF_THE_MODEL = ("model_digest", "vocab_size", "max_model_len")
+_OF_THE_MODEL = ("model_digest", "vocab_size", "max_model_len", "task")
 _OF_THE_WEIGHTS = ("weights_digest",)
 _OF_THE_CACHE = ("determinism_id", "batch_invariant")
 _POOLS = ("block_size", "num_device_blocks", "num_host_blocks", "max_model_len")
@@ -311,4 +311,6 @@ def _make_facts(model: LoadedModel, cache: CacheInfo, step: SchedulerSettings) -
         # Each sequence that runs has a token of every step.
         max_num_seqs=min(step.max_num_seqs, step.max_num_batched_tokens),
         weights_version=model.weights_version,
+        task=model.task,
+        max_prompt_len=min(cache.max_model_len, step.max_num_batched_tokens) if model.whole_prompts else 0,
     )

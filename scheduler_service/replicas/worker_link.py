@@ -16,6 +16,7 @@ import grpc.aio
 
 from blockyard.addresses import with_port
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
+from blockyard.pooling.tasks import Task
 from blockyard.service.servers import RenewedChannel
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
 from scheduler_service.replicas import codec
@@ -139,9 +140,10 @@ class WorkerLink:
         quantization: str,
         load_format: str = "auto",
         limits: LoraLimits | None = None,
+        task: Task = Task.UNSPECIFIED,
     ) -> AsyncIterator[LoadProgress | LoadedModel]:
         """Makes the worker load the weights: yields progress, then once the loaded model."""
-        request = codec.encode_load_model(model, revision, quantization, load_format)
+        request = codec.encode_load_model(model, revision, quantization, load_format, task)
         if limits and limits.max_loras:
             request.lora.CopyFrom(encode_limits(limits))
         with _translated():

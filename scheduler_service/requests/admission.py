@@ -10,6 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from blockyard.errors import BlockyardError, Reason
+from blockyard.pooling.tasks import Task
 from blockyard.retention import Retention
 from blockyard.telemetry import EventLogger
 from scheduler_service.core.config import NeverFits
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from scheduler_service.core.values import GroupSpec
     from scheduler_service.gateways.messages import Abort, Addition, Resubmission
     from scheduler_service.metrics import SchedulerMetrics
+    from scheduler_service.replicas.facts import ModelFacts
     from scheduler_service.requests.dispatcher import Dispatcher
     from scheduler_service.requests.registry import RequestRegistry
 
@@ -76,8 +78,7 @@ class Admission:
         self._promised = Retention[str, bool](
             max_age_seconds=2 * MAX_RETRY_SECONDS, max_entries=MAX_PROMISES, max_weight=MAX_PROMISES
         )
-        self._num_attached = 0
-        self._next_sequence_id = 1
+        self._num_attached, self._next_sequence_id = 0, 1
         # Set when something may be due earlier than before.
         self._alarm = asyncio.Event()
 
@@ -147,6 +148,7 @@ class Admission:
     def _admit(self, addition: Addition) -> Request:
         config = self._pools()
         spec, before = addition.spec, addition.resubmission
+        _check_task(self._dispatcher.facts, spec)
         try:
             max_length = config.fit(spec)
         except NeverFits as error:
@@ -301,13 +303,20 @@ class Admission:
         return got
 
 
+def _check_task(facts: ModelFacts | None, spec: GroupSpec) -> None:
+    """Raises FEATURE_DISABLED for tokens of a model that makes numbers, and the reverse."""
+    task = facts.task if facts else Task.UNSPECIFIED
+    if task.pools != (spec.pooling is not None):
+        raise BlockyardError(Reason.FEATURE_DISABLED, f"the model is served for another task: {task.label}")
+
+
 def _continue(group: Group, before: Resubmission) -> None:
     group.continue_from(before.outputs, before.ended)
     group.num_cached_tokens = before.num_cached_tokens
-    columns = zip(group.sequences, before.logprobs, before.scores, before.errors, strict=True)
-    for sequence, logprobs, score, error in columns:
+    columns = zip(group.sequences, before.logprobs, before.scores, before.errors, before.pooled, strict=True)
+    for sequence, logprobs, score, error, pooled in columns:
         sequence.logprobs = list(logprobs)
-        sequence.score, sequence.error = score, error
+        sequence.score, sequence.error, sequence.pooled = score, error, pooled
 
 
 def _make_lost_error(patience: float, missing: str) -> BlockyardError:

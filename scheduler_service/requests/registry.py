@@ -195,7 +195,8 @@ class RequestRegistry:
     def _retain(self, request: Request, now: float) -> None:
         reasons = {sequence.finish_reason for sequence in request.group.sequences}
         if request.digest and reasons != {FinishReason.ABORT}:
-            weight = request.group.prompt_length + request.group.num_outputs
+            num_pooled = sum(len(sequence.pooled) for sequence in request.group.sequences) // 4
+            weight = request.group.prompt_length + request.group.num_outputs + num_pooled
             self._retained.add(request.request_id, request, weight, now)
 
     def drop(self, request: Request) -> None:

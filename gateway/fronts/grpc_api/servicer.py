@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from blockyard.errors import BlockyardError, Reason
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
+from gateway.codec import pooling as pooling_codec
 from gateway.codec import public as codec
 from gateway.fronts.grpc_api.handlers import add_service, tenant_of
 from gateway.request import Accepted, Delta, Finished, OnDisconnect, PromptLogprobs
@@ -86,20 +86,23 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Embed(  # type: ignore[override]
         self, request: inference_pb2.EmbedRequest, context: Any
     ) -> inference_pb2.EmbedResponse:
-        """Refuses: no model is served for it yet."""
-        raise _no_pooling()
+        """Turns texts into vectors."""
+        call = pooling_codec.decode_embed(request, tenant_of(context), context.time_remaining())
+        return pooling_codec.encode_embeddings(await self._generation.pooling.embed(call))
 
     async def Score(  # type: ignore[override]
         self, request: inference_pb2.ScoreRequest, context: Any
     ) -> inference_pb2.ScoreResponse:
-        """Refuses, as `Embed`."""
-        raise _no_pooling()
+        """Says how well documents answer a query."""
+        call = pooling_codec.decode_score(request, tenant_of(context), context.time_remaining())
+        return pooling_codec.encode_scores(await self._generation.pooling.score(call))
 
     async def Classify(  # type: ignore[override]
         self, request: inference_pb2.ClassifyRequest, context: Any
     ) -> inference_pb2.ClassifyResponse:
-        """Refuses, as `Embed`."""
-        raise _no_pooling()
+        """Says how well the model's labels suit texts."""
+        call = pooling_codec.decode_classify(request, tenant_of(context), context.time_remaining())
+        return pooling_codec.encode_classifications(await self._generation.pooling.classify(call))
 
     async def Tokenize(  # type: ignore[override]
         self, request: inference_pb2.TokenizeRequest, context: Any
@@ -129,10 +132,6 @@ def _watched(reader: Reader, context: Any) -> Reader:
     """Closes a reader as soon as its client is gone, whatever the handler is doing."""
     context.add_done_callback(lambda _: reader.close())
     return reader
-
-
-def _no_pooling() -> BlockyardError:
-    return BlockyardError(Reason.FEATURE_DISABLED, "this model generates: it makes no vectors, scores or labels")
 
 
 async def _read_whole(reader: Reader, response: W) -> W:

@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from blockyard.version import __version__
 from gateway.fronts.openai.endpoints import CallEndpoints
 from gateway.fronts.openai.error_boundary import set_boundary
+from gateway.fronts.openai.pooling.endpoints import PoolingEndpoints
 from gateway.fronts.openai.schema import document
 from gateway.fronts.openai.service import Service
 from gateway.fronts.openai.tokenization import Tokenization
@@ -29,6 +30,7 @@ def make_app(generation: GenerationService) -> FastAPI:
     )
     set_boundary(app)
     _add_calls(app, CallEndpoints(generation))
+    _add_pooling(app, PoolingEndpoints(generation))
     _add_tokenization(app, Tokenization(generation))
     _add_service(app, Service(generation))
     document.describe(app)
@@ -40,6 +42,15 @@ def _add_calls(app: FastAPI, calls: CallEndpoints) -> None:
     app.add_api_route("/v1/chat/completions", calls.chat, methods=["POST"], **document.CHATS)
     app.add_api_route("/v1/requests/{request_id}/stream", calls.resume, methods=["GET"], **document.RESUME)
     app.add_api_route("/v1/requests/{request_id}", calls.cancel, methods=["DELETE"], **document.CANCEL)
+
+
+def _add_pooling(app: FastAPI, pooling: PoolingEndpoints) -> None:
+    app.add_api_route("/v1/embeddings", pooling.embed, methods=["POST"], **document.EMBEDDINGS)
+    for path in ("/v1/rerank", "/v2/rerank", "/rerank"):
+        app.add_api_route(path, pooling.rerank, methods=["POST"], **document.RERANK)
+    for path in ("/v1/score", "/score"):
+        app.add_api_route(path, pooling.score, methods=["POST"], **document.SCORE)
+    app.add_api_route("/classify", pooling.classify, methods=["POST"], **document.CLASSIFY)
 
 
 def _add_tokenization(app: FastAPI, tokenization: Tokenization) -> None:

@@ -93,9 +93,9 @@ class BlockManager:
     def count_spare(self, sequence: Sequence, num_running: int) -> int:
         """Blocks that stay free when it begins beside so many.
 
-        One for each of them if it comes back, or it would be the next victim at once.
+        One for each of them if it comes back, or it would be the next victim at once. None for one that never grows.
         """
-        if not num_running:
+        if not num_running or sequence.group.spec.pooling is not None:
             return 0
         return max(self.num_watermark, num_running) if sequence.is_known else self.num_watermark
 

@@ -39,6 +39,8 @@ class Answers:
         # A sequence that has ended by now gets no token, and so no log probabilities.
         live = [one for one in sampled if one.status is not SequenceStatus.FINISHED] if result.logprobs else []
         self._take_tokens(sampled, result.token_ids, updates)
+        if step.pooled:
+            self._take_pooled(step.pooled, dict(result.pooled), updates)
         if step.beams:
             self._take_candidates(step.beams, result.beam_candidates or {}, updates)
         if result.logprobs:
@@ -105,6 +107,20 @@ class Answers:
             if candidates is not None:
                 sequence.logprobs.append(candidates)
                 updates[sequence.owner].logprobs.append((sequence.sequence_id, candidates))
+
+    def _take_pooled(
+        self, sequences: list[Sequence], numbers: Mapping[int, bytes], updates: dict[str, OwnerUpdate]
+    ) -> None:
+        """Numbers end their sequence. They count for one that started over since, too: they are what it would get."""
+        for sequence in sequences:
+            values = numbers.get(sequence.sequence_id)
+            if values is None or sequence.status is SequenceStatus.FINISHED:
+                continue
+            self._commit_piece(sequence, len(sequence.token_ids))
+            sequence.pooled = values
+            update = updates.setdefault(sequence.owner, OwnerUpdate())
+            update.pooled.append((sequence.sequence_id, values))
+            self._live.finish(sequence, FinishReason.STOP, update)
 
     def _take_candidates(
         self,

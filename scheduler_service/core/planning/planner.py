@@ -114,7 +114,8 @@ class Planner:
         return False
 
     def _fits(self, sequence: Sequence, step: StepBuilder) -> bool:
-        return self._queues.has_rows(sequence) and self._admit(sequence, step)
+        has_tokens = not self._config.whole_prompts or len(sequence.token_ids) <= step.num_prefill_left
+        return has_tokens and self._queues.has_rows(sequence) and self._admit(sequence, step)
 
     def _limit_prefills(self, step: StepBuilder) -> None:
         """Beside decodes, prefill no more than their clients should wait for."""
@@ -187,7 +188,7 @@ class Planner:
         """
         num_left = len(sequence.token_ids) - sequence.num_scheduled
         is_new_leader = bool(sequence.group.unforked) and sequence.last_step_id == step.step_id
-        num_piece = min(num_left - is_new_leader, step.num_prefill_left, self._config.max_prefill_chunk or num_left)
+        num_piece = _cut(num_left, min(num_left - is_new_leader, step.num_prefill_left), self._config)
         if not num_piece:
             return
         sequence.num_scheduled += num_piece
@@ -263,7 +264,7 @@ class Planner:
     def _admit(self, sequence: Sequence, step: StepBuilder) -> bool:
         """Blocks for all that is known of it, if there is room for the next token of each of its group too."""
         num_running = len(self._queues.running)
-        num_next = sequence.group.num_rows if num_running else 0
+        num_next = sequence.group.num_rows if num_running and sequence.group.spec.pooling is None else 0
         return self._blocks.admit(sequence, step, self._blocks.count_spare(sequence, num_running) + num_next)
 
     def _begin(self, sequence: Sequence, step: StepBuilder) -> None:
@@ -276,3 +277,13 @@ class Planner:
 
     def _is_in_flight(self, sequence: Sequence) -> bool:
         return sequence.last_step_id >= self._oldest_in_flight
+
+
+def _cut(num_left: int, num_free: int, config: CoreConfig) -> int:
+    """Returns how many of the tokens left a piece has where so many are free: all or none of a whole prompt.
+
+    The first in line of these finds room in the next step.
+    """
+    if config.whole_prompts:
+        return num_left if num_free == num_left else 0
+    return min(num_free, config.max_prefill_chunk or num_free)

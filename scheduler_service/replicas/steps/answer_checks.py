@@ -103,6 +103,13 @@ def check_prompt(first_position: int, num_entries: int, limits: AnswerLimits) ->
     require(holds, f"prompt_logprobs: {num_entries} tokens from {first_position} on")
 
 
+def check_pooled(sizes: Sequence[int], num_sequences: int, values: bytes) -> None:
+    """Checks the columns of what was pooled: each of the sequences has numbers of 4 bytes."""
+    require(len(sizes) == num_sequences, f"pooled_sizes: {len(sizes)} for {num_sequences} sequences")
+    require(not sizes or min(sizes) > 0, "pooled_sizes: a sequence without a number")
+    require(4 * sum(sizes) == len(values), f"pooled_values: {len(values)} bytes of {sum(sizes)} numbers")
+
+
 def check_seconds(seconds: float) -> float:
     """Returns a time that a part of a step can have taken."""
     require(0 <= seconds <= MAX_SECONDS, f"a step that took {seconds:g} s")

@@ -17,7 +17,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from blockyard.channels import INTERNAL_MESSAGE_BYTES
-from blockyard.common.v1 import sampling_pb2, status_pb2
+from blockyard.common.v1 import pooling_pb2, sampling_pb2, status_pb2
 from blockyard.errors import BlockyardError, Reason, to_status
 from blockyard.service.health import add_health
 from blockyard.service.servers import bind, make_server
@@ -54,8 +54,12 @@ class FakeWorkerOptions:
     determinism_id: str = "hash"
     batch_invariant: bool = True
     weights_digest: str = "hash"
+    model_digest: str = "0" * 64
     worker_group: str = ""
     worker_index: int = 0
+    # What it serves where it is not told, by its number, and whether a prompt is computed in one step.
+    task: int = 1
+    whole_prompts: bool = False
 
 
 FAILURE = SequenceError("NOT_FINITE", "failed on request")
@@ -78,6 +82,7 @@ class FakeWorker(FakeOperations, FakeMemory, FakeLoras, FakeGroup, worker_pb2_gr
         self.configuration_digest = ""
         self.incarnation = uuid.uuid4().hex
         self.api_version = "v1"
+        self.task = 0
         self.num_infos = self.num_loads = self.num_profiles = 0
         self.cache: worker_pb2.CacheInfo | None = None
         self.plans: list[worker_pb2.InitializeCacheRequest] = []
@@ -155,11 +160,13 @@ class FakeWorker(FakeOperations, FakeMemory, FakeLoras, FakeGroup, worker_pb2_gr
             architecture="Hash",
             vocab_size=self.options.vocab_size,
             max_model_len=self.options.max_model_len,
-            model_digest="0" * 64,
+            model_digest=self.options.model_digest,
             weights_digest=self.options.weights_digest,
             parameter_bytes=1000,
             dtype=worker_pb2.DTYPE_FLOAT32,
             weights_version=self.weights_version,
+            task=pooling_pb2.Task.ValueType(self.task or self.options.task),
+            whole_prompts=self.options.whole_prompts,
         )
 
     async def GetWorkerInfo(self, request: worker_pb2.GetWorkerInfoRequest, context: Any) -> Any:
@@ -193,6 +200,7 @@ class FakeWorker(FakeOperations, FakeMemory, FakeLoras, FakeGroup, worker_pb2_gr
     async def LoadModel(self, request: worker_pb2.LoadModelRequest, context: Any) -> AsyncIterator[Any]:
         self._require(status_pb2.WORKER_STATE_DEVICE_READY)
         self.num_loads += 1
+        self.task = request.task
         self.lora_limits = request.lora if request.HasField("lora") else None
         for done in (0, 500, 1000):
             progress = worker_pb2.LoadProgress(done_bytes=done, total_bytes=1000)
@@ -284,8 +292,10 @@ class FakeWorker(FakeOperations, FakeMemory, FakeLoras, FakeGroup, worker_pb2_gr
         if self.skew_next or any(new.token_ids == self.skew_prompt for new in step.new_sequences):
             self.skew_next = False
             return replace(result, sequence_ids=(*result.sequence_ids, 10**6), token_ids=(*result.token_ids, 1))
-        if failed := self.fail_sequences.intersection(result.sequence_ids):
+        pooled_ids = [sequence_id for sequence_id, _ in result.pooled]
+        if failed := self.fail_sequences.intersection((*result.sequence_ids, *pooled_ids)):
             self.fail_sequences -= failed
+            result = replace(result, pooled=tuple(pair for pair in result.pooled if pair[0] not in failed))
             kept = [pair for pair in zip(result.sequence_ids, result.token_ids, strict=True) if pair[0] not in failed]
             columns = zip(*kept, strict=True) if kept else ((), ())
             sequence_ids, token_ids = map(tuple, columns)

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 from google.protobuf import duration_pb2
 
 from blockyard.errors import BlockyardError, Reason, to_status
+from blockyard.pooling.columns import join_values
 from blockyard.worker.v1 import worker_pb2
 from scheduler_service.core.values import BlockPair, Fork, GroupSpec, NewSequence, SchedulerOutput
+from tests.kit.oracles.pooled_numbers import OF_ALL_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,7 +56,9 @@ def _decode_new_sequence(message: worker_pb2.NewSequence, loras: Mapping[int, Lo
         min_tokens=message.min_tokens,
         stop_token_ids=frozenset(message.stop_token_ids),
         payload=message.sampling.SerializeToString(),
+        computes_prompt=message.pooling.kind in OF_ALL_ROWS,
         lora=loras[message.lora_id] if message.lora_id else None,
+        pooling=message.pooling.SerializeToString() if message.HasField("pooling") else None,
     )
     return NewSequence(
         message.sequence_id,
@@ -82,6 +86,9 @@ def encode_result(result: StepResult, epoch: int, step_seconds: float) -> worker
         skipped_sequence_ids=result.skipped_sequence_ids,
         times=worker_pb2.StepTimes(forward=duration_pb2.Duration(nanos=int(step_seconds * 1e9) % 10**9)),
     )
+    message.pooled_sequence_ids.extend([sequence_id for sequence_id, _ in result.pooled])
+    sizes, message.pooled_values = join_values([values for _, values in result.pooled])
+    message.pooled_sizes.extend(sizes)
     for sequence_id, error in result.failures:
         status = to_status(BlockyardError(Reason(error.reason), error.message))
         message.failures.add(sequence_id=sequence_id, status=status)

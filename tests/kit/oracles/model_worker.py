@@ -13,6 +13,7 @@ from zlib import crc32
 
 from scheduler_service.core.beam_search.beams import BeamSearch
 from scheduler_service.core.values import BlockPair, Fork, GroupSpec, NewSequence, SchedulerOutput, StepResult
+from tests.kit.oracles.pooled_numbers import pool_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -246,6 +247,8 @@ class ModelWorker:
         _require(new.sequence_id not in self.rows, f"new sequence {new.sequence_id} is known already")
         _require(0 <= new.num_computed_tokens < len(new.token_ids), "a new sequence has nothing to compute")
         _require(0 < new.prompt_length <= len(new.token_ids), "a prompt is longer than what is known")
+        is_whole = not new.num_computed_tokens or not new.spec.computes_prompt
+        _require(is_whole, "a prompt that is to be computed whole begins elsewhere")
         self.rows[new.sequence_id] = Row.make(new)
 
     def _update_tables(self, step: SchedulerOutput) -> None:
@@ -296,12 +299,25 @@ class ModelWorker:
         sampled = [key for key in active if self.rows[key].num_computed == len(self.rows[key].token_ids)]
         beams = [key for key in sampled if self.rows[key].num_beam_candidates]
         sampled = [key for key in sampled if not self.rows[key].num_beam_candidates]
+        pooled = tuple((key, self._pool(key)) for key in sampled if self.rows[key].spec.pooling is not None)
+        sampled = [key for key in sampled if self.rows[key].spec.pooling is None]
         choose = Row.draw if self.takes_ids else Row.sample
         token_ids = [choose(self.rows[key], self.seed_of(self.rows[key].spec), self.vocab_size) for key in sampled]
         candidates = {key: self.rows[key].propose(self.vocab_size) for key in beams}
         return StepResult(
-            step.step_id, tuple(sampled), tuple(token_ids), tuple(skipped), beam_candidates=candidates or None
+            step.step_id,
+            tuple(sampled),
+            tuple(token_ids),
+            tuple(skipped),
+            beam_candidates=candidates or None,
+            pooled=pooled,
         )
+
+    def _pool(self, sequence_id: int) -> bytes:
+        """The numbers of a prompt, which end its sequence."""
+        row = self.rows[sequence_id]
+        row.has_ended = True
+        return pool_numbers(row.spec.pooling or b"", row.names[-1])
 
     def _write(self, active: dict[int, int]) -> None:
         written: set[int] = set()
@@ -352,6 +368,13 @@ def generate_alone(
     while len(row.token_ids) < max_length and not row.has_ended:
         row.sample(seed_of(spec), vocab_size)
     return row.token_ids[len(prompt) :]
+
+
+def pool_alone(spec: GroupSpec) -> bytes:
+    """The numbers of a prompt that nothing disturbs: the oracle."""
+    prompt = spec.prompt_token_ids
+    row = Row.make(NewSequence(0, 0, prompt, len(prompt), 0, (), spec))
+    return pool_numbers(spec.pooling or b"", row.names[-1])
 
 
 def search_alone(spec: GroupSpec, *, max_model_len: int, vocab_size: int = 32) -> list[Hypothesis]:

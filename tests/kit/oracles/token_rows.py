@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from scheduler_service.core.values import StepResult
 from tests.kit.oracles.model_worker import extend_name, root_of, sample
+from tests.kit.oracles.pooled_numbers import pool_numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,6 +30,7 @@ class TokenRow:
     num_output: int
     min_tokens: int
     stop_token_ids: frozenset[int]
+    pooling: bytes | None
     has_ended: bool = False
 
     def sample(self, vocab_size: int) -> int:
@@ -65,6 +67,7 @@ class TokenRows:
         sampled: list[int] = []
         token_ids: list[int] = []
         skipped: list[int] = []
+        pooled: list[tuple[int, bytes]] = []
         for sequence_id, num_new_tokens in zip(step.sequence_ids, step.num_new_tokens, strict=True):
             row = self._rows[sequence_id]
             if row.has_ended:
@@ -72,10 +75,13 @@ class TokenRows:
                 continue
             # A child that computes nothing samples from its parent's logits.
             row.num_computed = row.num_computed + num_new_tokens if num_new_tokens else row.num_known
-            if row.num_computed == row.num_known:
+            if row.num_computed == row.num_known and row.pooling is not None:
+                row.has_ended = True
+                pooled.append((sequence_id, pool_numbers(row.pooling, row.name)))
+            elif row.num_computed == row.num_known:
                 sampled.append(sequence_id)
                 token_ids.append(row.sample(self._vocab_size))
-        return StepResult(step.step_id, tuple(sampled), tuple(token_ids), tuple(skipped))
+        return StepResult(step.step_id, tuple(sampled), tuple(token_ids), tuple(skipped), pooled=tuple(pooled))
 
     def _make(self, new: NewSequence) -> TokenRow:
         name = root_of(new.spec)
@@ -90,4 +96,5 @@ class TokenRows:
             len(new.token_ids) - new.prompt_length,
             new.spec.min_tokens,
             new.spec.stop_token_ids,
+            new.spec.pooling,
         )

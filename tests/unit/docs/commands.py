@@ -262,6 +262,13 @@ HOLDERS: dict[str, dict[str, By | NotRun]] = {
     "docs/guides/open-inference.md": {
         "import json": By("tests/integration/test_open_inference.py::test_the_programs_of_the_guide"),
     },
+    "docs/guides/embeddings.md": {
+        ".venv/bin/blockyard serve …": SETTINGS,
+        "import openai": By("tests/integration/pooling/test_calls.py::test_openai_client_reads_both_encodings"),
+        "import blockyard": By(
+            "tests/integration/pooling/test_real_worker.py::test_a_script_asks_for_vectors_and_scores"
+        ),
+    },
     "docs/guides/lora.md": {
         "blockyard serve --model /models/base …": SETTINGS,
         "blockyard lora …": By("tests/unit/blockyard/cli/admin/test_cli_lora.py::test_what_the_guide_says_works"),

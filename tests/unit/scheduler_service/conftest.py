@@ -125,7 +125,7 @@ def settings(configuration: SchedulerConfiguration) -> Callable[..., SchedulerCo
     def change(**changes: object) -> SchedulerConfiguration:
         changed = configuration
         for name, value in changes.items():
-            for section in ("model", "device", "parallel", "cache", "lora", "scheduler", "service", "resume"):
+            for section in ("model", "load", "device", "parallel", "cache", "lora", "scheduler", "service", "resume"):
                 part = getattr(changed, section)
                 if hasattr(part, name):
                     changed = replace(changed, **{section: replace(part, **{name: value})})

@@ -12,6 +12,7 @@ from pydantic.json_schema import models_json_schema
 
 from blockyard.errors import TABLE, Reason
 from blockyard.headers import TENANT_KEY, TENANT_PATTERN
+from gateway.fronts.openai.pooling import schema as pooling
 from gateway.fronts.openai.schema import answers
 from gateway.fronts.openai.schema.json_limits import tell_limits
 from gateway.fronts.openai.schema.requests import ChatBody, CompletionBody
@@ -33,6 +34,14 @@ _MODELS: tuple[type[Shape], ...] = (
     TokenizeBody,
     TokenizeChatBody,
     DetokenizeBody,
+    pooling.EmbeddingBody,
+    pooling.RerankBody,
+    pooling.ScoreBody,
+    pooling.ClassifyBody,
+    pooling.EmbeddingList,
+    pooling.RerankList,
+    pooling.ScoreList,
+    pooling.ClassifyList,
     answers.Completion,
     answers.CompletionChunk,
     answers.ChatCompletion,
@@ -153,6 +162,17 @@ RESUME = _streamed(
 CANCEL = _documented(
     answers.Cancelled, (*_ALWAYS, Reason.FIELD_INVALID, Reason.NO_READY_WORKER), parameters=(_REQUEST_ID, _TENANT)
 )
+
+
+def _pools(body: type[Shape], answer: type[Shape]) -> dict[str, Any]:
+    """Documents a call for numbers."""
+    return _documented(answer, Reason, bodies=(body,), parameters=(_KEY, _TENANT))
+
+
+EMBEDDINGS = _pools(pooling.EmbeddingBody, pooling.EmbeddingList)
+RERANK = _pools(pooling.RerankBody, pooling.RerankList)
+SCORE = _pools(pooling.ScoreBody, pooling.ScoreList)
+CLASSIFY = _pools(pooling.ClassifyBody, pooling.ClassifyList)
 MODELS = _documented(answers.ModelList, _ALWAYS)
 MODEL = _documented(answers.Model, (*_ALWAYS, Reason.MODEL_NOT_FOUND))
 TOKENIZE = _documented(

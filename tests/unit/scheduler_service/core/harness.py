@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from blockyard.common.v1 import pooling_pb2
 from scheduler_service.core.blocks.prefix_lookup import hash_block
 from scheduler_service.core.scheduler import CoreConfig, Scheduler
 from scheduler_service.core.values import (
@@ -18,12 +19,16 @@ from scheduler_service.core.values import (
     StepResult,
 )
 from tests.kit.oracles.core_requests import add_request
-from tests.kit.oracles.model_worker import ModelWorker, extend_name, generate_alone, root_of
+from tests.kit.oracles.model_worker import ModelWorker, extend_name, generate_alone, pool_alone, root_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 VOCAB_SIZE = 32
+LAST, MEAN = (
+    pooling_pb2.Pooling(kind=kind).SerializeToString()
+    for kind in (pooling_pb2.POOLING_KIND_LAST, pooling_pb2.POOLING_KIND_MEAN)
+)
 
 CONFIG = CoreConfig(
     block_size=4,
@@ -55,6 +60,7 @@ def make_spec(
     tenant: str = "",
     beams: BeamSpec | None = None,
     lora_id: int = 0,
+    pooling: bytes | None = None,
 ) -> GroupSpec:
     """A request. A prompt given as a length differs from those of all other request ids."""
     if isinstance(prompt, int):
@@ -71,6 +77,8 @@ def make_spec(
         priority=priority,
         beams=beams,
         lora=make_lora(lora_id) if lora_id else None,
+        pooling=pooling,
+        computes_prompt=pooling == MEAN,
     )
 
 
@@ -101,6 +109,7 @@ class Bench:
         self.finished: dict[tuple[str, int], FinishReason] = {}
         self.prefilled: dict[str, int] = {}
         self.failed: dict[str, str] = {}
+        self.pooled: dict[str, bytes] = {}
         self._next_sequence_id = 1
         self.now = 0.0
         self.times = (0.0, 0.0)  # what the worker says that a step takes: to compute, and to move blocks
@@ -159,6 +168,10 @@ class Bench:
                 request_id = self.names[sequence_id][0]
                 assert request_id not in self.prefilled
                 self.prefilled[request_id] = num_cached_tokens
+            for sequence_id, values in update.pooled:
+                request_id = self.names[sequence_id][0]
+                assert request_id not in self.pooled
+                self.pooled[request_id] = values
             self.failed.update(update.failed)
 
     def lose_worker(self, suspects: Iterable[str] = ()) -> list[tuple[str, int]]:
@@ -221,6 +234,8 @@ class Bench:
         """The master oracle: each sequence that was told to have ended got the tokens of running alone."""
         for name in self.finished:
             assert self.tokens[name] == self.generate_alone(*name), name
+        for request_id, values in self.pooled.items():
+            assert values == pool_alone(self.specs[request_id]), request_id
 
     def check_cached(self) -> None:
         """With nothing in flight: every block that is found by its hash, in both pools, holds what the hash says."""

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from scheduler_service.core.scheduler import NeverFits
 from scheduler_service.core.values import BeamSpec, EarlyStopping, FinishReason, SchedulerOutput
-from tests.unit.scheduler_service.core.harness import VOCAB_SIZE, Bench, configure, make_spec
+from tests.unit.scheduler_service.core.harness import LAST, MEAN, VOCAB_SIZE, Bench, configure, make_spec
 
 PREFIX = tuple((place * 5 + 3) % VOCAB_SIZE for place in range(24))
 
@@ -38,6 +38,7 @@ configurations = st.builds(
     enable_host_prefix_cache=st.sampled_from([True, True, False]),
     target_step_seconds=st.sampled_from([0.0, 1e-6, 1.0]),
     max_loras=st.sampled_from([0, 1, 2]),
+    whole_prompts=st.sampled_from([False, False, False, True]),
 )
 prompts = st.builds(
     lambda num_shared, tail: PREFIX[:num_shared] + tuple(tail),
@@ -73,10 +74,14 @@ class Traces(RuleBasedStateMachine):
         tenant=st.sampled_from(["", "", "another"]),
         beams=beams,
         lora_id=st.sampled_from([0, 0, 1, 2, 3]),
+        pooling=st.sampled_from([None, None, LAST, MEAN]),
     )
     def add(self, prompt, **others) -> None:
         if not self.bench.config.max_loras:
             others["lora_id"] = 0
+        if self.bench.config.whole_prompts or others["pooling"]:
+            # Such a model makes numbers, and nothing else.
+            others |= {"pooling": others["pooling"] or MEAN, "n": 1, "max_tokens": 0, "beams": None}
         spec = make_spec(f"r{self.num_requests}", prompt, **others)
         self.num_requests += 1
         self.now += 1.0
@@ -112,6 +117,7 @@ class Traces(RuleBasedStateMachine):
         in_step = dict(zip(step.sequence_ids, step.num_new_tokens, strict=True))
         for sequence in self.bench.scheduler._queues.running:
             count = in_step.get(sequence.sequence_id, 0)
+            assert count in (0, len(sequence.token_ids)) or not self.bench.config.whole_prompts
             first = (sequence.num_scheduled - count) // size
             last = -(-sequence.num_scheduled // size)
             for block in sequence.block_ids[first:last] if count else ():
@@ -183,6 +189,8 @@ class Traces(RuleBasedStateMachine):
             return
         self.bench.run(self.bench.config.max_steps_in_flight)
         self.bench.check_tokens()
+        pooled = {spec.request_id for spec in self.bench.specs.values() if spec.pooling}
+        assert self.bench.pooled.keys() <= pooled <= {*self.bench.pooled, *(name for name, _ in self.aborted)}
         for name, tokens in self.bench.tokens.items():
             assert name in self.bench.finished or name in self.aborted
             assert tokens == self.bench.generate_alone(*name)[: len(tokens)]

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from google.protobuf import descriptor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockyard.common.v1 import sampling_pb2, status_pb2
+from blockyard.common.v1 import pooling_pb2, sampling_pb2, status_pb2
 from blockyard.errors import BlockyardError, Reason, from_status, to_status
 from blockyard.logprob_columns import Candidates, join_logprobs
 from blockyard.parallel import Parallel
@@ -71,6 +72,7 @@ def new_sequences(draw: st.DrawFn) -> NewSequence:
         min_tokens=draw(ids),
         stop_token_ids=draw(st.frozensets(ids, max_size=3)),
         payload=sampling_pb2.SamplingParams(temperature=0.5, seed=draw(ids)).SerializeToString(),
+        pooling=draw(st.sampled_from([None, pooling_pb2.Pooling(kind=1, dimensions=3).SerializeToString()])),
     )
     return NewSequence(draw(ids), draw(ids), token_ids, prompt_length, draw(ids), draw(columns), spec, draw(ids))
 
@@ -221,6 +223,49 @@ def test_scores_are_kept_through_a_resume_and_a_resubmission() -> None:
     assert before.scores == [-0.5, -2.0]
 
 
+def test_numbers_are_kept_through_a_resume_and_a_resubmission() -> None:
+    pooling = pooling_pb2.Pooling(kind=pooling_pb2.POOLING_KIND_MEAN, normalise=True)
+    add = scheduler_pb2.AddRequest(request_id="a", prompt_token_ids=[1, 2], n=1, pooling=pooling)
+    addition = gateway_codec.decode_add(add, "o")
+    assert addition.spec.pooling == pooling.SerializeToString()
+    assert addition.spec.computes_prompt
+    group = Group(addition.spec, 7, 2, 0.0)
+    group.continue_from([[]], [FinishReason.STOP])
+    group.sequences[0].pooled = b"1234abcd"
+    resumed = gateway_codec.encode_resumed(make_resumed(1, addition.message, group))
+    add.resubmission.sequences.extend(resumed.sequences)
+    before = gateway_codec.decode_add(add, "o").resubmission
+    assert before is not None
+    assert before.pooled == [b"1234abcd"]
+    ends = [FinishedSequence(7, FinishReason.STOP), FinishedSequence(8, FinishReason.STOP)]
+    update = OwnerUpdate(finished=ends, pooled=[(7, b"1234abcd"), (8, b"5678")])
+    message = gateway_codec.encode_outgoing(Outgoing(update=update))
+    assert (message.pooled_sequence_ids, message.pooled_sizes, message.pooled_values) == (
+        [7, 8],
+        [2, 1],
+        b"1234abcd5678",
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"n": 2}, "n"),
+        ({"max_tokens": 1}, "max_tokens"),
+        ({"pooling": {"kind": 0}}, "pooling.kind"),
+        ({"pooling": {"kind": 6}}, "pooling.label_token_ids"),
+        ({"pooling": {"kind": 1, "label_token_ids": [3]}}, "pooling.label_token_ids"),
+        ({"beam_search": {"width": 2}}, "beam_search"),
+        ({"sampling": {"prompt_logprobs": 1}}, "sampling.prompt_logprobs"),
+    ],
+)
+def test_numbers_and_tokens_at_once_are_refused(fields: dict[str, Any], named: str) -> None:
+    right = {"request_id": "a", "prompt_token_ids": [1], "n": 1, "pooling": {"kind": 1}}
+    with pytest.raises(BlockyardError) as caught:
+        gateway_codec.decode_add(scheduler_pb2.AddRequest(**right | fields), "o")
+    assert [violation.field for violation in caught.value.violations] == [named]
+
+
 def test_where_a_request_was_before_is_decoded_by_index() -> None:
     add = scheduler_pb2.AddRequest(request_id="a", prompt_token_ids=[5, 6], n=2, max_tokens=4)
     add.resubmission.age.FromMilliseconds(2500)
@@ -234,7 +279,7 @@ def test_where_a_request_was_before_is_decoded_by_index() -> None:
     before = gateway_codec.decode_add(add, "o").resubmission
     entries = [Candidates([1, 9], [-1.0, -0.5], [2, 1]), Candidates([2], [-0.25], [1])]
     assert before == Resubmission(
-        2.5, [[1, 2], []], [FinishReason.STOP, None], [entries, []], 3, [None, None], [None, None]
+        2.5, [[1, 2], []], [FinishReason.STOP, None], [entries, []], 3, [None, None], [None, None], [b"", b""]
     )
     assert join_logprobs(entries) == columns
 

@@ -12,6 +12,7 @@ import pytest
 from blockyard.common.v1 import status_pb2
 from blockyard.errors import BlockyardError, Reason
 from blockyard.parallel import Parallel
+from blockyard.pooling.tasks import Task
 from blockyard.worker.v1 import worker_pb2
 from scheduler_service.config import SchedulerConfiguration
 from scheduler_service.replicas.cache_plan import plan_cache
@@ -98,6 +99,7 @@ def test_the_digest_covers_all_that_a_worker_is_told(settings: Settings) -> None
         "device": "cpu",
         "dtype": "float32",
         "quantization": "int8",
+        "task": "embed",
         "device_memory_utilization": 0.5,
         "swap_space_gib": 2.0,
         "block_size": 32,
@@ -122,7 +124,8 @@ async def test_a_new_worker_is_brought_up(configuration: SchedulerConfiguration)
         facts, cache = await set_up(replica)
         assert worker.state == status_pb2.WORKER_STATE_CACHE_READY
         assert worker.configuration_digest == configuration_digest(configuration, Parallel())
-        assert facts == ModelFacts("0" * 64, 100, 4096, 16, "hash", True, configuration.scheduler.max_num_seqs)
+        max_num_seqs = configuration.scheduler.max_num_seqs
+        assert facts == ModelFacts("0" * 64, 100, 4096, 16, "hash", True, max_num_seqs, task=Task.GENERATE)
         assert (cache.num_device_blocks, cache.num_host_blocks) == (1000, 100)
         assert replica.ranks[0].state is WorkerState.CACHE_READY
         assert replica.message == ""

@@ -1,0 +1,153 @@
+"""The calls for vectors, scores and labels of both clients, and their messages."""
+# ruff: noqa: ASYNC109 - a timeout is sent to the server, and it covers all tries: more than asyncio.timeout can do.
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, Unpack
+
+from google.protobuf.duration_pb2 import Duration
+
+from blockyard.client.pooling import (
+    Classification,
+    Classifications,
+    Embeddings,
+    ScoredDocument,
+    Scores,
+)
+from blockyard.client.results import Usage
+from blockyard.inference.v1 import inference_pb2
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from blockyard.client.pooling import ClassifyOptions, EmbedOptions, ScoreOptions
+
+    Input = str | Sequence[int]
+
+_OF_ALL = ("request_id", "model", "priority", "truncate_prompt_tokens", "add_special_tokens")
+_OWN = {
+    "embed": ("dimensions", "normalise", "prompt_name"),
+    "score": ("instruction", "top_n"),
+    "classify": ("raw",),
+}
+
+
+class PoolingCalls(ABC):
+    """The calls of the synchronous client. Each is answered whole, and a pure function of what is asked.
+
+    Raises BlockyardError: FEATURE_DISABLED where the model is served for another task.
+    """
+
+    @abstractmethod
+    def _call(self, method: str, request: Any, timeout: float | None) -> Any: ...
+
+    def embed(
+        self, inputs: Sequence[Input], *, timeout: float | None = None, **options: Unpack[EmbedOptions]
+    ) -> Embeddings:
+        """Makes a vector of each input: texts, or lists of token ids, at most 2048."""
+        return _to_embeddings(self._call("Embed", _make_embed(inputs, options), timeout))
+
+    def score(
+        self, query: Input, documents: Sequence[Input], *, timeout: float | None = None, **options: Unpack[ScoreOptions]
+    ) -> Scores:
+        """Says how well each of the documents, at most 2048, answers a query."""
+        return _to_scores(self._call("Score", _make_score(query, documents, options), timeout))
+
+    def classify(
+        self, inputs: Sequence[Input], *, timeout: float | None = None, **options: Unpack[ClassifyOptions]
+    ) -> Classifications:
+        """Says how well the model's labels suit each input."""
+        return _to_classifications(self._call("Classify", _make_classify(inputs, options), timeout))
+
+
+class AsyncPoolingCalls(ABC):
+    """The same calls of the asynchronous client."""
+
+    @abstractmethod
+    async def _call(self, method: str, request: Any, timeout: float | None) -> Any: ...
+
+    async def embed(
+        self, inputs: Sequence[Input], *, timeout: float | None = None, **options: Unpack[EmbedOptions]
+    ) -> Embeddings:
+        """Makes a vector of each input: texts, or lists of token ids, at most 2048."""
+        return _to_embeddings(await self._call("Embed", _make_embed(inputs, options), timeout))
+
+    async def score(
+        self, query: Input, documents: Sequence[Input], *, timeout: float | None = None, **options: Unpack[ScoreOptions]
+    ) -> Scores:
+        """Says how well each of the documents, at most 2048, answers a query."""
+        return _to_scores(await self._call("Score", _make_score(query, documents, options), timeout))
+
+    async def classify(
+        self, inputs: Sequence[Input], *, timeout: float | None = None, **options: Unpack[ClassifyOptions]
+    ) -> Classifications:
+        """Says how well the model's labels suit each input."""
+        return _to_classifications(await self._call("Classify", _make_classify(inputs, options), timeout))
+
+
+def _make_embed(inputs: Sequence[Input], options: Mapping[str, Any]) -> inference_pb2.EmbedRequest:
+    own = _split("embed", options)
+    return inference_pb2.EmbedRequest(spec=_make_spec(options), inputs=_make_inputs(inputs), **own)
+
+
+def _make_score(query: Input, documents: Sequence[Input], options: Mapping[str, Any]) -> inference_pb2.ScoreRequest:
+    own, spec = _split("score", options), _make_spec(options)
+    return inference_pb2.ScoreRequest(spec=spec, query=_make_input(query), documents=_make_inputs(documents), **own)
+
+
+def _make_classify(inputs: Sequence[Input], options: Mapping[str, Any]) -> inference_pb2.ClassifyRequest:
+    own = _split("classify", options)
+    return inference_pb2.ClassifyRequest(spec=_make_spec(options), inputs=_make_inputs(inputs), **own)
+
+
+def _split(call: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    unknown = sorted(options.keys() - {*_OF_ALL, "max_queue_seconds", *_OWN[call]})
+    if unknown:
+        raise TypeError(f"{call} has no option {unknown[0]!r}")
+    return {name: options[name] for name in _OWN[call] if name in options}
+
+
+def _make_spec(options: Mapping[str, Any]) -> inference_pb2.PoolingSpec:
+    spec = inference_pb2.PoolingSpec(**{name: options[name] for name in _OF_ALL if name in options})
+    if (seconds := options.get("max_queue_seconds")) is not None:
+        duration = Duration()
+        duration.FromNanoseconds(round(seconds * 1e9))
+        spec.max_queue_time.CopyFrom(duration)
+    return spec
+
+
+def _make_inputs(inputs: Sequence[Input]) -> list[inference_pb2.PoolingInput]:
+    if isinstance(inputs, str):
+        raise TypeError("inputs is a list: give [text]")
+    return [_make_input(each) for each in inputs]
+
+
+def _make_input(given: Input) -> inference_pb2.PoolingInput:
+    if isinstance(given, str):
+        return inference_pb2.PoolingInput(text=given)
+    return inference_pb2.PoolingInput(token_ids=inference_pb2.TokenIds(ids=given))
+
+
+def _to_embeddings(response: inference_pb2.EmbedResponse) -> Embeddings:
+    return Embeddings([list(each.values) for each in response.embeddings], **_facts(response.facts))
+
+
+def _to_scores(response: inference_pb2.ScoreResponse) -> Scores:
+    documents = [ScoredDocument(each.index, each.score) for each in response.documents]
+    return Scores(documents, **_facts(response.facts))
+
+
+def _to_classifications(response: inference_pb2.ClassifyResponse) -> Classifications:
+    each = [Classification(list(one.probabilities), one.label) for one in response.classifications]
+    return Classifications(each, list(response.labels), **_facts(response.facts))
+
+
+def _facts(facts: inference_pb2.PoolingFacts) -> dict[str, Any]:
+    return {
+        "request_id": facts.request_id,
+        "model": facts.model,
+        "usage": Usage(facts.usage.num_prompt_tokens, facts.usage.num_cached_tokens),
+        "determinism_id": facts.determinism_id,
+        "warnings": tuple(facts.warnings),
+    }

@@ -1,0 +1,107 @@
+"""Decodes and encodes the public API's messages of vectors, scores and labels."""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING
+
+from blockyard.common.v1 import sampling_pb2
+from blockyard.errors import Violation, invalid
+from blockyard.inference.v1 import inference_pb2
+from gateway.pooling_calls import CallOptions, ClassifyCall, EmbedCall, ScoreCall
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gateway.pooling_calls import CallFacts, Classifications, Embeddings, Input, Scores
+
+
+def decode_embed(message: inference_pb2.EmbedRequest, tenant: str, remaining_seconds: float | None) -> EmbedCall:
+    """Reads a call for vectors."""
+    return EmbedCall(
+        _decode_options(message.spec, tenant, remaining_seconds),
+        _decode_inputs(message.inputs),
+        dimensions=message.dimensions if message.HasField("dimensions") else None,
+        normalise=message.normalise if message.HasField("normalise") else True,
+        prompt_name=message.prompt_name if message.HasField("prompt_name") else None,
+    )
+
+
+def decode_score(message: inference_pb2.ScoreRequest, tenant: str, remaining_seconds: float | None) -> ScoreCall:
+    """Reads a call for scores; raises BlockyardError FIELD_INVALID where it has no query."""
+    if not message.HasField("query"):
+        raise invalid([Violation("query", "must be there")])
+    return ScoreCall(
+        _decode_options(message.spec, tenant, remaining_seconds),
+        _decode_inputs([message.query]),
+        _decode_inputs(message.documents),
+        instruction=message.instruction,
+        top_n=message.top_n if message.HasField("top_n") else None,
+    )
+
+
+def decode_classify(
+    message: inference_pb2.ClassifyRequest, tenant: str, remaining_seconds: float | None
+) -> ClassifyCall:
+    """Reads a call for labels."""
+    options = _decode_options(message.spec, tenant, remaining_seconds)
+    return ClassifyCall(options, _decode_inputs(message.inputs), raw=message.raw)
+
+
+def _decode_options(spec: inference_pb2.PoolingSpec, tenant: str, remaining_seconds: float | None) -> CallOptions:
+    return CallOptions(
+        request_id=spec.request_id,
+        model=spec.model,
+        tenant=tenant,
+        priority=spec.priority,
+        max_queue_seconds=spec.max_queue_time.ToNanoseconds() / 1e9 if spec.HasField("max_queue_time") else None,
+        remaining_seconds=remaining_seconds,
+        truncate_prompt_tokens=spec.truncate_prompt_tokens if spec.HasField("truncate_prompt_tokens") else None,
+        add_special_tokens=spec.add_special_tokens if spec.HasField("add_special_tokens") else True,
+    )
+
+
+def _decode_inputs(messages: Iterable[inference_pb2.PoolingInput]) -> tuple[Input, ...]:
+    """Reads inputs; one that says nothing is an empty text."""
+    return tuple(
+        tuple(message.token_ids.ids[:]) if message.HasField("token_ids") else message.text for message in messages
+    )
+
+
+def encode_embeddings(answer: Embeddings) -> inference_pb2.EmbedResponse:
+    """Writes vectors."""
+    return inference_pb2.EmbedResponse(
+        embeddings=[inference_pb2.Embedding(values=array("f", vector)) for vector in answer.vectors],
+        facts=_encode_facts(answer.facts),
+    )
+
+
+def encode_scores(answer: Scores) -> inference_pb2.ScoreResponse:
+    """Writes scores."""
+    return inference_pb2.ScoreResponse(
+        documents=[inference_pb2.ScoredDocument(index=index, score=score) for index, score in answer.documents],
+        facts=_encode_facts(answer.facts),
+    )
+
+
+def encode_classifications(answer: Classifications) -> inference_pb2.ClassifyResponse:
+    """Writes labels."""
+    return inference_pb2.ClassifyResponse(
+        classifications=[
+            inference_pb2.Classification(probabilities=probabilities, label=label)
+            for probabilities, label in answer.classifications
+        ],
+        labels=answer.labels,
+        facts=_encode_facts(answer.facts),
+    )
+
+
+def _encode_facts(facts: CallFacts) -> inference_pb2.PoolingFacts:
+    usage = sampling_pb2.Usage(num_prompt_tokens=facts.num_prompt_tokens, num_cached_tokens=facts.num_cached_tokens)
+    return inference_pb2.PoolingFacts(
+        request_id=facts.request_id,
+        model=facts.model,
+        usage=usage,
+        determinism_id=facts.determinism_id,
+        warnings=facts.warnings,
+    )

@@ -1,0 +1,1 @@
+"""Embeddings, reranking, scores and labels over HTTP."""

@@ -1,0 +1,83 @@
+"""Checks calls for vectors, scores and labels: everything that is wrong at once, under the contract's names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from blockyard.errors import Reason, Violation, invalid
+from gateway.naming import REQUEST_ID_RULE, is_request_id
+from gateway.pooling_calls import MAX_INPUTS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from gateway.pooling.model import PooledModel
+    from gateway.pooling_calls import CallOptions, Input
+
+MAX_VIOLATIONS = 100
+MAX_ANSWER_NUMBERS = 3 * 2**20
+"""Numbers of an answer, so that as float32 it is well below what a message may have."""
+MAX_QUEUE_SECONDS = 1e9
+_INT32 = 2**31
+
+
+def check_options(options: CallOptions) -> Iterator[Violation]:
+    """Yields what is wrong with what all calls have."""
+    if options.request_id and not is_request_id(options.request_id):
+        yield Violation("request_id", REQUEST_ID_RULE)
+    limit = options.truncate_prompt_tokens
+    if limit is not None and limit != -1 and limit < 1:
+        description = f"must be at least 1, or -1 for as many as the model takes, not {limit}"
+        yield Violation("truncate_prompt_tokens", description)
+    if not -_INT32 <= options.priority < _INT32:
+        yield Violation("priority", f"must be from -2^31 to 2^31 - 1, not {options.priority}")
+    longest = options.max_queue_seconds
+    if longest is not None and not 0 < longest <= MAX_QUEUE_SECONDS:
+        yield Violation(
+            "max_queue_time", f"must be above 0 and at most {MAX_QUEUE_SECONDS:.0f} seconds, not {longest:g}"
+        )
+
+
+def check_inputs(field: str, inputs: Sequence[Input]) -> Iterator[Violation]:
+    """Yields what is wrong with inputs before they are tokenized."""
+    if not 1 <= len(inputs) <= MAX_INPUTS:
+        yield Violation(field, f"must be 1 to {MAX_INPUTS}, not {len(inputs)}")
+        return
+    for place, given in enumerate(inputs):
+        if not given:
+            yield Violation(f"{field}[{place}]", "must not be empty")
+
+
+def check_tokens(field: str, encoded: Sequence[tuple[int, ...]], model: PooledModel) -> Iterator[Violation]:
+    """Yields what is wrong with the token ids of inputs."""
+    for place, token_ids in enumerate(encoded):
+        name = f"{field}[{place}]"
+        if not token_ids:
+            yield Violation(name, "must not be empty: it has no token")
+        elif len(token_ids) > model.max_tokens:
+            description = (
+                f"has {len(token_ids)} tokens. This model's maximum context length is {model.max_tokens} tokens of an "
+                "input; truncate_prompt_tokens cuts it"
+            )
+            yield Violation(name, description, Reason.PROMPT_TOO_LONG)
+        if any(not 0 <= token_id < model.vocab_size for token_id in token_ids):
+            yield Violation(name, f"token ids must be from 0 to {model.vocab_size - 1}")
+
+
+def check_dimensions(dimensions: int | None, num_inputs: int, model: PooledModel) -> Iterator[Violation]:
+    """Yields what is wrong with the size of vectors, or of all of them together."""
+    if dimensions is not None and not 1 <= dimensions <= (model.width or _INT32):
+        most = f"to {model.width}, which the model's vectors have" if model.width else "on"
+        yield Violation("dimensions", f"must be from 1 {most}, not {dimensions}")
+        return
+    width = dimensions or model.width
+    if width * num_inputs > MAX_ANSWER_NUMBERS:
+        most = MAX_ANSWER_NUMBERS // width
+        description = f"must be at most {most} for vectors of {width} numbers, or the answer is too large"
+        yield Violation("inputs", description, Reason.MESSAGE_TOO_LARGE)
+
+
+def require(violations: Iterator[Violation] | Sequence[Violation]) -> None:
+    """Raises BlockyardError of the violations, if there are any."""
+    if listed := list(violations)[:MAX_VIOLATIONS]:
+        raise invalid(listed)

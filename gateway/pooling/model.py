@@ -1,0 +1,85 @@
+"""What a model that makes numbers is asked for: its rule, its limits, its labels, read once its task is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from blockyard.errors import BlockyardError, Reason
+from blockyard.model_config.pooling.rule import PoolingKind as RuleKind
+from blockyard.pooling.tasks import Task
+from gateway.pooling.inputs import InputEncoder
+from gateway.scheduler_messages import Pooling, PoolingKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from blockyard.model_config.pooling.rule import PoolingRule
+    from gateway.pooling.files import ModelRule
+    from gateway.scheduler_messages import ModelFacts
+    from gateway.text.tokenizer import Tokenizer
+
+    RuleReader = Callable[[Task], ModelRule | None]
+
+_ASKS = {Task.EMBED: "for vectors", Task.CLASSIFY: "for labels", Task.SCORE: "for scores"}
+_KINDS = {kind: PoolingKind[kind.name] for kind in RuleKind}
+
+
+@dataclass(frozen=True, slots=True)
+class PooledModel:
+    """A model that makes numbers. `max_tokens`: of an input; `width`: numbers of a vector, 0 where it is not known."""
+
+    task: Task
+    rule: PoolingRule
+    encoder: InputEncoder
+    max_tokens: int
+    vocab_size: int
+    label_token_ids: tuple[int, ...]
+    width: int
+
+    def make_pooling(
+        self, *, normalise: bool = False, dimensions: int = 0, leaves_raw: bool = False, second_from: int = 0
+    ) -> Pooling:
+        """Makes what a sequence is asked for."""
+        kind = _KINDS[self.rule.kind]
+        return Pooling(kind, self.label_token_ids, normalise, dimensions, leaves_raw, second_from)
+
+
+class PooledModels:
+    """Finds the model as its scheduler serves it; its files are read once for each task.
+
+    Args:
+        tokenizer: of the model.
+        read_rule: reads the rule in the model's files for a task; raises BlockyardError.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, read_rule: RuleReader) -> None:
+        self._tokenizer = tokenizer
+        self._read_rule = read_rule
+        self._rules: dict[Task, ModelRule] = {}
+
+    def find(self, facts: ModelFacts, *tasks: Task) -> PooledModel:
+        """Finds the model for a call of one of these tasks.
+
+        Raises BlockyardError: FEATURE_DISABLED where it is served for another one, MODEL_NOT_LOADED where its files
+        here do not say what the worker's do.
+        """
+        if facts.task not in tasks:
+            served = "generate" if facts.task is Task.UNSPECIFIED else facts.task.label
+            message = f"the model is served to {served}, and cannot be asked {_ASKS[tasks[0]]} (--task)"
+            raise BlockyardError(Reason.FEATURE_DISABLED, message)
+        rule, width, has_token_types = self.rule_of(facts.task)
+        limits = (facts.max_model_len, facts.max_prompt_len, rule.max_tokens)
+        max_tokens = min(limit for limit in limits if limit)
+        encoder = InputEncoder(self._tokenizer, rule, max_tokens, has_token_types)
+        return PooledModel(facts.task, rule, encoder, max_tokens, facts.vocab_size, encoder.find_labels(), width)
+
+    def rule_of(self, task: Task) -> ModelRule:
+        """Returns the rule for a task; raises BlockyardError MODEL_NOT_LOADED."""
+        if task not in self._rules:
+            rule = self._read_rule(task)
+            if rule is None:
+                message = f"the model's files here do not say what to make of texts to {task.label}"
+                raise BlockyardError(Reason.MODEL_NOT_LOADED, message)
+            self._rules[task] = rule
+        return self._rules[task]

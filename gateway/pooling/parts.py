@@ -1,0 +1,197 @@
+"""Runs the inputs of a call as requests of one tenant, and collects their numbers. Knows no texts.
+
+Each is an ordinary request: it waits, is preempted, outlives a worker and a scheduler, and is found by its name when it
+is sent again. The call is answered whole: where one of them fails, the others are cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from array import array
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from blockyard.errors import BlockyardError, Reason
+from blockyard.telemetry import EventLogger
+from gateway.codec import state as state_codec
+from gateway.live.answer import AnswerRules, SequenceAnswer
+from gateway.live.request_state import Origin, RequestState
+from gateway.naming import wire_id
+from gateway.observe.request_log import RequestLog
+from gateway.request import Accepted, Finished, GenerationRequest, SamplingOptions, StopOptions
+from gateway.scheduler_messages import Submission
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from blockyard.tracing.spans import TraceContext
+    from gateway.live.live_requests import LiveRequests
+    from gateway.live.reader import Reader
+    from gateway.pooling_calls import CallOptions
+    from gateway.scheduler_messages import Pooling
+    from gateway.text.tokenizer import Tokenizer
+
+log = EventLogger(__name__)
+
+WINDOW = 512
+"""Inputs of a call that are with the scheduler at once: enough for its largest steps, and others have places too."""
+_RULES = AnswerRules(StopOptions(), frozenset(), frozenset(), return_token_ids=False)
+_NEUTRAL = SamplingOptions(
+    temperature=0.0,
+    top_p=1.0,
+    top_k=0,
+    min_p=0.0,
+    presence_penalty=0.0,
+    frequency_penalty=0.0,
+    repetition_penalty=1.0,
+    seed=0,
+)
+
+
+class Part(NamedTuple):
+    """An input of a call: its token ids, and what to make of them."""
+
+    token_ids: tuple[int, ...]
+    pooling: Pooling
+
+
+class PartResult(NamedTuple):
+    """The numbers of an input, and how they came about."""
+
+    values: bytes
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    determinism_id: str
+
+
+class Parts:
+    """Runs calls. One for each process.
+
+    Args:
+        live: runs requests.
+        tokenizer: the model's.
+        model_name: in requests.
+    """
+
+    def __init__(self, live: LiveRequests, tokenizer: Tokenizer, model_name: str) -> None:
+        self._live = live
+        self._tokenizer = tokenizer
+        self._model_name = model_name
+        # The readers of the calls that run, by the calls' names on the wire.
+        self._calls: dict[str, list[Reader]] = {}
+
+    def cancel(self, wire_ids: Sequence[str]) -> list[str]:
+        """Cancels calls that run here, each whole; returns which of the names they are."""
+        found = [name for name in wire_ids if name in self._calls]
+        for name in found:
+            self._live.cancel([reader.state.wire_id for reader in self._calls[name]])
+        return found
+
+    async def run(
+        self, parts: Sequence[Part], options: CallOptions, determinism_id: str, context: TraceContext | None
+    ) -> list[PartResult]:
+        """Runs the parts of a call that has a name, and returns their numbers in order.
+
+        Raises BlockyardError of the first that fails, having cancelled the others.
+        """
+        name = wire_id(options.tenant, options.request_id)
+        readers = self._calls.setdefault(name, [])
+        opened: deque[tuple[int, Reader]] = deque()
+        results: list[PartResult] = []
+        try:
+            for place, part in enumerate(parts):
+                if len(opened) == WINDOW:
+                    results.append(await _finish(*opened.popleft()))
+                reader = self._open(f"{name}-{place}", part, options, determinism_id, context)
+                opened.append((place, reader))
+                readers.append(reader)
+            while opened:
+                results.append(await _finish(*opened.popleft()))
+        finally:
+            for _, reader in opened:
+                reader.close()
+            del readers[: len(parts)]
+            if not readers:
+                self._calls.pop(name, None)
+        return results
+
+    def _open(
+        self, name: str, part: Part, options: CallOptions, determinism_id: str, context: TraceContext | None
+    ) -> Reader:
+        """Begins a request, or reads the same one, sent before; raises BlockyardError REQUEST_ID_CONFLICT."""
+        submission = _submit(name, part, options, context)
+        known = self._live.find(name)
+        if known is not None and known.submission.body_digest != submission.body_digest:
+            message = f"request_id {options.request_id!r} is that of another request"
+            raise BlockyardError(Reason.REQUEST_ID_CONFLICT, message)
+        state = known or self._make_state(submission, options, determinism_id)
+        if known is None:
+            self._live.open(state)
+        reader = self._live.read(state, {})
+        reader.be_patient()
+        return reader
+
+    def _make_state(self, submission: Submission, options: CallOptions, determinism_id: str) -> RequestState:
+        now, remaining = asyncio.get_running_loop().time(), options.remaining_seconds
+        accepted = Accepted(options.request_id, len(submission.prompt_token_ids), 0, self._model_name)
+        return RequestState(
+            submission,
+            Origin(accepted, arrived_at=now, deadline_at=None if remaining is None else now + remaining),
+            [SequenceAnswer(0, _RULES, self._tokenizer.make_detokenizer())],
+            determinism_id=determinism_id,
+            request_log=RequestLog(submission.request_id, is_part=True),
+        )
+
+
+def _submit(name: str, part: Part, options: CallOptions, context: TraceContext | None) -> Submission:
+    submission = Submission(
+        request_id=name,
+        prompt_token_ids=array("I", part.token_ids),
+        n=1,
+        sampling=_NEUTRAL,
+        max_tokens=0,
+        min_tokens=0,
+        stop_token_ids=(),
+        tenant=options.tenant,
+        priority=options.priority,
+        max_queue_seconds=options.max_queue_seconds,
+        remaining_seconds=options.remaining_seconds,
+        pooling=part.pooling,
+    )
+    submission = state_codec.with_state(submission, GenerationRequest(prompt=(), request_id=options.request_id))
+    return replace(submission, trace_context=context)
+
+
+async def _finish(place: int, reader: Reader) -> PartResult:
+    """Waits for the numbers of an input; raises BlockyardError that names it."""
+    finished: Finished | None = None
+    try:
+        async for event in reader:
+            if isinstance(event, Finished):
+                finished = event
+    except BlockyardError as error:
+        if error.reason is Reason.CLIENT_CANCELLED:
+            raise
+        raise replace(error, message=f"inputs[{place}]: {error.message}") from None
+    finally:
+        reader.close()
+    values = reader.state.ends[0].pooled_values
+    assert finished is not None
+    _check_values(place, values)
+    return PartResult(values, finished.num_prompt_tokens, finished.num_cached_tokens, finished.determinism_id)
+
+
+def _check_values(place: int, values: bytes) -> None:
+    """Raises BlockyardError where there are no numbers, or one of them is none."""
+    if not values:
+        raise BlockyardError(Reason.BUG, f"inputs[{place}]: it ended without its numbers")
+    # A sum is not finite if anything in it is not.
+    if not math.isfinite(sum(read_values(values))):
+        raise BlockyardError(Reason.NOT_FINITE, f"inputs[{place}]: its numbers are not finite")
+
+
+def read_values(values: bytes) -> array[float]:
+    """Reads numbers: float32, little endian."""
+    return array("f", values)

@@ -1,0 +1,257 @@
+"""Answers calls for vectors, scores and labels, for all fronts. Knows neither messages nor HTTP."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+from math import fsum
+from operator import mul
+from typing import TYPE_CHECKING, TypeVar
+
+from blockyard.errors import BlockyardError, Reason, Violation
+from blockyard.pooling.tasks import Task
+from gateway.naming import wire_id
+from gateway.observe.request_log import TokenCounts, begin_request_log
+from gateway.pooling import checks
+from gateway.pooling.model import PooledModels
+from gateway.pooling.parts import Part, Parts, read_values
+from gateway.pooling_calls import (
+    CallFacts,
+    Classification,
+    Classifications,
+    Embeddings,
+    ScoredDocument,
+    Scores,
+)
+from gateway.request import FinishReason
+
+if TYPE_CHECKING:
+    from array import array
+    from collections.abc import Callable, Iterator, Sequence
+
+    from gateway.admission import Admission
+    from gateway.live.live_requests import LiveRequests
+    from gateway.pooling.model import PooledModel, RuleReader
+    from gateway.pooling.parts import PartResult
+    from gateway.pooling_calls import CallOptions, ClassifyCall, EmbedCall, Input, ScoreCall
+    from gateway.scheduler_messages import ModelFacts
+    from gateway.text.encoding import Encoding
+    from gateway.text.pairs import EncodedPair
+    from gateway.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+_MAX_INLINE_CHARACTERS = 2048
+# The names that sentence-transformers looks for, of queries and of documents.
+_QUERY_PROMPTS, _DOCUMENT_PROMPTS = ("query",), ("document", "passage", "corpus")
+_NO_INSTRUCTION = "instruction: the model takes none, and it was left out"
+
+
+class PoolingService:
+    """Answers calls. One for each process.
+
+    Args:
+        tokenizer: the model's.
+        live: runs requests.
+        encoding: threads for the tokenizer.
+        admission: limits the requests of the gateway.
+        model_name: in requests.
+        find_facts: what the scheduler said of the model; raises BlockyardError NO_READY_WORKER.
+        resolve_model: raises BlockyardError MODEL_NOT_FOUND for a name that is not served.
+        read_rule: reads the rule in the model's files.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        live: LiveRequests,
+        encoding: Encoding,
+        admission: Admission,
+        *,
+        model_name: str,
+        find_facts: Callable[[], ModelFacts],
+        resolve_model: Callable[[str], None],
+        read_rule: RuleReader,
+    ) -> None:
+        self._encoding = encoding
+        self._admission = admission
+        self._model_name = model_name
+        self._find_facts = find_facts
+        self._resolve_model = resolve_model
+        self._models = PooledModels(tokenizer, read_rule)
+        self._parts = Parts(live, tokenizer, model_name)
+
+    def cancel(self, wire_ids: Sequence[str]) -> list[str]:
+        """Cancels calls that run here, each whole; returns which of the names they are."""
+        return self._parts.cancel(wire_ids)
+
+    def find_width(self, facts: ModelFacts) -> int:
+        """Returns how many numbers a vector of the model has; 0: it makes none, or its files do not say."""
+        if facts.task is not Task.EMBED:
+            return 0
+        try:
+            return self._models.rule_of(facts.task).width
+        except BlockyardError:
+            return 0
+
+    # Each raises BlockyardError: every violation at once, FEATURE_DISABLED where the model is served for another task,
+    # and what ends any request; the call is answered whole or not at all.
+
+    async def embed(self, call: EmbedCall) -> Embeddings:
+        """Makes a vector of each input."""
+
+        def prepare(model: PooledModel) -> list[Part]:
+            checks.require([*checks.check_dimensions(call.dimensions, len(call.inputs), model)])
+            prompt = _find_prompt(model, call.prompt_name)
+            encode = model.encoder.encode
+            encoded = [encode(given, call.options, prompt) for given in call.inputs]
+            pooling = model.make_pooling(normalise=call.normalise, dimensions=call.dimensions or 0)
+            _require_tokens("inputs", encoded, model)
+            return [Part(each.token_ids, pooling) for each in encoded]
+
+        violations = checks.check_inputs("inputs", call.inputs)
+        _, results, facts = await self._run(call.options, "embeddings", (Task.EMBED,), violations, prepare, call.inputs)
+        return Embeddings([result.values for result in results], facts)
+
+    async def classify(self, call: ClassifyCall) -> Classifications:
+        """Says how well the model's labels suit each input."""
+
+        def prepare(model: PooledModel) -> list[Part]:
+            encoded = [model.encoder.encode(given, call.options) for given in call.inputs]
+            _require_tokens("inputs", encoded, model)
+            return [Part(each.token_ids, model.make_pooling(leaves_raw=call.raw)) for each in encoded]
+
+        violations = checks.check_inputs("inputs", call.inputs)
+        model, results, facts = await self._run(
+            call.options, "classify", (Task.CLASSIFY,), violations, prepare, call.inputs
+        )
+        labels = model.rule.labels
+        return Classifications([_classify(read_values(each.values), labels) for each in results], labels, facts)
+
+    async def score(self, call: ScoreCall) -> Scores:
+        """Says how well documents answer queries: a reranker of each pair, else by the cosine of their vectors."""
+
+        def prepare(model: PooledModel) -> list[Part]:
+            is_reranker = model.task is Task.SCORE
+            checks.require([*_check_texts(call)] if is_reranker else [])
+            return _pair(call, model) if is_reranker else _separate(call, model)
+
+        violations = [*checks.check_inputs("query", call.queries), *checks.check_inputs("documents", call.documents)]
+        violations += _check_score(call)
+        tasks = (Task.SCORE, Task.EMBED)
+        given = (*call.queries, *call.documents)
+        model, results, facts = await self._run(call.options, "score", tasks, iter(violations), prepare, given)
+        if model.task is Task.SCORE:
+            # Of two labels it is the last one that says yes.
+            scores = [read_values(each.values)[-1] for each in results]
+        else:
+            scores = _cosines([read_values(each.values) for each in results], len(call.queries))
+        takes_instruction = model.task is Task.SCORE and bool(model.label_token_ids)
+        if call.instruction and not takes_instruction:
+            facts = facts._replace(warnings=(_NO_INSTRUCTION,))
+        documents = [ScoredDocument(place, score) for place, score in enumerate(scores)]
+        if call.top_n is not None:
+            documents = sorted(documents, key=lambda each: (-each.score, each.place))[: call.top_n]
+        return Scores(documents, facts)
+
+    async def _run(
+        self,
+        options: CallOptions,
+        operation: str,
+        tasks: tuple[Task, ...],
+        violations: Iterator[Violation],
+        prepare: Callable[[PooledModel], list[Part]],
+        given: Sequence[Input],
+    ) -> tuple[PooledModel, list[PartResult], CallFacts]:
+        """Runs a call: checks it, makes its parts, and waits for all of them."""
+        options = options if options.request_id else replace(options, request_id=f"{operation}-{secrets.token_hex(12)}")
+        request_log = begin_request_log(wire_id(options.tenant, options.request_id), self._model_name, operation)
+        with request_log.beginning(), self._admission.beginning(is_new=True):
+            self._resolve_model(options.model)
+            facts = self._find_facts()
+            model = self._models.find(facts, *tasks)
+            checks.require([*self._check_adapter(options), *checks.check_options(options), *violations])
+            num_characters = sum(map(len, given))
+            is_short = num_characters <= _MAX_INLINE_CHARACTERS
+            parts = prepare(model) if is_short else await self._encoding.run(lambda: prepare(model))
+        counts = TokenCounts(sum(len(part.token_ids) for part in parts), 0, 0)
+        try:
+            results = await self._parts.run(parts, options, facts.determinism_id, request_log.span.context)
+        except BlockyardError as error:
+            request_log.on_failed(counts, error)
+            raise
+        counts = counts._replace(num_cached_tokens=sum(each.num_cached_tokens for each in results))
+        request_log.on_finished(counts, [FinishReason.STOP], [])
+        ids = {each.determinism_id for each in results}
+        determinism_id = ids.pop() if len(ids) == 1 else ""
+        return model, results, CallFacts(options.request_id, self._model_name, *counts[:2], determinism_id)
+
+    def _check_adapter(self, options: CallOptions) -> Iterator[Violation]:
+        if options.model not in ("", self._model_name):
+            yield Violation("model", "is an adapter, and these calls take none yet", Reason.UNSUPPORTED_PARAMETER)
+
+
+def _require_tokens(field: str, encoded: Sequence[EncodedPair], model: PooledModel) -> None:
+    checks.require([*checks.check_tokens(field, [each.token_ids for each in encoded], model)])
+
+
+def _find_prompt(model: PooledModel, name: str | None) -> str:
+    """Finds the text to put before inputs; raises BlockyardError FIELD_INVALID for a name that is none."""
+    prompts = model.rule.prompts
+    if name is not None and name not in prompts:
+        known = ", ".join(map(repr, prompts)) or "none"
+        checks.require([Violation("prompt_name", f"must be one that the model's files have ({known}), not {name!r}")])
+    return prompts.get(model.rule.default_prompt if name is None else name, "")
+
+
+def _check_score(call: ScoreCall) -> Iterator[Violation]:
+    if len(call.queries) not in (1, len(call.documents)):
+        yield Violation("query", f"must be one, or one for each of the {len(call.documents)} documents")
+    if call.top_n is not None and call.top_n < 1:
+        yield Violation("top_n", f"must be at least 1, not {call.top_n}")
+
+
+def _check_texts(call: ScoreCall) -> Iterator[Violation]:
+    for field, inputs in (("query", call.queries), ("documents", call.documents)):
+        for place, given in enumerate(inputs):
+            if not isinstance(given, str):
+                yield Violation(f"{field}[{place}]", "must be a text: a reranker reads query and document together")
+
+
+def _pair(call: ScoreCall, model: PooledModel) -> list[Part]:
+    """Makes a part of each pair."""
+    queries = call.queries if len(call.queries) > 1 else call.queries * len(call.documents)
+    encoded = [
+        model.encoder.encode_pair(query, document, call.options, call.instruction)
+        for query, document in zip(queries, call.documents, strict=True)
+    ]
+    _require_tokens("documents", encoded, model)
+    return [Part(each.token_ids, model.make_pooling(second_from=each.second_from)) for each in encoded]
+
+
+def _separate(call: ScoreCall, model: PooledModel) -> list[Part]:
+    """Makes a part of each query and of each document, with the prompts that the model has for them."""
+    parts: list[Part] = []
+    pooling = model.make_pooling(normalise=True)
+    for field, inputs, names in (
+        ("query", call.queries, _QUERY_PROMPTS),
+        ("documents", call.documents, _DOCUMENT_PROMPTS),
+    ):
+        prompt = next((model.rule.prompts[name] for name in names if name in model.rule.prompts), None)
+        prompt = _find_prompt(model, None) if prompt is None else prompt
+        encoded = [model.encoder.encode(given, call.options, prompt) for given in inputs]
+        _require_tokens(field, encoded, model)
+        parts += [Part(each.token_ids, pooling) for each in encoded]
+    return parts
+
+
+def _cosines(vectors: Sequence[array[float]], num_queries: int) -> list[float]:
+    """Returns the cosine of each document's vector with its query's; all have the length 1."""
+    queries, documents = vectors[:num_queries], vectors[num_queries:]
+    pairs = zip(queries if num_queries > 1 else [queries[0]] * len(documents), documents, strict=True)
+    # Of one vector with itself it may be a little above 1 otherwise.
+    return [min(max(fsum(map(mul, query, document)), -1.0), 1.0) for query, document in pairs]
+
+
+def _classify(numbers: array[float], labels: Sequence[str]) -> Classification:
+    best = max(range(len(numbers)), key=lambda index: (numbers[index], -index))
+    return Classification(list(numbers), labels[best] if best < len(labels) else f"LABEL_{best}")

@@ -1,0 +1,74 @@
+"""Decodes what an answer has for some of its sequences only: log probabilities, beams' candidates, pooled numbers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from blockyard.logprob_columns import split_logprobs, split_prompt_logprobs
+from blockyard.pooling.columns import split_values
+from scheduler_service.replicas.steps.answer_checks import (
+    check_distinct,
+    check_logprobs,
+    check_pooled,
+    check_prompt,
+    check_rows,
+)
+
+if TYPE_CHECKING:
+    from blockyard.logprob_columns import Candidates, PromptPiece
+    from blockyard.worker.v1.worker_pb2 import ExecuteModelResponse
+    from scheduler_service.replicas.steps.answer_checks import AnswerLimits
+
+
+def has_logprobs(message: ExecuteModelResponse) -> bool:
+    """Whether an answer has log probabilities of what was sampled."""
+    return len(message.logprob_sequence_ids) > 0 or message.HasField("logprobs")
+
+
+def decode_logprobs(message: ExecuteModelResponse, limits: AnswerLimits) -> dict[int, Candidates]:
+    """Decodes the log probabilities of what was sampled, by sequence. Raises WrongAnswer."""
+    check_rows("logprob_sequence_ids", message.logprob_sequence_ids, limits)
+    sequence_ids = message.logprob_sequence_ids[:]
+    check_distinct("logprob_sequence_ids", sequence_ids)
+    check_logprobs("logprobs", message.logprobs, len(sequence_ids), limits)
+    return dict(zip(sequence_ids, split_logprobs(message.logprobs), strict=True))
+
+
+def has_candidates(message: ExecuteModelResponse) -> bool:
+    """Whether an answer has what beams propose."""
+    return len(message.beam_sequence_ids) > 0 or message.HasField("beam_candidates")
+
+
+def decode_candidates(message: ExecuteModelResponse, limits: AnswerLimits) -> dict[int, tuple[tuple[int, float], ...]]:
+    """Decodes the likeliest tokens of each beam, best first. Raises WrongAnswer."""
+    check_rows("beam_sequence_ids", message.beam_sequence_ids, limits)
+    sequence_ids = message.beam_sequence_ids[:]
+    check_distinct("beam_sequence_ids", sequence_ids)
+    # One that has no possible token has no candidate.
+    check_logprobs("beam_candidates", message.beam_candidates, len(sequence_ids), limits, least=0)
+    entries = split_logprobs(message.beam_candidates)
+    return {
+        sequence_id: tuple(zip(entry.token_ids, entry.logprobs, strict=True))
+        for sequence_id, entry in zip(sequence_ids, entries, strict=True)
+    }
+
+
+def decode_prompts(message: ExecuteModelResponse, limits: AnswerLimits) -> tuple[tuple[int, PromptPiece], ...]:
+    """Decodes the log probabilities of pieces of prompts. Raises WrongAnswer."""
+    pieces = message.prompt_logprobs
+    check_rows("prompt_logprobs", pieces, limits)
+    check_distinct("prompt_logprobs", [piece.sequence_id for piece in pieces])
+    for piece in pieces:
+        num_entries = len(piece.logprobs.num_candidates)
+        check_prompt(piece.first_position, num_entries, limits)
+        check_logprobs("prompt_logprobs", piece.logprobs, num_entries, limits)
+    return tuple((piece.sequence_id, split_prompt_logprobs(piece)) for piece in pieces)
+
+
+def decode_pooled(message: ExecuteModelResponse, limits: AnswerLimits) -> tuple[tuple[int, bytes], ...]:
+    """Decodes the numbers that were made of prompts, each sequence's as they came. Raises WrongAnswer."""
+    check_rows("pooled_sequence_ids", message.pooled_sequence_ids, limits)
+    sequence_ids = message.pooled_sequence_ids[:]
+    check_distinct("pooled_sequence_ids", sequence_ids)
+    check_pooled(message.pooled_sizes, len(sequence_ids), message.pooled_values)
+    return tuple(zip(sequence_ids, split_values(message.pooled_sizes, message.pooled_values), strict=True))
