@@ -96,21 +96,28 @@ class Services:
             ),
         )
         await self.start_scheduler()
+        self.gateway = await self.start_gateway()
+        self.http = await self._stack.enter_async_context(
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.gateway.http_port}", timeout=60, verify=False)
+        )
+        self.stub = await self.connect(self.gateway)
+
+    async def start_gateway(self) -> Gateway:
+        """Starts a gateway, and waits until it is ready."""
         base = GatewayConfiguration()
         public = replace(base.public, grpc_port=0, http_port=0, admin_port=0, enable_page=False)
         service = replace(base.service, scheduler_address=self.configuration.service.scheduler_address)
         model = ModelSettings(model=str(self.model))
-        self.gateway = Gateway(replace(base, model=model, public=public, service=service))
-        await self.gateway.start()
-        self._stack.push_async_callback(self.gateway.stop)
-        await self.gateway._link.wait_until(self.gateway.generation.is_ready)
-        self.http = await self._stack.enter_async_context(
-            httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.gateway.http_port}", timeout=60, verify=False)
-        )
-        channel = await self._stack.enter_async_context(
-            grpc.aio.insecure_channel(f"127.0.0.1:{self.gateway.grpc_port}")
-        )
-        self.stub = inference_pb2_grpc.InferenceServiceStub(channel)
+        gateway = Gateway(replace(base, model=model, public=public, service=service))
+        await gateway.start()
+        self._stack.push_async_callback(gateway.stop)
+        await gateway._link.wait_until(gateway.generation.is_ready)
+        return gateway
+
+    async def connect(self, gateway: Gateway) -> inference_pb2_grpc.InferenceServiceAsyncStub:
+        """Connects to a gateway."""
+        channel = await self._stack.enter_async_context(grpc.aio.insecure_channel(f"127.0.0.1:{gateway.grpc_port}"))
+        return inference_pb2_grpc.InferenceServiceStub(channel)
 
     async def start_worker(self) -> None:
         """Starts a worker, in the place of one that is gone."""
@@ -138,3 +145,5 @@ async def services(
         running = Services(write_model(folder / "model", task), sockets, task, stack, **options)
         await running.start(**(settings or {}))
         yield running
+        # A refused step is outlived, so nothing else would show it.
+        assert running.worker.refusals == []

@@ -201,6 +201,23 @@ async def test_a_call_sent_again_has_its_answer_and_its_name_is_nobody_elses(tmp
         assert (other.status_code, other.json()["error"]["code"]) == (409, "REQUEST_ID_CONFLICT")
 
 
+async def test_a_gateway_brings_its_answers_to_the_next_scheduler(tmp_path: Path, sockets: str) -> None:
+    async with services(tmp_path, sockets, Task.EMBED) as running:
+        spec = inference_pb2.PoolingSpec(request_id="mine")
+        first = await running.embed(TEXTS[:8], spec=spec)
+        await running.scheduler.stop()
+        await until(lambda: not running.gateway.generation.is_ready())
+        await running.start_scheduler()
+        await until(running.gateway.generation.is_ready)
+        num_epochs = len(running.worker.devices)
+        running.stub = await running.connect(await running.start_gateway())
+        # Nothing is computed for it.
+        running.worker.refuse_next = "it was computed again"
+        assert await running.embed(TEXTS[:8], spec=spec) == first
+        assert len(running.worker.devices) == num_epochs
+        running.worker.refuse_next = ""
+
+
 WRONG: list[tuple[str, dict[str, Any], int, str, str | None]] = [
     ("/v1/embeddings", {"input": ""}, 400, "FIELD_INVALID", "input[0]"),
     ("/v1/embeddings", {"input": ["w1", ""]}, 400, "FIELD_INVALID", "input[1]"),
