@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from kernels.launching import Launcher
     from kernels.lora import LoraOps, LoraRows, VirtualRows
     from kernels.mixture.ops import MixtureOps
-    from kernels.packed import PackedLinear
+    from kernels.packed import PackedLinear, WeightRows
     from kernels.sampling import SamplingOps
     from kernels.shapes import Activation, AttentionShape, LogitTransform, QueryKeyNorms
 
@@ -140,7 +140,7 @@ class Backend(Protocol):
 
     def pack_linear(
         self,
-        weight: Tensor | Sequence[Tensor],
+        weight: WeightRows,
         bias: Tensor | None = None,
         *,
         gated: bool = False,
@@ -157,7 +157,8 @@ class Backend(Protocol):
 
         Args:
             weight: out_features rows, or twice as many if `gated`; or its rows in parts, one after another, as of
-                projections that read the same input and are packed as one.
+                projections that read the same input and are packed as one. One that is quantized stays as it is given:
+                `kernels.reference.int4` defines its product.
             bias: as many, or None.
             gated: the first half of the rows are gates, the others ups: products come out as `activation(gate) * up`.
             activation: of the products, rounded to the dtype, or of the gates alone; None: none, or SiLU of gates. Not

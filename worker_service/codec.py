@@ -54,6 +54,8 @@ DTYPES = {
 }
 QUANTIZATIONS = {worker_pb2.QUANTIZATION_UNSPECIFIED: "none", worker_pb2.QUANTIZATION_INT8: "int8"}
 QUANTIZATIONS[worker_pb2.QUANTIZATION_FP8] = "fp8"
+# Beside those that LoadModel asks for.
+HELD_QUANTIZATIONS = {**QUANTIZATIONS, worker_pb2.QUANTIZATION_INT4_GROUP: "int4"}
 LOAD_FORMATS = {
     **{number: name.removeprefix("LOAD_FORMAT_").lower() for name, number in worker_pb2.LoadFormat.items()},
     worker_pb2.LOAD_FORMAT_UNSPECIFIED: "auto",
@@ -284,6 +286,7 @@ def encode_dtype(dtype: torch.dtype) -> worker_pb2.Dtype.ValueType:
 
 def encode_model(loaded: LoadedModel) -> worker_pb2.LoadedModel:
     """Encodes the loaded model."""
+    stored = loaded.config.stored
     return worker_pb2.LoadedModel(
         architecture=loaded.config.architecture,
         vocab_size=loaded.config.vocab_size,
@@ -292,10 +295,11 @@ def encode_model(loaded: LoadedModel) -> worker_pb2.LoadedModel:
         weights_digest=loaded.weights_digest,
         parameter_bytes=loaded.parameter_bytes,
         dtype=encode_dtype(loaded.config.dtype),
-        quantization=next(number for number, name in QUANTIZATIONS.items() if name == loaded.quantization),
+        quantization=next(number for number, name in HELD_QUANTIZATIONS.items() if name == loaded.quantization),
         weights_version=loaded.version,
         task=encode_task(loaded.config.task),
         whole_prompts=loaded.config.encoder is not None,
+        stored_format=stored.title if stored is not None else "",
     )
 
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from blockyard.capacity.weights import WeightFormat
 from blockyard.model_config.fields import unusable
+
+if TYPE_CHECKING:
+    from blockyard.model_config.decoder_config import DecoderConfig
 
 PANEL_COLUMNS = 32
 # The kinds of device that have kernels for weights of so few bits.
@@ -15,12 +20,29 @@ GPU_SCALE_BYTES = 4
 CPU_DTYPES = ("float32", "bfloat16")
 
 
-def check_quantization(quantization: str, dtype_name: str, device_type: str, kernels: str) -> None:
+def held_in(network: DecoderConfig, quantization: str) -> str:
+    """Returns how weights are held, in a word or two."""
+    if network.stored is not None:
+        return network.stored.title
+    return network.dtype_name if quantization == "none" else quantization
+
+
+def check_quantization(quantization: str, network: DecoderConfig, device_type: str, kernels: str) -> None:
     """Refuses what no machine of this kind can do; one without the kernels is refused when they are looked for.
 
     Raises:
         BlockyardError: MODEL_NOT_LOADED.
     """
+    stored, dtype_name = network.stored, network.dtype_name
+    if stored is not None and quantization != "none":
+        raise unusable(
+            f"the weights are quantized already ({stored.title}): leave --quantization out, or take the original model"
+        )
+    if stored is not None and device_type == "cuda":
+        raise unusable(
+            f"the weights are quantized ({stored.title}), and kernels for GPUs do not multiply such yet: serve them on "
+            "a processor, or take the original model"
+        )
     devices = QUANTIZED_DEVICES.get(quantization, ())
     is_known = device_type in devices and (device_type != "cpu" or dtype_name in CPU_DTYPES)
     if quantization == "none" or (is_known and kernels != "reference"):

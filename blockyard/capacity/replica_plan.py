@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from blockyard.capacity.adapters import adapter_format, lora_bytes, lora_limits, wrong_limits
 from blockyard.capacity.devices import check_gpu_dtype, choose_device_type
-from blockyard.capacity.formats import check_quantization, weight_format
+from blockyard.capacity.formats import check_quantization, held_in, weight_format
 from blockyard.capacity.limits import (
     DEFAULT_BLOCK_SIZE,
     DoesNotFit,
@@ -137,12 +137,12 @@ def _plan_rank(
         _refuse(wrong_limits(lora_limits(configuration.lora)))
     check_sizes(network, parallel)
     kernels = worker.gpu_kernels if kind == "cuda" else worker.cpu_kernels
-    check_quantization(device.quantization, network.dtype_name, kind, kernels)
+    check_quantization(device.quantization, network, kind, kernels)
     share = Share.of(network, parallel)
     invariant = worker.batch_invariant
     held = weight_format(kind, network.dtype_name, device.quantization, kernels, batch_invariant=invariant)
     num_bytes = weights_bytes(network, share, held)
-    check_room(num_bytes, hardware.available_bytes, network.dtype_name, device.quantization, kind)
+    check_room(num_bytes, hardware.available_bytes, held_in(network, device.quantization), kind)
     num_sharing = _count_sharing(configuration, hardware, parallel, kind)
     request = _profile_request(configuration, num_sharing)
     _refuse(wrong_profile_request(request))

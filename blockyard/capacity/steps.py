@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from blockyard.capacity.weights import ITEM_BYTES, feed_products, layer_products
 from blockyard.model_config.decoder_config import Experts
+from blockyard.model_config.stored_weights import SMALLEST_GROUP
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,6 +25,8 @@ MAX_PROMPT_ROWS = 512
 MAX_PROMPT_LOGITS = 1 << 22
 # What the kernels for processors keep of a row that they quantize, beside its bytes: two cache lines and a scale.
 QUANTIZED_ROW_BYTES = 2 * 64 + FLOAT_BYTES
+# And of each group of weights of four bits: a scale and a sum.
+GROUP_BYTES = 2 * FLOAT_BYTES
 # What they sort with, for each number of a row of logits and each thread.
 CPU_SCRATCH_BYTES = 25
 # What torch's ops sort at a time, and in how many copies.
@@ -124,7 +127,10 @@ def arena_bytes(network: DecoderConfig, share: Share, held: WeightFormat, max_ro
     angles = 2 * sum(rotary.rotated(network.head_dim) for rotary in network.rotaries)
     rows = item * (numbers + angles)
     widest = max(product.in_features for product in (*layer_products(network, share), *feed_products(network, share)))
-    return max_rows * (rows + copies * (widest + QUANTIZED_ROW_BYTES) * held.is_quantized)
+    quantized = 0
+    if held.is_quantized or (network.stored is not None and held.panel_columns > 1):
+        quantized = widest + QUANTIZED_ROW_BYTES + widest // SMALLEST_GROUP * GROUP_BYTES * (network.stored is not None)
+    return max_rows * (rows + copies * quantized)
 
 
 def step_bytes(

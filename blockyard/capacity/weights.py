@@ -5,7 +5,7 @@ The names and the reading of tensors are the worker's (`worker_service.models.de
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from blockyard.model_config.decoder_config import Experts, Norm, NormKind, norms_of
@@ -18,8 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from blockyard.model_config.decoder_config import DecoderConfig
+    from blockyard.model_config.stored_weights import StoredWeights
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+BYTE_BITS, WORD_BYTES = 8, 4
+# Beside weights that a checkpoint has quantized (`kernels.cpu.quantized`, `kernels.reference.quantized`).
+SCALE_BYTES, SUM_BYTES, CPU_ZERO_BYTES = 4, 4, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,10 @@ class Product:
     """Whether other ranks hold the rest of its inner dimension."""
     is_router: bool = False
     """Whether it is never quantized; where torch multiplies, it is in float32."""
+    module: str = ""
+    """The first of the modules that it is made of."""
+    stored: StoredWeights | None = None
+    """How its checkpoint has quantized it."""
 
     @property
     def num_elements(self) -> int:
@@ -69,12 +77,12 @@ class WeightFormat:
 
     def held_bytes(self, product: Product, item_bytes: int) -> int:
         """Returns the bytes of a product's weight and bias in a dtype of so many bytes a number."""
+        if product.stored is not None:
+            return self._stored_bytes(product, product.stored) + product.num_rows * item_bytes * product.has_bias
         is_torchs_router = product.is_router and self.panel_columns == 1
         if self.is_wide or is_torchs_router or (self.widens_leaves and (product.leaves > 1 or product.is_partial)):
             item_bytes = ITEM_BYTES["float32"]
-        sides = 2 if product.is_gated else 1
-        multiple = max(1, self.panel_columns // sides)
-        num_rows = sides * _up_to_multiple(product.num_rows // sides, multiple)
+        num_rows = self._num_columns(product)
         bias_bytes = product.num_rows * item_bytes * product.has_bias
         if self.is_quantized and not product.is_router:
             leaves = product.leaves if self.keeps_leaves else 1
@@ -83,6 +91,22 @@ class WeightFormat:
                 + bias_bytes
             )
         return num_rows * product.in_features * item_bytes + bias_bytes
+
+    def _num_columns(self, product: Product) -> int:
+        sides = 2 if product.is_gated else 1
+        return sides * _up_to_multiple(product.num_rows // sides, max(1, self.panel_columns // sides))
+
+    def _stored_bytes(self, product: Product, stored: StoredWeights) -> int:
+        """Returns those of a weight as its checkpoint has quantized it: in panels, or as it was given."""
+        width, num_rows, is_given = product.in_features, self._num_columns(product), self.panel_columns == 1
+        if stored.bits == BYTE_BITS:
+            padded = width if is_given else _up_to_multiple(width, WORD_BYTES)
+            return num_rows * (padded + (SCALE_BYTES if is_given else product.leaves * (SCALE_BYTES + SUM_BYTES)))
+        row_bytes = width if is_given else width // 2
+        zero_bytes = 1 if is_given else CPU_ZERO_BYTES
+        order_bytes = (8 if is_given else 4) * width * stored.is_ordered
+        groups = width // stored.held_group(width)
+        return num_rows * (row_bytes + groups * (SCALE_BYTES + zero_bytes)) + order_bytes
 
 
 def _up_to_multiple(number: int, multiple: int) -> int:
@@ -93,9 +117,10 @@ def layer_products(network: DecoderConfig, share: Share) -> tuple[Product, ...]:
     """Lists the products of one layer that are no experts': all layers have the same."""
     hidden, attention, feed = network.hidden_size, network.attention, network.layers[0].feed
     queries, keys = len(share.heads) * attention.head_dim, len(share.kv_heads) * attention.head_dim
+    names, leaves = network.names, share.output_leaves
     attended = (
-        Product(queries + 2 * keys, hidden, attention.qkv_bias),
-        Product(hidden, queries, attention.output_bias, leaves=share.output_leaves, is_partial=share.is_cut),
+        Product(queries + 2 * keys, hidden, attention.qkv_bias, module=names.query),
+        Product(hidden, queries, attention.output_bias, leaves=leaves, is_partial=share.is_cut, module=names.output),
     )
     if isinstance(feed, Experts):
         return *attended, Product(feed.num_experts, hidden, feed.router.has_bias, is_router=True)
@@ -104,17 +129,23 @@ def layer_products(network: DecoderConfig, share: Share) -> tuple[Product, ...]:
 
 def feed_products(network: DecoderConfig, share: Share) -> tuple[Product, Product]:
     """Returns both products of an MLP, or of one expert."""
-    hidden, feed, inner = network.hidden_size, network.layers[0].feed, len(share.mlp)
+    hidden, feed, inner, names = network.hidden_size, network.layers[0].feed, len(share.mlp), network.names
+    leaves = share.down_leaves
     return (
-        Product((1 + feed.is_gated) * inner, hidden, feed.has_bias, is_gated=feed.is_gated),
-        Product(hidden, inner, feed.has_bias, leaves=share.down_leaves, is_partial=share.is_cut),
+        Product((1 + feed.is_gated) * inner, hidden, feed.has_bias, is_gated=feed.is_gated, module=names.up),
+        Product(hidden, inner, feed.has_bias, leaves=leaves, is_partial=share.is_cut, module=names.down),
     )
 
 
 def _products(network: DecoderConfig, share: Share) -> Iterator[tuple[int, Product]]:
     """Lists the products of a rank, and how many of each there are."""
     for product in layer_products(network, share):
-        yield len(share.layers), product
+        if network.stored is None:
+            yield len(share.layers), product
+            continue
+        for index in share.layers:
+            name = network.names.prefixes[0] + network.names.layer.format(index) + product.module
+            yield 1, replace(product, stored=network.stored if network.stored.covers(name) else None)
     feed = network.layers[0].feed
     if isinstance(feed, Experts):
         for product in feed_products(network, share):
@@ -123,7 +154,14 @@ def _products(network: DecoderConfig, share: Share) -> Iterator[tuple[int, Produ
         for dense in network.pooling.products:
             yield 1, Product(dense.out_features, dense.in_features, dense.has_bias)
     elif share.is_last_stage:
-        yield 1, Product(len(share.vocabulary), network.hidden_size, network.head.has_bias)
+        yield 1, _head(network, share)
+
+
+def _head(network: DecoderConfig, share: Share) -> Product:
+    stored, name = network.stored, network.names.heads[0]
+    is_quantized = stored is not None and stored.has_head and stored.covers(name) and not network.head.is_tied
+    held = stored if is_quantized else None
+    return Product(len(share.vocabulary), network.hidden_size, network.head.has_bias, module=name, stored=held)
 
 
 def _num_tables(network: DecoderConfig) -> int:
@@ -195,14 +233,13 @@ def weights_bytes(network: DecoderConfig, share: Share, held: WeightFormat) -> i
     return products + item_bytes * rows * network.hidden_size + _norm_bytes(network, share) + sinks
 
 
-def check_room(num_bytes: int, room_bytes: int, dtype_name: str, quantization: str, device_type: str) -> None:
+def check_room(num_bytes: int, room_bytes: int, held: str, device_type: str) -> None:
     """Refuses weights that the memory cannot hold: loading them would end the process without a message.
 
     Raises:
         BlockyardError: MODEL_NOT_LOADED.
     """
     if num_bytes > room_bytes:
-        held = dtype_name if quantization == "none" else quantization
         raise unusable(
             f"the weights take {num_bytes / 2**30:.1f} GiB in {held}, and {room_bytes / 2**30:.1f} GiB of memory "
             f"are free ({device_type}): take a smaller model, a smaller --dtype, or a larger machine"

@@ -134,7 +134,8 @@ class Report:
                 "architecture": self.network.architecture,
                 "num_parameters": count_elements(self.network),
                 "dtype": self.network.dtype_name,
-                "quantization": self.quantization,
+                "quantization": stored.method if (stored := self.network.stored) else self.quantization,
+                "stored_format": stored.title if stored else None,
                 "max_model_len": self.network.max_model_len,
             },
             "device": {
@@ -171,7 +172,8 @@ class Report:
     def show(self, console: Console) -> None:
         """Prints all for a person."""
         network, hardware = self.network, self.hardware
-        held = network.dtype_name + ("" if self.quantization == "none" else f", {self.quantization}")
+        how = network.stored.title if network.stored else self.quantization
+        held = network.dtype_name + ("" if how == "none" else f", {how}")
         billions = count_elements(network) / 1e9
         free = units.size(hardware.available_bytes)
         facts = Table.grid(padding=(0, 2))

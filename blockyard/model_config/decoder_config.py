@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from blockyard.model_config.pooling.rule import PoolingRule
     from blockyard.model_config.rotary import RotaryConfig
+    from blockyard.model_config.stored_weights import StoredWeights
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -196,6 +197,8 @@ class DecoderConfig:
     """None: rows see none behind them."""
     pooling: PoolingRule | None = None
     """What is made of its rows instead of tokens; None: tokens are, and its head makes logits."""
+    stored: StoredWeights | None = None
+    """How the checkpoint has quantized its weights; None: it has not."""
     remarks: tuple[str, ...] = field(default=(), repr=False, compare=False)
     """Sentences for the log: what was passed over."""
 

@@ -10,11 +10,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from blockyard.errors import BlockyardError
-from blockyard.model_config.decoder_config import DTYPES
+from blockyard.model_config.decoder_config import DTYPES, Experts
 from blockyard.model_config.families.table import FAMILIES, find_family
 from blockyard.model_config.fields import Fields, read_object, unusable
 from blockyard.model_config.other_fields import HARMLESS, REFUSED
 from blockyard.model_config.pooling.reading import read_rule
+from blockyard.model_config.stored_weights import CONFIG_FIELDS, read_stored_weights
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
     from blockyard.model_config.decoder_config import DecoderConfig
     from blockyard.model_config.families.family import Family
     from blockyard.model_config.pooling.rule import PoolingRule, Task
+    from blockyard.model_config.stored_weights import StoredWeights
 
 # What a config.json of several models says of all of them.
 _OF_ALL_MODELS = ("architectures", "model_type", "auto_map", "dtype", "torch_dtype", "tie_word_embeddings")
-_QUANTIZED = ("quantization_config", "compression_config", "quantization")
 
 
 def read_network(folder: Path, dtype: str = "auto", task: Task | None = None) -> DecoderConfig:
@@ -63,7 +64,7 @@ def find_violations(folder: Path, dtype: str = "auto", task: Task | None = None)
 def _read(fields: Fields, dtype: str, folder: Path, task: Task | None) -> DecoderConfig | None:
     """Reads everything; None where no architecture is supported, of which nothing more can be said."""
     architecture, family = _family(fields)
-    _refuse_quantized(fields, family.unpacked if family else "")
+    stored = _read_stored(fields, family.unpacked if family else "")
     dtype_name = _dtype(fields, dtype)
     if family is None:
         return None
@@ -72,14 +73,11 @@ def _read(fields: Fields, dtype: str, folder: Path, task: Task | None) -> Decode
     fields.renamed = family.renamed
     config = family.read(fields)
     _refuse_others(fields)
-    return replace(
-        config,
-        architecture=architecture,
-        dtype_name=dtype_name,
-        names=family.names,
-        pooling=_pooling(fields, folder, task, architecture),
-        remarks=tuple(fields.remarks),
-    )
+    pooling = _pooling(fields, folder, task, architecture)
+    config = replace(config, architecture=architecture, dtype_name=dtype_name, names=family.names, pooling=pooling)
+    config = replace(config, stored=stored)
+    _refuse_misfits(fields, config)
+    return replace(config, remarks=tuple(fields.remarks))
 
 
 def _pooling(fields: Fields, folder: Path, task: Task | None, architecture: str) -> PoolingRule | None:
@@ -104,19 +102,44 @@ def _enter_text_model(fields: Fields, family: Family) -> None:
         problem = f"config.json: tie_word_embeddings differs from that of {family.text_of}"
         fields.refuse("tie_word_embeddings", problem)
     fields.remarks.append("of the models that config.json has, the text model alone is served")
+    if stored := [name for name in CONFIG_FIELDS if inner.get(name) is not None]:
+        fields.refuse(stored[0], f"config.json: {stored[0]} stands in {family.text_of}, where it is not read")
     fields.values = {**inner, **outer}
 
 
-def _refuse_quantized(fields: Fields, unpacked: str) -> None:
-    given = fields.get(_QUANTIZED[0])
+def _read_stored(fields: Fields, unpacked: str) -> StoredWeights | None:
+    """Reads how weights are quantized; `unpacked`: a way that the family turns into numbers."""
+    given = fields.get(CONFIG_FIELDS[0])
     method = given.get("quant_method") if isinstance(given, dict) else None
-    if unpacked and method == unpacked:
-        held = "they are held in the model's dtype, which takes four times as much memory or more"
-        fields.remarks.append(f"weights that are quantized as {unpacked} are turned into numbers when loaded: {held}")
-    for name in _QUANTIZED[1:] if unpacked and method == unpacked else _QUANTIZED:
+    if not unpacked or method != unpacked:
+        return read_stored_weights(fields)
+    held = "they are held in the model's dtype, which takes four times as much memory or more"
+    fields.remarks.append(f"weights that are quantized as {unpacked} are turned into numbers when loaded: {held}")
+    for name in CONFIG_FIELDS[1:]:
         if fields.get(name) is not None:
-            problem = "the weights are quantized, which is not supported: load the model's original weights instead"
-            fields.refuse(name, f"config.json has {name}: {problem}")
+            fields.refuse(name, f"config.json has {name} beside {CONFIG_FIELDS[0]}, which is not supported")
+    return None
+
+
+def _refuse_misfits(fields: Fields, config: DecoderConfig) -> None:
+    """Refuses quantized weights of products that kernels for these cannot hold."""
+    if config.stored is None:
+        return
+    names, inner, heads = config.names, config.intermediate_size, config.num_heads * config.head_dim
+    inputs = {names.query: config.hidden_size, names.up: config.hidden_size, names.output: heads, names.down: inner}
+    problems = {
+        problem
+        for index in range(config.num_layers)
+        for module, width in inputs.items()
+        if config.stored.covers(names.prefixes[0] + names.layer.format(index) + module)
+        and (problem := config.stored.misfit(width))
+    }
+    if config.names.are_transposed:
+        problems.add("this architecture's weights are stored transposed")
+    if any(isinstance(layer.feed, Experts) for layer in config.layers):
+        problems = {"experts are not served quantized yet"}
+    for problem in sorted(problems):
+        fields.refuse("quantization_config", f"config.json: quantization_config cannot be served: {problem}")
 
 
 def _family(fields: Fields) -> tuple[str, Family | None]:

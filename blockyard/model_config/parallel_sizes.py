@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from blockyard.errors import Violation
 from blockyard.model_config.fields import unusable
-from blockyard.model_config.leaves import MAX_LEAVES, count_leaves
+from blockyard.model_config.leaves import MAX_LEAVES, down_leaves, output_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,8 +35,7 @@ def legal_tensor_sizes(config: DecoderConfig) -> tuple[int, ...]:
     if any(layer.attention.norms_whole_rows for layer in config.layers):
         # Such a norm is of numbers that several ranks would have.
         return (1,)
-    heads = config.num_heads * config.head_dim
-    most = min(count_leaves(heads, config.head_dim), count_leaves(config.intermediate_size))
+    most = min(output_leaves(config), down_leaves(config))
     sizes = (1 << power for power in range(most.bit_length()))
     return tuple(size for size in sizes if _divides_heads(config, size) and _leaves_no_rank_empty(config, size))
 

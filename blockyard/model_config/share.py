@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from blockyard.model_config.leaves import count_leaves
+from blockyard.model_config.leaves import down_leaves, output_leaves
 from blockyard.model_config.parallel_sizes import vocabulary_share
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ class Share:
             mlp=_part(config.intermediate_size, size, rank),
             vocabulary=range(first_token, min(first_token + unit, config.vocab_size)),
             layers=stage_layers(config.num_layers, parallel.pipeline_parallel_size, parallel.pipeline_rank),
-            output_leaves=count_leaves(config.num_heads * config.head_dim, config.head_dim) // size,
-            down_leaves=count_leaves(config.intermediate_size) // size,
+            output_leaves=output_leaves(config) // size,
+            down_leaves=down_leaves(config) // size,
             is_cut=size > 1,
             is_first_stage=parallel.pipeline_rank == 0,
             is_last_stage=parallel.is_last_stage,

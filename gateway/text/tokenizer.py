@@ -273,8 +273,6 @@ def _refuse_unsupported(folder: Path, config: Json, tokenizer_config: Json) -> N
             f"{folder} needs code of its own (auto_map), which Blockyard never runs: use a model whose architecture "
             "and tokenizer are built in, or remove auto_map if they are"
         )
-    if config.get("quantization_config"):
-        raise _not_loaded(f"{folder} is quantized (quantization_config), which is not supported: use the original")
 
 
 def _text_of(token: object) -> str | None:

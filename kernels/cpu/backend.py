@@ -26,12 +26,13 @@ from kernels.cpu.packed import ELEMENT_TYPES, CpuLinear
 from kernels.cpu.plan import Recording
 from kernels.cpu.processors import chosen_instruction_sets, supported_instruction_sets
 from kernels.cpu.products import Products
-from kernels.cpu.quantized import Int8Linear
+from kernels.cpu.quantized import Int4Linear, Int8Linear
 from kernels.cpu.rows import RowOps, address_of, is_wide
 from kernels.cpu.sampling import CpuSampling
 from kernels.invariance import NUM_ROWS, attention_keeps_rows, keeps_rows, random_numbers
 from kernels.launching import IMMEDIATE
 from kernels.lora import LoraRows
+from kernels.packed import QuantizedWeight
 from kernels.shapes import AS_THEY_ARE
 
 if TYPE_CHECKING:
@@ -42,10 +43,12 @@ if TYPE_CHECKING:
     from kernels.arena import Arena
     from kernels.capture import CapturedStep, CaptureSizes
     from kernels.collectives import Ranks
+    from kernels.cpu.products import CpuWeight
     from kernels.launching import Launcher
     from kernels.lora import LoraOps, VirtualRows
     from kernels.mixture.ops import MixtureOps
     from kernels.ops import AttentionBatch, BlockTables, PackedLinear
+    from kernels.packed import WeightRows
     from kernels.shapes import Activation, AttentionShape, LogitTransform, QueryKeyNorms
 
 log = logging.getLogger(__name__)
@@ -151,7 +154,7 @@ class CpuBackend:
 
     def pack_linear(
         self,
-        weight: Tensor | Sequence[Tensor],
+        weight: WeightRows,
         bias: Tensor | None = None,
         *,
         gated: bool = False,
@@ -162,24 +165,19 @@ class CpuBackend:
         arena: Arena | None = None,
     ) -> PackedLinear:
         """Packs a weight and a bias."""
-        parts = [weight] if isinstance(weight, Tensor) else weight
-        return self._linear_type(
-            self._ops.executor,
-            arena or HostArena(),
-            parts,
-            bias,
-            gated=gated,
-            activation=activation,
-            logits=logits,
-            leaves=leaves,
-            partial=partial,
-        )
+        place = (self._ops.executor, arena or HostArena())
+        how: dict[str, Any] = {"gated": gated, "activation": activation, "logits": logits}
+        how |= {"leaves": leaves, "partial": partial}
+        if isinstance(weight, QuantizedWeight):
+            linear_type = Int8Linear if weight.zeros is None else Int4Linear
+            return linear_type(*place, weight, bias, **how)
+        return self._linear_type(*place, [weight] if isinstance(weight, Tensor) else weight, bias, **how)
 
     def linear(
         self, hidden: Tensor, packed: PackedLinear, *, wide: bool = False, lora: LoraRows | None = None
     ) -> Tensor:
         """Multiplies rows by a packed weight."""
-        return self._products.linear(hidden, cast("CpuLinear | Int8Linear", packed), wide=wide, lora=lora)
+        return self._products.linear(hidden, cast("CpuWeight", packed), wide=wide, lora=lora)
 
     def embedding(
         self,
@@ -332,7 +330,7 @@ class CpuBackend:
         """Records a network's step."""
         token_ids = torch.zeros(1, dtype=torch.int64)
         batch = self.plan_attention([1], [1], [[0]], sizes.block_size, sizes.sliding_window)
-        weight = cast("CpuLinear | Int8Linear | None", head)
+        weight = cast("CpuWeight | None", head)
         return self._ops.record(
             Recording(token_ids, batch.positions),
             # What adapters need is recorded, and passed over in steps without them.

@@ -70,6 +70,7 @@ class Scheme(IntEnum):
 
     UNQUANTIZED = 0
     INT8 = 1
+    INT4 = 2
 
 
 ACTIVATIONS: dict[Activation | None, int] = {
@@ -146,6 +147,8 @@ class Op(ctypes.Structure):
         ("renormalises", ctypes.c_int32),
         ("limit", ctypes.c_float),
         ("sees_later", ctypes.c_int32),
+        ("order", ctypes.c_void_p),
+        ("group", ctypes.c_int64),
     )
 
 

@@ -16,7 +16,7 @@ from kernels.arena import Chunks
 from kernels.cpu.huge_pages import allocate_huge
 from kernels.cpu.library import LoraFactors
 from kernels.cpu.packed import WORD_BYTES, CpuLinear, panel_columns, row_addresses
-from kernels.cpu.quantized import Int8Linear
+from kernels.cpu.quantized import Int4Linear, Int8Linear
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kernels.ops import PackedLinear
 
 CHUNK_BYTES = 8 << 20
+_Weight = CpuLinear | Int8Linear | Int4Linear
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,17 +71,17 @@ class CpuLoraOps:
     def __init__(self, library: Library, dtype: torch.dtype) -> None:
         self._library = library
         self._dtype = dtype
-        self._rooms = WeakKeyDictionary[CpuLinear | Int8Linear, LoraRoom]()
+        self._rooms = WeakKeyDictionary[_Weight, LoraRoom]()
         self._packer: Executor | None = None
         self._chunks = Chunks(allocate_huge, CHUNK_BYTES)
 
-    def find(self, weight: CpuLinear | Int8Linear) -> LoraRoom | None:
+    def find(self, weight: _Weight) -> LoraRoom | None:
         """Returns the slots of a weight; None: it has none."""
         return self._rooms.get(weight)
 
     def make_room(self, packed: PackedLinear, num_slots: int, max_width: int, arena: Arena | None = None) -> int:
         """Gives a weight slots, which take no memory of their own."""
-        weight = cast("CpuLinear | Int8Linear", packed)
+        weight = cast("_Weight", packed)
         width = self._whole_words(max_width)
         self._rooms[weight] = LoraRoom(num_slots, width)
         panel = self._library.panel_columns
@@ -89,7 +90,7 @@ class CpuLoraOps:
 
     def pack(self, packed: PackedLinear, shrink: Tensor, expand: Tensor) -> PackedLora:
         """Packs factors, in the calling thread alone."""
-        weight = cast("CpuLinear | Int8Linear", packed)
+        weight = cast("_Weight", packed)
         width = self._whole_words(len(shrink))
         missing = width - len(shrink)
         inner, outer = (
@@ -113,4 +114,4 @@ class CpuLoraOps:
 
     def write(self, packed: PackedLinear, slot: int, lora: PackedLora | None) -> None:
         """Sets what a slot holds."""
-        self._rooms[cast("CpuLinear | Int8Linear", packed)].write(slot, cast("CpuLora | None", lora))
+        self._rooms[cast("_Weight", packed)].write(slot, cast("CpuLora | None", lora))

@@ -186,9 +186,16 @@ def _address(array: npt.NDArray[np.generic]) -> int:
 
 
 def _quantized_row_bytes(op: Op) -> int:
-    """What an executor keeps of a row that it quantizes: its bytes, at most two cache lines more, and a scale."""
-    row_bytes = op.in_features + 2 * ALIGNMENT + 4 if op.scheme == Scheme.INT8 else 0
-    return row_bytes * max(1, op.top_k)
+    """What an executor keeps of a row that it quantizes: its bytes, at most two cache lines more, and scales."""
+    row_bytes = op.in_features + 2 * ALIGNMENT
+    match op.scheme:
+        case Scheme.INT8:
+            return (row_bytes + 4) * max(1, op.top_k)
+        case Scheme.INT4:
+            # Beside each scale the sum of its group.
+            return row_bytes + op.in_features // op.group * 8
+        case _:
+            return 0
 
 
 def _prune(ops: list[Op], recording: Recording) -> list[Op]:

@@ -8,13 +8,15 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.library import ACTIVATIONS, Joint, Kind, Op, Scheme
-from kernels.cpu.quantized import Int8Linear
+from kernels.cpu.packed import CpuLinear
+from kernels.cpu.quantized import Int4Linear, Int8Linear
 
 if TYPE_CHECKING:
     from kernels.cpu.lora import CpuLoraOps, LoraRoom
     from kernels.cpu.op_stream import OpStream
-    from kernels.cpu.packed import CpuLinear
     from kernels.lora import LoraRows
+
+CpuWeight = CpuLinear | Int8Linear | Int4Linear
 
 
 class Products:
@@ -25,9 +27,7 @@ class Products:
         self._dtype = dtype
         self._loras = loras
 
-    def linear(
-        self, hidden: Tensor, weight: CpuLinear | Int8Linear, *, wide: bool = False, lora: LoraRows | None = None
-    ) -> Tensor:
+    def linear(self, hidden: Tensor, weight: CpuWeight, *, wide: bool = False, lora: LoraRows | None = None) -> Tensor:
         """Multiplies rows by a packed weight: see `kernels.ops.Backend`."""
         rows = hidden if hidden.stride(1) == 1 and hidden.stride(0) * hidden.itemsize % 4 == 0 else hidden.contiguous()
         if weight.is_partial:
@@ -45,7 +45,7 @@ class Products:
         self._ops.emit(op, output, lora=lora)
         return output
 
-    def _partial_linear(self, rows: Tensor, weight: CpuLinear | Int8Linear, lora: LoraRows | None) -> Tensor:
+    def _partial_linear(self, rows: Tensor, weight: CpuWeight, lora: LoraRows | None) -> Tensor:
         """Multiplies, and adds what other ranks have: what first factors of adapters made stands behind all rows."""
         width, room = weight.out_features, self._loras.find(weight) if lora is not None else None
         sums = torch.empty(len(rows), width + (room.max_width if room else 0))
@@ -68,7 +68,7 @@ class Products:
             self._ops.emit(op, rounded, lora=lora)
         return rounded
 
-    def _shrink_op(self, rows: Tensor, weight: CpuLinear | Int8Linear, room: LoraRoom, output: Tensor) -> Op:
+    def _shrink_op(self, rows: Tensor, weight: CpuWeight, room: LoraRoom, output: Tensor) -> Op:
         return self._ops.make(
             Kind.LORA_SHRINK,
             input=rows.data_ptr(),
@@ -80,7 +80,7 @@ class Products:
             leaves=weight.leaves,
         )
 
-    def linear_op(self, kind: Kind, rows: Tensor, weight: CpuLinear | Int8Linear, **others: Any) -> Op:
+    def linear_op(self, kind: Kind, rows: Tensor, weight: CpuWeight, **others: Any) -> Op:
         """Makes the op of a product, without its output; `others`: more of its fields."""
         fields = {"input_stride": rows.stride(0), **others}
         op = self._ops.make(
@@ -97,4 +97,7 @@ class Products:
         )
         if isinstance(weight, Int8Linear):
             op.scheme, op.scales, op.sums = Scheme.INT8, weight.scales.data_ptr(), weight.sums.data_ptr()
+        elif isinstance(weight, Int4Linear):
+            op.scheme, op.group = Scheme.INT4, weight.group
+            op.order = None if weight.order is None else weight.order.data_ptr()
         return op

@@ -1,9 +1,10 @@
-"""Weights in int8, quantized as they are packed: symmetric for each output and leaf, as csrc/int8.h says."""
+"""Weights in whole numbers: quantized as they are packed, or as a checkpoint has them. See csrc/int8.h and int4.h."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from kernels.arena import keep
@@ -16,6 +17,7 @@ from kernels.cpu.packed import (
     panel_rows,
     row_addresses,
 )
+from kernels.packed import GROUPS, QuantizedWeight
 from kernels.shapes import AS_THEY_ARE, Activation
 
 if TYPE_CHECKING:
@@ -29,12 +31,17 @@ if TYPE_CHECKING:
 
 # Sums of so many products of bytes, less what the shift adds, stay within 32 bits.
 MAX_IN_FEATURES = 2**17
+# As in csrc/int8.h.
+SHIFT = 128
+# In csrc/int4.h: float32, and bfloat16.
+SCALE_BYTES, ZERO_BYTES = 4, 2
 
 
 class Int8Linear:
     """A weight in panels of bytes, with the scale of each output in each leaf, and its bias.
 
-    Its rows may come in parts, of which nothing is kept. It is no table: an embedding's rows are read as they were.
+    Its rows may come in parts, of which nothing is kept, or quantized: then all leaves have the scales that are given.
+    It is no table: an embedding's rows are read as they were.
     """
 
     is_table = False
@@ -44,7 +51,7 @@ class Int8Linear:
         self,
         executor: Executor,
         arena: Arena,
-        weights: Sequence[Tensor],
+        weights: Sequence[Tensor] | QuantizedWeight,
         bias: Tensor | None,
         *,
         gated: bool,
@@ -53,7 +60,9 @@ class Int8Linear:
         logits: LogitTransform = AS_THEY_ARE,
         partial: bool = False,
     ) -> None:
-        self.num_rows, self.in_features = sum(len(part) for part in weights), weights[0].shape[1]
+        given = weights if isinstance(weights, QuantizedWeight) else None
+        parts = [weights.levels] if isinstance(weights, QuantizedWeight) else weights
+        self.num_rows, self.in_features = sum(len(part) for part in parts), parts[0].shape[1]
         if self.in_features > MAX_IN_FEATURES:
             raise ValueError(f"in_features must be at most {MAX_IN_FEATURES} in int8, not {self.in_features}")
         check_leaves(self.in_features, leaves, WORD_BYTES)
@@ -71,13 +80,26 @@ class Int8Linear:
             arena.take(leaves * num_columns * WORD_BYTES).view(dtype).view(leaves, num_columns)
             for dtype in (torch.float32, torch.int32)
         )
-        if weights[0].is_meta:
+        if parts[0].is_meta:
             # As in CpuLinear.
             return
-        parts = [part if part.stride(1) == 1 else part.contiguous() for part in weights]
+        if given is not None:
+            self._fill(executor, given)
+            return
+        parts = [part if part.stride(1) == 1 else part.contiguous() for part in parts]
         columns = panel_columns(row_addresses(parts), self._width, gated=gated)
         addresses = (self.weight.data_ptr(), self.scales.data_ptr(), self.sums.data_ptr())
-        executor.pack_int8(columns, (self.in_features, ELEMENT_TYPES[weights[0].dtype], leaves), addresses)
+        executor.pack_int8(columns, (self.in_features, ELEMENT_TYPES[parts[0].dtype], leaves), addresses)
+
+    def _fill(self, executor: Executor, given: QuantizedWeight) -> None:
+        """Lays out levels and scales as they are given."""
+        levels = torch.nn.functional.pad(given.levels, (0, -self.in_features % WORD_BYTES)).contiguous()
+        columns = panel_columns(row_addresses([levels]), self._width, gated=self.is_gated)
+        executor.pack(columns, levels.shape[1] // WORD_BYTES, self.weight.data_ptr())
+        order = _column_order(self.num_rows, self._width, gated=self.is_gated)
+        self.scales[:] = _take_columns(given.scales[:, 0], order)
+        sums = levels.view(self.num_rows, self.leaves, -1).sum(2, dtype=torch.int32)
+        self.sums[:] = SHIFT * _take_columns(sums, order).T
 
     @property
     def num_bytes(self) -> int:
@@ -95,3 +117,107 @@ class Int8Linear:
         )
         wide = weight.view(self.num_rows, self.leaves, -1) * scales[:, :, None]
         return wide.view(self.num_rows, self.in_features), None if self.bias is None else self.bias.clone()
+
+
+class Int4Linear:
+    """A weight of four bits in panels, group by group with scales and zero points, and its bias. It is no table."""
+
+    is_table = False
+
+    def __init__(
+        self,
+        executor: Executor,
+        arena: Arena,
+        weight: QuantizedWeight,
+        bias: Tensor | None,
+        *,
+        gated: bool,
+        leaves: int,
+        activation: Activation | None = None,
+        logits: LogitTransform = AS_THEY_ARE,
+        partial: bool = False,
+    ) -> None:
+        self.num_rows, self.in_features = weight.levels.shape
+        self.group, self.leaves = weight.group, leaves
+        if self.group not in GROUPS or self.in_features % (leaves * self.group):
+            sizes = ", ".join(map(str, GROUPS))
+            raise ValueError(
+                f"{leaves} leaves of {self.in_features} inputs are no whole groups of one of {sizes}: {self.group}"
+            )
+        self.layout = f"panels of 4 bits in groups of {self.group}, a scale and a zero point for each output"
+        self._width = executor.panel_columns
+        self.is_partial = partial
+        self.is_gated = gated
+        self.activation = Activation.SILU if gated and activation is None else activation
+        self.logits = logits
+        self.out_features = self.num_rows // 2 if gated else self.num_rows
+        self.bias = None if bias is None else keep(arena, bias)
+        self.order = None if weight.order is None else keep(arena, weight.order.to(torch.int32))
+        num_panels = count_columns(self.num_rows, self._width) // self._width
+        num_groups = self.in_features // self.group
+        group_bytes = self._level_bytes + self._width * (SCALE_BYTES + ZERO_BYTES)
+        self.weight = arena.take(num_panels * num_groups * group_bytes)
+        self._groups = self.weight.view(num_panels, num_groups, group_bytes)
+        if not weight.levels.is_meta:
+            self._fill(weight)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held."""
+        return sum(tensor.nbytes for tensor in (self.weight, self.order, self.bias) if tensor is not None)
+
+    @property
+    def _level_bytes(self) -> int:
+        """Bytes of the levels of a group of a panel."""
+        return self._width * self.group // 2
+
+    def _fill(self, weight: QuantizedWeight) -> None:
+        assert weight.zeros is not None
+        order = _column_order(self.num_rows, self._width, gated=self.is_gated)
+        num_panels, num_groups, _ = self._groups.shape
+        # Panels, columns, groups, words, halves, bytes.
+        shape = (num_panels, self._width, num_groups, self.group // 8, 2, WORD_BYTES)
+        halves = _take_columns(weight.levels, order).view(shape)
+        words = (halves[..., 0, :] | halves[..., 1, :] << 4).permute(0, 2, 3, 1, 4)
+        self._groups[..., : self._level_bytes] = words.flatten(2)
+        place = self._level_bytes
+        for values, dtype in ((weight.scales, torch.float32), (weight.zeros, torch.bfloat16)):
+            by_group = _take_columns(values, order).view(num_panels, self._width, num_groups).transpose(1, 2)
+            stored = by_group.to(dtype).contiguous().view(torch.uint8)
+            self._groups[..., place : place + stored.shape[2]] = stored
+            place += stored.shape[2]
+
+    def _levels(self) -> QuantizedWeight:
+        """Returns what it was packed of."""
+        num_panels, num_groups, _ = self._groups.shape
+        words = self._groups[..., : self._level_bytes]
+        words = words.unflatten(2, (self.group // 8, self._width, WORD_BYTES)).permute(0, 3, 1, 2, 4)
+        columns = torch.stack([words & 15, words >> 4], dim=4).reshape(num_panels * self._width, self.in_features)
+        ends = (self._level_bytes, self._level_bytes + self._width * SCALE_BYTES, self._groups.shape[2])
+        scales, zeros = (
+            self._groups[..., begin:end].contiguous().view(dtype).transpose(1, 2).reshape(-1, num_groups)
+            for begin, end, dtype in zip(ends[:-1], ends[1:], (torch.float32, torch.bfloat16), strict=True)
+        )
+        order = _column_order(self.num_rows, self._width, gated=self.is_gated)
+        places = order.argsort()[(order < 0).sum() :]
+        source = None if self.order is None else self.order.long()
+        return QuantizedWeight(
+            torch.float32, columns[places], scales[places].clone(), zeros[places].to(torch.uint8), source
+        )
+
+    def unpack(self) -> tuple[Tensor, Tensor | None]:
+        """Returns the weight [num_rows, in_features] float32, and a copy of the bias [num_rows]."""
+        return self._levels().dequantize(), None if self.bias is None else self.bias.clone()
+
+
+def _column_order(num_rows: int, width: int, *, gated: bool) -> Tensor:
+    """Returns the row of each column of the panels; -1: none."""
+    columns = panel_columns(np.arange(1, num_rows + 1, dtype=np.uintp), width, gated=gated)
+    return torch.from_numpy(columns.astype(np.int64)) - 1
+
+
+def _take_columns(rows: Tensor, order: Tensor) -> Tensor:
+    """Takes rows in an order of `_column_order`, zeros where there is none."""
+    taken = rows.index_select(0, order.clamp(min=0))
+    taken[order < 0] = 0
+    return taken

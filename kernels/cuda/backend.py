@@ -22,6 +22,7 @@ from kernels.cuda.quantized import FORMATS
 from kernels.cuda.sampling import CudaSampling
 from kernels.cuda.warm_up import warm_up
 from kernels.launching import IMMEDIATE, CudaLauncher, Launcher
+from kernels.packed import QuantizedWeight
 from kernels.shapes import AS_THEY_ARE
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from kernels.lora import LoraRows, VirtualRows
     from kernels.mixture.ops import MixtureOps
     from kernels.ops import AttentionBatch, BlockTables, PackedLinear
+    from kernels.packed import WeightRows
     from kernels.shapes import Activation, AttentionShape, LogitTransform, QueryKeyNorms
 
 
@@ -91,7 +93,7 @@ class CudaBackend:
 
     def pack_linear(
         self,
-        weight: Tensor | Sequence[Tensor],
+        weight: WeightRows,
         bias: Tensor | None = None,
         *,
         gated: bool = False,
@@ -102,6 +104,8 @@ class CudaBackend:
         arena: Arena | None = None,
     ) -> PackedLinear:
         """Packs a weight and a bias. Leaves are summed apart only where bits are promised."""
+        if isinstance(weight, QuantizedWeight):
+            raise ValueError(f"{self.name} has no products of weights that a checkpoint has quantized")
         kept = leaves if self._invariant else 1
         packed = CudaLinear(weight, bias, gated=gated, leaves=kept, partial=partial, eight_bits=self._eight_bits)
         if arena is not None:

@@ -14,10 +14,12 @@ from torch import Tensor
 
 from kernels import blocks, planning
 from kernels.launching import IMMEDIATE, CudaLauncher
+from kernels.packed import QuantizedWeight
 from kernels.reference import attention, elementwise, probe
 from kernels.reference.linear import Method, ReferenceLinear, can_prepack, join_rows
 from kernels.reference.lora import ReferenceLoraOps
 from kernels.reference.mixture import ReferenceMixtureOps
+from kernels.reference.quantized import ReferenceQuantized
 from kernels.reference.sampling import ReferenceSampling
 from kernels.shapes import AS_THEY_ARE
 
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from kernels.lora import LoraOps, LoraRows, VirtualRows
     from kernels.mixture.ops import MixtureOps
     from kernels.ops import AttentionBatch, BlockTables, PackedLinear
+    from kernels.packed import WeightRows
     from kernels.shapes import Activation, AttentionShape, LogitTransform, QueryKeyNorms
 
 
@@ -75,7 +78,7 @@ class ReferenceBackend:
 
     def pack_linear(
         self,
-        weight: Tensor | Sequence[Tensor],
+        weight: WeightRows,
         bias: Tensor | None = None,
         *,
         gated: bool = False,
@@ -87,7 +90,10 @@ class ReferenceBackend:
     ) -> PackedLinear:
         """Packs a weight and a bias, wherever torch has them: oneDNN's own layout lies in memory of its own."""
         how: dict[str, Any] = {"gated": gated, "activation": activation, "logits": logits}
-        return ReferenceLinear(join_rows(weight), bias, self._method, **how, leaves=leaves, partial=partial)
+        how |= {"leaves": leaves, "partial": partial}
+        if isinstance(weight, QuantizedWeight):
+            return ReferenceQuantized(weight, bias, self._method, **how)
+        return ReferenceLinear(join_rows(weight), bias, self._method, **how)
 
     def linear(
         self, hidden: Tensor, packed: PackedLinear, *, wide: bool = False, lora: LoraRows | None = None
@@ -238,7 +244,9 @@ class ReferenceBackend:
         row_multiple = probe.find_row_multiple(replace(shape, is_causal=True))
         if row_multiple is not None:
             self._row_multiples[shape] = row_multiple
-        found = (row_multiple is not None, probe.settle_linears(packed), probe.elementwise_is_independent(packed))
+        # What is quantized is exact as it is.
+        settled = probe.settle_linears(linear for linear in packed if not isinstance(linear, ReferenceQuantized))
+        found = (row_multiple is not None, settled, probe.elementwise_is_independent(packed))
         return all(found)
 
 

@@ -122,7 +122,7 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
     "architectures": [{"architectures": []}, {"architectures": ["BloomForCausalLM"]}],
     "model_type": [{"model_type": name} for name in ("llama", "qwen2", "gemma2")],
     "auto_map": [{"auto_map": {"AutoConfig": "own.Config"}}],
-    "quantization_config": [{"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32}}],
+    "quantization_config": [{"quantization_config": {"quant_method": "gptq", "bits": 3, "group_size": 32}}],
     "compression_config": [{"compression_config": {"quant_method": "compressed-tensors"}}],
     "quantization": [{"quantization": {"bits": 4}}],
     "is_causal": [{"is_causal": False}],

@@ -133,7 +133,7 @@ def test_rotary_embeddings(read: Any, fields: dict[str, Any], kind: str, theta: 
         ({"architectures": ["BloomForCausalLM"]}, r"'BloomForCausalLM' is not supported \(supported: Llama.*Qwen3"),
         ({"architectures": []}, r"names no architecture \(supported: "),
         ({"architectures": ["MyModel"], "auto_map": {"AutoModel": "my.MyModel"}}, "such code is never run"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantized.*load the model's original weights"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "has quant_method 'hqq'.*or the model's original weights"),
         ({"hidden_act": "xielu"}, r"hidden_act is 'xielu', not supported \(supported: silu"),
         ({"vocab_size": None}, "config.json has no vocab_size"),
         ({"hidden_size": "64"}, "hidden_size must be a positive integer, not '64'"),

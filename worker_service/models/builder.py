@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -34,6 +34,7 @@ from worker_service.models.projections import (
     take,
     thirds_order,
 )
+from worker_service.models.quantized.reading import QuantizedReader
 from worker_service.pooling.head import PoolingHead, read_products
 
 if TYPE_CHECKING:
@@ -43,32 +44,15 @@ if TYPE_CHECKING:
 
     from blockyard.model_config import decoder_config
     from blockyard.model_config.decoder_config import Layer
+    from blockyard.model_config.stored_weights import StoredWeights
     from blockyard.parallel import Parallel
     from kernels.arena import Arena
     from kernels.mixture.ops import ExpertWeights, PackedExperts
     from kernels.ops import Backend
-    from kernels.packed import PackedLinear
+    from kernels.packed import PackedLinear, WeightRows
     from worker_service.models.feeds.feed import Feed
     from worker_service.models.model_config import ModelConfig
-
-
-class Weights(Protocol):
-    """Tensors by name: from a folder's files, or random."""
-
-    def __contains__(self, name: str) -> bool:
-        """Returns whether there is such a tensor."""
-        ...
-
-    def read(self, name: str, shape: Sequence[int]) -> Tensor:
-        """Returns a tensor of this shape, or this rank's part of it; it may be shared: copy what is to stay.
-
-        One on "meta" others fill.
-        """
-        ...
-
-    def pass_over(self, name: str, shape: Sequence[int]) -> None:
-        """Takes note of a tensor that another stage reads."""
-        ...
+    from worker_service.models.weight_files import Weights
 
 
 def build_decoder(
@@ -102,11 +86,13 @@ class PartReader:
         self._files = files
         self._share = share
         self._names = ModuleNames.find(config.names, files)
+        stored = config.stored
+        self._quantized = QuantizedReader(stored, files, config.dtype) if stored is not None else None
         self._has_found_two = False
         # Tensors are another stage's: they count in the digest of the weights, and are not read.
         self._passes_over = False
 
-    def _pack(self, weights: Sequence[Tensor], bias: Tensor | None = None, **how: Any) -> PackedLinear:
+    def _pack(self, weights: WeightRows, bias: Tensor | None = None, **how: Any) -> PackedLinear:
         """Packs a weight, unless it is another stage's: then the result is of no use, and is not kept."""
         if self._passes_over:
             return cast("PackedLinear", None)
@@ -138,6 +124,23 @@ class PartReader:
     def _weight(self, module: Rows) -> Tensor:
         stored = self._read(f"{module.name}.weight", *module.stored_shape, part=module.stored_part)
         return module.arrange(stored.t().contiguous() if module.is_transposed else stored)
+
+    def _weights(self, modules: tuple[Rows, ...]) -> WeightRows:
+        """Reads weights of the same input: as they are, or quantized."""
+        reader = self._quantized
+        are_quantized = {reader is not None and self._is_quantized(reader.stored, module.name) for module in modules}
+        if len(are_quantized) > 1:
+            names = ", ".join(module.name for module in modules)
+            raise unusable(f"{names} are multiplied as one, and config.json has only some of them quantized")
+        if reader is None or not are_quantized.pop():
+            return [self._weight(module) for module in modules]
+        if self._passes_over:
+            reader.pass_over(modules)
+            return []
+        return reader.read(modules)
+
+    def _is_quantized(self, stored: StoredWeights, module: str) -> bool:
+        return (module != self._names.head or stored.has_head) and stored.covers(module)
 
     def _bias(self, modules: Sequence[Rows]) -> Tensor:
         read = (self._read(f"{module.name}.bias", module.out_features, part=(module.parts,)) for module in modules)
@@ -381,16 +384,16 @@ class NetworkBuilder(PartReader):
 
     def _linear(self, modules: tuple[Rows, ...], *, bias: bool, **how: Any) -> Projection:
         """Reads projections of the same input and packs this rank's outputs as one."""
-        weights = [self._weight(module) for module in modules]
+        weights = self._weights(modules)
         return Projection(self._pack(weights, self._bias(modules) if bias else None, **how), modules)
 
     def _row_parallel(self, name: str, inputs: Cut, leaves: int, *, bias: bool) -> Projection:
         """Reads a projection back to the hidden size, and packs this rank's inputs of it, with the whole bias."""
         hidden, is_transposed = self._config.hidden_size, self._config.names.are_transposed
         module = Rows(name, hidden, inputs.size, WHOLE, inputs.part, is_transposed=is_transposed)
-        weight = self._weight(module)
+        weights = self._weights((module,))
         added = self._read(name + ".bias", hidden).clone() if bias else None
-        return Projection(self._pack([weight], added, leaves=leaves, partial=self._share.is_cut), (module,))
+        return Projection(self._pack(weights, added, leaves=leaves, partial=self._share.is_cut), (module,))
 
 
 def _slice(numbers: range) -> slice:

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from blockyard.capacity.formats import check_quantization, weight_format
+from blockyard.capacity.formats import check_quantization, held_in, weight_format
 from blockyard.capacity.weights import check_room, weights_bytes
 from blockyard.model_config.fields import unusable
 from blockyard.model_config.parallel_sizes import check_sizes
@@ -77,7 +77,7 @@ class LoadedModel:
     parameter_bytes: int
     """Bytes of the weights as they are held."""
     quantization: str
-    """How the weights of products are held: one of `kernels.select.QUANTIZATIONS`."""
+    """How the weights of products are held: one of `kernels.select.QUANTIZATIONS`, or as their checkpoint has them."""
     folder: Path
     """Where it was loaded from."""
     origin: Origin
@@ -133,24 +133,18 @@ def load_model(
     started = time.perf_counter()
     config = read_config(folder, dtype, task)
     _check(config, parallel, device, kernels, quantization)
+    held = config.stored.method if config.stored is not None else quantization
     try:
         backend = get_backend(device, config.dtype, kernels, quantization, batch_invariant=batch_invariant)
     except ValueError as error:
         raise unusable(str(error)) from None
     sleeps = can_sleep or device.type == "cpu"
-    target = _Target(config, backend, quantization, parallel, folder, load_format, sleeps, started)
+    target = _Target(config, backend, held, parallel, folder, load_format, sleeps, started)
     pack = target.find_pack(packed_cache)
     loaded = _load_packed(pack, target, on_progress) if pack else None
     if loaded is None:
         loaded = target.build(open_weights(config, folder, device, load_format, on_progress, parallel))
-    log.info(
-        "model loaded",
-        architecture=config.architecture,
-        kernels=backend.name,
-        bytes=loaded.parameter_bytes,
-        source=loaded.origin.source,
-        seconds=round(loaded.origin.seconds, 3),
-    )
+    _log_loaded(loaded)
     if pack and pack.is_cached and loaded.origin.source != "packed":
         _write_cached(pack, loaded)
     return loaded
@@ -265,10 +259,23 @@ def _check(config: ModelConfig, parallel: Parallel, device: torch.device, kernel
     check_sizes(config, parallel)
     if config.pooling is not None and parallel.world_size > 1:
         raise unusable("a model that pools is served by one worker, not by a group")
-    check_quantization(quantization, config.dtype_name, device.type, kernels)
+    check_quantization(quantization, config, device.type, kernels)
     held = weight_format(device.type, config.dtype_name, quantization, kernels)
     num_bytes = weights_bytes(config, Share.of(config, parallel), held)
-    check_room(num_bytes, room_for_weights(device), config.dtype_name, quantization, device.type)
+    check_room(num_bytes, room_for_weights(device), held_in(config, quantization), device.type)
+
+
+def _log_loaded(loaded: LoadedModel) -> None:
+    stored = loaded.config.stored
+    log.info(
+        "model loaded",
+        architecture=loaded.config.architecture,
+        kernels=loaded.backend.name,
+        quantization=stored.title if stored is not None else loaded.quantization,
+        bytes=loaded.parameter_bytes,
+        source=loaded.origin.source,
+        seconds=round(loaded.origin.seconds, 3),
+    )
 
 
 def _log_doubts(load_format: str, unread: Sequence[str]) -> None:

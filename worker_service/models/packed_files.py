@@ -22,6 +22,7 @@ from crc32c import crc32c
 
 from blockyard.model_config.share import Share
 from worker_service.models.source import source_digest
+from worker_service.models.weight_files import Numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -230,7 +231,7 @@ class PackedWeights:
         is_head = self._config.head.is_tied and name in {f"{head}.weight" for head in self._config.names.heads}
         return name in self.facts.tensors and (not is_head or self.facts.has_two_tables)
 
-    def read(self, name: str, shape: Sequence[int]) -> Tensor:
+    def read(self, name: str, shape: Sequence[int], numbers: Numbers = Numbers.FLOATS) -> Tensor:
         """Returns a tensor of this shape on the device "meta"."""
         return torch.empty(*shape, dtype=self._config.dtype, device="meta")
 

@@ -15,6 +15,7 @@ import torch
 from blockyard.capacity.weights import count_elements
 from kernels.reference.sampling import philox
 from worker_service.models.feeds.tensors import BLOCKS
+from worker_service.models.weight_files import Numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,10 @@ PIECE = 2**20
 # The standard deviation of a bias. That of a weight keeps the size of what it multiplies.
 BIAS_SPREAD = 0.02
 HALF = 2**16
+# Tensors of quantized modules that there need not be.
+OPTIONAL = (".weight_shape", ".weight_zero_point", ".weight_g_idx", ".g_idx")
+# The standard deviation of levels, as a part of all of them; zero points of 7 or 8, in words.
+LEVEL_SPREAD, MIDDLE_ZEROS = 12**-0.5, 0x77777777
 
 
 class RandomWeights:
@@ -53,18 +58,39 @@ class RandomWeights:
     def __contains__(self, name: str) -> bool:
         # Of what may be quantized the numbers are made.
         is_tied_head = self._config.head.is_tied and name in {f"{head}.weight" for head in self._config.names.heads}
-        return not is_tied_head and not name.endswith(BLOCKS)
+        is_left_out = name.endswith(BLOCKS) or (self._config.stored is not None and name.endswith(OPTIONAL))
+        return not is_tied_head and not is_left_out
 
-    def read(self, name: str, shape: Sequence[int]) -> Tensor:
-        """Makes a tensor on the device, in the model's dtype."""
+    def read(self, name: str, shape: Sequence[int], numbers: Numbers = Numbers.FLOATS) -> Tensor:
+        """Makes a tensor on the device, in the model's dtype, or of whole numbers."""
         dtype = self._config.dtype
-        if len(shape) == 1 and name.endswith(".weight"):
+        if numbers is not Numbers.FLOATS:
+            tensor = self._read_quantized(name, shape, numbers)
+        elif len(shape) == 1 and name.endswith(".weight"):
             tensor = torch.ones(*shape, dtype=dtype, device=self._device)
         else:
             spread = BIAS_SPREAD if len(shape) == 1 else shape[-1] ** -0.5
             tensor = random_tensor(f"{self._seed} {name}", shape, spread, dtype, self._device)
         self.pass_over(name, shape)
         return tensor
+
+    def _read_quantized(self, name: str, shape: Sequence[int], numbers: Numbers) -> Tensor:
+        """Makes levels of all sizes, scales that keep the size of what weights multiply, zero points in the middle."""
+        stored = self._config.stored
+        assert stored is not None
+        match numbers:
+            case Numbers.ZEROS:
+                return torch.full(tuple(shape), MIDDLE_ZEROS, dtype=torch.int32)
+            case Numbers.PLACES:
+                return torch.arange(*shape) // (stored.group or shape[0])
+            case Numbers.SCALES:
+                spread = LEVEL_SPREAD * 2**stored.bits * self._config.hidden_size**0.5
+                return (1 + random_tensor(f"{self._seed} {name}", shape, 0.1, torch.float32, self._device)) / spread
+            case _:
+                count = math.prod(shape) * (4 if numbers is Numbers.WORDS else 1)
+                values = random_tensor(f"{self._seed} {name}", [count], 12**-0.5, torch.float32, self._device)
+                levels = (values * 256).floor().clamp(-128, 127).to(torch.int8)
+                return (levels.view(torch.int32) if numbers is Numbers.WORDS else levels).view(*shape)
 
     def pass_over(self, name: str, shape: Sequence[int]) -> None:
         """Takes note of a tensor that another process makes."""

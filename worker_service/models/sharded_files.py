@@ -19,7 +19,7 @@ from blockyard.model_config.fields import unusable
 from blockyard.model_config.share import Share
 from worker_service.models.builder import NetworkBuilder
 from worker_service.models.projections import take
-from worker_service.models.weight_files import WeightFiles
+from worker_service.models.weight_files import Numbers, WeightFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from kernels.arena import Arena
     from kernels.mixture.ops import ExpertShape, ExpertWeights, PackedExperts
     from kernels.ops import Backend, PackedLinear
-    from worker_service.models.builder import Weights
+    from kernels.packed import WeightRows
     from worker_service.models.model_config import ModelConfig
+    from worker_service.models.weight_files import Weights
 
 FORMAT = 1
 
@@ -225,7 +226,7 @@ class _Names:
     def __contains__(self, name: str) -> bool:
         return name in self._names
 
-    def read(self, name: str, shape: Sequence[int]) -> Tensor:
+    def read(self, name: str, shape: Sequence[int], numbers: Numbers = Numbers.FLOATS) -> Tensor:
         """Returns a tensor on "meta"."""
         return torch.empty(*shape, device="meta")
 
@@ -252,7 +253,7 @@ class _SliceReader(NetworkBuilder):
             self._take(name, self._read_part(name, shape, part))
         return take(torch.empty(shape, device="meta"), part)
 
-    def _pack(self, weights: Sequence[Tensor], bias: Tensor | None = None, **how: Any) -> PackedLinear:
+    def _pack(self, weights: WeightRows, bias: Tensor | None = None, **how: Any) -> PackedLinear:
         nothing: Any = None
         return nothing
 

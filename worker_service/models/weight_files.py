@@ -13,7 +13,8 @@ import mmap
 import os
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -21,7 +22,7 @@ from blockyard.model_config.fields import read_object, unusable
 from blockyard.model_files import tensor_digest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -30,10 +31,37 @@ SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 # Of the names that safetensors gives to dtypes: the ones that are plain numbers.
 STORED_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-# And bytes that stand for numbers.
+# Bytes that stand for numbers, and whole numbers of weights that are quantized.
 _READ_DTYPES = {**STORED_DTYPES, "U8": torch.uint8}
+_ALL_DTYPES = {**_READ_DTYPES, "I8": torch.int8, "I32": torch.int32, "I64": torch.int64}
 # As in safetensors' own code: what is larger is no header.
 MAX_HEADER_BYTES = 100_000_000
+
+
+class Numbers(Enum):
+    """What a tensor's numbers are; all but the first are those of weights that a checkpoint has quantized."""
+
+    FLOATS = auto()
+    SCALES = auto()
+    BYTES = auto()
+    """Levels of eight bits."""
+    WORDS = auto()
+    """Levels of four bits, eight to a word."""
+    ZEROS = auto()
+    """Zero points of four bits, eight to a word."""
+    PLACES = auto()
+
+
+_DTYPES_OF: dict[Numbers, tuple[str, ...]] = {
+    # And bytes, for whoever reads them as such.
+    Numbers.FLOATS: tuple(_READ_DTYPES),
+    # float32 has them all.
+    Numbers.SCALES: ("F32", "F16", "BF16"),
+    Numbers.BYTES: ("I8",),
+    Numbers.WORDS: ("I32",),
+    Numbers.ZEROS: ("I32",),
+    Numbers.PLACES: ("I32", "I64"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +77,27 @@ class Entry:
     @property
     def num_bytes(self) -> int:
         """Bytes of the tensor; 0 for an unknown dtype."""
-        dtype = _READ_DTYPES.get(self.stored_dtype)
+        dtype = _ALL_DTYPES.get(self.stored_dtype)
         return math.prod(self.shape) * dtype.itemsize if dtype is not None else 0
+
+
+class Weights(Protocol):
+    """Tensors by name: from a folder's files, or random."""
+
+    def __contains__(self, name: str) -> bool:
+        """Returns whether there is such a tensor."""
+        ...
+
+    def read(self, name: str, shape: Sequence[int], numbers: Numbers = Numbers.FLOATS) -> Tensor:
+        """Returns a tensor of this shape, or this rank's part of it; it may be shared: copy what is to stay.
+
+        One on "meta" others fill.
+        """
+        ...
+
+    def pass_over(self, name: str, shape: Sequence[int]) -> None:
+        """Takes note of a tensor that another stage reads."""
+        ...
 
 
 class WeightFiles:
@@ -92,7 +139,7 @@ class WeightFiles:
     def check(self, tensors: Mapping[str, Sequence[int]]) -> None:
         """Raises BlockyardError MODEL_NOT_LOADED unless all these tensors can be read."""
         for name, shape in tensors.items():
-            self._find(name, shape)
+            self._find(name, shape, _ALL_DTYPES)
 
     @property
     def unread(self) -> list[str]:
@@ -102,13 +149,13 @@ class WeightFiles:
     def __contains__(self, name: str) -> bool:
         return name in self._entries
 
-    def read(self, name: str, shape: Sequence[int]) -> Tensor:
+    def read(self, name: str, shape: Sequence[int], numbers: Numbers = Numbers.FLOATS) -> Tensor:
         """Returns a tensor as it is stored. It lies in the file, mapped for as long as it lives: copy what is to stay.
 
         Raises:
             BlockyardError: MODEL_NOT_LOADED, where the tensor is missing, or of another shape or kind.
         """
-        entry = self._find(name, shape)
+        entry = self._find(name, shape, _DTYPES_OF[numbers])
         tensor = map_tensor(entry, reads_ahead=True)
         self._note(name, entry, tensor)
         return tensor
@@ -119,7 +166,7 @@ class WeightFiles:
         Raises:
             BlockyardError: as `read`.
         """
-        entry = self._find(name, shape)
+        entry = self._find(name, shape, _ALL_DTYPES)
         self._note(name, entry, map_tensor(entry, reads_ahead=False))
 
     def _note(self, name: str, entry: Entry, tensor: Tensor) -> None:
@@ -127,15 +174,15 @@ class WeightFiles:
         self._done_bytes += entry.num_bytes
         self._on_progress(self._done_bytes, self._total_bytes)
 
-    def _find(self, name: str, shape: Sequence[int]) -> Entry:
+    def _find(self, name: str, shape: Sequence[int], dtypes: Collection[str]) -> Entry:
         entry = self._entries.get(name)
         if entry is None:
             raise unusable(f"{self._folder} has no tensor {name}: the weights do not belong to its config.json")
         self._check_shape(f"{entry.path.name}: {name}", entry.shape, shape)
-        if entry.stored_dtype not in _READ_DTYPES:
+        if entry.stored_dtype not in dtypes:
             raise unusable(
                 f"{entry.path.name}: {name} is stored as {entry.stored_dtype}; supported are "
-                f"{', '.join(STORED_DTYPES)}: load the model's original weights instead"
+                f"{', '.join(name for name in dtypes if name != 'U8')}: load the model's original weights instead"
             )
         return entry
 
@@ -168,7 +215,7 @@ def sample_digest(name: str, shape: Sequence[int], stored_dtype: str, tensor: Te
 
 def map_tensor(entry: Entry, *, reads_ahead: bool) -> Tensor:
     """Maps a tensor and nothing else of its file, so that its pages go with it."""
-    dtype = _READ_DTYPES[entry.stored_dtype]
+    dtype = _ALL_DTYPES[entry.stored_dtype]
     if not entry.num_bytes:
         return torch.empty(entry.shape, dtype=dtype)
     begin = entry.offset % mmap.ALLOCATIONGRANULARITY

@@ -10,8 +10,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from blockyard.model_config.fields import unusable
-from worker_service.models.builder import Weights, build_decoder
+from worker_service.models.builder import build_decoder
 from worker_service.models.determinism import determinism_id
+from worker_service.models.weight_files import Weights
 
 if TYPE_CHECKING:
     from worker_service.models.loader import LoadedModel

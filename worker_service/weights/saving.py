@@ -130,6 +130,9 @@ def _save_sharded(
         message = "the weights were loaded packed, and are no tensors any more: load the original to save it sharded"
         raise BlockyardError(Reason.WRONG_STATE, message)
     config, parallel = loaded.config, loaded.parallel
+    if config.stored is not None:
+        message = "the weights of a checkpoint that is quantized are not cut: save them packed"
+        raise BlockyardError(Reason.FEATURE_DISABLED, message)
     device = loaded.backend.device
     files = open_weights(config, loaded.folder, device, loaded.origin.load_format, on_progress, parallel)
     paths = write_slices(config, files, parallel, folder, max_file_bytes)

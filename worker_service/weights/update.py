@@ -21,7 +21,7 @@ import torch
 from blockyard.errors import BlockyardError, Reason, Violation
 from kernels.cpu.huge_pages import HUGE_PAGE_BYTES, allocate_huge
 from worker_service.models.sharded_files import list_share
-from worker_service.models.weight_files import STORED_DTYPES, sample_digest, weights_digest
+from worker_service.models.weight_files import STORED_DTYPES, Numbers, sample_digest, weights_digest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Sequence
@@ -82,6 +82,8 @@ def wrong_heads(loaded: LoadedModel, heads: Sequence[TensorHead]) -> list[Violat
     """Finds all that keeps these tensors from being a model's weights."""
     if loaded.model.has_two_tables:
         return [Violation("tensors", "this model holds two tables that its config.json ties: reload it from a folder")]
+    if loaded.config.stored is not None:
+        return [Violation("tensors", "this model's checkpoint is quantized: reload it from a folder")]
     return list(_wrong_heads(loaded, heads))[:MAX_VIOLATIONS]
 
 
@@ -245,7 +247,7 @@ class WeightUpdate:
     def __contains__(self, name: str) -> bool:
         return name in self._names
 
-    def read(self, name: str, shape: Sequence[int]) -> Tensor:
+    def read(self, name: str, shape: Sequence[int], numbers: Numbers = Numbers.FLOATS) -> Tensor:
         """Waits for the next tensor, and returns it as it came."""
         found = self._tensors.get()
         if isinstance(found, Exception):

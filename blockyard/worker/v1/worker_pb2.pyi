@@ -91,6 +91,10 @@ class _QuantizationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Quantiza
     """8 bits for each weight, with a scale for each output; rows of activations are quantized as they are multiplied."""
     QUANTIZATION_FP8: _Quantization.ValueType  # 2
     """8-bit floating point, e4m3, for each row of a weight one scale; activations keep their dtype."""
+    QUANTIZATION_INT4_GROUP: _Quantization.ValueType  # 3
+    """As a checkpoint has them, 4 bits for each weight, in groups with a scale and a zero point for each output; rows of
+    activations are quantized to 8 bits as they are multiplied, group by group. Not for LoadModel.
+    """
 
 class Quantization(_Quantization, metaclass=_QuantizationEnumTypeWrapper):
     """How the weights of products are held."""
@@ -101,6 +105,10 @@ QUANTIZATION_INT8: Quantization.ValueType  # 1
 """8 bits for each weight, with a scale for each output; rows of activations are quantized as they are multiplied."""
 QUANTIZATION_FP8: Quantization.ValueType  # 2
 """8-bit floating point, e4m3, for each row of a weight one scale; activations keep their dtype."""
+QUANTIZATION_INT4_GROUP: Quantization.ValueType  # 3
+"""As a checkpoint has them, 4 bits for each weight, in groups with a scale and a zero point for each output; rows of
+activations are quantized to 8 bits as they are multiplied, group by group. Not for LoadModel.
+"""
 Global___Quantization: _TypeAlias = Quantization  # noqa: Y015
 
 class _LoadFormat:
@@ -1268,6 +1276,7 @@ class LoadedModel(_message.Message):
     WEIGHTS_VERSION_FIELD_NUMBER: _builtins.int
     TASK_FIELD_NUMBER: _builtins.int
     WHOLE_PROMPTS_FIELD_NUMBER: _builtins.int
+    STORED_FORMAT_FIELD_NUMBER: _builtins.int
     architecture: _builtins.str
     """The name of its architecture."""
     vocab_size: _builtins.int
@@ -1292,6 +1301,8 @@ class LoadedModel(_message.Message):
     """A prompt is computed in one step, whole, and nothing of it is kept: rows see those after them too. It is never longer than
     max_num_batched_tokens.
     """
+    stored_format: _builtins.str
+    """The format in which the checkpoint has its weights quantized, in words; empty: it has not."""
     def __init__(
         self,
         *,
@@ -1306,10 +1317,11 @@ class LoadedModel(_message.Message):
         weights_version: _builtins.str = ...,
         task: _pooling_pb2.Task.ValueType = ...,
         whole_prompts: _builtins.bool = ...,
+        stored_format: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "dtype", b"dtype", "max_model_len", b"max_model_len", "model_digest", b"model_digest", "parameter_bytes", b"parameter_bytes", "quantization", b"quantization", "task", b"task", "vocab_size", b"vocab_size", "weights_digest", b"weights_digest", "weights_version", b"weights_version", "whole_prompts", b"whole_prompts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "dtype", b"dtype", "max_model_len", b"max_model_len", "model_digest", b"model_digest", "parameter_bytes", b"parameter_bytes", "quantization", b"quantization", "stored_format", b"stored_format", "task", b"task", "vocab_size", b"vocab_size", "weights_digest", b"weights_digest", "weights_version", b"weights_version", "whole_prompts", b"whole_prompts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -6,7 +6,7 @@
 
 #include "elementwise.h"
 #include "experts.h"
-#include "int8.h"
+#include "int4.h"
 #include "lora.h"
 #include "team.h"
 
@@ -30,7 +30,7 @@ class Executor : public Work {
         int first = 0;
         for (int op = 0; op < num_ops; op++) {
             if (is_idle(ops[op]) || is_brief(ops[op])) continue;
-            if (ops[op].scheme == INT8 && !quantizes_alone(ops[op])) add_phase(op, QUANTIZE, first);
+            if (ops[op].scheme != UNQUANTIZED && !quantizes_alone(ops[op])) add_phase(op, QUANTIZE, first);
             add_phase(op, COMPUTE, first);
             if (ops[op].kind == HEAD) add_phase(op, MERGE, first);
         }
@@ -62,7 +62,7 @@ class Executor : public Work {
         const int64_t rows = step_.num_rows(op.rows);
         if (phases_[phase].stage == MERGE) return rows;
         if (phases_[phase].stage == QUANTIZE) {
-            quantized_.reserve(num_input_rows(op), op.in_features, op.leaves);
+            shared_.reserve(op, num_input_rows(op));
             return num_input_rows(op);
         }
         switch (op.kind) {
@@ -124,7 +124,7 @@ class Executor : public Work {
         std::unique_ptr<AttentionScratch<float>> attention32;
         std::unique_ptr<AttentionScratch<bf16>> attention16;
         std::vector<Best> best;
-        QuantizedRows quantized;
+        ProductRows quantized;
         Deltas deltas;
         std::vector<char> low_rank;
         const Op* quantized_for = nullptr;
@@ -220,7 +220,7 @@ class Executor : public Work {
             if (stage == MERGE)
                 merge_best(i);
             else
-                quantized_.quantize(i, (const E*)op.input + i * op.input_stride);
+                shared_.template quantize<E>(op, i);
         }
     }
 
@@ -231,13 +231,12 @@ class Executor : public Work {
     }
 
     template <class E>
-    const QuantizedRows& quantized_rows(const Op& op, Scratch& mine) {
-        if (!quantizes_alone(op)) return quantized_;
+    const ProductRows& quantized_rows(const Op& op, Scratch& mine) {
+        if (!quantizes_alone(op)) return shared_;
         if (mine.quantized_for != &op) {
             const int64_t rows = num_input_rows(op);
-            mine.quantized.reserve(rows, op.in_features, op.leaves);
-            for (int64_t i = 0; i < rows; i++)
-                mine.quantized.quantize(i, (const E*)op.input + i * op.input_stride);
+            mine.quantized.reserve(op, rows);
+            for (int64_t i = 0; i < rows; i++) mine.quantized.template quantize<E>(op, i);
             mine.quantized_for = &op;
         }
         return mine.quantized;
@@ -398,7 +397,7 @@ class Executor : public Work {
         const uint32_t* weight = (const uint32_t*)((const char*)op.weight + first_byte);
         Cursor& ahead = scratch_[thread].ahead;
         if (op.scheme == INT8) {
-            const QuantizedRows& rows = quantized_rows<E>(op, scratch_[thread]);
+            const QuantizedRows& rows = quantized_rows<E>(op, scratch_[thread]).whole;
             const Factors factors{rows.words(), rows.stride_words(), weight, words_of<int8_t>(op.in_features), op.leaves};
             const int64_t columns = num_panels(op.out_features) * TILE_COLUMNS;
             const float* scales = (const float*)((const char*)op.scales + first_byte);
@@ -406,6 +405,12 @@ class Executor : public Work {
             const Dequantize dequantize{rows.scales(), scales, sums, op.leaves, columns};
             with_bytes([&](auto byte) {
                 LinearRunner<decltype(byte), Dequantize, Epilogue> runner(factors, dequantize, epilogue, ahead);
+                visit(runner);
+            });
+        } else if (op.scheme == INT4) {
+            const GroupedRows& rows = quantized_rows<E>(op, scratch_[thread]).grouped;
+            with_bytes([&](auto byte) {
+                GroupedRunner<decltype(byte), Epilogue> runner(rows, weight, op.group, op.leaves, epilogue, ahead);
                 visit(runner);
             });
         } else {
@@ -453,7 +458,7 @@ class Executor : public Work {
     std::vector<Scratch> scratch_;
     Step step_;
     ExpertRows experts_;
-    QuantizedRows quantized_;
+    ProductRows shared_;
     const Op* ops_ = nullptr;
     int num_ops_ = 0;
     std::vector<Phase> phases_;

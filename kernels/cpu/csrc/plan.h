@@ -37,8 +37,8 @@ enum Activation : int32_t { AS_IT_IS, SILU, GELU_TANH, GELU_ERF, RELU, RELU2, TA
 // Which rows an op works on: all tokens of the step, or the chosen ones.
 enum Rows : int32_t { TOKENS, CHOSEN };
 
-// How a weight is held: in the op's type, or as int8.h says.
-enum Scheme : int32_t { UNQUANTIZED, INT8 };
+// How a weight is held: in the op's type, or as int8.h or int4.h says.
+enum Scheme : int32_t { UNQUANTIZED, INT8, INT4 };
 
 // An adapter's two factors of a weight, packed as weights are: [rank, in_features], and [out_features, rank].
 struct LoraFactors {
@@ -103,6 +103,8 @@ struct Op {
     int32_t renormalises;       // ROUTE: weights of a row add up to `scale`; else so do those of all experts
     float limit;                // LINEAR_GATED, EXPERTS_GATE_UP: what gates and ups are cut at: see linear.h; 0: they are not
     int32_t sees_later;         // ATTENTION: a row sees the keys behind its own too, by a window as many as before it
+    const int32_t* order;       // of a weight in groups: [in_features], each input's place in a row; or null
+    int64_t group;              // its inputs in a group: a multiple of 32, at most 128
 };
 
 // What a step computes. Positions, slots and work lists are made from it.

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch.nn import functional
 
+from kernels.packed import QuantizedWeight
 from kernels.reference.backend import ReferenceBackend
 from kernels.reference.linear import Method, join_rows
 from kernels.shapes import AS_THEY_ARE
 from tests.kit.kernels.row_dependent import CountedLinear
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import Tensor
 
     from kernels.arena import Arena
     from kernels.ops import AttentionBatch, PackedLinear
+    from kernels.packed import WeightRows
     from kernels.shapes import Activation, AttentionShape, LogitTransform
 
 
@@ -36,7 +36,7 @@ class PlainBackend(ReferenceBackend):
 
     def pack_linear(
         self,
-        weight: Tensor | Sequence[Tensor],
+        weight: WeightRows,
         bias: Tensor | None = None,
         *,
         gated: bool = False,
@@ -47,6 +47,7 @@ class PlainBackend(ReferenceBackend):
         arena: Arena | None = None,
     ) -> PackedLinear:
         """Keeps the weight as it is."""
+        assert not isinstance(weight, QuantizedWeight)
         return CountedLinear(join_rows(weight), bias, Method.PLAIN, gated=gated, leaves=leaves)
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:

@@ -7,18 +7,20 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
+from kernels.packed import QuantizedWeight
 from kernels.reference.backend import ReferenceBackend
 from kernels.reference.linear import join_rows
 from kernels.shapes import AS_THEY_ARE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from torch import Tensor
 
     from kernels.arena import Arena
     from kernels.lora import LoraRows
     from kernels.ops import PackedLinear
+    from kernels.packed import WeightRows
     from kernels.shapes import Activation, LogitTransform
 
     # (rows [R, K], weight [N, K], bias [N], leaves) -> [R, N] float32.
@@ -44,7 +46,7 @@ class QuantizedReference(ReferenceBackend):
 
     def pack_linear(
         self,
-        weight: Tensor | Sequence[Tensor],
+        weight: WeightRows,
         bias: Tensor | None = None,
         *,
         gated: bool = False,
@@ -55,6 +57,7 @@ class QuantizedReference(ReferenceBackend):
         arena: Arena | None = None,
     ) -> PackedLinear:
         """Keeps a weight."""
+        assert not isinstance(weight, QuantizedWeight)
         kept = _QuantizedLinear(next(self._multiply), join_rows(weight), bias, gated=gated, leaves=leaves)
         return cast("PackedLinear", kept)
 

@@ -156,11 +156,6 @@ def test_remote_code_is_refused(folder: Path, file: str) -> None:
     assert "auto_map" in refusal(folder)
 
 
-def test_quantized_weights_are_refused(folder: Path) -> None:
-    change(folder / "config.json", quantization_config={"quant_method": "awq"})
-    assert "quantiz" in refusal(folder)
-
-
 def test_fields_of_generation_that_are_not_applied_are_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     neutral = {"num_beams": 1, "typical_p": 1.0, "stop_strings": None, "suppress_tokens": [], "temperature": 0.5}
     change(folder / "generation_config.json", **neutral)

@@ -126,4 +126,4 @@ def test_every_quantization_says_where_it_is_possible() -> None:
     (choices,) = (each.choices for each in settings_of(SystemConfiguration) if each.name == "quantization")
     assert {"none", *QUANTIZED_DEVICES} == set(choices)
     with pytest.raises(BlockyardError, match="int8 needs the kernels for x86-64 processors"):
-        check_quantization("int8", "float16", "cpu", "auto")
+        check_quantization("int8", read_config(tiny_model("llama"), torch.float16), "cpu", "auto")
