@@ -79,7 +79,7 @@ class Backend(Protocol):
 
     @property
     def is_complete(self) -> bool:
-        """Whether it has all ops; else those alone, and of these what, Llama's network needs."""
+        """Whether it has all ops; else those alone that decoders of dense layers need."""
         ...
 
     @property

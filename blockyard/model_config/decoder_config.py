@@ -261,24 +261,6 @@ def norms_of(placement: Placement) -> Iterable[str]:
     }[placement]
 
 
-def is_plain(config: DecoderConfig) -> bool:
-    """Returns whether a network needs no op, and of none more, than Llama's does."""
-    return (
-        config.head.scale == config.embedding_scale == 1.0
-        and not (config.head.softcap or config.head.has_bias or config.learned or config.encoder)
-        and all(dense.activation is None for dense in (config.pooling.products if config.pooling else ()))
-        and all(rotary.share == 1.0 for rotary in config.rotaries)
-        and all(
-            layer.placement is Placement.PRE
-            and layer.residual_scale == 1.0
-            and not layer.norm.is_held_wide
-            and isinstance(layer.feed, Mlp)
-            and layer.feed.is_gated
-            and layer.feed.activation is Activation.SILU
-            and not layer.attention.norms_whole_rows
-            and layer.attention.rotary is not None
-            and not layer.attention.softcap
-            and not layer.attention.has_sinks
-            for layer in config.layers
-        )
-    )
+def is_dense_decoder(config: DecoderConfig) -> bool:
+    """Returns whether it is no encoder, and no layer a mixture of experts: of these not all kernels have the ops."""
+    return config.encoder is None and all(isinstance(layer.feed, Mlp) for layer in config.layers)

@@ -23,6 +23,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.cuda.epilogue import bounded
 from kernels.cuda.launch_table import attention_launch
 from kernels.cuda.plan import StepLengths, WorkList, make_work_list
 
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from kernels.shapes import AttentionShape
 
 
+LOG2_OF_E = tl.constexpr(math.log2(math.e))
+
+
 def paged_attention(
     query: Tensor,
     batch: AttentionBatch,
@@ -40,6 +44,7 @@ def paged_attention(
     layer: int,
     shape: AttentionShape,
     sliding_window: int | None = None,
+    sinks: Tensor | None = None,
     *,
     invariant: bool,
     num_multiprocessors: int,
@@ -55,6 +60,7 @@ def paged_attention(
         layer: index of the layer in the pool.
         shape: the model's heads.
         sliding_window: keys that a query sees, or None.
+        sinks: [H] float32, or None.
         invariant: whether a row has the same bits in every step.
         num_multiprocessors: of the device.
     """
@@ -66,10 +72,12 @@ def paged_attention(
             lengths, shape, batch.block_size, sliding_window, num_multiprocessors, invariant=invariant
         )
         batch.work_lists[kind] = work
-    return attend(query, work, kv_pool, layer, shape)
+    return attend(query, work, kv_pool, layer, shape, sinks)
 
 
-def attend(query: Tensor, work: WorkList, kv_pool: Tensor, layer: int, shape: AttentionShape) -> Tensor:
+def attend(
+    query: Tensor, work: WorkList, kv_pool: Tensor, layer: int, shape: AttentionShape, sinks: Tensor | None = None
+) -> Tensor:
     """Attends to the items of a work list, and merges split tiles -> [T, H * D]. Arguments as for `paged_attention`."""
     tiling, dim = work.tiling, max(16, triton.next_power_of_2(shape.head_dim))
     output = query.new_empty(len(query), shape.num_heads * shape.head_dim)
@@ -77,6 +85,8 @@ def attend(query: Tensor, work: WorkList, kv_pool: Tensor, layer: int, shape: At
     partials = query.new_empty(num_partials, shape.head_dim, dtype=torch.float32)
     statistics = query.new_empty(num_partials, 2, dtype=torch.float32)
     heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
+    # Of a bounded score twice that, in units of the bound: see `kernels.cuda.epilogue.bounded`.
+    scale = shape.scale * math.log2(math.e) * (2 / shape.softcap if shape.softcap else 1)
     tables = work.lengths.block_tables
     for kind in range(tiling.num_kinds if len(tables) else 0):
         rows = tiling.tile_rows[kind]
@@ -96,18 +106,20 @@ def attend(query: Tensor, work: WorkList, kv_pool: Tensor, layer: int, shape: At
             tables.stride(0),
             kv_pool.stride(0),
             work.window,
-            shape.scale * math.log2(math.e),
+            scale,
+            sinks,
             *heads,
             kv_pool.shape[4],
             rows,
             dim,
             launch.key_tile,
             work.split,
+            shape.softcap * math.log2(math.e),
             **options,
         )
         if tiling.max_partials:
             merges = min(tiling.programs[kind], tiling.max_tiles * shape.num_kv_heads)
-            _merge_tiles[(merges,)](output, partials, statistics, tiles, counts, *heads, rows, dim, **options)
+            _merge_tiles[(merges,)](output, partials, statistics, tiles, counts, sinks, *heads, rows, dim, **options)
     return output
 
 
@@ -145,6 +157,7 @@ def _attend_range(
     head_dim: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     KEY_TILE: tl.constexpr,
+    BOUND: tl.constexpr,
 ):
     """Returns a tile's weighted sum of values over a range of keys, its maximal score (base 2) and sum of weights."""
     total, maximum, weight_sum = _nothing(queries.shape[0], queries.shape[1])
@@ -157,6 +170,8 @@ def _attend_range(
         mask = exists[:, None] & (dims[None, :] < head_dim)
         key = tl.load(keys_of_pool + places[:, None] + dims[None, :], mask=mask, other=0.0)
         scores = tl.dot(queries, tl.trans(key), input_precision="ieee") * scale
+        if BOUND > 0:
+            scores = bounded(scores, BOUND)
         seen = (keys[None, :] <= positions[:, None]) & (keys[None, :] > positions[:, None] - window)
         scores = tl.where(seen, scores, float("-inf"))
         new = tl.maximum(maximum, tl.max(scores, 1))
@@ -186,6 +201,7 @@ def _attend_splits(
     BLOCK_SIZE: tl.constexpr,
     KEY_TILE: tl.constexpr,
     SPLIT: tl.constexpr,
+    BOUND: tl.constexpr,
 ):
     """Returns what `_attend_range` does, of splits that are merged in index order."""
     total, maximum, weight_sum = _nothing(queries.shape[0], queries.shape[1])
@@ -204,6 +220,7 @@ def _attend_splits(
             head_dim,
             BLOCK_SIZE,
             KEY_TILE,
+            BOUND,
         )
         total, maximum, weight_sum = _merge(total, maximum, weight_sum, part, part_maximum, part_sum)
     return total, maximum, weight_sum
@@ -219,8 +236,24 @@ def _rows_of(tile, head, num_heads: tl.constexpr, group: tl.constexpr, ROWS: tl.
 
 
 @triton.jit
-def _store_rows(output, rows, total, weight_sum, mask, head_dim: tl.constexpr):
-    """Divides and stores the rows of a tile. A row that sees no key is zeros."""
+def _add_sinks(sinks, head, mask, total, maximum, weight_sum):
+    """Adds the weights of sinks, of which no value comes, to what a row has of all its keys."""
+    sink = tl.load(sinks + head, mask=mask, other=float("-inf")) * LOG2_OF_E
+    nothing = tl.zeros_like(total)
+    total, _, weight_sum = _merge(total, maximum, weight_sum, nothing, sink, tl.zeros_like(weight_sum) + 1)
+    return total, weight_sum
+
+
+@triton.jit
+def _store_rows(
+    output, rows, inner, total, maximum, weight_sum, mask, sinks, num_heads: tl.constexpr, head_dim: tl.constexpr
+):
+    """Divides and stores the rows of a tile. A row that sees no key is zeros.
+
+    Here all that a row sees has come together, wherever it was cut: a sink enters once, after the last split.
+    """
+    if sinks is not None:
+        total, weight_sum = _add_sinks(sinks, inner % num_heads, mask, total, maximum, weight_sum)
     dims = tl.arange(0, total.shape[1])
     result = total / tl.where(weight_sum == 0.0, 1.0, weight_sum)[:, None]
     to = output + rows[:, None] * head_dim + dims[None, :]
@@ -242,6 +275,7 @@ def _attend_items(
     block_stride,
     window,
     scale,
+    sinks,
     num_heads: tl.constexpr,
     num_kv_heads: tl.constexpr,
     head_dim: tl.constexpr,
@@ -250,6 +284,7 @@ def _attend_items(
     DIM: tl.constexpr,
     KEY_TILE: tl.constexpr,
     SPLIT: tl.constexpr,
+    BOUND: tl.constexpr,
 ):
     """Walks through (item, key-value head) pairs, and writes rows of the output or of partial results."""
     group: tl.constexpr = num_heads // num_kv_heads
@@ -269,15 +304,15 @@ def _attend_items(
         if SPLIT:
             total, maximum, weight_sum = _attend_splits(
                 queries, positions, table, keys, values, block_stride, first_key, end_key, window, scale,
-                head_dim, BLOCK_SIZE, KEY_TILE, SPLIT
+                head_dim, BLOCK_SIZE, KEY_TILE, SPLIT, BOUND
             )  # fmt: skip
         else:
             total, maximum, weight_sum = _attend_range(
                 queries, positions, table, keys, values, block_stride, first_key, end_key, window, scale,
-                head_dim, BLOCK_SIZE, KEY_TILE
+                head_dim, BLOCK_SIZE, KEY_TILE, BOUND
             )  # fmt: skip
         if first_partial < 0:
-            _store_rows(output, rows, total, weight_sum, mask, head_dim)
+            _store_rows(output, rows, inner, total, maximum, weight_sum, mask, sinks, num_heads, head_dim)
         else:
             to = first_partial.to(tl.int64) * num_heads + inner
             tl.store(partials + to[:, None] * head_dim + dims[None, :], total, mask=inside)
@@ -292,6 +327,7 @@ def _merge_tiles(
     statistics,
     tiles,
     counts,
+    sinks,
     num_heads: tl.constexpr,
     num_kv_heads: tl.constexpr,
     head_dim: tl.constexpr,
@@ -316,4 +352,4 @@ def _merge_tiles(
                 part_maximum = tl.load(statistics + place * 2, mask=mask, other=float("-inf"))
                 part_sum = tl.load(statistics + place * 2 + 1, mask=mask, other=0.0)
                 total, maximum, weight_sum = _merge(total, maximum, weight_sum, part, part_maximum, part_sum)
-            _store_rows(output, rows, total, weight_sum, mask, head_dim)
+            _store_rows(output, rows, inner, total, maximum, weight_sum, mask, sinks, num_heads, head_dim)

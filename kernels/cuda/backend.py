@@ -19,6 +19,8 @@ from kernels.cuda.graphs import CapturedSteps, Recording
 from kernels.cuda.linear import CudaLinear, settle
 from kernels.cuda.lora.slots import CudaLoraOps
 from kernels.cuda.quantized import FORMATS
+from kernels.cuda.rows import norms as row_norms
+from kernels.cuda.rows import rotary as row_rotary
 from kernels.cuda.sampling import CudaSampling
 from kernels.cuda.warm_up import warm_up
 from kernels.launching import IMMEDIATE, CudaLauncher, Launcher
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from kernels.capture import CapturedStep, CaptureSizes
     from kernels.collectives import Ranks
     from kernels.cuda.lora.slots import LoraRoom
-    from kernels.cuda.quantized import Quantized
+    from kernels.cuda.quantized import Format, Quantized
     from kernels.lora import LoraRows, VirtualRows
     from kernels.mixture.ops import MixtureOps
     from kernels.ops import AttentionBatch, BlockTables, PackedLinear
@@ -72,7 +74,6 @@ class CudaBackend:
         gpu = f"{torch.cuda.get_device_name(device)}/{num_multiprocessors(device)}" if on_gpu else "none"
         self.identity = f"{torch.__version__}/{torch.version.cuda}/{triton.__version__}/{gpu}"
         self.record: Callable[[Callable[[], Tensor], Any], Recording] = Recording
-        self._ones: dict[int, Tensor] = {}
         self._invariant = invariant
         self._joined: Ranks | None = None
 
@@ -107,7 +108,10 @@ class CudaBackend:
         if isinstance(weight, QuantizedWeight):
             raise ValueError(f"{self.name} has no products of weights that a checkpoint has quantized")
         kept = leaves if self._invariant else 1
-        packed = CudaLinear(weight, bias, gated=gated, leaves=kept, partial=partial, eight_bits=self._eight_bits)
+        packed = CudaLinear(
+            weight, bias, gated=gated, activation=activation, logits=logits, leaves=kept, partial=partial,
+            eight_bits=self._eight_bits,
+        )  # fmt: skip
         if arena is not None:
             packed.move_to(arena)
         return packed
@@ -148,7 +152,7 @@ class CudaBackend:
     ) -> Tensor:
         """Takes rows of a table."""
         rows = table if isinstance(table, Tensor) else cast("CudaLinear", table).weight
-        found = elementwise.embedding(indices, rows, first_row or 0, None if first_row else virtual)
+        found = elementwise.embedding(indices, rows, first_row or 0, scale, None if first_row else virtual)
         if first_row is not None:
             self._ranks.stage.add_bits(found)
         return found
@@ -181,10 +185,13 @@ class CudaBackend:
         scale: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
         """Adds the residual, then normalises."""
-        assert weight is not None and scale == 1.0
-        into = self._eight_bits if self._eight_bits is not None and self._eight_bits.quantizes_rows else None
-        normed, total, self._normed = elementwise.rms_norm(hidden, weight, epsilon, residual, into)
+        normed, total, self._normed = row_norms.norm(hidden, weight, epsilon, residual, scale, self._row_format)
         return normed, total
+
+    @property
+    def _row_format(self) -> Format | None:
+        """What rows are quantized to when they are multiplied; None: they are not."""
+        return self._eight_bits if self._eight_bits is not None and self._eight_bits.quantizes_rows else None
 
     def layer_norm(
         self,
@@ -196,24 +203,20 @@ class CudaBackend:
         scale: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
         """Adds the residual, then normalises by mean and variance."""
-        raise NotImplementedError(f"{self.name} has no such op")
+        normed, total, self._normed = row_norms.norm(
+            hidden, weight, epsilon, residual, scale, self._row_format, bias=bias, is_centred=True
+        )
+        return normed, total
 
     def add_normed(
         self, hidden: Tensor, weight: Tensor | None, epsilon: float, residual: Tensor, scale: float = 1.0
     ) -> Tensor:
         """Adds normalised rows to the residual."""
-        raise NotImplementedError(f"{self.name} has no such op")
+        return row_norms.add_normed(hidden, weight, epsilon, residual, scale)
 
     def add(self, hidden: Tensor, residual: Tensor, scale: float = 1.0) -> Tensor:
         """Adds rows to the residual."""
-        return self.rms_norm(hidden, self._ones_of(hidden), 1.0, residual)[1]
-
-    def _ones_of(self, hidden: Tensor) -> Tensor:
-        """Makes a weight that lives as long as this does: what is recorded has its address."""
-        width = hidden.shape[1]
-        if width not in self._ones:
-            self._ones[width] = torch.ones(width, dtype=hidden.dtype, device=self.device)
-        return self._ones[width]
+        return row_norms.add(hidden, residual, scale)
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         """Computes `silu(gate) * up`."""
@@ -230,8 +233,7 @@ class CudaBackend:
         norms: QueryKeyNorms | None = None,
     ) -> Tensor:
         """Rotates queries and keys and writes keys and values to their slots."""
-        assert rotary is not None
-        return elementwise.rotary_and_cache(qkv, rotary, batch, kv_pool, layer, shape, norms)
+        return row_rotary.rotary_and_cache(qkv, rotary, batch, kv_pool, layer, shape, norms)
 
     def paged_attention(
         self,
@@ -244,8 +246,10 @@ class CudaBackend:
         sinks: Tensor | None = None,
     ) -> Tensor:
         """Attends each row to its sequence's keys."""
+        if not shape.is_causal:
+            raise NotImplementedError(f"{self.name} has no attention to keys behind a row")
         return attention.paged_attention(
-            query, batch, kv_pool, layer, shape, sliding_window,
+            query, batch, kv_pool, layer, shape, sliding_window, sinks,
             invariant=self._invariant, num_multiprocessors=num_multiprocessors(self.device),
         )  # fmt: skip
 

@@ -1,22 +1,96 @@
-"""What follows a product that a library or several ranks have made: bias, gate and rounding, in one pass.
+"""What becomes of a product's sums: bias, activation, gate, and what is done with logits; in float32, rounded once.
 
-Element by element: an output depends on its own sums alone.
+Kernels that multiply end with it; after products that a library or several ranks have made it is a pass of its own.
+Element by element: an output depends on its own sums alone. No product here is added to anything, unless it says so:
+then all callers round alike.
 """
 # Triton's functions are in a language of their own, of which pyright sees the syntax.
-# pyright: basic, reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: basic, reportCallIssue=false, reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import triton
 import triton.language as tl
+
+from kernels.shapes import AS_THEY_ARE, Activation, LogitTransform
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
 BLOCK = 1024
+TWO_LOG2_OF_E = tl.constexpr(2 * math.log2(math.e))
+
+
+@dataclass(frozen=True, slots=True)
+class Epilogue:
+    """What is done after the bias."""
+
+    gated: bool = False
+    """The first half of the columns are gates, the others ups: results are `activation(gate) * up`."""
+    activation: Activation | None = None
+    """None: none."""
+    logits: LogitTransform = AS_THEY_ARE
+    """Not of what is gated."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether sums stay as they are."""
+        return not self.gated and self.activation is None and self.logits.is_idle
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments of kernels."""
+        return {
+            "GATED": self.gated,
+            "ACTIVATION": self.activation and self.activation.value,
+            "SCALE": float(self.logits.scale),
+            "SOFTCAP": float(self.logits.softcap),
+        }
+
+
+PLAIN = Epilogue()
+
+
+@triton.jit
+def bounded(exponents, BOUND: tl.constexpr):
+    """Computes `BOUND * tanh(x)`, where two to the power of the exponent is `exp(2 * x)`; within 2e-7 of the bound."""
+    return BOUND - 2 * BOUND / (1 + tl.exp2(exponents))
+
+
+@triton.jit
+def activate(x, ACTIVATION: tl.constexpr):
+    """Computes what `kernels.shapes.Activation` says, or nothing. What is no number stays none."""
+    if ACTIVATION == "silu":
+        x = x / (1 + tl.exp(-x))
+    elif ACTIVATION == "gelu_tanh":
+        # 1 + tanh(u) is 2 / (1 + exp(-2 u)), which loses nothing where the tangent is near -1. The factors are
+        # -2 * sqrt(2 / pi), and this times 0.044715.
+        x = x / (1 + tl.exp(x * tl.fma(x * x, -0.07135481628, -1.595769122)))
+    elif ACTIVATION == "gelu_erf":
+        x = x * 0.5 * (1 + tl.erf(x * 0.7071067812))
+    elif ACTIVATION == "relu":
+        x = tl.where(x < 0, 0.0, x)
+    elif ACTIVATION == "relu2":
+        x = tl.where(x < 0, 0.0, x)
+        x = x * x
+    elif ACTIVATION == "tanh":
+        x = bounded(x * TWO_LOG2_OF_E, 1.0)
+    return x
+
+
+@triton.jit
+def transform(logits, SCALE: tl.constexpr, SOFTCAP: tl.constexpr):
+    """Computes what `kernels.shapes.LogitTransform` says."""
+    if SCALE != 1.0:
+        logits = logits * SCALE
+    if SOFTCAP != 0.0:
+        logits = bounded(logits * (TWO_LOG2_OF_E / SOFTCAP), SOFTCAP)
+    return logits
 
 
 @triton.jit
@@ -36,6 +110,9 @@ def _finish(
     num_outputs,
     HAS_BIAS: tl.constexpr,
     GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    SCALE: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     m = tl.program_id(0).to(tl.int64)
@@ -44,30 +121,26 @@ def _finish(
     value = _load_finished(sums, bias, m, n, is_output, num_columns, HAS_BIAS)
     if GATED:
         up = _load_finished(sums, bias, m, n + num_outputs, is_output, num_columns, HAS_BIAS)
-        value = value / (1 + tl.exp(-value)) * up
+        value = activate(value, ACTIVATION) * up
+    else:
+        value = transform(activate(value, ACTIVATION), SCALE, SOFTCAP)
     tl.store(result + m * num_outputs + n, value.to(result.dtype.element_ty), mask=is_output)
 
 
-def finish(
-    sums: Tensor,
-    bias: Tensor | None,
-    *,
-    dtype: torch.dtype,
-    gated: bool = False,
-) -> Tensor:
-    """Adds a bias to sums, gates and rounds, in this order and in float32.
+def finish(sums: Tensor, bias: Tensor | None, *, dtype: torch.dtype, epilogue: Epilogue = PLAIN) -> Tensor:
+    """Adds a bias to sums, does what the epilogue says, and rounds, in this order and in float32.
 
     Args:
         sums: [M, N], contiguous.
         bias: [N].
         dtype: of the result.
-        gated: the first half of the columns are gates, the others ups.
+        epilogue: what is done after the bias.
 
     Returns:
-        [M, N], or [M, N / 2] of `silu(gate) * up`.
+        [M, N], or [M, N / 2] if gated.
     """
     num_rows, num_columns = sums.shape
-    num_outputs = num_columns // 2 if gated else num_columns
+    num_outputs = num_columns // 2 if epilogue.gated else num_columns
     result = sums.new_empty(num_rows, num_outputs, dtype=dtype)
     if num_rows == 0:
         return result
@@ -78,7 +151,7 @@ def finish(
         num_columns,
         num_outputs,
         HAS_BIAS=bias is not None,
-        GATED=gated,
+        **epilogue.options,
         BLOCK=BLOCK,
         # Each step is rounded by itself, as it is where there is no bias.
         enable_fp_fusion=False,

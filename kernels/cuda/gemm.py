@@ -18,10 +18,12 @@ import triton
 import triton.language as tl
 
 from kernels.cuda import launch_table
+from kernels.cuda.epilogue import PLAIN, activate, transform
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from kernels.cuda.epilogue import Epilogue
     from kernels.cuda.launch_table import GemmLaunch
 
 # Tiles of rows that are computed while what they read of the weight is still in the cache.
@@ -122,6 +124,9 @@ def _multiply(
     SCALED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    SCALE: tl.constexpr,
+    SOFTCAP: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -146,8 +151,10 @@ def _multiply(
             total += tl.load(bias + n, mask=is_column, other=0.0).to(tl.float32)[None, :]
         if GATED:
             gate, up = tl.split(total.reshape(BLOCK_M, BLOCK_N // 2, 2))
-            total = gate / (1 + tl.exp(-gate)) * up
+            total = activate(gate, ACTIVATION) * up
             column = tile_n * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
+        else:
+            total = transform(activate(total, ACTIVATION), SCALE, SOFTCAP)
         target = result + m.to(tl.int64)[:, None] * num_outputs + column[None, :]
         tl.store(target, total.to(result.dtype.element_ty), mask=is_row[:, None] & (column < num_outputs)[None, :])
 
@@ -158,7 +165,7 @@ def multiply(
     bias: Tensor | None = None,
     *,
     leaves: int = 1,
-    gated: bool = False,
+    epilogue: Epilogue = PLAIN,
     dtype: torch.dtype | None = None,
     scales: tuple[Tensor | None, Tensor] | None = None,
     uniform: bool = False,
@@ -171,7 +178,7 @@ def multiply(
             int8 are exact.
         bias: [N], added in float32 after the leaves.
         leaves: slices of K that are summed apart, a power of two, at most 8.
-        gated: the first half of the weight's rows are gates, the others ups.
+        epilogue: what is done after the bias.
         dtype: of the result; by default the rows'.
         scales: of 8-bit values: what 1 is worth in each leaf of each row [M, leaves], if those are quantized, and of
             the weight's rows [N, leaves], float32, contiguous. A leaf's sum is multiplied by the row's, then by the
@@ -179,11 +186,11 @@ def multiply(
         uniform: all rows by warp groups, as those of many rows are: the same instructions, however many.
 
     Returns:
-        [M, N], or [M, N / 2] of `silu(gate) * up`.
+        [M, N], or [M, N / 2] if gated.
     """
     num_rows, in_features = rows.shape
     num_columns = len(weight)
-    result = rows.new_empty(num_rows, num_columns // 2 if gated else num_columns, dtype=dtype or rows.dtype)
+    result = rows.new_empty(num_rows, num_columns // 2 if epilogue.gated else num_columns, dtype=dtype or rows.dtype)
     if num_rows == 0:
         return result
     least_rows = launch_table.WARP_GROUP_ROWS if uniform else 0
@@ -198,7 +205,7 @@ def multiply(
         ROWS_SCALED=row_scales is not None,
         SCALED=weight_scales is not None,
         HAS_BIAS=bias is not None,
-        GATED=gated,
+        **epilogue.options,
         BLOCK_M=launch.block_m,
         BLOCK_N=launch.block_n,
         BLOCK_K=launch_table.gemm_block_k(rows.itemsize, in_features // leaves),

@@ -32,12 +32,16 @@ class RowLaunch:
     block: int
     num_warps: int
     heads: int | None = None
-    """Heads of a tile, where the block is of half a head."""
+    """Heads of a tile, where the block is of half of what is rotated of a head."""
+    rest: int = 0
+    """A tile of what is not."""
 
     @property
     def options(self) -> dict[str, Any]:
         """The arguments of the launch. Products and sums are rounded apart, as the interpreter and the reference do."""
-        tile = {"BLOCK": self.block} if self.heads is None else {"BLOCK": self.block, "HEADS": self.heads}
+        tile = {"BLOCK": self.block}
+        if self.heads is not None:
+            tile |= {"HEADS": self.heads, "REST": self.rest}
         return {**tile, "num_warps": self.num_warps, "enable_fp_fusion": False}
 
 
@@ -131,10 +135,10 @@ def norm_launch(width: int) -> RowLaunch:
     return RowLaunch(_power_of_two(width), num_warps)
 
 
-def rotary_launch(head_dim: int) -> RowLaunch:
-    """Returns how heads are rotated: several by one program."""
-    block = _power_of_two(head_dim // 2)
-    return RowLaunch(block, 4, max(1, ROTARY_VALUES // block))
+def rotary_launch(head_dim: int, rotated: int) -> RowLaunch:
+    """Returns how heads are rotated, or the first numbers of each: several by one program."""
+    block, rest = _power_of_two(rotated // 2), _power_of_two(head_dim - rotated) if rotated < head_dim else 0
+    return RowLaunch(block, 4, max(1, ROTARY_VALUES // max(block, rest)), rest)
 
 
 def _power_of_two(size: int) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING
@@ -18,16 +18,18 @@ import torch
 from torch import Tensor
 
 from kernels.arena import keep
-from kernels.cuda.epilogue import finish
+from kernels.cuda.epilogue import PLAIN, Epilogue, finish
 from kernels.cuda.gemm import multiply
 from kernels.cuda.quantized import INT8, MAX_INT8_FEATURES, quantize
 from kernels.invariance import MAX_ROWS, NUM_ROWS, keeps_rows, random_numbers
+from kernels.shapes import AS_THEY_ARE, Activation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from kernels.arena import Arena
     from kernels.cuda.quantized import Format, Quantized
+    from kernels.shapes import LogitTransform
 
 # The parts of a weight's rows that ranks may hold.
 SHARES = (2, 4, 8)
@@ -73,6 +75,8 @@ class CudaLinear:
         bias: Tensor | None,
         *,
         gated: bool = False,
+        activation: Activation | None = None,
+        logits: LogitTransform = AS_THEY_ARE,
         leaves: int = 1,
         partial: bool = False,
         eight_bits: Format | None = None,
@@ -83,7 +87,8 @@ class CudaLinear:
         if eight_bits is INT8 and self.in_features > MAX_INT8_FEATURES:
             raise ValueError(f"in_features must be at most {MAX_INT8_FEATURES} in int8, not {self.in_features}")
         self.out_features = len(whole) // 2 if gated else len(whole)
-        self.is_gated = gated
+        self.epilogue = Epilogue(gated, Activation.SILU if gated and activation is None else activation)
+        self._wide_epilogue = replace(self.epilogue, logits=logits)
         self.is_partial = partial
         self.is_table = not gated and eight_bits is None
         self.leaves = leaves
@@ -99,6 +104,11 @@ class CudaLinear:
         """Moves what it holds into an arena."""
         self.weight = keep(arena, self.weight)
         self.scales, self.bias = (None if each is None else keep(arena, each) for each in (self.scales, self.bias))
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether half of the weight's rows are gates."""
+        return self.epilogue.gated
 
     @property
     def num_bytes(self) -> int:
@@ -123,32 +133,33 @@ class CudaLinear:
         In float32 if `wide`, or if the weight is partial, and then without the bias: see `finished`. What is `known` in
         8 bits, these rows or others, was quantized whole.
         """
+        epilogue = self._wide_epilogue if wide else self.epilogue
         wide = wide or self.is_partial
         dtype, bias = torch.float32 if wide else self.dtype, None if self.is_partial else self.bias
         if not self._uses_library:
-            return self._own_product(rows, bias, gated=self.is_gated, dtype=dtype, known=known)
+            return self._own_product(rows, bias, epilogue, dtype=dtype, known=known)
         products = self.library_products(rows, wide=wide)
-        plain = bias is None and not self.is_gated
-        return products if plain else finish(products, bias, gated=self.is_gated, dtype=dtype)
+        is_done = bias is None and epilogue.is_idle
+        return products if is_done else finish(products, bias, dtype=dtype, epilogue=epilogue)
 
     def sums(self, rows: Tensor, known: Quantized | None = None) -> Tensor:
-        """Multiplies -> [R, rows of the weight], without bias and gate; rounded where a library rounds its results."""
+        """Multiplies -> [R, rows of the weight], without bias and epilogue; rounded where a library rounds."""
         if self._uses_library:
             return self.library_products(rows, wide=self.is_partial)
-        return self._own_product(rows, None, gated=False, dtype=torch.float32, known=known)
+        return self._own_product(rows, None, PLAIN, dtype=torch.float32, known=known)
 
     def finished(self, sums: Tensor) -> Tensor:
         """Makes the result [R, out_features] of `sums`, of those of all ranks if the weight is partial.
 
         It may be the sums themselves.
         """
-        if sums.dtype is self.dtype and self.bias is None and not self.is_gated:
+        if sums.dtype is self.dtype and self.bias is None and self.epilogue.is_idle:
             return sums
-        return finish(sums, self.bias, gated=self.is_gated, dtype=self.dtype)
+        return finish(sums, self.bias, dtype=self.dtype, epilogue=self.epilogue)
 
     def own_sums(self, rows: Tensor) -> Tensor:
         """Multiplies by our kernel -> [R, rows of the weight] float32, without the bias."""
-        return self._own_product(rows, None, gated=False, dtype=torch.float32)
+        return self._own_product(rows, None, PLAIN, dtype=torch.float32)
 
     def library_products(self, rows: Tensor, *, wide: bool = False) -> Tensor:
         """Multiplies by the library -> [R, rows of the weight], without the bias, rounded unless `wide`."""
@@ -164,7 +175,13 @@ class CudaLinear:
         return self.way.method in (Method.LIBRARY, Method.PADDED) and self.leaves == 1 and self.scales is None
 
     def _own_product(
-        self, rows: Tensor, bias: Tensor | None, *, gated: bool, dtype: torch.dtype, known: Quantized | None = None
+        self,
+        rows: Tensor,
+        bias: Tensor | None,
+        epilogue: Epilogue,
+        *,
+        dtype: torch.dtype,
+        known: Quantized | None = None,
     ) -> Tensor:
         row_scales = None
         if self._eight_bits is not None and self._eight_bits.quantizes_rows:
@@ -176,7 +193,7 @@ class CudaLinear:
             self.weight,
             bias,
             leaves=self.leaves,
-            gated=gated,
+            epilogue=epilogue,
             dtype=dtype,
             scales=None if self.scales is None else (row_scales, self.scales),
             uniform=self.way.method is Method.UNIFORM,

@@ -5,8 +5,9 @@ A compiler's fault shows as wrong numbers, not as an error: this is for large on
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import starmap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from kernels.invariance import random_numbers
 from kernels.lora import LoraRows
 from kernels.ops import kv_pool_shape
 from kernels.sampling import Choices
-from kernels.shapes import AttentionShape
+from kernels.shapes import Activation, AttentionShape, LogitTransform
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +32,8 @@ BLOCK_SIZE = 16
 # Tokens before the step, and its own: a decode in a long text, pieces of prompts in few and in many tiles.
 OLD_TOKENS, NEW_TOKENS = (300, 5, 0), (1, 30, 70)
 SHAPE = AttentionShape(8, 2, 128, 128**-0.5)
+BOUNDED = replace(SHAPE, softcap=2.0)
+LOGITS = LogitTransform(0.7, 3.0)
 LORA_WIDTH = 24
 # Of the largest number of the result.
 TOLERANCES = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 3e-2}
@@ -59,22 +62,24 @@ def first_difference(backend: Backend, truth: Backend, dtype: torch.dtype, produ
 
 
 def _ops(truth: Backend, dtype: torch.dtype, product: Product | None) -> dict[str, Op]:
-    device, num_tokens, features = truth.device, sum(NEW_TOKENS), 256
+    device, num_tokens, features, num_outputs = truth.device, sum(NEW_TOKENS), 256, 160
 
     def numbers(rows: int, columns: int, seed: int) -> Tensor:
         return random_numbers(rows, columns, seed=seed).to(device, dtype)
 
     hidden, residual = (numbers(num_tokens, features, seed) for seed in (1, 2))
-    weight, bias = numbers(2 * features, features, 3), numbers(1, 2 * features, 4)[0]
+    weight, bias = numbers(num_outputs, features, 3), numbers(1, num_outputs, 4)[0]
+    norm, wide = numbers(1, features, 10)[0], random_numbers(1, features, seed=11)[0].to(device)
     ids = torch.arange(num_tokens, device=device) * 7 % len(weight)
 
-    def linear(backend: Backend, rows: Tensor, *, gated: bool) -> Tensor:
+    def linear(backend: Backend, rows: Tensor, *, wide: bool = False, **kind: Any) -> Tensor:
         if backend is truth and product is not None:
-            sums = product(rows, weight, bias, 1)
-            return backend.silu_and_mul(sums) if gated else sums
+            same = truth.pack_linear(torch.eye(num_outputs, device=device), **kind)
+            return truth.linear(product(rows, weight, bias, 1), same, wide=wide)
         # Leaves are never multiplied by a library, where bits are promised; nor are quantized weights.
         leaves = 2 if product is None else 1
-        return backend.linear(rows, backend.pack_linear(weight.clone(), bias.clone(), gated=gated, leaves=leaves))
+        packed = backend.pack_linear(weight.clone(), bias.clone(), leaves=leaves, **kind)
+        return backend.linear(rows, packed, wide=wide)
 
     factors = numbers(LORA_WIDTH, features, 8), numbers(len(weight), LORA_WIDTH, 9)
 
@@ -84,17 +89,24 @@ def _ops(truth: Backend, dtype: torch.dtype, product: Product | None) -> dict[st
             packed = backend.pack_linear(weight.clone(), bias.clone(), leaves=1 if product is not None else 2)
             return _linear_adapted(backend, hidden, packed, factors)
         inner, outer = (factor.float() for factor in factors)
-        result = linear(truth, hidden, gated=False).float()
+        result = linear(truth, hidden).float()
         result[1::2] += (hidden[1::2].float() @ inner.T).to(dtype).float() @ outer.T
         return result.to(dtype)
 
+    few, added = hidden[:8], residual[:8]
     return {
-        "linear": lambda backend: linear(backend, hidden, gated=False),
-        "linear of one row": lambda backend: linear(backend, hidden[:1], gated=False),
+        "linear": lambda backend: linear(backend, hidden),
+        "linear of one row": lambda backend: linear(backend, hidden[:1]),
         "linear with adapters": adapted,
         "gated linear": lambda backend: linear(backend, hidden, gated=True),
-        "embedding": lambda backend: backend.embedding(ids, weight),
-        "rms_norm": lambda backend: torch.cat(backend.rms_norm(hidden.clone(), bias[:features], 1e-5, residual)),
+        "activated linear": lambda backend: linear(backend, few, activation=Activation.GELU_ERF),
+        "logits": lambda backend: linear(backend, few, wide=True, logits=LOGITS),
+        "embedding": lambda backend: torch.cat([backend.embedding(ids, weight, scale=scale) for scale in (1.0, 2.5)]),
+        "rms_norm": lambda backend: torch.cat(backend.rms_norm(hidden.clone(), norm, 1e-5, residual)),
+        "rms_norm by a wide weight": lambda backend: backend.rms_norm(few, wide, 1e-5)[0],
+        "layer_norm": lambda backend: torch.cat(backend.layer_norm(few, wide, wide, 1e-5, added, 0.5)),
+        "add_normed": lambda backend: backend.add_normed(few, wide, 1e-5, added),
+        "add": lambda backend: backend.add(few, added, 0.5),
         "silu_and_mul": lambda backend: backend.silu_and_mul(hidden),
         "paged_attention": lambda backend: _attend(backend, numbers),
         "choose": lambda backend: _choose(backend, hidden[:8].float()),
@@ -126,7 +138,9 @@ def _attend(backend: Backend, numbers: Callable[[int, int, int], Tensor]) -> Ten
         qkv = numbers(sum(new), width, 5 + seed)
         query = backend.rotary_and_cache(qkv, rotary.to(pool.dtype), batch, pool, 0, SHAPE)
     assert batch is not None
-    return backend.paged_attention(query, batch, pool, 0, SHAPE)
+    plain = backend.paged_attention(query, batch, pool, 0, SHAPE)
+    sinks = torch.linspace(-1, 1, SHAPE.num_heads, device=pool.device)
+    return torch.cat([plain, backend.paged_attention(query, batch, pool, 0, BOUNDED, sinks=sinks)])
 
 
 def _choose(backend: Backend, logits: Tensor) -> Tensor:

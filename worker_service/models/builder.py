@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from blockyard.model_config.decoder_config import Experts, is_plain, norms_of
+from blockyard.model_config.decoder_config import Experts, is_dense_decoder, norms_of
 from blockyard.model_config.fields import unusable
 from blockyard.model_config.names import RowOrder
 from blockyard.model_config.pooling.rule import PoolingKind
@@ -65,7 +65,7 @@ def build_decoder(
     Raises:
         BlockyardError: MODEL_NOT_LOADED, where the files and the configuration do not belong together.
     """
-    if not backend.is_complete and not is_plain(config):
+    if not backend.is_complete and not is_dense_decoder(config):
         name = f"--{'cpu' if backend.device.type == 'cpu' else 'gpu'}-kernels"
         raise unusable(
             f"the {backend.name} kernels do not have all that {config.architecture} needs yet: {name} reference has"

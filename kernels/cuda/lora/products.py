@@ -18,12 +18,14 @@ import triton
 import triton.language as tl
 
 from kernels.cuda import launch_table
+from kernels.cuda.epilogue import activate
 from kernels.cuda.gemm import sum_leaves
 from kernels.cuda.lora.segments import TILE_ROWS
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from kernels.cuda.epilogue import Epilogue
     from kernels.cuda.lora.segments import Segments
 
 WIDTH_MULTIPLE = 16
@@ -133,6 +135,7 @@ def _expand(
     inner_stride,
     HAS_BIAS: tl.constexpr,
     GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
     SLOTS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -157,7 +160,9 @@ def _expand(
                 up = _load_biased(there, bias, n + num_outputs, is_element, is_column, HAS_BIAS)
                 right += num_outputs.to(tl.int64) * width
                 up += _sum_inner(left, right, is_row, is_column, width, BLOCK_M, BLOCK_N, BLOCK_K)
-                value = value / (1 + tl.exp(-value)) * up
+                value = activate(value, ACTIVATION) * up
+            else:
+                value = activate(value, ACTIVATION)
             tl.store(result + m * num_outputs + n[None, :], value.to(result.dtype.element_ty), mask=is_element)
 
 
@@ -196,10 +201,9 @@ def expand(
     segments: Segments,
     result: Tensor,
     in_features: int,
-    *,
-    gated: bool,
+    epilogue: Epilogue,
 ) -> None:
-    """Writes the rows that have adapters: sums and bias, and what the second factors add; then gated, then rounded.
+    """Writes the rows that have adapters: sums, bias, and what the second factors add; then the epilogue, and rounded.
 
     Args:
         sums: [R, N], contiguous; may be the result itself.
@@ -209,7 +213,7 @@ def expand(
         segments: the rows.
         result: [R, N], or [R, N / 2] if gated, contiguous. Rows without an adapter stay as they are.
         in_features: of the first factors.
-        gated: the first half of the columns are gates, the others ups.
+        epilogue: what is done after the bias; nothing of logits.
     """
     num_columns, num_outputs = sums.shape[1], result.shape[1]
     launch = launch_table.LORA_EXPAND[factors.numbers.itemsize]
@@ -219,7 +223,8 @@ def expand(
             segments.bounds, result, len(factors.widths), in_features, num_columns, num_outputs,
             factors.widths.stride(0), factors.numbers.stride(0), inner.stride(0),
             HAS_BIAS=bias is not None,
-            GATED=gated,
+            GATED=epilogue.gated,
+            ACTIVATION=epilogue.options["ACTIVATION"],
             SLOTS=triton.next_power_of_2(len(factors.widths)),
             BLOCK_M=TILE_ROWS,
             **launch.options,

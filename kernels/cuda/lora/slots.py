@@ -74,7 +74,7 @@ class LoraRoom:
         weight = self._weight
         expand(
             sums, weight.bias, inner, self._factors, self.segments(lora), result, weight.in_features,
-            gated=weight.is_gated,
+            weight.epilogue,
         )  # fmt: skip
 
 

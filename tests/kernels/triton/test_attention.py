@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import mmap
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -37,21 +38,24 @@ class Step:
     batch: AttentionBatch
     pool: torch.Tensor
     query: torch.Tensor
+    sinks: torch.Tensor | None = None
 
     def compute(self, window: int | None = None, *, invariant: bool, num_multiprocessors: int = 4) -> torch.Tensor:
-        arguments = (self.query, self.batch, self.pool, LAYER, self.shape, window)
+        arguments = (self.query, self.batch, self.pool, LAYER, self.shape, window, self.sinks)
         with pytest.MonkeyPatch.context() as patch:
             guards = Guards(patch)
             result = paged_attention(*arguments, invariant=invariant, num_multiprocessors=num_multiprocessors)
         guards.check()
         return result
 
-    def expected(self, window: int | None) -> torch.Tensor:
+    def expected(self, window: int | None, shape: AttentionShape | None = None) -> torch.Tensor:
         """In float32 on the processor, of the same numbers."""
         lengths = (self.batch.num_new_tokens, self.batch.seq_lens, self.batch.block_tables)
         batch = planning.plan(*lengths, self.batch.block_size, None, torch.device("cpu"))
         pool = self.pool.cpu().float().nan_to_num(0.0)
-        return reference.paged_attention(self.query.cpu().float(), batch, pool, LAYER, self.shape, window, 4)
+        sinks = None if self.sinks is None else self.sinks.cpu()
+        query = self.query.cpu().float()
+        return reference.paged_attention(query, batch, pool, LAYER, shape or self.shape, window, 4, sinks)
 
 
 def make_step(
@@ -61,6 +65,8 @@ def make_step(
     block_size: int = 16,
     dtype: torch.dtype = torch.float32,
     names: list[int] | None = None,
+    *,
+    has_sinks: bool = False,
 ) -> Step:
     """The same keys, values and queries of each name and length in every step; names count up if none are given."""
     num_blocks = [-(-length // block_size) for length in lens]
@@ -77,19 +83,24 @@ def make_step(
         for position, place in enumerate(stored.unflatten(1, (2, shape.num_kv_heads))):
             pool[table[position // block_size], LAYER, :, :, position % block_size] = place
     batch = planning.plan(new, lens, tables, block_size, None, DEVICE)
-    return Step(shape, batch, pool.to(DEVICE, dtype), torch.cat(queries).to(DEVICE, dtype))
+    sinks = torch.linspace(3, -1, shape.num_heads, device=DEVICE) if has_sinks else None
+    return Step(shape, batch, pool.to(DEVICE, dtype), torch.cat(queries).to(DEVICE, dtype), sinks)
 
 
 @pytest.mark.parametrize(("dtype", "invariant"), MODES, ids=str)
 @pytest.mark.parametrize(
-    ("new", "lens", "shape", "block_size", "window"),
+    ("new", "lens", "shape", "block_size", "window", "has_sinks"),
     [
-        pytest.param([1, 1, 0, 1], [300, 17, 9, 1], AttentionShape(8, 2, 64, 0.125), 16, None, id="decodes"),
-        pytest.param([40, 3], [101, 3], AttentionShape(6, 2, 80, 0.1), 8, None, id="pieces, groups of 3, 80 wide"),
-        pytest.param([1, 20, 2], [150, 70, 90], AttentionShape(7, 1, 96, 0.1), 32, 37, id="a window, groups of 7"),
-        pytest.param([1, 20], [520, 150], AttentionShape(2, 2, 128, 0.09), 256, 130, id="a long window, no groups"),
-        pytest.param([9, 1], [40, 65], AttentionShape(8, 1, 256, 0.06), 64, 1, id="a window of 1, groups of 8"),
-        pytest.param([1, 5], [64, 128], AttentionShape(71, 1, 20, 0.2), 128, None, id="groups larger than tiles"),
+        pytest.param([1, 1, 0, 1], [300, 17, 9, 1], AttentionShape(8, 2, 64, 0.125), 16, None, False, id="decodes"),
+        pytest.param(
+            [40, 3], [101, 3], AttentionShape(6, 2, 80, 0.1, 1.5), 8, None, True, id="bounded, sinks, groups of 3"
+        ),
+        pytest.param([1, 20, 2], [150, 70, 90], AttentionShape(7, 1, 96, 0.1), 32, 37, True, id="a window, sinks"),
+        pytest.param([1, 20], [520, 150], AttentionShape(2, 2, 128, 0.09), 256, 130, False, id="a long window"),
+        pytest.param([9, 1], [40, 65], AttentionShape(8, 1, 256, 0.06, 0.5), 64, 1, False, id="a window of 1, bounded"),
+        pytest.param(
+            [1, 5], [64, 128], AttentionShape(71, 1, 20, 0.2, 2.0), 128, None, False, id="bounded, large groups"
+        ),
     ],
 )
 def test_rows_are_those_of_the_reference(
@@ -98,13 +109,19 @@ def test_rows_are_those_of_the_reference(
     shape: AttentionShape,
     block_size: int,
     window: int | None,
+    has_sinks: bool,
     invariant: bool,
     dtype: torch.dtype,
 ):
-    step = make_step(new, lens, shape, block_size, dtype)
+    step = make_step(new, lens, shape, block_size, dtype, has_sinks=has_sinks)
     got = step.compute(window, invariant=invariant)
     assert got.dtype is dtype
-    torch.testing.assert_close(got.cpu().float(), step.expected(window), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    near: dict[str, Any] = {"rtol": TOLERANCE[dtype], "atol": TOLERANCE[dtype]}
+    torch.testing.assert_close(got.cpu().float(), step.expected(window), **near)
+    without = [replace(step, sinks=None).expected(window)] if has_sinks else []
+    # Of one key the score is of no matter.
+    without += [step.expected(window, replace(shape, softcap=0.0))] if shape.softcap and window != 1 else []
+    assert not any(torch.allclose(got.cpu().float(), other, **near) for other in without)
 
 
 def work_list(step: Step) -> plan.WorkList:
@@ -118,15 +135,23 @@ SUBJECT = 1100
 EXACT = torch.float32 if IS_INTERPRETED else torch.bfloat16
 
 
-@pytest.fixture(scope="module", params=[None, 560], ids=["all keys", "a window"])
+BOUNDED = replace(USUAL, softcap=2.0)
+
+
+@pytest.fixture(scope="module", params=[None, 560], ids=["all keys", "a window, bounded, sinks"])
 def window(request: pytest.FixtureRequest) -> int | None:
     return request.param
+
+
+def make_subject(new: list[int], lens: list[int], names: list[int], window: int | None) -> Step:
+    """With all that attention may have where there is a window, and with nothing else elsewhere."""
+    return make_step(new, lens, USUAL if window is None else BOUNDED, 16, EXACT, names, has_sinks=window is not None)
 
 
 @pytest.fixture(scope="module")
 def alone(window: int | None) -> torch.Tensor:
     """The last rows of a long sequence in a step of their own, in which one program walks through all splits."""
-    step = make_step([90], [SUBJECT], dtype=EXACT, names=[5])
+    step = make_subject([90], [SUBJECT], [5], window)
     return step.compute(window, invariant=True, num_multiprocessors=1)
 
 
@@ -142,7 +167,7 @@ def alone(window: int | None) -> torch.Tensor:
 def test_a_row_has_the_same_bits_alone_and_in_company(
     new: list[int], lens: list[int], place: int, num_multiprocessors: int, window: int | None, alone: torch.Tensor
 ):
-    step = make_step(new, lens, dtype=EXACT, names=[5 if index == place else 50 + index for index in range(len(new))])
+    step = make_subject(new, lens, [5 if index == place else 50 + index for index in range(len(new))], window)
     got = step.compute(window, invariant=True, num_multiprocessors=num_multiprocessors)
     first = sum(new[:place])
     assert torch.equal(got[first : first + new[place]], alone[-new[place] :])
@@ -176,7 +201,7 @@ def test_layers_share_a_work_list():
 @pytest.mark.parametrize("invariant", [False, True], ids=["fast", "invariant"])
 def test_rows_of_padding_are_zeros(invariant: bool):
     """A captured step of 5 sequences and 40 rows, of which 3 sequences and 32 rows are there."""
-    step = make_step([1, 30, 1], [300, 30, 40])
+    step = make_step([1, 30, 1], [300, 30, 40], has_sinks=True)
     tables = torch.from_numpy(step.batch.block_tables).to(DEVICE, torch.int32)
     tables = torch.cat([tables, torch.zeros_like(tables[:2])])
 
@@ -186,7 +211,7 @@ def test_rows_of_padding_are_zeros(invariant: bool):
     lengths = plan.StepLengths(send([1, 30, 1, 1, 7]), send([300, 30, 40, 0, 0]), tables, 40, 64)
     query = torch.cat([step.query, torch.full_like(step.query[:8], torch.nan)])
     work = plan.make_work_list(lengths, step.shape, 16, None, 4, invariant=invariant)
-    got = attend(query, work, step.pool, LAYER, step.shape)
+    got = attend(query, work, step.pool, LAYER, step.shape, step.sinks)
     assert torch.equal(got[:32], step.compute(invariant=invariant))
     assert torch.equal(got[32:], torch.zeros_like(got[32:]))
 

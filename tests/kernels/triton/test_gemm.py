@@ -5,13 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kernels.cuda.epilogue import PLAIN, Epilogue
 from kernels.cuda.gemm import multiply
 from kernels.cuda.launch_table import gemm_block_k
 from kernels.leaves import add_leaves
+from kernels.shapes import Activation
 from tests.kit.kernels.random_tensors import random
 from tests.kit.kernels.triton_interpreter import DEVICE, DTYPES, IS_INTERPRETED
 
 for_dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+GATED = Epilogue(gated=True, activation=Activation.SILU)
 # Of outputs about as large as 1, rounded to the dtype.
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
@@ -55,14 +58,14 @@ def test_products_are_those_of_float64(dtype: torch.dtype, rows: int, columns: i
     torch.testing.assert_close(plain.double(), expected - bias.double(), rtol=2e-6, atol=4e-6)
     if columns % 2 == 0:
         gate, up = expected.chunk(2, dim=1)
-        gated = multiply(left, right, bias, leaves=leaves, gated=True)
+        gated = multiply(left, right, bias, leaves=leaves, epilogue=GATED)
         assert gated.shape == (rows, columns // 2)
         torch.testing.assert_close(gated.double(), gate * gate.sigmoid() * up, rtol=tolerance, atol=4 * tolerance)
 
 
 def test_no_rows_have_no_products():
     left, right, bias = operands(0, 6, 16, DTYPES[0])
-    assert multiply(left, right, bias, gated=True).shape == (0, 3)
+    assert multiply(left, right, bias, epilogue=GATED).shape == (0, 3)
 
 
 @for_dtypes
@@ -71,7 +74,7 @@ def test_a_row_has_the_same_bits_in_any_number_of_rows_and_at_any_place(dtype: t
     left, right, bias = operands(260, 34, 104, dtype)
 
     def compute(rows: torch.Tensor) -> torch.Tensor:
-        return multiply(rows, right, bias, leaves=4, gated=gated, dtype=torch.float32)
+        return multiply(rows, right, bias, leaves=4, epilogue=GATED if gated else PLAIN, dtype=torch.float32)
 
     whole = compute(left)
     for first, last in ((0, 1), (3, 5), (100, 112), (50, 67), (1, 41), (60, 260)):
@@ -127,7 +130,7 @@ def test_nothing_past_the_result_is_written_and_all_of_it_is(dtype: torch.dtype,
     left, right, bias = operands(35, 34, 40, dtype)
     monkeypatch.setattr(torch.Tensor, "new_empty", new_empty)
     for gated in (False, True):
-        assert multiply(left, right, bias, gated=gated).isfinite().all()
+        assert multiply(left, right, bias, epilogue=GATED if gated else PLAIN).isfinite().all()
         assert buffers[-1][[0, -1]].isinf().all()
 
 

@@ -11,36 +11,44 @@ ROOT = Path(__file__).parents[3]
 
 SCRIPT = """
 import torch
-from kernels.cuda.epilogue import finish
+from kernels.cuda.epilogue import PLAIN, Epilogue, finish
 from kernels.cuda.gemm import multiply
 from kernels.cuda.quantized import FP8, INT8, quantize
+from kernels.shapes import Activation, LogitTransform
 from tests.kit.kernels.hopper import SHARED_BYTES, compiling
 
 def operands(rows, features, dtype):
     return torch.zeros(rows, features).to(dtype), torch.zeros(64, features).to(dtype)
 
+GATED = Epilogue(True, Activation.SILU)
 found = []
 with compiling() as compiled:
-    for rows in (1, 32, 64, 200, 300):
-        for leaves, features in ((1, 4096), (8, 14336), (1, 70)):
-            multiply(*operands(rows, features, torch.bfloat16), leaves=leaves, gated=leaves == 1)
+    for rows in (1, 32, 64, 300):
+        for leaves, features in ((1, 4096), (8, 14336), (1, 70))[: 2 if rows == 32 else 3]:
+            multiply(*operands(rows, features, torch.bfloat16), leaves=leaves, epilogue=GATED if leaves == 1 else PLAIN)
             found.append((rows, False))
-        multiply(*operands(rows, 512, torch.float16), torch.zeros(64, dtype=torch.float16), dtype=torch.float32)
-        found.append((rows, False))
-        for leaves in (1, 2):
+        for leaves in (1, 2)[: 1 + (rows == 64)]:
             scales = torch.zeros(rows, leaves), torch.zeros(64, leaves)
             multiply(*operands(rows, 4096, torch.int8), leaves=leaves, dtype=torch.bfloat16, scales=scales)
             found.append((rows, True))
         left, right = operands(rows, 4096, torch.bfloat16)
         multiply(left, right.to(torch.float8_e4m3fn), scales=(None, torch.zeros(64, 1)))
         found.append((rows, True))
+    for rows, epilogue in (
+        (200, PLAIN), (1, Epilogue(True, Activation.GELU_TANH)), (300, Epilogue(False, Activation.GELU_ERF)),
+        (16, Epilogue(False, Activation.RELU2)), (300, Epilogue(logits=LogitTransform(0.7, 30.0))),
+    ):
+        bias = torch.zeros(64, dtype=torch.float16)
+        multiply(*operands(rows, 512, torch.float16), bias, dtype=torch.float32, epilogue=epilogue)
+        found.append((rows, False))
     multiply(*operands(1, 512, torch.float32))
     multiply(*operands(200, 512, torch.float32))
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         for into in (INT8, FP8):
             quantize(operands(3, 14336, dtype)[0], into, 1)
-        finish(torch.zeros(3, 512), torch.zeros(512, dtype=dtype), dtype=dtype, gated=True)
-        finish(torch.zeros(3, 512, dtype=dtype), None, dtype=dtype, gated=True)
+        finish(torch.zeros(3, 512), torch.zeros(512, dtype=dtype), dtype=dtype, epilogue=GATED)
+    finish(torch.zeros(3, 512, dtype=dtype), None, dtype=dtype, epilogue=Epilogue(False, Activation.GELU_ERF))
+    finish(torch.zeros(3, 512), None, dtype=torch.float32, epilogue=Epilogue(logits=LogitTransform(0.7, 30.0)))
 assert all(kernel.metadata.shared <= SHARED_BYTES for kernel in compiled)
 for (rows, is_scaled), kernel in zip(found, compiled):
     text = kernel.asm["ptx"]
@@ -53,40 +61,52 @@ assert not any("fma.rn.f32" in kernel.asm["ptx"] for kernel in compiled if kerne
 """
 
 ROWS_SCRIPT = """
+from dataclasses import replace
 import torch
 from kernels import planning
 from kernels.cuda import elementwise
 from kernels.cuda.quantized import INT8
+from kernels.cuda.rows import norms, rotary
 from kernels.cuda.tokens import choice, last_tokens, logprobs
 from kernels.lora import VirtualRows
 from kernels.ops import kv_pool_shape
-from kernels.shapes import AttentionShape
+from kernels.shapes import AttentionShape, QueryKeyNorms
 from tests.kit.kernels.hopper import SHARED_BYTES, compiling
 
 torch.Tensor.new_empty = torch.Tensor.new_zeros  # what nothing writes is read as indexes
 SHAPE, CPU = AttentionShape(4, 2, 128, 0.1), torch.device("cpu")
-pool, norm = torch.zeros(kv_pool_shape(2, 1, 2, 16, 128)).bfloat16(), torch.ones(128).bfloat16()
 with compiling() as compiled:
     for num_rows in (1, 5):
-        rows = torch.zeros(num_rows, 4096).bfloat16()
-        elementwise.rms_norm(rows, rows[0], 1e-5, None)
-        elementwise.rms_norm(rows, rows[0], 1e-5, rows)
-        elementwise.rms_norm(rows, rows[0], 1e-5, rows, INT8)
+        rows, wide = torch.zeros(num_rows, 4096).bfloat16(), torch.zeros(4096)
+        norms.norm(rows, rows[0], 1e-5)
+        norms.norm(rows, rows[0], 1e-5, rows, into=INT8)
+        norms.norm(rows, wide, 1e-5, rows, 0.2, INT8, bias=wide, is_centred=True)
+        norms.norm(rows, None, 1e-5, rows, 0.2)
+        norms.add_normed(rows, wide, 1e-5, rows)
+        norms.norm_in_place(rows[:, :1024], rows[0, :1024], 1e-5)
+        norms.add(rows, rows, 0.2)
         elementwise.silu_and_mul(rows)
-        elementwise.embedding(torch.zeros(num_rows, dtype=torch.int64), rows)
+        elementwise.embedding(torch.zeros(num_rows, dtype=torch.int64), rows, scale=60.0)
         elementwise.embedding(torch.zeros(num_rows, dtype=torch.int64), rows, virtual=VirtualRows(1 << 30, rows))
         batch = planning.plan([num_rows], [num_rows], [[0]], 16, None, CPU)
-        for norms in (None, (norm, norm, 1e-5)):
-            rotary = torch.zeros(num_rows, 2, 128).bfloat16()
-            elementwise.rotary_and_cache(rows[:, :1024].contiguous(), rotary, batch, pool, 0, SHAPE, norms)
+        for head_dim, rotated, dtype in (
+            (128, 128, None), (128, 128, torch.bfloat16), (256, 256, torch.float32), (80, 32, torch.float32),
+            (64, 0, None),
+        ):
+            shape, pool = replace(SHAPE, head_dim=head_dim), torch.zeros(kv_pool_shape(2, 1, 2, 16, head_dim))
+            weights = dtype and QueryKeyNorms(torch.ones(head_dim).to(dtype), torch.ones(head_dim).to(dtype), 1e-5)
+            angles = torch.zeros(num_rows, 2, rotated).bfloat16() if rotated else None
+            qkv = torch.zeros(num_rows, 8 * head_dim).bfloat16()
+            rotary.rotary_and_cache(qkv, angles, batch, pool.bfloat16(), 0, shape, weights)
         logits, table = torch.zeros(num_rows, 128256 if num_rows > 1 else 1), torch.zeros(num_rows, 8).int()
         for drawn, filtered in ((False, False), (True, False), (True, True))[-num_rows:]:
             choice.choose(logits, table, drawn=drawn, filtered=filtered)
         ids = torch.zeros(num_rows, dtype=torch.int64)
         logprobs.token_logprobs(logits, ids, ids, 1)
         last_tokens.put_last_tokens(ids, ids, last_tokens.take_last_tokens(ids, ids))
-assert len(compiled) == 18 + 21, len(compiled)
-assert not any("fma.rn.f32" in kernel.asm["ptx"] for kernel in compiled if kernel.metadata.name == "_rms_norm")
+assert len(compiled) == 2 * 15 + 23, len(compiled)
+exact = ("_norm", "_add_normed", "_add", "_rotary_and_cache")
+assert not any("fma.rn.f32" in kernel.asm["ptx"] for kernel in compiled if kernel.metadata.name in exact)
 assert all(kernel.metadata.shared <= SHARED_BYTES for kernel in compiled)
 """
 
@@ -95,6 +115,7 @@ import numpy as np
 import torch
 from kernels.cuda.backend import CudaBackend
 from kernels.lora import LoraRows
+from kernels.shapes import Activation
 from tests.kit.kernels.hopper import SHARED_BYTES, compiling
 
 torch.Tensor.new_empty = torch.Tensor.new_zeros
@@ -103,8 +124,9 @@ with compiling() as compiled:
         (torch.bfloat16, 4096, 6144, False, 1), (torch.float16, 4096, 28672, True, 1),
         (torch.bfloat16, 14336, 4096, False, 8), (torch.float32, 70, 40, False, 1),
     ):
-        backend = CudaBackend(torch.device("cpu"), invariant=True)
-        packed = backend.pack_linear(torch.zeros(num_rows, features, dtype=dtype), gated=gated, leaves=leaves)
+        backend, kind = CudaBackend(torch.device("cpu"), invariant=True), Activation.GELU_TANH if gated else None
+        weight = torch.zeros(num_rows, features, dtype=dtype)
+        packed = backend.pack_linear(weight, gated=gated, activation=kind, leaves=leaves)
         backend.lora.make_room(packed, 5, 48)
         room = backend.lora.find(packed)
         hidden, lora = torch.zeros(20, features, dtype=dtype), LoraRows(np.arange(20, dtype=np.int32) % 5)
@@ -131,19 +153,22 @@ from tests.kit.kernels.hopper import SHARED_BYTES, compiling
 
 batch = planning.plan([1, 40], [900, 40], [list(range(57)), [0, 1, 2]], 16, None, torch.device("cpu"))
 with compiling() as compiled:
-    for head_dim, dtype, invariant in (
-        (128, torch.bfloat16, False), (256, torch.float16, True), (256, torch.float32, False)
+    for head_dim, dtype, invariant, softcap, sinks in (
+        (128, torch.bfloat16, False, 0.0, None), (256, torch.float16, True, 50.0, torch.zeros(8)),
+        (64, torch.bfloat16, False, 0.0, torch.zeros(8)), (256, torch.float32, False, 50.0, None),
     ):
         query = torch.zeros(41, 8, head_dim, dtype=dtype)
         pool = torch.zeros(kv_pool_shape(57, 1, 2, 16, head_dim), dtype=dtype)
-        shape = AttentionShape(8, 2, head_dim, 0.1)
-        paged_attention(query, batch, pool, 0, shape, invariant=invariant, num_multiprocessors=132)
+        shape = AttentionShape(8, 2, head_dim, 0.1, softcap)
+        options = {"invariant": invariant, "num_multiprocessors": 132}
+        paged_attention(query, batch, pool, 0, shape, None, sinks, **options)
 assert all(kernel.metadata.shared <= SHARED_BYTES for kernel in compiled)
 texts = [kernel.asm["ptx"] for kernel in compiled if kernel.metadata.name == "_attend_items"]
 found = [("wgmma.mma_async" in text, "mma.sync" in text) for text in texts]
 assert found[:2] == [(False, True), (True, False)], "decodes and prefills"
 assert found[2:4] == [(True, False), (True, False)], "the same instructions for all rows where it is invariant"
-assert found[4:] == [(False, False), (False, False)], "float32, of which each product is exact"
+assert found[4:6] == [(False, True), (True, False)], "decodes and prefills"
+assert found[6:] == [(False, False), (False, False)], "float32, of which each product is exact"
 
 from benchmarks.gpu.instructions import check, describe
 

@@ -10,12 +10,15 @@ import torch
 
 from blockyard.parallel import Parallel
 from kernels.cuda.backend import CudaBackend
+from kernels.cuda.epilogue import PLAIN, Epilogue
 from kernels.cuda.launch_table import shrink_launch
 from kernels.cuda.linear import FAST, CudaLinear, Method, Way
 from kernels.cuda.lora import products
 from kernels.cuda.lora.products import Factors
 from kernels.cuda.lora.segments import Segments, most_tiles, sort_rows
 from kernels.lora import LoraRows
+from kernels.reference.elementwise import activate
+from kernels.shapes import Activation
 from tests.kit.kernels.random_tensors import random
 from tests.kit.kernels.triton_interpreter import DEVICE, DTYPES, IS_INTERPRETED, reverse_programs
 from worker_service.collectives.silent import make_silence
@@ -28,6 +31,7 @@ NONE, EMPTY = -1, len(WIDTHS)
 NUM_SLOTS, MAX_WIDTH = 5, 33
 IN_FEATURES, NUM_ROWS = 96, 50
 TILED = Way(Method.TILED)
+GATED = Epilogue(gated=True, activation=Activation.SILU)
 TOLERANCE = {torch.float32: 4e-6, torch.float16: 3e-3, torch.bfloat16: 2.4e-2}
 # More rows of one slot than a tile has, single rows, an empty slot, a slot that no row has.
 SLOTS = [0, NONE, 2, 2, 1, NONE, EMPTY, 0, *[1] * 19]
@@ -45,7 +49,7 @@ class Layer:
         self.backend = CudaBackend(DEVICE, invariant=True)
         self.weight = (random(NUM_ROWS, IN_FEATURES, seed=1) * IN_FEATURES**-0.5).to(dtype)
         self.bias = random(NUM_ROWS, dtype=dtype, seed=2) if bias else None
-        self.gated = bool(options.get("gated"))
+        self.gated, self.activation = bool(options.get("gated")), options.get("activation")
         self.packed, self.plain = (self._pack(way, options) for _ in range(2))
         self.factors = [
             (
@@ -83,9 +87,9 @@ class Layer:
                 inner, outer = self.factors[slot]
                 result[row] += (rows[row] @ inner.double().T).to(self.dtype).double() @ outer.double().T
         if not self.gated:
-            return result
+            return result if self.activation is None else activate(result, self.activation)
         gate, up = result.chunk(2, dim=-1)
-        return gate * gate.sigmoid() * up
+        return activate(gate, self.activation or Activation.SILU) * up
 
 
 def hidden_rows(count: int, dtype: torch.dtype) -> Tensor:
@@ -98,8 +102,8 @@ def hidden_rows(count: int, dtype: torch.dtype) -> Tensor:
     ("way", "options"),
     [
         (FAST, {"bias": False}),
-        (FAST, {"gated": True}),
-        (TILED, {}),
+        (FAST, {"gated": True, "activation": Activation.GELU_TANH}),
+        (TILED, {"activation": Activation.RELU2}),
         (TILED, {"leaves": 4, "bias": False}),
         (Way(Method.UNIFORM), {"gated": True}),
     ],
@@ -203,7 +207,7 @@ def test_slots_may_lie_further_apart_than_32_bits_reach(dtype: torch.dtype):
         rows, factors = operands(dtype, stride)
         inner = products.shrink(rows, factors, by_slot, 1)
         result = torch.zeros(5, 40, dtype=dtype, device=DEVICE)
-        products.expand(result, None, inner, factors, by_slot, result, 48, gated=False)
+        products.expand(result, None, inner, factors, by_slot, result, 48, PLAIN)
         results.append(result)
     assert torch.equal(*results)
     assert results[0][[0, 1, 2, 4]].abs().amax(dim=1).gt(0.01).all()
@@ -229,7 +233,7 @@ def test_only_what_adapters_have_is_read_and_written(dtype: torch.dtype, monkeyp
         sums = random(7, 40, seed=4).to(DEVICE)
         sums[[2, 4]] = torch.nan
         result = torch.full((7, 20 if gated else 40), torch.inf, dtype=dtype, device=DEVICE)
-        products.expand(sums[1:6], None, inner, factors, by_slot, result[1:6], 48, gated=gated)
+        products.expand(sums[1:6], None, inner, factors, by_slot, result[1:6], 48, GATED if gated else PLAIN)
         assert result[[1, 3, 5]].isfinite().all()
         assert result[[0, 2, 4, 6]].isinf().all()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -13,6 +13,8 @@ from kernels.cuda.linear import CudaLinear, Method, Way
 from kernels.cuda.quantized import FP8, INT8, MAX_INT8_FEATURES, quantize
 from kernels.leaves import add_leaves
 from kernels.reference import fp8, int8
+from kernels.reference.elementwise import activate_and_mul
+from kernels.shapes import Activation
 from tests.kit.kernels.random_tensors import random
 from tests.kit.kernels.triton_interpreter import DEVICE, DTYPES
 
@@ -67,10 +69,10 @@ def test_products_in_int8_are_the_bits_of_the_definition(dtype: torch.dtype, row
         assert torch.equal(linear(hidden.to(DEVICE)).cpu(), expected.to(dtype))
         linear.way = Way(Method.UNIFORM)
         assert torch.equal(linear(hidden.to(DEVICE), wide=True).cpu(), expected)
-    gated = CudaLinear(weight.to(DEVICE), bias.to(DEVICE), leaves=leaves, eight_bits=INT8, gated=True)
-    gate, up = expected.chunk(2, 1)
+    how: dict[str, Any] = {"leaves": leaves, "eight_bits": INT8}
+    gated = CudaLinear(weight.to(DEVICE), bias.to(DEVICE), gated=True, activation=Activation.GELU_TANH, **how)
     got = gated(hidden.to(DEVICE), wide=True).cpu()
-    torch.testing.assert_close(got, gate * gate.sigmoid() * up, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(got, activate_and_mul(expected, Activation.GELU_TANH), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -156,12 +158,17 @@ def test_a_backend_multiplies_as_it_is_told():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_a_norm_quantizes_what_is_multiplied_next(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("kind", ["rms", "wide rms", "layer"])
+def test_a_norm_quantizes_what_is_multiplied_next(kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
     weight, hidden = random(16, 200, dtype=dtype, seed=1), random(5, 200, dtype=dtype)
     hidden[3, 7] = torch.inf
     backend = CudaBackend(DEVICE, quantization="int8")
     packed = backend.pack_linear(weight.to(DEVICE))
-    normed, _ = backend.rms_norm(hidden.to(DEVICE), random(200, dtype=dtype, seed=2).to(DEVICE), 1e-5)
+    by = random(200, dtype=dtype if kind == "rms" else torch.float32, seed=2).to(DEVICE)
+    if kind == "layer":
+        normed, _ = backend.layer_norm(hidden.to(DEVICE), by, by, 1e-5)
+    else:
+        normed, _ = backend.rms_norm(hidden.to(DEVICE), by, 1e-5)
     expected = int8.linear_int8(normed.cpu(), weight)
     assert expected.isnan().any(1).tolist() == [False, False, False, True, False]
     others = backend.linear(normed.clone(), packed, wide=True).cpu()

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 SCRIPT = """
 import logging.handlers
 from dataclasses import replace
+from types import SimpleNamespace
 import numpy as np
 import torch
 from kernels.cuda import graphs, linear
@@ -20,6 +21,7 @@ from kernels.cuda.warm_up import warm_up
 from kernels.capture import CaptureSizes
 from kernels.lora import LoraRows
 from kernels.sampling import Choices
+from tests.kernels.test_captured_ops import Network
 from tests.kit.kernels.hopper import compiling
 from tests.kit.kernels.step_runner import StepRunner
 from tests.kit.kernels.tiny_models import tiny_model
@@ -78,6 +80,25 @@ with compiling() as compiled:
         table = torch.zeros(rows + 3, dtype=torch.int64)
         backend.sampling.put_last_tokens(table, 0 * token_ids, backend.sampling.take_last_tokens(table, table))
         check("last tokens", rows)
+
+    # A network of all that Llama's lacks; what a library multiplies is not compiled.
+    def library_product(rows, weight, *, wide):
+        return torch.mm(rows, weight.T).to(torch.float32 if wide else rows.dtype)
+
+    linear.library_product = library_product
+    network = Network(SimpleNamespace(backend=CudaBackend(CPU), dtype=torch.bfloat16))
+
+    def compute(token_ids, batch):
+        return network.forward(token_ids, batch, network.pools[0])
+
+    warm_up(network.kernels.backend, compute, network.head, CaptureSizes(60, 64, 16, None, 512))
+    known |= {id(kernel) for kernel in compiled}
+    for new in ([1], [5], [7, 3, 1], [1] * 16, [1] * 33, [60]):
+        tables = [[0] * (1 + len(new) % 3 + length // 16) for length in new]
+        batch = network.kernels.backend.plan_attention(new, new, tables, 16, None)
+        hidden = compute(torch.zeros(sum(new), dtype=torch.int64), batch)
+        network.kernels.backend.linear(hidden[: len(new)], network.head, wide=True)
+        check("a step of all ops", new)
 last = told.buffer[-1].getMessage()
 assert last.startswith("warm-up ended: ") and " 0 kernels" not in last, last
 """

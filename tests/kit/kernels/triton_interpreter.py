@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +26,38 @@ def _patch_lang_tensor(tensor: Any, scope: Any, plain: Any = interpreter._patch_
     """Lets bounds of loops be numbers of a launch: they are arrays of one element, which numpy 2.4 takes no int of."""
     plain(tensor, scope)
     tensor.__index__ = lambda self: int(self.handle.data.item())
+
+
+class _Lasting:
+    """What was patched stays: this process interprets all kernels."""
+
+    def restore(self) -> None:
+        """Restores nothing."""
+
+
+@cache
+def _patch_language() -> _Lasting:
+    """Patches Triton's language once: the interpreter's own goes through all of it at each call of a function."""
+    scope = interpreter._LangPatchScope()
+    for lang in (tl, tl.core):
+        for part in (lang, lang.tensor):
+            interpreter._patch_builtin(part, interpreter.interpreter_builder, scope)
+        _patch_lang_tensor(lang.tensor, scope)
+        interpreter._patch_lang_core(lang, scope)
+    for part in (tl.math, tl.core.tensor_descriptor_base):
+        interpreter._patch_builtin(part, interpreter.interpreter_builder, scope)
+    return _Lasting()
+
+
+_NUMPY: dict[str, Any] = {}
+
+
+def _get_np_dtype(kind: Any, plain: Any = interpreter._get_np_dtype) -> Any:
+    """Remembers what the interpreter finds in a table that it makes at each call."""
+    name = kind.scalar.name
+    if name not in _NUMPY:
+        _NUMPY[name] = plain(kind)
+    return _NUMPY[name]
 
 
 _TORCH = {"fp8e4nv": torch.float8_e4m3fn, "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -57,7 +90,8 @@ def _widen(handle: Any) -> Any:
 
 if IS_INTERPRETED:
     assert isinstance(tl.zeros, interpreter.InterpretedFunction), "Triton was imported too early"
-    interpreter._patch_lang_tensor = _patch_lang_tensor
+    interpreter._patch_lang = lambda fn: _patch_language()
+    interpreter._get_np_dtype = _get_np_dtype
     interpreter.InterpreterBuilder.create_dot = _create_dot
     interpreter._convert_float = _convert_float
 
