@@ -272,15 +272,18 @@ class WorkerProcessSettings:
         "model, our kernels, or torch's ops",
         choices=("auto", "triton", "reference"),
     )
+    model_code: str = option(
+        "auto",
+        "what code computes a model: ours; transformers', if it is installed; auto: ours where it knows the model",
+        choices=("auto", "native", "transformers"),
+    )
     batch_invariant: bool = option(
         False,
         "give an answer the same bits on a GPU whatever runs beside it, as a CPU always does: what is taken over from "
         "a worker that died then goes on exactly; products and attention are slower",
     )
     device_cache_gib: Gibibytes = option(
-        0.0,
-        "size of a worker's pool of device blocks, in GiB, whatever else needs memory; 0: what --device-memory-"
-        "utilization leaves beside the largest step, which is measured",
+        0.0, "GiB of a worker's device blocks, whatever else needs memory; 0: what --device-memory-utilization leaves"
     )
     collectives: str = option(
         "auto",
@@ -293,8 +296,7 @@ class WorkerProcessSettings:
         "not been tried on a GPU yet",
     )
     packed_cache: str = option(
-        "",
-        "folder in which a worker keeps weights as it packs them, so that its next start only reads them; empty: none",
+        "", "folder that keeps weights as a worker packs them for its processor, for its next start; empty: none"
     )
     worker_lora_root: str = option(
         "", "folder below which AddLora may find LoRA adapters, links resolved; empty: it reads none"
@@ -303,8 +305,7 @@ class WorkerProcessSettings:
         "", "folder below which ReloadWeights may find other weights; empty: it reads those of the loaded model alone"
     )
     worker_extension: str = option(
-        "",
-        "classes that add operations to a worker, package.module:Class with commas between; nothing else is imported",
+        "", "classes that add operations to a worker, package.module:Class with commas between; no others are imported"
     )
     worker_save_root: str = option("", "folder below which a worker may save its weights; empty: it saves none")
     enable_debug_rpcs: bool = option(False, "answer ChecksumBlocks, for tests")

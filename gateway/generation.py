@@ -308,6 +308,7 @@ def _make_model_card(name: str, facts: ModelFacts, width: int, *, has_chat_templ
         has_chat_template=has_chat_template,
         determinism_id=facts.determinism_id,
         batch_invariant=facts.batch_invariant,
+        warnings=facts.warnings,
         task=facts.task,
         embedding_size=width,
     )

@@ -250,3 +250,4 @@ class ModelCard:
     task: Task = Task.UNSPECIFIED
     # Numbers of a vector; 0: it makes none, or it is not known how many.
     embedding_size: int = 0
+    warnings: tuple[str, ...] = ()

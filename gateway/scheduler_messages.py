@@ -54,6 +54,7 @@ class ModelFacts:
     weights_version: str = ""
     task: Task = Task.UNSPECIFIED
     max_prompt_len: int = 0
+    warnings: tuple[str, ...] = ()
 
     def behind(self, adapter: Adapter | None) -> ModelFacts:
         """Returns what holds for prompts with an adapter: its virtual tokens leave less room."""

@@ -300,6 +300,7 @@ def encode_model(loaded: LoadedModel) -> worker_pb2.LoadedModel:
         task=encode_task(loaded.config.task),
         whole_prompts=loaded.config.encoder is not None,
         stored_format=stored.title if stored is not None else "",
+        warnings=loaded.warnings,
     )
 
 

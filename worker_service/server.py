@@ -71,6 +71,7 @@ class Server:
                 KernelChoice(self._settings.cpu_kernels, self._settings.gpu_kernels, self._settings.batch_invariant),
                 can_sleep=self._settings.enable_sleep,
                 packed_cache=Path(self._settings.packed_cache) if self._settings.packed_cache else None,
+                model_code=self._settings.model_code,
             ),
             debug=self._settings.enable_debug_rpcs,
             lora_root=Path(self._settings.worker_lora_root) if self._settings.worker_lora_root else None,

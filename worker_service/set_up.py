@@ -183,6 +183,7 @@ class LoadOptions:
     kernels: KernelChoice = field(default_factory=KernelChoice)
     can_sleep: bool = False
     packed_cache: Path | None = None
+    model_code: str = "auto"
 
 
 AUTO = LoadOptions()
@@ -217,6 +218,7 @@ def load(
         can_sleep=how.options.can_sleep,
         packed_cache=how.options.packed_cache,
         task=how.task,
+        model_code=how.options.model_code,
     )
     check_dtype(loaded.config.dtype, choice.device)
     # Else a load's scratch would be taken for what the process needs.

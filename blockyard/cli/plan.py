@@ -20,7 +20,8 @@ from blockyard.configuration import CHOSEN_TOGETHER, SystemConfiguration
 from blockyard.errors import BlockyardError
 from blockyard.local.hardware import find_hardware
 from blockyard.local.local_system import check_num_gpus
-from blockyard.model_config.network import read_network
+from blockyard.local.model_check import read_model
+from blockyard.model_config.fallback import Outline
 from blockyard.model_config.parallel_sizes import legal_tensor_sizes
 from blockyard.model_files import resolve_model
 from blockyard.parallel import ParallelSizes
@@ -57,9 +58,12 @@ def plan(
     configuration = resolve_system(model_or_folder, config, settings)
     try:
         folder = resolve_model(configuration.model.model, configuration.model.revision, "config")
-        network = read_network(folder, configuration.device.dtype)
+        network = read_model(folder, configuration)
     except BlockyardError as error:
         _refuse(error.message, as_json=as_json)
+        return
+    if isinstance(network, Outline):
+        _tell_outline(network, as_json=as_json)
         return
     hardware = find_hardware(configuration.device, memory, gpu)
     is_here = not (memory or gpu)
@@ -73,6 +77,18 @@ def plan(
         report.show(Console())
     if report.asked.refusal:
         raise typer.Exit(1)
+
+
+def _tell_outline(outline: Outline, *, as_json: bool) -> None:
+    """Tells what is known of a model that transformers' code computes: little, before its network is there."""
+    unknown = "what its weights, its KV and a step take is known once a worker has loaded it"
+    if as_json:
+        model = {"architecture": outline.architecture, "dtype": outline.dtype_name, "code": "transformers"}
+        typer.echo(json.dumps({"model": model, "remarks": [*outline.remarks, unknown], "refusal": ""}, indent=2))
+        return
+    typer.echo(f"model  {outline.architecture}, {outline.dtype_name}")
+    for remark in (*outline.remarks, unknown):
+        typer.echo(remark)
 
 
 def _refuse(why: str, *, as_json: bool) -> None:

@@ -258,6 +258,7 @@ def to_models(response: inference_pb2.ListModelsResponse) -> list[Model]:
             model.parent,
             find_task(model.task).label,
             model.embedding_size,
+            tuple(model.warnings),
         )
         for model in response.models
     ]

@@ -293,6 +293,8 @@ class Model:
     """What it is served for: "generate", "embed", "classify" or "score"."""
     embedding_size: int = 0
     """Numbers of a vector; 0: it makes none, or its files do not say."""
+    warnings: tuple[str, ...] = ()
+    """What whoever uses it should know, a sentence each."""
 
 
 @dataclass(slots=True)

@@ -34,9 +34,9 @@ from blockyard.configuration import (
 from blockyard.errors import from_rpc_error
 from blockyard.local.metrics_ports import FIRST_SCHEDULER_PORT, FIRST_WORKER_PORT, MetricsPorts
 from blockyard.local.metrics_ports import HOST as METRICS_HOST
+from blockyard.local.model_check import read_model
 from blockyard.local.operator import Operator
 from blockyard.local.supervisor import ROOT, Service
-from blockyard.model_config.network import read_network
 from blockyard.model_files import resolve_model
 from blockyard.security.exposure import check_admin
 from blockyard.service.servers import PortTaken, internal_channel
@@ -86,7 +86,7 @@ class LocalSystem:
         """
         # The services do the same; here it costs a moment, and fails before anything has started.
         folder = resolve_model(configuration.model.model, configuration.model.revision, "config")
-        read_network(folder, configuration.device.dtype)
+        read_model(folder, configuration)
         check_num_gpus(configuration.device, configuration.parallel)
         check_admin(configuration.public, configuration.security)
         public = choose_ports(configuration.public)

@@ -14,6 +14,8 @@ from blockyard.model_config.decoder_config import DTYPES, Experts
 from blockyard.model_config.families.table import FAMILIES, find_family
 from blockyard.model_config.fields import Fields, read_object, unusable
 from blockyard.model_config.other_fields import HARMLESS, REFUSED
+from blockyard.model_config.own_code import FIELDS as OWN_CODE
+from blockyard.model_config.own_code import refuse_own_code
 from blockyard.model_config.pooling.reading import read_rule
 from blockyard.model_config.stored_weights import CONFIG_FIELDS, read_stored_weights
 
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from blockyard.model_config.stored_weights import StoredWeights
 
 # What a config.json of several models says of all of them.
-_OF_ALL_MODELS = ("architectures", "model_type", "auto_map", "dtype", "torch_dtype", "tie_word_embeddings")
+_OF_ALL_MODELS = ("architectures", "model_type", *OWN_CODE, "dtype", "torch_dtype", "tie_word_embeddings")
 
 
 def read_network(folder: Path, dtype: str = "auto", task: Task | None = None) -> DecoderConfig:
@@ -65,7 +67,7 @@ def _read(fields: Fields, dtype: str, folder: Path, task: Task | None) -> Decode
     """Reads everything; None where no architecture is supported, of which nothing more can be said."""
     architecture, family = _family(fields)
     stored = _read_stored(fields, family.unpacked if family else "")
-    dtype_name = _dtype(fields, dtype)
+    dtype_name = read_dtype(fields, dtype)
     if family is None:
         return None
     if family.text_of:
@@ -142,17 +144,21 @@ def _refuse_misfits(fields: Fields, config: DecoderConfig) -> None:
         fields.refuse("quantization_config", f"config.json: quantization_config cannot be served: {problem}")
 
 
+def find_architecture(fields: Fields) -> str:
+    """Finds the first architecture that a family reads; empty: there is none."""
+    given = fields.get("architectures")
+    return next((str(name) for name in given if find_family(str(name))), "") if isinstance(given, list) else ""
+
+
 def _family(fields: Fields) -> tuple[str, Family | None]:
     """The first architecture that is supported."""
     given = fields.get("architectures")
     names = [str(name) for name in given] if isinstance(given, list) else []
-    chosen, family = next(((name, found) for name in names if (found := find_family(name))), ("", None))
-    needs_code = "it needs code that comes with the model, and such code is never run"
+    chosen = find_architecture(fields)
+    family = find_family(chosen)
+    refuse_own_code(fields)
     if family is not None:
         model_type = fields.text("model_type", "")
-        if fields.get("auto_map"):
-            problem = f"config.json has auto_map: {needs_code} (take it out if {chosen} is all it needs)"
-            fields.refuse("auto_map", problem)
         # One that belongs to another of the architectures is right for that one.
         if model_type not in ("", family.model_type) and len(names) == 1:
             problem = f"config.json names the architecture {chosen} and the model_type {model_type!r} of another one"
@@ -160,9 +166,8 @@ def _family(fields: Fields) -> tuple[str, Family | None]:
         return chosen, family
     problem = f"architecture {', '.join(map(repr, names))} is not supported" if names else ""
     problem = problem or "config.json names no architecture"
-    if fields.get("auto_map"):
-        problem += f": {needs_code}"
-    fields.refuse("architectures", f"{problem} (supported: {', '.join(FAMILIES)})")
+    others = "others as transformers computes them, where that is installed: pip install 'blockyard[transformers]'"
+    fields.refuse("architectures", f"{problem} (supported: {', '.join(FAMILIES)}; {others})")
     return "", None
 
 
@@ -178,7 +183,8 @@ def _refuse_others(fields: Fields) -> None:
         fields.remarks.append(f"fields of config.json that are not known, and not read: {', '.join(unknown)}")
 
 
-def _dtype(fields: Fields, dtype: str) -> str:
+def read_dtype(fields: Fields, dtype: str) -> str:
+    """Reads what to compute in; `dtype` as of `read_network`."""
     if dtype != "auto":
         return dtype
     name = str(fields.get("dtype") or fields.get("torch_dtype") or "float32").removeprefix("torch.")

@@ -293,4 +293,5 @@ def encode_model(card: ModelCard) -> inference_pb2.Model:
         parent=card.parent,
         task=pooling_pb2.Task.ValueType(card.task),
         embedding_size=card.embedding_size,
+        warnings=card.warnings,
     )

@@ -281,6 +281,7 @@ def _decode_facts(message: scheduler_pb2.ModelFacts) -> ModelFacts:
         weights_version=message.weights_version,
         task=find_task(message.task),
         max_prompt_len=message.max_prompt_len,
+        warnings=tuple(message.warnings),
     )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.model_config.fields import read_object
+from blockyard.model_config.own_code import asks_for_own_code
 from blockyard.model_files import model_digest
 from blockyard.telemetry import EventLogger
 from gateway.text.chat_template import ChatTemplate
@@ -246,8 +247,8 @@ def load_adapter_tokenizer(folder: Path, model: Tokenizer) -> Tokenizer:
     source = _chat_template_source(folder, tokenizer_config, None)
     if not has_tokenizer and source is None:
         return model
-    if has_tokenizer and "auto_map" in tokenizer_config:
-        raise _not_loaded(f"{folder} needs a tokenizer of its own code (auto_map), which Blockyard never runs")
+    if has_tokenizer and (why := asks_for_own_code(tokenizer_config, "tokenizer_config.json")):
+        raise _not_loaded(why)
     settings = _settings(folder, tokenizer_config)
     vocabulary = load_vocabulary(folder, settings) if has_tokenizer else None
     return model.adapt(vocabulary, source, dict(settings.special_tokens))
@@ -268,11 +269,9 @@ def _read_json(file: Path) -> Json:
 
 
 def _refuse_unsupported(folder: Path, config: Json, tokenizer_config: Json) -> None:
-    if "auto_map" in config or "auto_map" in tokenizer_config:
-        raise _not_loaded(
-            f"{folder} needs code of its own (auto_map), which Blockyard never runs: use a model whose architecture "
-            "and tokenizer are built in, or remove auto_map if they are"
-        )
+    for values, file in ((config, "config.json"), (tokenizer_config, "tokenizer_config.json")):
+        if why := asks_for_own_code(values, file):
+            raise _not_loaded(why)
 
 
 def _text_of(token: object) -> str | None:

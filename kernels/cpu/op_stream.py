@@ -66,10 +66,11 @@ class OpStream:
             if inputs is None:
                 inputs = batch.work_lists[_INPUTS] = _batch_inputs(batch)
             self.executor.run(op_array([op]), inputs[0])
-        elif len(results[0]):
+        # Not by len(), which takes longer than all else of a small op.
+        elif num_rows := results[0].shape[0]:
             op.rows = Rows.CHOSEN
             slots = None if lora is None else lora.slots.ctypes.data
-            self.executor.run(op_array([op]), Inputs(num_chosen=len(results[0]), lora_slots=slots))
+            self.executor.run(op_array([op]), Inputs(num_chosen=num_rows, lora_slots=slots))
 
     def meet(self, joint: Joint, rows: Tensor, always: int = 0) -> None:
         """Records, or does, what the ranks do together with rows.

@@ -32,7 +32,7 @@ class Products:
         rows = hidden if hidden.stride(1) == 1 and hidden.stride(0) * hidden.itemsize % 4 == 0 else hidden.contiguous()
         if weight.is_partial:
             return self._partial_linear(rows, weight, lora)
-        output = torch.empty(len(rows), weight.out_features, dtype=torch.float32 if wide else self._dtype)
+        output = torch.empty(rows.shape[0], weight.out_features, dtype=torch.float32 if wide else self._dtype)
         op = self.linear_op(Kind.LINEAR_GATED if weight.is_gated else Kind.LINEAR, rows, weight)
         op.output, op.wide = output.data_ptr(), int(wide)
         op.activation = 0 if wide else ACTIVATIONS[weight.activation]

@@ -305,4 +305,5 @@ def _encode_facts(facts: ModelFacts) -> scheduler_pb2.ModelFacts:
         weights_version=facts.weights_version,
         task=pooling_pb2.Task.ValueType(facts.task),
         max_prompt_len=facts.max_prompt_len,
+        warnings=facts.warnings,
     )

@@ -331,6 +331,7 @@ def _decode_model(message: worker_pb2.LoadedModel) -> LoadedModel:
             weights_version=message.weights_version,
             task=find_task(message.task),
             whole_prompts=message.whole_prompts,
+            warnings=tuple(message.warnings),
         )
     )
 

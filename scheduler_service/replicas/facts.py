@@ -97,6 +97,7 @@ class LoadedModel:
     weights_version: str = ""
     task: Task = Task.UNSPECIFIED
     whole_prompts: bool = False
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +180,7 @@ class ModelFacts:
     weights_version: str = ""
     task: Task = Task.UNSPECIFIED
     max_prompt_len: int = 0
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -313,4 +313,5 @@ def _make_facts(model: LoadedModel, cache: CacheInfo, step: SchedulerSettings) -
         weights_version=model.weights_version,
         task=model.task,
         max_prompt_len=min(cache.max_model_len, step.max_num_batched_tokens) if model.whole_prompts else 0,
+        warnings=model.warnings,
     )

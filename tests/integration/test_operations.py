@@ -35,6 +35,9 @@ def test_a_script_operates_its_system(tmp_path: Path) -> None:
         counted = [json.loads(told)["sizes"][QUERY] for told in llm.apply_model("example.count", QUERY.encode())]
         assert counted == [rows * columns for rows, columns in shapes]
         assert llm.collective_rpc("example.echo", 5.0, args=(b"\xff",)) == [b"\xff"] * 2
+        # A model of ours needs nothing of transformers'.
+        told = llm.apply_model("example.imports", b"torch,transformers")
+        assert [json.loads(each) for each in told] == [{"torch": True, "transformers": False}] * 2
         with pytest.raises(BlockyardError, match=r"rank 0 \(.*\): example\.fail raised ValueError: as it was told"):
             llm.collective_rpc("example.fail")
         with pytest.raises(TypeError, match="Put it into a class"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,7 @@ class Example:
             "fail": self.fail,
             "answer_text": lambda payload: payload.decode(),
             "wait": self.wait,
+            "imports": self.imports,
             "write": self.write,
         }
 
@@ -38,6 +40,10 @@ class Example:
             name: tensor.numel() for name, tensor in self._view.named_weights() if name.startswith(payload.decode())
         }
         return json.dumps({"architecture": self._view.config.architecture, "sizes": sizes}).encode()
+
+    def imports(self, payload: bytes) -> bytes:
+        """Tells as JSON whether this process has imported the packages in the payload, with commas between."""
+        return json.dumps({name: name in sys.modules for name in payload.decode().split(",")}).encode()
 
     def write(self, payload: bytes) -> bytes:
         """Overwrites what it was shown."""

@@ -160,6 +160,7 @@ def make_loras(loaded: LoadedModel, limits: LoraLimits, root: Path | None) -> Lo
     """Makes room for adapters, if any are allowed; raises BlockyardError MODEL_NOT_LOADED."""
     if limits == NO_LORAS:
         return None
+    loaded.require_own_code("adapters (--max-loras)")
     takes_lora = limits.max_lora_rank > 0
     if loaded.backend.lora is None and takes_lora:
         instead = "start without --max-loras, or with --max-lora-rank 0 for soft prompts alone"

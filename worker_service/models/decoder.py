@@ -45,6 +45,9 @@ DIGEST_BYTES = 32
 class DecoderModel:
     """A network with its weights on one device."""
 
+    foreign_code = ""
+    """What code computes it that is not ours, with hashes; empty: none."""
+
     def __init__(
         self,
         config: ModelConfig,
@@ -210,7 +213,7 @@ class DecoderModel:
         `probe`; where ranks share a network, at all of them.
         """
         hidden = self._fixed_rows()
-        logits = self._answers(hidden) if self._ending else None
+        logits = self._answers(hidden) if self.share.is_last_stage else None
         if ranks is not None and logits is not None:
             logits = SharedVocabulary(self.config.vocab_size, ranks.stage).gather(logits)
         digest = bytes(DIGEST_BYTES) if logits is None else _hash(logits)

@@ -33,6 +33,7 @@ def determinism_id(loaded: LoadedModel, fingerprint: str) -> str:
         instruction_set(loaded.backend.device),
         torch.__version__,
         loaded.backend.identity,
+        loaded.foreign_code,
         fingerprint,
     )
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]

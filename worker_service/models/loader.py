@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from blockyard.capacity.formats import check_quantization, held_in, weight_format
 from blockyard.capacity.weights import check_room, weights_bytes
+from blockyard.errors import BlockyardError, Reason
+from blockyard.model_config.fallback import check_settings, needs_transformers
 from blockyard.model_config.fields import unusable
 from blockyard.model_config.parallel_sizes import check_sizes
 from blockyard.model_config.share import Share
@@ -94,6 +96,24 @@ class LoadedModel:
     version: str = ""
     """The name of the weights: empty for those that LoadModel loaded."""
 
+    @property
+    def foreign_code(self) -> str:
+        """What code computes it that is not ours, with hashes; empty: none."""
+        return self.model.foreign_code
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What whoever uses it should know, a sentence each."""
+        return self.config.remarks if self.foreign_code else ()
+
+    def require_own_code(self, operation: str) -> None:
+        """Refuses what only our own code can do: raises BlockyardError FEATURE_DISABLED."""
+        if self.foreign_code:
+            message = (
+                f"{operation}: not of a model that transformers' code computes, as {self.config.architecture} here"
+            )
+            raise BlockyardError(Reason.FEATURE_DISABLED, message)
+
 
 def load_model(
     folder: Path,
@@ -109,6 +129,7 @@ def load_model(
     can_sleep: bool = False,
     packed_cache: Path | None = None,
     task: Task | None = None,
+    model_code: str = "auto",
 ) -> LoadedModel:
     """Loads a model, one tensor at a time: memory stays near one copy of the weights.
 
@@ -126,11 +147,17 @@ def load_model(
         can_sleep: whether a GPU's memory shall be such that it can be given up; a processor's always can.
         packed_cache: folder that keeps packed weights of "auto" for the next load; None: none are kept.
         task: what the model is served for; None: as its files say.
+        model_code: one of `blockyard.model_config.fallback.MODEL_CODES`.
 
     Raises:
         BlockyardError: MODEL_NOT_LOADED, with a message that says what to do.
     """
     started = time.perf_counter()
+    if needs_transformers(folder, model_code):
+        num_workers = parallel.world_size
+        check_settings(folder, quantization=quantization, load_format=load_format, num_workers=num_workers, task=task)
+        place = folder, dtype, device
+        return _load_by_transformers(*place, on_progress, kernels, started, batch_invariant=batch_invariant)
     config = read_config(folder, dtype, task)
     _check(config, parallel, device, kernels, quantization)
     held = config.stored.method if config.stored is not None else quantization
@@ -147,6 +174,42 @@ def load_model(
     _log_loaded(loaded)
     if pack and pack.is_cached and loaded.origin.source != "packed":
         _write_cached(pack, loaded)
+    return loaded
+
+
+def _load_by_transformers(
+    folder: Path,
+    dtype: torch.dtype | None,
+    device: torch.device,
+    on_progress: Callable[[int, int], None],
+    kernels: str,
+    started: float,
+    *,
+    batch_invariant: bool,
+) -> LoadedModel:
+    """Loads a model that transformers' code computes. That is imported here, and nowhere else."""
+    from worker_service.models.fallback.loading import load_network  # noqa: PLC0415  an optional feature
+
+    found = load_network(folder, dtype, device, on_progress, kernels, batch_invariant=batch_invariant)
+    for remark in found.config.remarks:
+        log.warning(remark, architecture=found.config.architecture)
+    _log_doubts("auto", found.files.unread)
+    loaded = LoadedModel(
+        found.model,
+        found.backend,
+        found.config,
+        found.files.finish(),
+        model_digest(folder),
+        found.model.parameter_bytes,
+        "none",
+        folder,
+        Origin("auto", "files", time.perf_counter() - started),
+        ALONE,
+        found.arena,
+        found.files.tensors,
+        (),
+    )
+    _log_loaded(loaded)
     return loaded
 
 
@@ -272,6 +335,17 @@ def _log_loaded(loaded: LoadedModel) -> None:
         architecture=loaded.config.architecture,
         kernels=loaded.backend.name,
         quantization=stored.title if stored is not None else loaded.quantization,
+        bytes=loaded.parameter_bytes,
+        source=loaded.origin.source,
+        seconds=round(loaded.origin.seconds, 3),
+    )
+
+
+def _log_loaded(loaded: LoadedModel) -> None:
+    log.info(
+        "model loaded",
+        architecture=loaded.config.architecture,
+        kernels=loaded.backend.name,
         bytes=loaded.parameter_bytes,
         source=loaded.origin.source,
         seconds=round(loaded.origin.seconds, 3),

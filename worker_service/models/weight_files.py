@@ -136,6 +136,11 @@ class WeightFiles:
         """The shapes of the tensors that were read or passed over, by name, in this order."""
         return {name: self._entries[name].shape for name in self._digests}
 
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of all tensors, by name, in the order of the files."""
+        return {name: entry.shape for name, entry in self._entries.items()}
+
     def check(self, tensors: Mapping[str, Sequence[int]]) -> None:
         """Raises BlockyardError MODEL_NOT_LOADED unless all these tensors can be read."""
         for name, shape in tensors.items():

@@ -104,6 +104,7 @@ class Residency:
             if level not in LEVELS:
                 raise invalid([Violation("level", "must be 1 or 2")])
             loaded, executor = self._parts()
+            loaded.require_own_code("Sleep")
             if not loaded.can_sleep:
                 raise BlockyardError(Reason.FEATURE_DISABLED, "start the worker with --enable-sleep for this")
             state, tags, slots = self._state, tags or ALL, self._slots()
@@ -171,6 +172,7 @@ class Residency:
         with self._owner.lifecycle("ReloadWeights", State.SLEEPING, State.STALE, State.CACHE_READY):
             self._require_weights("ReloadWeights")
             loaded, source = self._parts()[0], self._owner.set_up.source
+            loaded.require_own_code("ReloadWeights")
 
             def open_files() -> Source:
                 return open_source(loaded, source, (model, revision), self._model_root, on_progress)
@@ -198,6 +200,7 @@ class Residency:
         """
         with self._owner.lifecycle("BeginWeightUpdate", State.CACHE_READY, State.STALE):
             loaded = self._parts()[0]
+            loaded.require_own_code("BeginWeightUpdate")
             wrong = wrong_heads(loaded, heads)
             wrong += [] if version else [Violation("version", "must not be empty")]
             wrong += (

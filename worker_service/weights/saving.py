@@ -89,6 +89,7 @@ class Saving:
         target = find_target(self._root, folder)
         loaded = self._owner.set_up.loaded
         assert loaded is not None
+        loaded.require_own_code("SaveState")
         if loaded.config.pooling is not None:
             raise BlockyardError(Reason.FEATURE_DISABLED, "the weights of a model that pools are not saved")
         log.info("saving the weights", format=save_format, folder=str(target))

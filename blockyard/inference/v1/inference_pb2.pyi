@@ -1866,6 +1866,7 @@ class Model(_message.Message):
     PARENT_FIELD_NUMBER: _builtins.int
     TASK_FIELD_NUMBER: _builtins.int
     EMBEDDING_SIZE_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name in requests."""
     max_model_len: _builtins.int
@@ -1884,6 +1885,10 @@ class Model(_message.Message):
     """What it is served for."""
     embedding_size: _builtins.int
     """Where that is to embed: numbers of a vector."""
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What whoever uses it should know, a sentence each: such as that the code of others computes it, and slower."""
+
     def __init__(
         self,
         *,
@@ -1896,10 +1901,11 @@ class Model(_message.Message):
         parent: _builtins.str = ...,
         task: _pooling_pb2.Task.ValueType = ...,
         embedding_size: _builtins.int = ...,
+        warnings: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_invariant", b"batch_invariant", "determinism_id", b"determinism_id", "embedding_size", b"embedding_size", "has_chat_template", b"has_chat_template", "max_model_len", b"max_model_len", "name", b"name", "parent", b"parent", "task", b"task", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_invariant", b"batch_invariant", "determinism_id", b"determinism_id", "embedding_size", b"embedding_size", "has_chat_template", b"has_chat_template", "max_model_len", b"max_model_len", "name", b"name", "parent", b"parent", "task", b"task", "vocab_size", b"vocab_size", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

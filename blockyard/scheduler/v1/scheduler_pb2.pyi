@@ -744,6 +744,7 @@ class ModelFacts(_message.Message):
     WEIGHTS_VERSION_FIELD_NUMBER: _builtins.int
     TASK_FIELD_NUMBER: _builtins.int
     MAX_PROMPT_LEN_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
     model_digest: _builtins.str
     """SHA-256 of the model's config.json, in hex: a gateway with another one serves the wrong tokenizer."""
     vocab_size: _builtins.int
@@ -764,6 +765,10 @@ class ModelFacts(_message.Message):
     """What the model is served for; unspecified: not known."""
     max_prompt_len: _builtins.int
     """Tokens of a prompt, at most, where it is computed in one step; 0: as max_model_len."""
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What whoever uses it should know, a sentence each."""
+
     def __init__(
         self,
         *,
@@ -777,10 +782,11 @@ class ModelFacts(_message.Message):
         weights_version: _builtins.str = ...,
         task: _pooling_pb2.Task.ValueType = ...,
         max_prompt_len: _builtins.int = ...,
+        warnings: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_invariant", b"batch_invariant", "block_size", b"block_size", "determinism_id", b"determinism_id", "max_model_len", b"max_model_len", "max_num_seqs", b"max_num_seqs", "max_prompt_len", b"max_prompt_len", "model_digest", b"model_digest", "task", b"task", "vocab_size", b"vocab_size", "weights_version", b"weights_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_invariant", b"batch_invariant", "block_size", b"block_size", "determinism_id", b"determinism_id", "max_model_len", b"max_model_len", "max_num_seqs", b"max_num_seqs", "max_prompt_len", b"max_prompt_len", "model_digest", b"model_digest", "task", b"task", "vocab_size", b"vocab_size", "warnings", b"warnings", "weights_version", b"weights_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

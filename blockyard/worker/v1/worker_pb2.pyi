@@ -1277,6 +1277,7 @@ class LoadedModel(_message.Message):
     TASK_FIELD_NUMBER: _builtins.int
     WHOLE_PROMPTS_FIELD_NUMBER: _builtins.int
     STORED_FORMAT_FIELD_NUMBER: _builtins.int
+    WARNINGS_FIELD_NUMBER: _builtins.int
     architecture: _builtins.str
     """The name of its architecture."""
     vocab_size: _builtins.int
@@ -1298,11 +1299,15 @@ class LoadedModel(_message.Message):
     task: _pooling_pb2.Task.ValueType
     """What it is served for, never unspecified."""
     whole_prompts: _builtins.bool
-    """A prompt is computed in one step, whole, and nothing of it is kept: rows see those after them too. It is never longer than
-    max_num_batched_tokens.
+    """A prompt is computed in one step, whole, and nothing of it is kept: rows see those after them too. It is never longer
+    than max_num_batched_tokens.
     """
     stored_format: _builtins.str
     """The format in which the checkpoint has its weights quantized, in words; empty: it has not."""
+    @_builtins.property
+    def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What whoever uses it should know, a sentence each: such as that the code of others computes it."""
+
     def __init__(
         self,
         *,
@@ -1318,10 +1323,11 @@ class LoadedModel(_message.Message):
         task: _pooling_pb2.Task.ValueType = ...,
         whole_prompts: _builtins.bool = ...,
         stored_format: _builtins.str = ...,
+        warnings: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "dtype", b"dtype", "max_model_len", b"max_model_len", "model_digest", b"model_digest", "parameter_bytes", b"parameter_bytes", "quantization", b"quantization", "stored_format", b"stored_format", "task", b"task", "vocab_size", b"vocab_size", "weights_digest", b"weights_digest", "weights_version", b"weights_version", "whole_prompts", b"whole_prompts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["architecture", b"architecture", "dtype", b"dtype", "max_model_len", b"max_model_len", "model_digest", b"model_digest", "parameter_bytes", b"parameter_bytes", "quantization", b"quantization", "stored_format", b"stored_format", "task", b"task", "vocab_size", b"vocab_size", "warnings", b"warnings", "weights_digest", b"weights_digest", "weights_version", b"weights_version", "whole_prompts", b"whole_prompts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

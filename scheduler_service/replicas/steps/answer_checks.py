@@ -22,6 +22,7 @@ MAX_BLOCK_SIZE = 2**12
 MAX_BLOCK_BYTES = 2**40
 # Token ids and positions have 31 bits on every device.
 MAX_TOKENS = 2**31 - 1
+MAX_WARNINGS = 16
 # A name, a digest, a device in words.
 MAX_CHARACTERS = 1024
 # The next epoch has to be one more, for ever.
@@ -136,6 +137,9 @@ def check_model(model: LoadedModel) -> LoadedModel:
     """Returns what a model can be."""
     for name in ("architecture", "model_digest", "weights_digest"):
         _check_text(name, getattr(model, name))
+    _check_range("warnings", len(model.warnings), 0, MAX_WARNINGS)
+    for warning in model.warnings:
+        _check_text("warnings", warning)
     _check_range("vocab_size", model.vocab_size, 1, MAX_TOKENS)
     _check_range("max_model_len", model.max_model_len, 1, MAX_TOKENS)
     return model

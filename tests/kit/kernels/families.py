@@ -19,7 +19,7 @@ import transformers
 VOCAB_SIZE = 384
 WINDOW = 40
 
-_SIZES: dict[str, Any] = {
+SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 96,
     "intermediate_size": 160,
@@ -54,7 +54,7 @@ class Recipe:
     @property
     def fields(self) -> dict[str, Any]:
         """What its configuration is made of."""
-        return {**{name: value for name, value in _SIZES.items() if name not in self.left_out}, **self.changes}
+        return {**{name: value for name, value in SIZES.items() if name not in self.left_out}, **self.changes}
 
 
 RECIPES = {
@@ -108,7 +108,7 @@ RECIPES = {
         "GPT2LMHeadModel",
         "GPT2Config",
         {"n_embd": 96, "n_layer": 4, "n_head": 4, "n_positions": 512},
-        tuple(name for name in _SIZES if name != "vocab_size" and not name.endswith("token_id")),
+        tuple(name for name in SIZES if name != "vocab_size" and not name.endswith("token_id")),
     ),
     "opt": Recipe("OPTForCausalLM", "OPTConfig", {"ffn_dim": 160, "word_embed_proj_dim": 96}, _OPT_LEFT_OUT),
     "gpt_neox": Recipe("GPTNeoXForCausalLM", "GPTNeoXConfig", {"hidden_size": 128}, ("num_key_value_heads",)),

@@ -345,6 +345,10 @@ HOLDERS: dict[str, dict[str, By | NotRun]] = {
         "make setup": THIS,
         ".venv/bin/blockyard serve": AS_IT_STANDS,
         ".venv/bin/blockyard serve …": SETTINGS,
+        "pip install 'blockyard[transformers]'": NotRun("it needs a package index that has us"),
+        "blockyard serve --model ./apertus": By(
+            "tests/integration/test_transformers_code.py::test_it_gives_together_what_it_gives_alone"
+        ),
         ".venv/bin/python -m worker_service": SETTINGS,
         ".venv/bin/python -m scheduler_service --model ./my-model": SETTINGS,
         ".venv/bin/python -m gateway --model ./my-model": SETTINGS,

@@ -1,0 +1,129 @@
+"""Which models transformers' code computes, where no family of ours reads them, and what of these is known before.
+
+Knows no more of a model than that it is no family's: what its network needs, transformers' classes know.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from blockyard.model_config.fields import Fields, read_object, unusable
+from blockyard.model_config.network import find_architecture, read_dtype
+from blockyard.model_config.own_code import refuse_own_code
+from blockyard.model_config.pooling.reading import read_rule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from blockyard.model_config.pooling.rule import Task
+
+PACKAGE = "transformers"
+MODEL_CODES = ("auto", "native", "transformers")
+"""What may compute a model: our own code, and where there is none transformers'; one of them alone."""
+_QUANTIZED = ("quantization_config", "compression_config", "quantization")
+INSTALL = "pip install 'blockyard[transformers]'"
+SLOWER = (
+    "transformers' own code computes this model, over our ops: it is slower than a model that Blockyard knows, and "
+    "takes neither tensor nor pipeline parallelism, quantization, adapters nor updates of its weights"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What config.json says of a model that transformers' code computes."""
+
+    architecture: str
+    """The first that transformers has."""
+    dtype_name: str
+    remarks: tuple[str, ...] = (SLOWER,)
+
+
+def is_installed() -> bool:
+    """Returns whether transformers is installed here; imports nothing."""
+    return find_spec(PACKAGE) is not None
+
+
+@cache
+def list_of_models() -> str:
+    """The file in which transformers lists its networks, as text: to import it would take seconds, and torch."""
+    spec = find_spec(PACKAGE)
+    if spec is None or not spec.origin:
+        return ""
+    file = Path(spec.origin).parent / "models" / "auto" / "modeling_auto.py"
+    return file.read_text(encoding="utf-8") if file.exists() else ""
+
+
+def _known_architecture(fields: Fields) -> str:
+    """Finds the first architecture that transformers installed here has; empty: there is none."""
+    given = fields.get("architectures")
+    names = [str(name) for name in given] if isinstance(given, list) else []
+    return next((name for name in names if f'"{name}"' in list_of_models()), "")
+
+
+def needs_transformers(folder: Path, model_code: str) -> bool:
+    """Returns whether transformers' code is to compute a model, by what `--model-code` says.
+
+    Raises:
+        BlockyardError: MODEL_NOT_LOADED, where config.json is missing or damaged, or transformers is asked for and is
+            not installed.
+    """
+    if model_code == "native":
+        return False
+    if model_code == "transformers":
+        if not is_installed():
+            raise unusable(f"--model-code transformers needs that package: {INSTALL}")
+        return True
+    fields = Fields(read_object(folder / "config.json"))
+    return not find_architecture(fields) and bool(_known_architecture(fields))
+
+
+def check_settings(
+    folder: Path, *, quantization: str, load_format: str, num_workers: int, task: Task | None = None
+) -> None:
+    """Refuses settings that our own code alone takes: raises BlockyardError MODEL_NOT_LOADED, with all of them.
+
+    `num_workers`: of a replica; `task`: what the model is served for, None: as its files say.
+    """
+    architecture = read_outline(folder).architecture
+    wrong = list(_wrong_settings(quantization, load_format, num_workers))
+    if (rule := read_rule(folder, task, architecture)) is not None:
+        wrong.append(f"other task than to generate ({rule.task})")
+    if wrong:
+        raise unusable(f"transformers' code computes {architecture}, and takes no {', no '.join(wrong)}")
+
+
+def _wrong_settings(quantization: str, load_format: str, num_workers: int) -> Iterator[str]:
+    if quantization != "none":
+        yield f"--quantization {quantization}"
+    if load_format != "auto":
+        yield f"--load-format {load_format}"
+    if num_workers > 1:
+        yield f"replica of {num_workers} workers (tensor and pipeline parallelism)"
+
+
+def read_outline(folder: Path, dtype: str = "auto") -> Outline:
+    """Reads what config.json says of a model that transformers' code is to compute; `dtype` as of `read_network`.
+
+    Raises:
+        BlockyardError: MODEL_NOT_LOADED with all violations, where it is missing or damaged, or asks for code of its
+            own or for quantized weights.
+    """
+    fields = Fields(read_object(folder / "config.json"))
+    for name in _QUANTIZED:
+        if fields.get(name):
+            fields.refuse(name, f"config.json has {name}: transformers' code is served with its original weights alone")
+    refuse_own_code(fields)
+    architecture = _known_architecture(fields)
+    if not architecture:
+        fields.refuse("architectures", "config.json names no architecture that transformers installed here has")
+    if (folder / "adapter_config.json").exists():
+        # transformers would read another model's weights under it.
+        fields.refuse("adapter_config.json", f"{folder} is an adapter: give the folder of its model")
+    dtype_name = read_dtype(fields, dtype)
+    if fields.violations:
+        raise unusable("; ".join(violation.description for violation in fields.violations), tuple(fields.violations))
+    return Outline(architecture, dtype_name)

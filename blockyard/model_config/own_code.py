@@ -1,0 +1,30 @@
+"""Code that comes with a model, which is never run: asked for by config.json or by a tokenizer's, it is refused."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from blockyard.model_config.fields import Fields
+
+FIELDS = ("auto_map", "trust_remote_code")
+
+
+def asks_for_own_code(values: Mapping[str, object], file: str = "config.json") -> str:
+    """Returns why an object of a model's file is refused: it asks for code of the model's own. Empty: it does not."""
+    name = next((name for name in FIELDS if values.get(name)), "")
+    if not name:
+        return ""
+    return (
+        f"{file} has {name}: it asks for code that comes with the model, and such code is never run "
+        f"(take it out if the model's architecture and tokenizer are built in)"
+    )
+
+
+def refuse_own_code(fields: Fields) -> None:
+    """Notes that a config.json asks for code of the model's own."""
+    for name in FIELDS:
+        if fields.get(name):
+            fields.refuse(name, asks_for_own_code({name: True}))

@@ -1,0 +1,107 @@
+"""What transformers' layers call for attention: our paged attention, over the pool of the step.
+
+Layers find it by its name, so whoever runs a network says with `attending` what becomes of its calls: a survey notes
+them, a step computes them.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping
+
+    from torch import Tensor, nn
+
+    from kernels.ops import AttentionBatch, Backend
+    from kernels.shapes import AttentionShape
+
+IMPLEMENTATION = "blockyard"
+"""What transformers knows our attention and our experts by."""
+
+
+class Attends(Protocol):
+    """Takes the calls of all layers."""
+
+    def attend(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: object, given: Mapping[str, Any]
+    ) -> Tensor:
+        """Attends queries [1, H, T, D] to keys and values [1, K, T, D] -> [1, T, H, D]; `given`: other keywords."""
+        ...
+
+
+class _Calls(threading.local):
+    """Who takes the calls of this thread."""
+
+    taker: Attends | None = None
+
+
+_calls = _Calls()
+
+
+@contextmanager
+def attending(taker: Attends) -> Generator[None]:
+    """Gives this thread's calls to a taker."""
+    before, _calls.taker = _calls.taker, taker
+    try:
+        yield
+    finally:
+        _calls.taker = before
+
+
+def attend(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: object, **given: Any
+) -> tuple[Tensor, None]:
+    """Passes a layer's call on; see `transformers.AttentionInterface`."""
+    assert _calls.taker is not None, "a network runs that nobody attends to"
+    return _calls.taker.attend(module, query, key, value, attention_mask, given), None
+
+
+ALL_ATTENTION_FUNCTIONS.register(IMPLEMENTATION, attend)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The attention of one layer: its place in the pool, its heads, and the keys that a query sees (None: all)."""
+
+    layer: int
+    shape: AttentionShape
+    window: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepAttention:
+    """The attention of one step."""
+
+    backend: Backend
+    batch: AttentionBatch
+    kv_pool: Tensor
+    sites: Mapping[nn.Module, Site]
+
+    def attend(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: object, given: Mapping[str, Any]
+    ) -> Tensor:
+        """Writes keys and values to their slots, and attends."""
+        site, backend = self.sites[module], self.backend
+        heads = torch.cat([query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)], dim=2)
+        num_rows = heads.shape[1]
+        rows = backend.rotary_and_cache(
+            heads.view(num_rows, -1), None, self.batch, self.kv_pool, site.layer, site.shape
+        )
+        sinks: Tensor | None = given.get("s_aux")
+        attended = backend.paged_attention(
+            rows,
+            self.batch,
+            self.kv_pool,
+            site.layer,
+            site.shape,
+            site.window,
+            None if sinks is None else sinks.float().contiguous(),
+        )
+        return attended.view(1, num_rows, site.shape.num_heads, site.shape.head_dim)

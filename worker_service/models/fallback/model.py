@@ -1,0 +1,117 @@
+"""A network that transformers' code computes, as the worker runs one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from blockyard.model_config.names import LLAMA_NAMES
+from blockyard.model_config.share import Share
+from blockyard.parallel import ALONE
+from blockyard.telemetry import EventLogger
+from worker_service.models.decoder import DecoderModel
+from worker_service.models.description import Module
+from worker_service.models.fallback.battery import Battery
+from worker_service.models.fallback.norms import ExactNorm
+from worker_service.models.projections import ModuleNames, Rows
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from kernels.capture import CapturedStep, CaptureSizes
+    from kernels.ops import AttentionBatch
+    from kernels.packed import PackedLinear
+    from worker_service.models.description import OtherModule
+    from worker_service.models.fallback.network import Network
+    from worker_service.models.fallback.survey import Survey
+    from worker_service.models.model_config import ModelConfig
+
+log = EventLogger(__name__)
+
+
+class TransformersModel(DecoderModel):
+    """See `DecoderModel`: whole, on one device, and op by op."""
+
+    def __init__(self, config: ModelConfig, network: Network, survey: Survey, code: str) -> None:
+        """`code`: what computes it, see `DecoderModel.foreign_code`."""
+        share = Share.of(config, ALONE)
+        super().__init__(
+            config, network.packer.backend, None, (), None, share, ModuleNames(LLAMA_NAMES, "model.", "lm_head")
+        )
+        self.foreign_code = code
+        self._network = network
+        self._shapes = dict.fromkeys(site.shape for site in survey.sites.values())
+        pool = len(survey.sites), config.num_kv_heads, config.head_dim, config.dtype
+        self.battery = Battery(self._backend, config.vocab_size, config.max_model_len, pool)
+        # In inference mode some ops are not taken apart.
+        with torch.no_grad():
+            work = [(0, 0, len(self.battery.sequences[0])), (1, 0, 1)]
+            self.foreign_ops = network.replace_functions(
+                *self.battery.step(work, config.sliding_window), self.battery.pool
+            )
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of the weights as they are held."""
+        return sum(module.num_bytes for module in self.modules())
+
+    def forward(
+        self, token_ids: Tensor, batch: AttentionBatch, kv_pool: Tensor, token_types: Tensor | None = None
+    ) -> Tensor:
+        """Computes one step: see `DecoderModel.forward`."""
+        with torch.inference_mode():
+            return self._network.compute_hidden(token_ids, batch, kv_pool, self._backend)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Computes the logits [R, vocab_size] float32 of rows [R, hidden_size]."""
+        with torch.inference_mode():
+            return self._network.compute_logits(hidden)
+
+    def capture(self, kv_pool: Tensor, sizes: CaptureSizes) -> CapturedStep | None:
+        """Records nothing: there is Python between the ops."""
+        return None
+
+    def probe(self) -> bool:
+        """Returns whether results do not depend on the batch: no op is another's than ours, and it shows in none.
+
+        An op that may depend on it denies the promise though the trial shows nothing: a trial is short.
+        """
+        # Each may change how its shape is computed.
+        found = [self._backend.probe(self._linears(), shape) for shape in self._shapes]
+        difference = self.battery.first_difference(self.compute, self.config.sliding_window)
+        if self.foreign_ops or difference:
+            log.warning(
+                "transformers' code for this model is not exact: results depend on what runs beside them",
+                architecture=self.config.architecture,
+                op=str(self.foreign_ops[0]) if self.foreign_ops else None,
+                num_ops=len(self.foreign_ops),
+                differs=difference or None,
+            )
+        return all(found) and not self.foreign_ops and not difference
+
+    def compute(self, token_ids: Tensor, batch: AttentionBatch, kv_pool: Tensor) -> Tensor:
+        """Computes the logits [T, vocab_size] of all rows of a step."""
+        return self.compute_logits(self.forward(token_ids, batch, kv_pool))
+
+    def modules(self) -> list[Module | OtherModule]:
+        """Lists packed weights, then the tensors that transformers' code holds."""
+        packed = [_module(name, "Linear", weight) for name, weight in self._network.packer.packed.items()]
+        model = self._network.model
+        held = [_module(name, "Tensor", tensor.detach()) for name, tensor in model.named_parameters()]
+        norms = [
+            _module(f"{name}.weight", "Norm", module.weight)
+            for name, module in model.named_modules()
+            if isinstance(module, ExactNorm)
+        ]
+        return [*packed, *held, *norms]
+
+    def _linears(self) -> list[PackedLinear]:
+        return list(self._network.packer.packed.values())
+
+
+def _module(name: str, kind: str, weight: Tensor | PackedLinear) -> Module:
+    if isinstance(weight, torch.Tensor):
+        shape = weight.shape[0] if weight.dim() else 1, weight[0].numel() if weight.dim() and len(weight) else 1
+        return Module(name, kind, weight, (Rows(name.removesuffix(".weight"), *shape),))
+    return Module(name, kind, weight, (Rows(name, weight.out_features, weight.in_features),))

@@ -1,0 +1,206 @@
+"""Replaces the weights of a network's products by packed ones, and the modules that multiply by them by our ops.
+
+Each weight is dropped once it is packed: at most one copy of the weights is held, and the largest one beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from kernels.select import get_backend
+from worker_service.models.fallback.experts import PackedExperts, are_experts, expert_weights
+from worker_service.models.fallback.fusing import MLP_PARTS, GatedMlp, PartOfProduct, TogetherProduct, find_gated_mlp
+from worker_service.models.fallback.norms import find_norm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from kernels.arena import Arena
+    from kernels.ops import Backend
+    from kernels.packed import PackedLinear
+    from kernels.shapes import Activation
+
+
+@dataclass(slots=True)
+class Packer:
+    """Packs weights, and keeps what it packed by the names of their modules."""
+
+    backend: Backend
+    dtype: torch.dtype
+    """What the model computes in; some models keep some weights in float32."""
+    kernels: str
+    arena: Arena
+    packed: dict[str, PackedLinear] = field(default_factory=dict[str, "PackedLinear"])
+
+    def backend_of(self, dtype: torch.dtype) -> Backend:
+        """Returns the backend that multiplies rows of a dtype."""
+        return self.backend if dtype == self.dtype else get_backend(self.backend.device, dtype, self.kernels)
+
+    def pack(self, name: str, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
+        """Packs a weight [outputs, inputs] and a bias under a name."""
+        rows, added = weight.detach().contiguous(), None if bias is None else bias.detach().clone()
+        packed = self.packed[name] = self.backend_of(weight.dtype).pack_linear([rows], added, arena=self.arena)
+        return packed
+
+    def pack_joined(self, name: str, modules: Sequence[nn.Module], **how: Any) -> PackedLinear:
+        """Packs the weights of linear layers as one, and drops them; `how`: as of `Backend.pack_linear`."""
+        weights = [_weight(module).detach().contiguous() for module in modules]
+        biases = [bias.detach() for module in modules if isinstance(bias := module.bias, Tensor)]
+        added = torch.cat(biases) if biases else None
+        packed = self.backend_of(weights[0].dtype).pack_linear(weights, added, arena=self.arena, **how)
+        self.packed[name] = packed
+        return packed
+
+
+class PackedModule(nn.Module):
+    """A linear layer by `Backend.linear`."""
+
+    def __init__(self, backend: Backend, packed: PackedLinear, dtype: torch.dtype, *, is_head: bool = False) -> None:
+        """`is_head`: it makes logits, which are float32."""
+        super().__init__()
+        self.in_features, self.out_features = packed.in_features, packed.out_features
+        self._backend = backend
+        self._packed = packed
+        self._is_head = is_head
+        # Some networks ask for the dtype of a weight. It has no numbers: whoever multiplied by it would fail.
+        self.__dict__["weight"] = torch.empty(packed.out_features, packed.in_features, dtype=dtype, device="meta")
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Multiplies [..., inputs] -> [..., outputs]."""
+        flat = rows.reshape(-1, self.in_features)
+        return self._backend.linear(flat, self._packed, wide=self._is_head).view(*rows.shape[:-1], self.out_features)
+
+
+class PackedEmbedding(nn.Module):
+    """An embedding that takes its rows from the packed weight of the head."""
+
+    def __init__(self, backend: Backend, packed: PackedLinear, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._backend = backend
+        self._packed = packed
+        self.__dict__["weight"] = torch.empty(packed.out_features, packed.in_features, dtype=dtype, device="meta")
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """Takes rows of ids [...] -> [..., width]."""
+        rows = self._backend.embedding(token_ids.flatten(), self._packed)
+        return rows.view(*token_ids.shape, self._packed.in_features)
+
+
+@torch.no_grad()
+def pack_network(model: nn.Module, head: nn.Module, together: Iterable[Sequence[str]], packer: Packer) -> None:
+    """Replaces what multiplies in a network, module by module.
+
+    Args:
+        model: the network.
+        head: what makes its logits.
+        together: the names of linear layers that read the same rows, one after another.
+        packer: where weights go.
+    """
+    _pack_head(model, head, packer)
+    # By names: a module that is held keeps its weight.
+    for name in [name for name, _ in model.named_modules()]:
+        module = _find(model, name)
+        if module is not None and (activation := find_gated_mlp(module)) is not None:
+            _pack_mlp(model, module, name, activation, packer)
+    for group in together:
+        _pack_together(model, group, packer)
+    for name in [name for name, _ in model.named_modules()]:
+        module = model.get_submodule(name)
+        if are_experts(module):
+            _pack_experts(module, name, packer)
+        elif type(module) in (nn.Linear, Conv1D):
+            _replace(model, name, _pack_linear(module, name, packer))
+        elif (norm := find_norm(module, packer.backend, packer.dtype)) is not None:
+            _replace(model, name, norm)
+
+
+def _find(model: nn.Module, name: str) -> nn.Module | None:
+    try:
+        return model.get_submodule(name)
+    except AttributeError:
+        return None
+
+
+def _pack_head(model: nn.Module, head: nn.Module, packer: Packer) -> None:
+    """Packs the head. A table that is used at both ends is held once, where the backend takes rows of packed weights.
+
+    An embedding of another class does more than take rows, so it keeps its own.
+    """
+    names = {module: name for name, module in model.named_modules()}
+    weight = _weight(head)
+    tied = [name for module, name in names.items() if type(module) is nn.Embedding and module.weight is weight]
+    replacement = _pack_linear(head, names[head], packer, is_head=True)
+    _replace(model, names[head], replacement)
+    packed = packer.packed[names[head]]
+    for name in tied if packed.is_table else ():
+        _replace(model, name, PackedEmbedding(packer.backend_of(weight.dtype), packed, weight.dtype))
+
+
+def _pack_linear(module: nn.Module, name: str, packer: Packer, *, is_head: bool = False) -> PackedModule:
+    weight, bias = module.weight, module.bias
+    assert isinstance(weight, Tensor)
+    assert bias is None or isinstance(bias, Tensor)
+    packed = packer.pack(name, weight.t() if isinstance(module, Conv1D) else weight, bias)
+    return PackedModule(packer.backend_of(weight.dtype), packed, weight.dtype, is_head=is_head)
+
+
+def _pack_mlp(model: nn.Module, module: nn.Module, name: str, activation: Activation, packer: Packer) -> None:
+    gate, up, down = (module.get_submodule(part) for part in MLP_PARTS)
+    dtype = _weight(gate).dtype
+    if any(_weight(part).dtype != dtype for part in (up, down)) or _has_bias(gate) != _has_bias(up):
+        return
+    gate_up = packer.pack_joined(f"{name}.gate_up_proj", (gate, up), gated=True, activation=activation)
+    last = packer.pack_joined(f"{name}.down_proj", (down,))
+    _replace(model, name, GatedMlp(packer.backend_of(dtype), gate_up, last))
+
+
+def _pack_together(model: nn.Module, group: Sequence[str], packer: Packer) -> None:
+    """Packs layers as one weight, unless they are packed already or unlike."""
+    found = [_find(model, name) for name in group]
+    modules = [module for module in found if type(module) is nn.Linear]
+    if len(modules) < len(found) or len({(each.weight.dtype, _has_bias(each)) for each in modules}) > 1:
+        return
+    weights = [torch.empty_like(_weight(module), device="meta") for module in modules]
+    backend = packer.backend_of(weights[0].dtype)
+    product = TogetherProduct(backend, packer.pack_joined(" + ".join(group), modules))
+    start = 0
+    for name, weight in zip(group, weights, strict=True):
+        place = start, start + len(weight)
+        _replace(model, name, PartOfProduct(product, place, weight, is_last=name == group[-1]))
+        start = place[1]
+
+
+def _has_bias(module: nn.Module) -> bool:
+    return isinstance(module.bias, Tensor)
+
+
+def _weight(module: nn.Module) -> Tensor:
+    assert isinstance(module.weight, Tensor)
+    return module.weight
+
+
+def _pack_experts(module: nn.Module, name: str, packer: Packer) -> None:
+    dtype, packed = packer.dtype, list[list["PackedLinear"]]()
+    for which, weights, biases in expert_weights(module):
+        dtype = weights.dtype
+        packed.append(
+            [
+                packer.pack(f"{name}.{which}.{index}", weight, None if biases is None else biases[index])
+                for index, weight in enumerate(weights)
+            ]
+        )
+        for parameter in (which, f"{which}_bias"):
+            if getattr(module, parameter, None) is not None:
+                setattr(module, parameter, None)
+    module.__dict__["packed"] = PackedExperts(packer.backend_of(dtype), *packed)
+
+
+def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
+    parent, _, own = name.rpartition(".")
+    module.train(False)
+    setattr(model.get_submodule(parent), own, module)

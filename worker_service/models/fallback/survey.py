@@ -1,0 +1,174 @@
+"""Finds what a network asks of attention, before its weights are read: one pass on the meta device, by its calls.
+
+What is not understood is refused: a keyword that would change numbers, a mask other than a causal one with a window,
+heads that differ between layers. A network that asked for more than it is given would be exact, and wrong.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+from blockyard.model_config.fields import unusable
+from kernels.shapes import AttentionShape
+from worker_service.models.fallback.attention import IMPLEMENTATION, Site, attending
+from worker_service.models.fallback.fusing import Inputs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Mapping
+
+    from torch import Tensor
+
+    from blockyard.errors import BlockyardError
+
+SURVEY_TOKENS = 8
+# A mask is looked at over so many positions at most.
+MAX_MASK_LENGTH = 1 << 20
+# Keywords of attention that change nothing here: what they say is known from elsewhere, or of a training run.
+_HARMLESS = frozenset(
+    ("position_ids", "use_cache", "output_router_logits", "output_attentions", "cache_position", "layer_idx")
+)
+# Rotary embeddings whose frequencies follow the longest position that they are asked for.
+_MOVING_ROTARIES = frozenset(("dynamic", "longrope"))
+_READ = frozenset(("scaling", "sliding_window", "softcap", "s_aux", "dropout", "is_causal"))
+
+
+def refuse(architecture: str, why: str) -> BlockyardError:
+    """The error of a network that transformers' code would compute, and that cannot be served so."""
+    return unusable(f"transformers' code for {architecture} cannot be served: {why}")
+
+
+@dataclass(slots=True)
+class Survey:
+    """Takes the calls of attention of a pass, and notes them."""
+
+    architecture: str
+    max_model_len: int
+    names: Mapping[nn.Module, str]
+    sites: dict[str, Site] = field(default_factory=dict[str, Site])
+    """The layers that attend, by the names of their modules, in order."""
+    together: list[list[str]] = field(default_factory=list[list[str]])
+    """Linear layers that read the same rows, one after another."""
+    masks: list[tuple[Tensor, int | None]] = field(default_factory=list["tuple[Tensor, int | None]"])
+    """The masks that the network made, and the windows that they are."""
+
+    def attend(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: object, given: Mapping[str, Any]
+    ) -> Tensor:
+        """Notes a layer's call, and returns a result of the right shape."""
+        name = self.names[module]
+        if name in self.sites:
+            raise self._refuse(f"{name} attends more than once")
+        if unknown := sorted(word for word in given.keys() - _READ - _HARMLESS if given[word] is not None):
+            raise self._refuse(f"attention is given {', '.join(unknown)}, which our attention does not know")
+        if given.get("is_causal") is False or not getattr(module, "is_causal", True):
+            raise self._refuse(f"{name} looks ahead")
+        num_heads, num_kv_heads, head_dim = query.shape[1], key.shape[1], query.shape[3]
+        if key.shape != value.shape or key.shape[3] != head_dim:
+            sizes = f"{head_dim}, {key.shape[3]} and {value.shape[3]}"
+            raise self._refuse(f"queries, keys and values have {sizes} numbers a head")
+        if given.get("dropout"):
+            raise self._refuse(f"{name} drops what it attends to")
+        scale = given.get("scaling")
+        scale = head_dim**-0.5 if scale is None else float(scale)
+        shape = AttentionShape(num_heads, num_kv_heads, head_dim, scale, float(given.get("softcap") or 0.0))
+        self.sites[name] = Site(len(self.sites), shape, self._window(name, mask, given.get("sliding_window")))
+        return query.new_empty(1, query.shape[2], num_heads, head_dim)
+
+    def _window(self, name: str, mask: object, told: int | None) -> int | None:
+        window = next((window for known, window in self.masks if known is mask), -1)
+        if window == -1:
+            raise self._refuse(f"{name} attends by a mask of its own, or by none")
+        told = told if told is not None and told < self.max_model_len else None
+        if told is not None and told != window:
+            raise self._refuse(f"{name} has a window of {told} keys, and a mask of {window or 'no'} window")
+        return window
+
+    def make_mask(
+        self, q_length: int, kv_length: int, mask_function: Callable[..., Tensor], device: torch.device, **_: Any
+    ) -> Tensor:
+        """Notes a mask that the network asks for; see `transformers.AttentionMaskInterface`."""
+        mask = torch.empty(1, 1, q_length, kv_length, dtype=torch.bool, device=device)
+        self.masks.append((mask, self._read_mask(mask_function)))
+        return mask
+
+    def _read_mask(self, mask_function: Callable[..., Tensor]) -> int | None:
+        """Finds the window of a mask: the keys that the last position sees, and all others by the same rule."""
+        length = min(self.max_model_len, MAX_MASK_LENGTH)
+        keys, zero = torch.arange(length), torch.tensor(0)
+        try:
+            seen = {
+                position: mask_function(zero, zero, torch.tensor(position), keys)
+                for position in sorted({0, 1, length // 3, length // 2, length - 2, length - 1} & set(range(length)))
+            }
+            window = int(seen[length - 1].sum())
+            fits = all(
+                torch.equal(row, (keys <= position) & (keys > position - window)) for position, row in seen.items()
+            )
+        except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError):
+            fits, window = False, 0
+        if not fits:
+            raise self._refuse("a mask of its attention is neither causal nor a window")
+        return window if window < length else None
+
+    def check_rotaries(self) -> None:
+        """Refuses positions that are turned by what else runs."""
+        for module, name in self.names.items():
+            kinds = getattr(module, "rope_type", None)
+            kinds = set(kinds.values()) if isinstance(kinds, dict) else {kinds}
+            if wrong := kinds & _MOVING_ROTARIES:
+                # No trial would show it: positions turn otherwise once a text is long.
+                raise self._refuse(f"{name} turns positions by the longest text of a step ({wrong.pop()})")
+
+    def check(self) -> None:
+        """Refuses a network without attention, and one whose layers have heads of different shapes."""
+        if not self.sites:
+            raise self._refuse("none of its layers asks for attention")
+        shapes = {(site.shape.num_heads, site.shape.num_kv_heads, site.shape.head_dim) for site in self.sites.values()}
+        if len({shape[1:] for shape in shapes}) > 1:
+            told = "; ".join(f"{heads} heads, {kv_heads} of keys, {dim} numbers" for heads, kv_heads, dim in shapes)
+            raise self._refuse(f"layers differ in their heads ({told})")
+        windows = {site.window for site in self.sites.values()} - {None}
+        if len(windows) > 1:
+            raise self._refuse(f"layers have windows of different lengths ({', '.join(map(str, windows))})")
+
+    def _refuse(self, why: str) -> BlockyardError:
+        return refuse(self.architecture, why)
+
+
+@contextmanager
+def _masks_of(survey: Survey) -> Generator[None]:
+    """Lets networks ask for masks, which they do not where a step attends."""
+    ALL_MASK_ATTENTION_FUNCTIONS.register(IMPLEMENTATION, survey.make_mask)
+    try:
+        yield
+    finally:
+        del ALL_MASK_ATTENTION_FUNCTIONS._global_mapping[IMPLEMENTATION]
+
+
+@torch.no_grad()
+def survey_network(model: nn.Module, body: nn.Module, architecture: str, max_model_len: int) -> Survey:
+    """Passes tokens through a network on the meta device.
+
+    Raises:
+        BlockyardError: MODEL_NOT_LOADED, for what our attention does not compute.
+    """
+    survey = Survey(architecture, max_model_len, {module: name for name, module in model.named_modules()})
+    survey.check_rotaries()
+    ids = torch.zeros(1, SURVEY_TOKENS, dtype=torch.int64, device="meta")
+    positions = torch.empty_like(ids)
+    inputs = Inputs(survey.names)
+    hooks = [module.register_forward_pre_hook(inputs.note) for module in survey.names if type(module) is nn.Linear]
+    with attending(survey), _masks_of(survey):
+        # With a mask of its own a network does not look for several texts in one row.
+        body(input_ids=ids, attention_mask=torch.empty_like(ids), position_ids=positions, use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    survey.together = [group for group in inputs.groups if len(group) > 1 and len(set(group)) == len(group)]
+    survey.check()
+    return survey
