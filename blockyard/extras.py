@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 PACKAGES = {
     "cli": ("typer", "rich", "psutil"),
     "service": ("grpc_health", "grpc_reflection", "pydantic", "yaml"),
-    "gateway": ("fastapi", "uvicorn", "tokenizers", "jinja2", "huggingface_hub", "prometheus_client"),
+    "gateway": ("fastapi", "uvicorn", "tokenizers", "sentencepiece", "jinja2", "huggingface_hub", "prometheus_client"),
     "scheduler": ("huggingface_hub", "prometheus_client"),
     "worker": ("torch", "numpy", "safetensors", "crc32c", "huggingface_hub", "psutil", "prometheus_client"),
 }

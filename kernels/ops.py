@@ -287,12 +287,12 @@ class Backend(Protocol):
             qkv: [T, (H + 2K) * D], queries, keys, values; may be overwritten.
             rotary: [T, 2, R], each row's cosines and its sines, those of the first half negated, so that
                 `x * cos + roll(x, R / 2) * sin` rotates the pairs (i, i + R / 2) of a head's first R numbers, R <= D;
-                None: nothing is rotated.
+                [T, 4, R]: the last two are those of the queries; None: nothing is rotated.
             batch: the step.
             kv_pool: written at `batch.slot_mapping` in this layer; the rest of `batch.fresh_blocks` is cleared.
             layer: index of the layer in the pool.
             shape: the model's heads.
-            norms: of queries and of keys, before rotating.
+            norms: of queries and of keys, before rotating or after.
 
         Returns:
             The queries [T, H, D].

@@ -35,6 +35,8 @@ class QueryKeyNorms(NamedTuple):
     epsilon: float
     are_of_whole_rows: bool = False
     """Whether the mean square is that of all heads of a row together."""
+    follow_rotation: bool = False
+    """Whether they are of what is rotated; of heads alone."""
 
 
 class Activation(StrEnum):

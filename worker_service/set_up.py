@@ -308,7 +308,7 @@ def make_executor(
     `ranks`: of a worker whose replica has others.
     """
     cache = _make_cache(loaded, request)
-    loaded.model.reserve_positions(request.max_model_len)
+    loaded.model.serve_length(request.max_model_len)
     runner = make_runner(loaded, loras.make_slots() if loras else None)
     if ranks is not None:
         runner.join(ranks.silence)

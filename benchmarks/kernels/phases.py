@@ -88,7 +88,13 @@ class Profile:
     """A loaded model whose step is captured."""
 
     def __init__(
-        self, folder: Path, num_threads: int, max_sequences: int, kind: str = "bfloat16", cpu_kernels: str = "auto"
+        self,
+        folder: Path,
+        num_threads: int,
+        max_sequences: int,
+        kind: str = "bfloat16",
+        cpu_kernels: str = "auto",
+        load_format: str = "auto",
     ) -> None:
         """Loads a model.
 
@@ -98,12 +104,15 @@ class Profile:
             max_sequences: the most of one step.
             kind: how weights are held, one of `ITEM_BYTES`.
             cpu_kernels: an instruction set, or "auto".
+            load_format: "random" for a folder without weights.
         """
         self.shape = Shape.read(folder)
         self._num_threads = num_threads
         cpu, dtype = torch.device("cpu"), getattr(torch, dtype_of(kind))
         quantization = "int8" if kind == "int8" else "none"
-        self._loaded: LoadedModel = load_model(folder, dtype, cpu, lambda done, total: None, cpu_kernels, quantization)
+        self._loaded: LoadedModel = load_model(
+            folder, dtype, cpu, lambda done, total: None, cpu_kernels, quantization, load_format
+        )
         self._loaded.backend.set_num_threads(num_threads)
         self._loaded.model.reserve_positions(PROMPT_TOKENS)
         num_blocks = 1 + max(max_sequences * -(-CONTEXT // BLOCK_SIZE), PROMPT_TOKENS // BLOCK_SIZE)

@@ -124,7 +124,7 @@ def arena_bytes(network: DecoderConfig, share: Share, held: WeightFormat, max_ro
         routed = FLOAT_BYTES * (feed.num_experts + 3 * copies) // item
         fed = copies * (fed + hidden * FLOAT_BYTES // item) + routed
     numbers = max(4 * hidden + max(projected, fed, sums), 3 * hidden + projected + queries)
-    angles = 2 * sum(rotary.rotated(network.head_dim) for rotary in network.rotaries)
+    angles = sum(rotary.num_angles(network.head_dim) for rotary in network.rotaries)
     rows = item * (numbers + angles)
     widest = max(product.in_features for product in (*layer_products(network, share), *feed_products(network, share)))
     quantized = 0

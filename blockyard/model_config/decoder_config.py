@@ -67,6 +67,8 @@ class Attention:
     """Of each head's queries and keys, before they are turned."""
     norms_whole_rows: bool = False
     """Whether that norm is of all heads' numbers together."""
+    norms_turned: bool = False
+    """Whether that norm is of queries and keys that are turned already."""
     qkv_bias: bool = False
     output_bias: bool = False
     has_sinks: bool = False
@@ -261,6 +263,14 @@ def norms_of(placement: Placement) -> Iterable[str]:
     }[placement]
 
 
-def is_dense_decoder(config: DecoderConfig) -> bool:
-    """Returns whether it is no encoder, and no layer a mixture of experts: of these not all kernels have the ops."""
-    return config.encoder is None and all(isinstance(layer.feed, Mlp) for layer in config.layers)
+def is_widely_served(config: DecoderConfig) -> bool:
+    """Returns whether kernels that are not complete have all its ops.
+
+    It is no encoder, no layer is a mixture of experts, and queries and keys are normed before they are turned, with no
+    factor that grows with the position.
+    """
+    return (
+        config.encoder is None
+        and not any(rotary.query_growth for rotary in config.rotaries)
+        and all(isinstance(layer.feed, Mlp) and not layer.attention.norms_turned for layer in config.layers)
+    )

@@ -20,6 +20,7 @@ from blockyard.model_config.pooling.reading import read_rule
 from blockyard.model_config.stored_weights import CONFIG_FIELDS, read_stored_weights
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from blockyard.errors import Violation
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 # What a config.json of several models says of all of them.
 _OF_ALL_MODELS = ("architectures", "model_type", *OWN_CODE, "dtype", "torch_dtype", "tie_word_embeddings")
+_TEXT = "text_config"
 
 
 def read_network(folder: Path, dtype: str = "auto", task: Task | None = None) -> DecoderConfig:
@@ -70,10 +72,10 @@ def _read(fields: Fields, dtype: str, folder: Path, task: Task | None) -> Decode
     dtype_name = read_dtype(fields, dtype)
     if family is None:
         return None
-    if family.text_of:
-        _enter_text_model(fields, family)
+    read = _enter_text_model(fields, family) if family.texts else family.read
     fields.renamed = family.renamed
-    config = family.read(fields)
+    config = read(fields)
+    _require_factors(fields, config)
     _refuse_others(fields)
     pooling = _pooling(fields, folder, task, architecture)
     config = replace(config, architecture=architecture, dtype_name=dtype_name, names=family.names, pooling=pooling)
@@ -90,23 +92,38 @@ def _pooling(fields: Fields, folder: Path, task: Task | None, architecture: str)
         return None
 
 
-def _enter_text_model(fields: Fields, family: Family) -> None:
-    """Goes on with the fields of the text model in a config.json of several models, and remarks the others."""
-    inner = fields.get(family.text_of)
-    if not isinstance(inner, dict):
-        problem = f"config.json: {family.text_of} must be an object, the text model's own fields, not {inner!r}"
-        fields.refuse(family.text_of, problem)
-        inner = {}
-    outer = {name: fields.get(name) for name in _OF_ALL_MODELS if fields.has(name)}
-    if outer.get("tie_word_embeddings", inner.get("tie_word_embeddings")) != inner.get(
-        "tie_word_embeddings", outer.get("tie_word_embeddings")
-    ):
-        problem = f"config.json: tie_word_embeddings differs from that of {family.text_of}"
-        fields.refuse("tie_word_embeddings", problem)
+def _require_factors(fields: Fields, config: DecoderConfig) -> None:
+    """Refuses rotary embeddings whose factors are not one for each frequency."""
+    for rotary in config.rotaries:
+        count = rotary.rotated(config.head_dim) // 2
+        if {len(rotary.short_factors), len(rotary.long_factors)} - {0, count}:
+            problem = f"must have {count} numbers each, one for each frequency"
+            fields.refuse("rope_scaling", f"config.json: short_factor and long_factor {problem}")
+
+
+def _enter_text_model(fields: Fields, family: Family) -> Callable[[Fields], DecoderConfig]:
+    """Goes on with the fields of the text model in a config.json of several models, and returns that model's reader.
+
+    Files of older versions have them among those of all.
+    """
     fields.remarks.append("of the models that config.json has, the text model alone is served")
-    if stored := [name for name in CONFIG_FIELDS if inner.get(name) is not None]:
-        fields.refuse(stored[0], f"config.json: {stored[0]} stands in {family.text_of}, where it is not read")
-    fields.values = {**inner, **outer}
+    inner = fields.get(_TEXT)
+    if inner is None and fields.has("hidden_size"):
+        fields.get("vision_config")
+        inner = fields.values
+    if not isinstance(inner, dict):
+        fields.refuse(_TEXT, f"config.json: {_TEXT} must be an object, the text model's own fields, not {inner!r}")
+        inner = {}
+    model_type = inner.get("model_type", "")
+    read = family.read if model_type in ("", family.model_type) else family.texts.get(model_type)
+    if read is None:
+        supported = ", ".join(family.texts)
+        fields.refuse(_TEXT, f"config.json: {_TEXT} is of a {model_type!r}, not supported (supported: {supported})")
+    if stored := [name for name in CONFIG_FIELDS if inner.get(name) is not None and inner is not fields.values]:
+        fields.refuse(stored[0], f"config.json: {stored[0]} stands in {_TEXT}, where it is not read")
+    outer = {name: fields.get(name) for name in _OF_ALL_MODELS if fields.has(name)}
+    fields.values = {**inner, "tie_word_embeddings": family.is_tied, **outer}
+    return read or family.read
 
 
 def _read_stored(fields: Fields, unpacked: str) -> StoredWeights | None:

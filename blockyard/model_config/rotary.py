@@ -6,12 +6,14 @@ the one that counts is taken from beside it. The angles are made in `worker_serv
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, cast
 
 from blockyard.model_config.fields import is_number
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from blockyard.model_config.fields import Fields
 
 DEFAULT_THETA = 10000.0
@@ -29,10 +31,32 @@ class RotaryConfig:
     """The rest of `rope_parameters`, numbers only."""
     share: float = 1.0
     """The part of a head's numbers that positions turn: the first ones."""
+    short_factors: tuple[float, ...] = ()
+    """Of "longrope": what divides each frequency of a model whose sequences are no longer than its original length."""
+    long_factors: tuple[float, ...] = ()
+    """Those of longer ones."""
+    query_growth: float = 0.0
+    """Queries at position p are times `1 + query_growth * log(1 + p // original length)`; 0: they are as they are."""
+
+    @property
+    def original_length(self) -> float:
+        """The length that the model was trained on first."""
+        return self.parameters[_LENGTH]
 
     def rotated(self, head_dim: int) -> int:
         """Returns how many numbers of a head are turned."""
         return int(head_dim * self.share)
+
+    def num_angles(self, head_dim: int) -> int:
+        """Returns how many cosines and sines a position has; queries that grow have their own."""
+        return (4 if self.query_growth else 2) * self.rotated(head_dim)
+
+    def for_length(self, max_length: int) -> RotaryConfig:
+        """Returns what holds where no sequence is longer: factors are chosen once, so that keys depend on no length."""
+        if not self.long_factors:
+            return self
+        chosen = self.long_factors if max_length > self.original_length else self.short_factors
+        return replace(self, long_factors=chosen, short_factors=chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +68,9 @@ class RotaryKind:
 
 
 _LENGTH = "original_max_position_embeddings"
+_WHOLE = "max_position_embeddings"
 _TRUNCATE = "truncate"
-_POSITIVE = frozenset({"factor", "low_freq_factor", "high_freq_factor", _LENGTH})
+_POSITIVE = frozenset({"factor", "low_freq_factor", "high_freq_factor", "alpha", _LENGTH})
 ROTARY_KINDS = {
     "default": RotaryKind(),
     "linear": RotaryKind(frozenset({"factor"})),
@@ -54,7 +79,15 @@ ROTARY_KINDS = {
         frozenset({"factor"}),
         frozenset({"attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"}),
     ),
+    "longrope": RotaryKind(optional=frozenset({"factor", "attention_factor"})),
+    "ntk_alpha": RotaryKind(
+        frozenset({"alpha"}), frozenset({"factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"})
+    ),
 }
+# What config.json calls those that any family may have.
+COMMON_KINDS = {name: name for name in ("default", "linear", "llama3", "yarn", "longrope")}
+_FACTORS = ("short_factor", "long_factor")
+_GROWTH = "llama_4_scaling_beta"
 # Of any kind. The last three change nothing where all of a prompt is text.
 _GENERAL = frozenset(
     {"rope_type", "type", "rope_theta", "partial_rotary_factor", _LENGTH, "finetuned"}
@@ -62,19 +95,30 @@ _GENERAL = frozenset(
 )
 
 
-def read_rotary(
-    fields: Fields, *, share: float | None = None, default_theta: float = DEFAULT_THETA
-) -> tuple[RotaryConfig, int]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """What an architecture fixes of its positions, and config.json does not say."""
+
+    share: float | None = None
+    """`partial_rotary_factor` where there is none; None: the network turns whole heads."""
+    default_theta: float = DEFAULT_THETA
+    """Where config.json has none."""
+    kinds: Mapping[str, str] = field(default_factory=COMMON_KINDS.copy)
+    """The kinds, by what config.json calls them."""
+    original_length: int | None = None
+    """Where config.json has none beside the object, whatever stands inside; None: as there, else the whole length."""
+    grows_queries: bool = False
+    """Queries grow with their position: `llama_4_scaling_beta` says how much."""
+
+
+def read_rotary(fields: Fields, **traits: Any) -> tuple[RotaryConfig, int]:
     """Reads the rotary embeddings and the length that they reach; what is wrong is noted in `fields`.
 
-    Args:
-        fields: of config.json.
-        share: `partial_rotary_factor` where there is none; None: the network turns whole heads.
-        default_theta: where config.json has none.
+    `traits`: those of `Traits`.
     """
     max_len = min(fields.integer("max_position_embeddings", most=None), MAX_MODEL_LEN)
     where, given = _choose(fields)
-    return _read_object(fields, where, given, max_len, share, default_theta)
+    return _read_object(fields, where, given, max_len, Traits(**traits))
 
 
 def read_rotaries(
@@ -98,8 +142,8 @@ def read_rotaries(
     own = fields.number(local_field, local_theta, above=1.0) if local_field else local_theta
     wide.setdefault("rope_theta", beside)
     local.setdefault("rope_theta", own if local_field or not fields.has("rope_theta") else beside)
-    first, first_len = _read_object(fields, "rope_parameters", wide, max_len, None, global_theta)
-    second, _ = _read_object(fields, "rope_parameters", local, max_len, None, local_theta)
+    first, first_len = _read_object(fields, "rope_parameters", wide, max_len, Traits(default_theta=global_theta))
+    second, _ = _read_object(fields, "rope_parameters", local, max_len, Traits(default_theta=local_theta))
     return (first, second), first_len
 
 
@@ -112,22 +156,46 @@ def _object(fields: Fields, name: str) -> dict[str, Any]:
 
 
 def _read_object(
-    fields: Fields, where: str, given: dict[str, Any], max_len: int, share: float | None, default_theta: float
+    fields: Fields, where: str, given: dict[str, Any], max_len: int, traits: Traits
 ) -> tuple[RotaryConfig, int]:
-    kind = given.get("rope_type", given.get("type", "default"))
-    if kind not in ROTARY_KINDS:
-        supported = ", ".join(ROTARY_KINDS)
-        fields.refuse(where, f"config.json asks for rotary embeddings of type {kind!r} (supported: {supported})")
+    name = given.get("rope_type", given.get("type", "default"))
+    kind = traits.kinds.get(name) if isinstance(name, str) else None
+    if kind is None:
+        supported = ", ".join(traits.kinds)
+        fields.refuse(where, f"config.json asks for rotary embeddings of type {name!r} (supported: {supported})")
         return RotaryConfig(), max_len
-    share = _read_share(fields, given, share)
+    share = _read_share(fields, given, traits.share)
     theta = _number(fields, where, given, "rope_theta", above=1.0)
     if theta is None:
-        theta = fields.number("rope_theta", default_theta, above=1.0)
-    parameters = _parameters(fields, where, given, kind, max_len)
+        theta = fields.number("rope_theta", traits.default_theta, above=1.0)
+    growth = _read_growth(fields, where, given) if traits.grows_queries else 0.0
+    short, long = (_read_factors(fields, where, given, name) if kind == "longrope" else () for name in _FACTORS)
+    known = {*(_FACTORS if kind == "longrope" else ()), *((_GROWTH, _WHOLE) if traits.grows_queries else ())}
+    rest = {name: value for name, value in given.items() if name not in known}
+    parameters = _parameters(fields, where, rest, kind, max_len, traits.original_length)
     if kind in ("linear", "yarn") and "factor" in parameters:
         # Some models give the stretched length in config.json and some the original one.
         max_len = max(max_len, int(parameters[_LENGTH] * parameters["factor"]))
-    return RotaryConfig(kind, theta, parameters, share), min(max_len, MAX_MODEL_LEN)
+    if kind == "longrope":
+        parameters.setdefault("factor", max_len / parameters[_LENGTH])
+        if parameters[_LENGTH] <= 1:
+            fields.refuse(where, f"config.json: rotary embeddings of type {kind!r} need {_LENGTH}, a length above 1")
+    return RotaryConfig(kind, theta, parameters, share, short, long, growth), min(max_len, MAX_MODEL_LEN)
+
+
+def _read_growth(fields: Fields, where: str, given: dict[str, Any]) -> float:
+    if given.get(_GROWTH) is None or given.get(_LENGTH) is None:
+        fields.refuse(where, f"config.json: {where} need {_GROWTH} and {_LENGTH} in a model of this architecture")
+    return _number(fields, where, given, _GROWTH) or 0.0
+
+
+def _read_factors(fields: Fields, where: str, given: dict[str, Any], name: str) -> tuple[float, ...]:
+    value = given.get(name)
+    numbers = cast("list[Any]", value) if isinstance(value, list) else []
+    factors = tuple(float(number) for number in numbers if is_number(number) and number > 0)
+    if not factors or len(factors) != len(numbers):
+        fields.refuse(f"{where}.{name}", f"config.json: {name} in {where} must be a list of numbers above 0")
+    return factors
 
 
 def _choose(fields: Fields) -> tuple[str, dict[str, Any]]:
@@ -177,7 +245,9 @@ def _number(fields: Fields, where: str, given: dict[str, Any], name: str, above:
     return float(value)
 
 
-def _parameters(fields: Fields, where: str, given: dict[str, Any], kind: str, max_len: int) -> dict[str, float]:
+def _parameters(
+    fields: Fields, where: str, given: dict[str, Any], kind: str, max_len: int, length: int | None
+) -> dict[str, float]:
     """Reads the numbers of one kind."""
     rules = ROTARY_KINDS[kind]
     for name in sorted(given.keys() - _GENERAL - rules.required - rules.optional):
@@ -190,7 +260,8 @@ def _parameters(fields: Fields, where: str, given: dict[str, Any], kind: str, ma
         if value is not None:
             parameters[name] = value
     # As in transformers: the field beside the object goes before the one inside.
-    parameters[_LENGTH] = fields.number(_LENGTH, parameters.get(_LENGTH, float(max_len)), above=0.0)
+    inside = parameters.get(_LENGTH, float(max_len)) if length is None else float(length)
+    parameters[_LENGTH] = fields.number(_LENGTH, inside, above=0.0)
     if kind == "yarn":
         _complete_yarn(fields, where, given, parameters, max_len)
     for name in sorted(rules.required - parameters.keys()):

@@ -17,6 +17,7 @@ sys.path[:0] = [str(HERE.parents[1]), str(HERE)]
 
 from dashboard import dashboard, prometheus_rule  # noqa: E402
 from metrics_page import metrics_page  # noqa: E402
+from models_page import models_page  # noqa: E402
 from protos_page import protos_page  # noqa: E402
 from settings_page import settings_page  # noqa: E402
 
@@ -331,6 +332,7 @@ PAGES = {
     "../../k8s/components/monitoring/dashboard.json": dashboard,
     "../../k8s/components/monitoring/alerts.yaml": lambda: prometheus_rule((HERE / "../guides/watch.md").read_text()),
     "metrics.md": lambda: metrics_page(NOTE),
+    "models.md": lambda: models_page(NOTE),
     "openai.md": openai_page,
     "protos.md": lambda: protos_page(NOTE),
 }

@@ -226,10 +226,11 @@ def _spell(token: bytes) -> str:
     return token.decode("latin-1").translate(_CHARACTER_OF)
 
 
-# In the order of preference.
 _READERS: dict[str, Callable[[Path, TokenizerSettings], Vocabulary]] = {
     "tokenizer.json": _read_tokenizers,
     "tekken.json": _read_tekken,
     "tokenizer.model": _read_sentence_piece,
     "vocab.json": _read_merges,
 }
+VOCABULARY_FILES = tuple(_READERS)
+"""The files that may be a vocabulary, in the order of preference."""

@@ -279,11 +279,11 @@ class CpuBackend:
         op.input, op.input_stride = qkv.data_ptr(), qkv.shape[1]
         if rotary is not None:
             rotary = rotary.contiguous()
-            op.residual, op.rotary_size = rotary.data_ptr(), rotary.shape[2]
+            op.residual, op.rotary_size, op.rotary_stride = rotary.data_ptr(), rotary.shape[2], rotary.stride(0)
         if norms is not None:
             op.query_norm, op.key_norm = norms.query.data_ptr(), norms.key.data_ptr()
             op.epsilon, op.has_wide_norms = norms.epsilon, is_wide(norms.query)
-            op.norms_whole_rows = norms.are_of_whole_rows
+            op.norms_whole_rows, op.norms_follow = norms.are_of_whole_rows, norms.follow_rotation
         self._ops.emit(op, batch=batch)
         return qkv.as_strided((len(qkv), shape.num_heads, shape.head_dim), (qkv.shape[1], shape.head_dim, 1))
 

@@ -149,6 +149,8 @@ class Op(ctypes.Structure):
         ("sees_later", ctypes.c_int32),
         ("order", ctypes.c_void_p),
         ("group", ctypes.c_int64),
+        ("norms_follow", ctypes.c_int32),
+        ("rotary_stride", ctypes.c_int64),
     )
 
 

@@ -140,17 +140,28 @@ def rotary_and_cache(
     num_queries, num_keys = shape.num_heads, shape.num_kv_heads
     heads = qkv.view(-1, num_queries + 2 * num_keys, shape.head_dim)
     query, key = heads[:, :num_queries], heads[:, num_queries : num_queries + num_keys]
-    if norms is not None:
-        for part, weight in ((query, norms.query), (key, norms.key)):
-            rows = part.flatten(1) if norms.are_of_whole_rows else part
-            part.copy_(normalise(rows, weight, norms.epsilon).view_as(part))
+    if norms is not None and not norms.follow_rotation:
+        _normalise_heads(query, key, norms)
     if rotary is not None:
-        size = rotary.shape[2]
-        rotated = heads[:, : num_queries + num_keys, :size]
-        turned = torch.roll(rotated, size // 2, dims=-1).mul_(rotary[:, 1, None])
-        torch.add(rotated * rotary[:, 0, None], turned, out=rotated)
+        _rotate(query, rotary[:, -2:])
+        _rotate(key, rotary[:, :2])
+    if norms is not None and norms.follow_rotation:
+        _normalise_heads(query, key, norms)
     _write(heads[:, num_queries:], batch, kv_pool, layer)
     return query
+
+
+def _normalise_heads(query: Tensor, key: Tensor, norms: QueryKeyNorms) -> None:
+    for part, weight in ((query, norms.query), (key, norms.key)):
+        rows = part.flatten(1) if norms.are_of_whole_rows else part
+        part.copy_(normalise(rows, weight, norms.epsilon).view_as(part))
+
+
+def _rotate(heads: Tensor, rotary: Tensor) -> None:
+    """Rotates the first R numbers of heads [T, H, D] in place by [T, 2, R]."""
+    rotated = heads[..., : rotary.shape[2]]
+    turned = torch.roll(rotated, rotary.shape[2] // 2, dims=-1).mul_(rotary[:, 1, None])
+    torch.add(rotated * rotary[:, 0, None], turned, out=rotated)
 
 
 def _write(keys_values: Tensor, batch: AttentionBatch, kv_pool: Tensor, layer: int) -> None:

@@ -36,6 +36,15 @@ SIZES: dict[str, Any] = {
 }
 LENGTH = 100
 TOKEN_IDS = tuple(torch.randint(0, SIZES["vocab_size"], (LENGTH,), generator=torch.Generator().manual_seed(0)).tolist())
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.5, 1.25, 1.0, 3.0], "long_factor": [2.0, 3.0, 4.0, 5.0]}
+LONGROPE_CHANGES: list[dict[str, Any]] = [
+    {},
+    {"original_max_position_embeddings": 4},
+    {"original_max_position_embeddings": 4, "factor": 1.0},
+    {"original_max_position_embeddings": 4, "attention_factor": 0.7},
+    {"short_factor": [1.0] * 3},
+    {"long_factor": "2"},
+]
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 SLIDING = {"use_sliding_window": True, "sliding_window": 10}
@@ -110,7 +119,7 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
         {"rope_scaling": {**LLAMA3, "low_freq_factor": 2.0, "original_max_position_embeddings": 64}},
         {"rope_scaling": {**LLAMA3, "high_freq_factor": 1.0}},
         {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}},
-        {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}},
+        *({"rope_scaling": {**LONGROPE, **more}} for more in LONGROPE_CHANGES),
     ],
     "partial_rotary_factor": [
         {"partial_rotary_factor": 0.5},

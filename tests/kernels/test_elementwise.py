@@ -299,25 +299,35 @@ def test_rotary_and_cache(head_dim: int, normed: bool, kernels: Kernels):
 
 
 @for_all
-@pytest.mark.parametrize("norm", ["none", "of heads", "of rows", "wide"])
+@pytest.mark.parametrize("norm", ["none", "of heads", "of rows", "wide", "after"])
 @pytest.mark.parametrize(("head_dim", "size"), [(16, 0), (20, 8), (80, 32), (96, 96), (128, 64)])
 def test_a_part_of_a_head_is_rotated(head_dim: int, size: int, norm: str, kernels: Kernels):
-    """The rest passes, normed as the others are; a size of 0 is no table at all."""
+    """The rest passes, normed as the others are; a size of 0 is no table. "after": queries have their own angles."""
     backend, dtype, shape = kernels.backend, kernels.dtype, AttentionShape(3, 2, head_dim, 0.25)
     qkv = random(9, 7 * head_dim, dtype=dtype)
-    heads, weights = qkv.view(9, 7, head_dim).double(), None
+    heads, weights, numbers = qkv.view(9, 7, head_dim).double(), None, list[torch.Tensor]()
     parts = [heads[:, :3], heads[:, 3:5]]
     if norm != "none":
         widths = (3 * head_dim, 2 * head_dim) if norm == "of rows" else (head_dim, head_dim)
         numbers = [random(width, dtype=torch.float32 if norm == "wide" else dtype, seed=width) for width in widths]
-        weights = QueryKeyNorms(numbers[0], numbers[1], 1e-5, norm == "of rows")
+        weights = QueryKeyNorms(numbers[0], numbers[1], 1e-5, norm == "of rows", norm == "after")
+
+    def normalise() -> None:
         for index, (part, weight) in enumerate(zip(parts, numbers, strict=True)):
             rows = part.flatten(1) if norm == "of rows" else part
             normed = rows * (rows.pow(2).mean(-1, keepdim=True) + 1e-5).rsqrt() * weight.double()
             parts[index] = normed.view_as(part)
+
+    if norm not in ("none", "after"):
+        normalise()
     rotary = rotary_rows(torch.arange(9), dtype, size // 2) if size else None
     if rotary is not None:
-        parts = [torch.cat([rotate(part[..., :size], rotary), part[..., size:]], 2) for part in parts]
+        angles = [rotary_rows(torch.arange(4, 13), dtype, size // 2) if norm == "after" else rotary, rotary]
+        for index, (part, of_part) in enumerate(zip(parts, angles, strict=True)):
+            parts[index] = torch.cat([rotate(part[..., :size], of_part), part[..., size:]], 2)
+        rotary = torch.cat([rotary, angles[0]], 1) if norm == "after" else rotary
+    if norm == "after":
+        normalise()
     pool = torch.full(kv_pool_shape(2, 1, 2, 16, head_dim), float("nan"), dtype=dtype)
     batch = backend.plan_attention([9], [9], [[1]], 16)
     query = backend.rotary_and_cache(qkv, rotary, batch, pool, 0, shape, weights)

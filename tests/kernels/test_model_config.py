@@ -26,6 +26,7 @@ LLAMA: dict[str, Any] = {
     "num_key_value_heads": 4,
     "max_position_embeddings": 512,
 }
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 QWEN2 = {**LLAMA, "architectures": ["Qwen2ForCausalLM"], "sliding_window": 64}
 
 
@@ -143,7 +144,9 @@ def test_rotary_embeddings(read: Any, fields: dict[str, Any], kind: str, theta: 
         ({"head_dim": 15}, "head_dim must be even"),
         ({"dtype": "float8_e4m3fn"}, "dtype 'float8_e4m3fn': set --dtype to one of float32"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, r"'dynamic' \(supported: default, linear"),
-        ({"rope_scaling": {"rope_type": "longrope"}}, r"'longrope' \(supported: "),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "short_factor in rope_scaling must be a list of numbers above 0"),
+        ({"rope_scaling": {**LONGROPE, "long_factor": [1.0]}}, "short_factor and long_factor must have"),
+        ({"rope_scaling": {**LONGROPE, "original_max_position_embeddings": 1}}, "a length above 1"),
         ({"rope_scaling": {"rope_type": "linear"}}, "type 'linear' need factor"),
         ({"rope_parameters": {"rope_type": "llama3", "factor": 2}}, "type 'llama3' need low_freq_factor"),
         ({"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "differ between layers"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from blockyard.model_config.decoder_config import Experts, is_dense_decoder, norms_of
+from blockyard.model_config.decoder_config import Experts, is_widely_served, norms_of
 from blockyard.model_config.fields import unusable
 from blockyard.model_config.names import RowOrder
 from blockyard.model_config.pooling.rule import PoolingKind
@@ -65,7 +65,7 @@ def build_decoder(
     Raises:
         BlockyardError: MODEL_NOT_LOADED, where the files and the configuration do not belong together.
     """
-    if not backend.is_complete and not is_dense_decoder(config):
+    if not backend.is_complete and not is_widely_served(config):
         name = f"--{'cpu' if backend.device.type == 'cpu' else 'gpu'}-kernels"
         raise unusable(
             f"the {backend.name} kernels do not have all that {config.architecture} needs yet: {name} reference has"
@@ -369,18 +369,18 @@ class NetworkBuilder(PartReader):
         return Rows(name, size, self._config.hidden_size, parts, order=order, is_transposed=is_transposed)
 
     def _qk_norms(self, prefix: str, layer: Layer) -> QueryKeyNorms | None:
-        attention, names = layer.attention, self._config.names
-        if attention.qk_norm is None:
+        attention, names, norm = layer.attention, self._config.names, layer.attention.qk_norm
+        if norm is None:
             return None
         widths = (attention.head_dim, attention.head_dim)
         if attention.norms_whole_rows:
             widths = (attention.num_heads * attention.head_dim, attention.num_kv_heads * attention.head_dim)
         query, key = (
-            self._norm(prefix + name, attention.qk_norm, width)
+            self._norm(prefix + name, norm, width)
             for name, width in zip((names.query_norm, names.key_norm), widths, strict=True)
         )
         assert query.weight is not None and key.weight is not None
-        return QueryKeyNorms(query.weight, key.weight, attention.qk_norm.epsilon, attention.norms_whole_rows)
+        return QueryKeyNorms(query.weight, key.weight, norm.epsilon, attention.norms_whole_rows, attention.norms_turned)
 
     def _linear(self, modules: tuple[Rows, ...], *, bias: bool, **how: Any) -> Projection:
         """Reads projections of the same input and packs this rank's outputs as one."""

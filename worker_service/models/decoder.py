@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from blockyard.model_config.rotary import RotaryConfig
     from blockyard.model_config.share import Share
     from kernels.capture import CapturedStep, CaptureSizes
     from kernels.collectives import Ranks
@@ -79,10 +80,9 @@ class DecoderModel:
         self._first_token = share.vocabulary.start if share.is_cut else None
         scale = torch.tensor(config.embedding_scale, dtype=config.dtype)
         self._embedding_scale = scale.item() if config.rounds_embedding_scale else config.embedding_scale
-        self._rotaries = [
-            torch.empty(0, 2 * rotary.rotated(config.head_dim), dtype=config.dtype, device=backend.device)
-            for rotary in config.rotaries
-        ]
+        self._served_rotaries: Sequence[RotaryConfig] = ()
+        self._tables: list[Tensor] = []
+        self._serve_length(config.max_model_len)
         self._virtual: VirtualRows | None = None
 
     @property
@@ -120,6 +120,22 @@ class DecoderModel:
         self._virtual = VirtualRows(FIRST_VIRTUAL_ID, rows)
         return rows
 
+    def serve_length(self, max_length: int) -> None:
+        """Takes the length of the longest sequence that is served, and makes the rotary tables for it.
+
+        There are kinds that have other angles for models of long sequences. Call it before the first step.
+        """
+        self._serve_length(max_length)
+        self.reserve_positions(max_length)
+
+    def _serve_length(self, max_length: int) -> None:
+        config = self.config
+        self._served_rotaries = [rotary.for_length(max_length) for rotary in config.rotaries]
+        self._tables = [
+            torch.empty(0, rotary.num_angles(config.head_dim), dtype=config.dtype, device=self._backend.device)
+            for rotary in config.rotaries
+        ]
+
     def reserve_positions(self, num_positions: int) -> None:
         """Makes the rotary tables for that many positions. A step that needs more extends them.
 
@@ -127,10 +143,10 @@ class DecoderModel:
         """
         config = self.config
         length = min(-(-num_positions // PART) * PART, config.max_model_len)
-        for index, rotary in enumerate(config.rotaries):
-            if num_positions > len(self._rotaries[index]):
+        for index, rotary in enumerate(self._served_rotaries):
+            if num_positions > len(self._tables[index]):
                 table = rotary_table(rotary, config.head_dim, length, config.dtype)
-                self._rotaries[index] = table.to(self._backend.device)
+                self._tables[index] = table.to(self._backend.device)
 
     @torch.no_grad()
     def forward(
@@ -150,7 +166,8 @@ class DecoderModel:
         backend = self._backend
         self.reserve_positions(int(batch.seq_lens.max(initial=0)))
         rotaries = [
-            backend.embedding(batch.positions, table).view(-1, 2, table.shape[1] // 2) for table in self._rotaries
+            backend.embedding(batch.positions, table).view(len(token_ids), -1, rotary.rotated(self.config.head_dim))
+            for rotary, table in zip(self.config.rotaries, self._tables, strict=True)
         ]
         context = StepContext(backend, batch, kv_pool, rotaries, self._shape)
         hidden, residual = self._begin(token_ids, batch, token_types), None

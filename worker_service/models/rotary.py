@@ -1,8 +1,9 @@
 """Rotary position embeddings: the kinds of `blockyard.model_config.rotary`, and their table of cosines and sines.
 
 The table is made once, in float32 and rounded to the dtype: models were trained with angles of that precision, and
-exact ones would differ from theirs more with every position (4e-5 at position 700). Kinds whose frequencies depend on
-the length of the running sequence ("dynamic", "longrope") are refused: a token's keys would depend on what comes after.
+exact ones would differ from theirs more with every position (4e-5 at position 700). Frequencies never depend on the
+length of the running sequence, since a token's keys would depend on what comes after: "dynamic" is refused, and of the
+two of "longrope" one is chosen by the longest sequence that is served.
 """
 
 from __future__ import annotations
@@ -25,16 +26,21 @@ PART = 4096
 def rotary_table(config: RotaryConfig, head_dim: int, num_positions: int, dtype: torch.dtype) -> Tensor:
     """Makes the table [num_positions, 2 * R]: cosines, then sines of which the first half is negated.
 
-    R: the numbers of a head that are rotated.
+    R: the numbers of a head that are rotated. Where queries grow it has [4 * R]: the last two are theirs.
     """
     size = config.rotated(head_dim)
     frequencies, attention_factor = KINDS[config.kind](config, size)
-    table = torch.empty(num_positions, 2 * size, dtype=dtype)
+    table = torch.empty(num_positions, config.num_angles(head_dim), dtype=dtype)
     # Part by part: a long context's table in float32, several times over, would be larger than a small model.
     for start, part in zip(range(0, num_positions, PART), table.split(PART), strict=True):
-        angles = torch.outer(torch.arange(start, start + len(part), dtype=torch.float32), frequencies)
+        positions = torch.arange(start, start + len(part), dtype=torch.float32)
+        angles = torch.outer(positions, frequencies)
         cosines, sines = angles.cos() * attention_factor, angles.sin() * attention_factor
-        part.copy_(torch.cat([cosines, cosines, -sines, sines], dim=1))
+        turns = torch.cat([cosines, cosines, -sines, sines], dim=1)
+        part[:, : 2 * size].copy_(turns)
+        if config.query_growth:
+            growth = 1 + config.query_growth * torch.log(1 + torch.floor(positions / config.original_length))
+            part[:, 2 * size :].copy_(turns * growth[:, None])
     return table
 
 
@@ -93,9 +99,27 @@ def _yarn_attention_factor(given: dict[str, float]) -> float:
     return growth(1)
 
 
+def _longrope(config: RotaryConfig, size: int) -> tuple[Tensor, float]:
+    """LongRoPE (arXiv 2402.13753): each frequency has a factor of its own."""
+    given, exponents = config.parameters, torch.arange(0, size, 2, dtype=torch.float32) / size
+    frequencies = 1.0 / (torch.tensor(config.long_factors) * config.theta**exponents)
+    if "attention_factor" in given:
+        return frequencies, given["attention_factor"]
+    growth = math.log(given["factor"]) / math.log(config.original_length) if given["factor"] > 1 else 0.0
+    return frequencies, math.sqrt(1 + growth)
+
+
+def _ntk_alpha(config: RotaryConfig, size: int) -> tuple[Tensor, float]:
+    """Hunyuan's: a larger base, whatever the length."""
+    theta = config.theta * config.parameters["alpha"] ** (size / (size - 2))
+    return 1.0 / theta ** (torch.arange(0, size, 2, dtype=torch.float32) / size), 1.0
+
+
 KINDS: dict[str, Callable[[RotaryConfig, int], tuple[Tensor, float]]] = {
     "default": _default,
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,
+    "longrope": _longrope,
+    "ntk_alpha": _ntk_alpha,
 }

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def look_at_model(configuration: SystemConfiguration) -> Iterator[Finding]:
-    """Finds what a folder's model is served for, and which file says so. Nothing is downloaded to find it."""
+    """Finds whether a folder's model is served, what for, and which file says so. Nothing is downloaded to find it."""
     folder = Path(configuration.model.model or ".").expanduser()
     if not configuration.model.model or not folder.is_dir():
         return
@@ -39,7 +39,7 @@ def look_at_code(configuration: SystemConfiguration) -> Iterator[Finding]:
     try:
         model = read_model(resolve_model(named.model, named.revision, "config"), configuration)
     except BlockyardError as error:
-        yield bad("model", error.message, "choose a model of those that are named, or see docs/guides/add-a-model.md")
+        yield bad("model", error.message, "see docs/reference/models.md for what is served")
         return
     if isinstance(model, Outline):
         advice = "expect less speed, and look at batch_invariant; its memory is known once it is loaded"

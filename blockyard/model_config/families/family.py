@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from blockyard.model_config.names import LLAMA_NAMES, Names
 
@@ -27,5 +27,8 @@ class Family:
     """What fields are called in this family's config.json, for those that have names of their own."""
     unpacked: str = ""
     """The `quant_method` of weights that are turned into the model's dtype when they are loaded; empty: none are."""
-    text_of: str = ""
-    """The field that holds the text model's own fields, in a config.json of several models; empty: it is the file."""
+    texts: Mapping[str, Callable[[Fields], DecoderConfig]] = field(default_factory=dict[str, Any])
+    """Of several models in one config.json, the text model's fields in `text_config`: that one's readers by its
+    `model_type`; `read`: where it names none. Empty: the file is of one model."""
+    is_tied: bool = False
+    """Of several models: whether embedding and head are one table, where the file does not say."""

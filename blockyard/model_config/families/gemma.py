@@ -31,8 +31,6 @@ SANDWICH_NAMES = replace(
     pre_feed="pre_feedforward_layernorm",
     post_feed="post_feedforward_layernorm",
 )
-# What a text model inside a multimodal checkpoint is called, by version.
-_TEXT_PREFIXES = ("model.language_model.", "language_model.model.", "model.")
 
 
 def _read(fields: Fields, activation: str) -> tuple[Sizes, Norm, Mlp]:
@@ -122,7 +120,4 @@ FAMILIES = {
     "GemmaForCausalLM": Family("gemma", gemma),
     "Gemma2ForCausalLM": Family("gemma2", gemma2, SANDWICH_NAMES),
     "Gemma3ForCausalLM": Family("gemma3_text", gemma3, SANDWICH_NAMES),
-    "Gemma3ForConditionalGeneration": Family(
-        "gemma3", gemma3, replace(SANDWICH_NAMES, prefixes=_TEXT_PREFIXES), text_of="text_config"
-    ),
 }

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from blockyard.model_config.decoder_config import Attention, DecoderConfig, Head, Layer, Mlp, Norm
 from blockyard.model_config.families.family import Family
@@ -12,6 +12,8 @@ from blockyard.model_config.reading import ACTIVATIONS, Windows, read_sizes, rea
 from blockyard.model_config.rotary import read_rotary
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from blockyard.model_config.fields import Fields
 
 
@@ -32,13 +34,17 @@ class Traits:
     """Where config.json has none; None: hidden_size / num_attention_heads."""
     num_kv_heads: int | None = None
     """Where config.json has no `num_key_value_heads`; None: num_attention_heads."""
+    epsilon: float = 1e-6
+    """Where config.json has no `rms_norm_eps`."""
+    positions: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """Traits of its rotary embeddings."""
 
 
 def read_llama(fields: Fields, traits: Traits) -> DecoderConfig:
     """Reads a network of this kind."""
     sizes = read_sizes(fields, head_dim=traits.head_dim, num_kv_heads=traits.num_kv_heads)
-    rotary, max_model_len = read_rotary(fields)
-    norm = Norm(epsilon=fields.number("rms_norm_eps", 1e-6, above=0.0))
+    rotary, max_model_len = read_rotary(fields, **traits.positions)
+    norm = Norm(epsilon=fields.number("rms_norm_eps", traits.epsilon, above=0.0))
     qkv_bias, output_bias, mlp_bias = _read_biases(fields, traits)
     attention = Attention(
         num_heads=sizes.num_heads,

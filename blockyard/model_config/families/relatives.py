@@ -21,13 +21,15 @@ from blockyard.model_config.reading import (
     vary,
     windows_of,
 )
-from blockyard.model_config.rotary import read_rotary
+from blockyard.model_config.rotary import COMMON_KINDS, read_rotary
 
 if TYPE_CHECKING:
     from blockyard.model_config.decoder_config import DecoderConfig
     from blockyard.model_config.fields import Fields
 
 INTERLEAVED = replace(LLAMA_NAMES, row_order=RowOrder.PAIRS_INTERLEAVED)
+# Two of them in files of older versions.
+_PHI3_KINDS = {"default": "default", "longrope": "longrope", "su": "longrope", "yarn": "longrope"}
 _FUSED_MLP = {"gate": "mlp.gate_up_proj", "up": "mlp.gate_up_proj"}
 
 
@@ -82,9 +84,9 @@ def smollm3(fields: Fields) -> DecoderConfig:
 
 
 def phi3(fields: Fields) -> DecoderConfig:
-    """Reads Phi 3 and 4, as far as their positions are plain."""
+    """Reads Phi 3 and 4."""
     sizes = read_sizes(fields)
-    rotary, max_model_len = read_rotary(fields, share=1.0)
+    rotary, max_model_len = read_rotary(fields, share=1.0, kinds=_PHI3_KINDS, original_length=4096)
     norm = read_rms(fields, 1e-5)
     attention = attention_of(sizes, window=read_window(fields, max_model_len))
     layer = Layer(attention=attention, feed=read_feed(fields, sizes), norm=norm)
@@ -156,6 +158,29 @@ def ministral(fields: Fields) -> DecoderConfig:
     return assemble(sizes, max_model_len, layers, [rotary], norm, head=head)
 
 
+def ministral3(fields: Fields) -> DecoderConfig:
+    """Reads Ministral 3: queries grow with their position."""
+    if fields.get("rope_parameters") is None:
+        fields.refuse("rope_parameters", "config.json has no rope_parameters, which a Ministral 3 needs")
+    sizes, norm = (
+        read_sizes(fields, head_dim=None if fields.has("head_dim") else 128, num_kv_heads=8),
+        read_rms(fields, 1e-5),
+    )
+    rotary, max_model_len = read_rotary(fields, grows_queries=True)
+    attention = attention_of(sizes, window=read_window(fields, max_model_len))
+    layer = Layer(attention=attention, feed=read_feed(fields, sizes), norm=norm)
+    return uniform(fields, sizes, max_model_len, rotary, layer)
+
+
+def hunyuan(fields: Fields) -> DecoderConfig:
+    """Reads Hunyuan, dense: queries and keys are normed when they are turned."""
+    sizes, norm, bias = read_sizes(fields), read_rms(fields, 1e-5), fields.flag("attention_bias")
+    rotary, max_model_len = read_rotary(fields, kinds={**COMMON_KINDS, "dynamic": "ntk_alpha"})
+    attention = attention_of(sizes, qkv_bias=bias, output_bias=bias, qk_norm=norm, norms_turned=True)
+    layer = Layer(attention=attention, feed=read_feed(fields, sizes), norm=norm)
+    return uniform(fields, sizes, max_model_len, rotary, layer)
+
+
 def helium(fields: Fields) -> DecoderConfig:
     """Reads Helium."""
     sizes, norm = read_sizes(fields, head_dim=128, num_kv_heads=20), read_rms(fields, 1e-8, is_wide=True)
@@ -192,5 +217,11 @@ FAMILIES = {
     "SeedOssForCausalLM": Family("seed_oss", seed_oss),
     "ArceeForCausalLM": Family("arcee", arcee, replace(LLAMA_NAMES, gate="")),
     "MinistralForCausalLM": Family("ministral", ministral),
+    "Ministral3ForCausalLM": Family("ministral3", ministral3),
+    "HunYuanDenseV1ForCausalLM": Family(
+        "hunyuan_v1_dense",
+        hunyuan,
+        replace(LLAMA_NAMES, query_norm="self_attn.query_layernorm", key_norm="self_attn.key_layernorm"),
+    ),
     "HeliumForCausalLM": Family("helium", helium, INTERLEAVED),
 }

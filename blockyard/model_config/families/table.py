@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from blockyard.model_config.families import cohere, encoders, gemma, gpt, llama, mixtures, olmo, relatives
+from blockyard.model_config.families import cohere, encoders, gemma, gpt, llama, mixtures, multimodal, olmo, relatives
 
 if TYPE_CHECKING:
     from blockyard.model_config.families.family import Family
@@ -13,11 +13,8 @@ if TYPE_CHECKING:
 _OTHER_BODIES = ("ForSequenceClassification", "ForMaskedLM", "Model")
 _STEMS = ("ForCausalLM", "LMHeadModel")
 
-FAMILIES: dict[str, Family] = {
-    name: family
-    for module in (llama, gemma, relatives, olmo, cohere, gpt, mixtures)
-    for name, family in module.FAMILIES.items()
-}
+MODULES = (llama, gemma, relatives, olmo, cohere, gpt, mixtures, multimodal)
+FAMILIES: dict[str, Family] = {name: family for module in MODULES for name, family in module.FAMILIES.items()}
 
 
 def find_family(architecture: str) -> Family | None:

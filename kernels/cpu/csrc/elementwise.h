@@ -161,6 +161,11 @@ void rotate_heads(const Op& op, E* heads, int64_t num_heads, const E* rotary, co
     float factor = together ? inverse_root_mean_square(heads, num_heads * dim, op.epsilon) : 1.0f;
     for (int64_t head = 0; head < num_heads; head++) {
         E* place = heads + head * dim;
+        if (op.norms_follow) {
+            rotate_head(place, dim, rotary, op.rotary_size, NormWeight<E>(op, nullptr), 1.0f);
+            rms_norm_row(place, norm, dim, op.epsilon, place);
+            continue;
+        }
         if (norm && !together) factor = inverse_root_mean_square(place, dim, op.epsilon);
         rotate_head(place, dim, rotary, op.rotary_size, together ? norm.from(head * dim) : norm, factor);
     }
@@ -192,9 +197,9 @@ void rotary_and_cache_run(const Op& op, const Run& run) {
     E* values = (E*)shape.values<E>(op.pool, run.block, 0);
     for (int64_t i = 0; i < run.num_rows; i++) {
         E* row = (E*)op.input + (run.first_row + i) * op.input_stride;
-        const E* rotary = (const E*)op.residual + (run.first_row + i) * 2 * op.rotary_size;
+        const E* rotary = (const E*)op.residual + (run.first_row + i) * op.rotary_stride;
         E* key = row + op.num_heads * dim;
-        rotate_heads(op, row, op.num_heads, rotary, op.query_norm);
+        rotate_heads(op, row, op.num_heads, rotary + (op.rotary_stride - 2 * op.rotary_size), op.query_norm);
         rotate_heads(op, key, op.num_kv_heads, rotary, op.key_norm);
         for (int64_t head = 0; head < op.num_kv_heads; head++) {
             write_key(key + head * dim, keys + head * block_elements, run.first_slot + i, dim, op.block_size);

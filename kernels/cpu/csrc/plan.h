@@ -105,6 +105,8 @@ struct Op {
     int32_t sees_later;         // ATTENTION: a row sees the keys behind its own too, by a window as many as before it
     const int32_t* order;       // of a weight in groups: [in_features], each input's place in a row; or null
     int64_t group;              // its inputs in a group: a multiple of 32, at most 128
+    int32_t norms_follow;       // ROTARY_AND_CACHE: heads are normed when they are rotated
+    int64_t rotary_stride;      // ROTARY_AND_CACHE: from one row's numbers to the next row's; the queries' are its last
 };
 
 // What a step computes. Positions, slots and work lists are made from it.

@@ -295,7 +295,7 @@ void attention(const Heads& heads) {
             op.num_heads = heads.num_heads, op.num_kv_heads = heads.num_kv_heads, op.head_dim = dim;
             op.block_size = heads.block_size, op.window = heads.window, op.scale = 0.2f;
         }
-        ops[0].residual = rotary->data(), ops[0].rotary_size = rotated;
+        ops[0].residual = rotary->data(), ops[0].rotary_size = rotated, ops[0].rotary_stride = 2 * rotated;
         if (heads.normed) ops[0].query_norm = query_norm->data(), ops[0].key_norm = key_norm->data();
         if (heads.passing) {
             ops[0].query_norm = query_norms->data(), ops[0].key_norm = key_norms->data();

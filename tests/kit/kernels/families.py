@@ -38,6 +38,27 @@ _TWO_ROTARIES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
 }
 _EXPERTS: dict[str, Any] = {"num_experts_per_tok": 3, "intermediate_size": 64}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "original_max_position_embeddings": 32,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.3,
+}
+_LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0 + 0.02 * number for number in range(12)],
+    "long_factor": [1.5 + 0.3 * number for number in range(12)],
+}
+_ALPHA = {"type": "dynamic", "alpha": 50.0, "factor": 1.0, "mscale": 1.0, "beta_fast": 32}
+_TEXT_LEFT_OUT = ("bos_token_id", "eos_token_id", "pad_token_id")
+_TEXT: dict[str, Any] = {name: value for name, value in SIZES.items() if name not in _TEXT_LEFT_OUT}
+# Eyes that are there, and see nothing.
+_LOOKS = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+_QWEN_LOOKS = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 96}
+_PARTS = {"rope_type": "default", "mrope_section": [4, 4, 4], "rope_theta": 1e4}
 _OPT_LEFT_OUT = ("intermediate_size", "num_key_value_heads")
 
 
@@ -85,6 +106,59 @@ RECIPES = {
     ),
     "smollm3": Recipe("SmolLM3ForCausalLM", "SmolLM3Config"),
     "phi3": Recipe("Phi3ForCausalLM", "Phi3Config", {"hidden_size": 128, "partial_rotary_factor": 0.75}),
+    "phi3_longrope": Recipe(
+        "Phi3ForCausalLM",
+        "Phi3Config",
+        {"rope_parameters": _LONGROPE, "original_max_position_embeddings": 64},
+    ),
+    "ministral3": Recipe(
+        "Ministral3ForCausalLM", "Ministral3Config", {"rope_parameters": _YARN, "head_dim": 32, "rms_norm_eps": 1e-5}
+    ),
+    "hunyuan": Recipe("HunYuanDenseV1ForCausalLM", "HunYuanDenseV1Config", {"head_dim": 32, "rope_parameters": _ALPHA}),
+    "gemma3_multimodal": Recipe(
+        "Gemma3ForConditionalGeneration",
+        "Gemma3Config",
+        {
+            "text_config": {**_TEXT, **_GEMMA, "layer_types": _KINDS, "rope_parameters": _TWO_ROTARIES},
+            "vision_config": {**_LOOKS, "image_size": 28, "patch_size": 14},
+            "mm_tokens_per_image": 4,
+        },
+        tuple(_TEXT),
+    ),
+    "mistral3_multimodal": Recipe(
+        "Mistral3ForConditionalGeneration",
+        "Mistral3Config",
+        {
+            "text_config": {**_TEXT, "model_type": "ministral3", "head_dim": 32, "rope_parameters": _YARN},
+            "vision_config": {**_LOOKS, "model_type": "pixtral", "head_dim": 16, "image_size": 28, "patch_size": 14},
+            "tie_word_embeddings": False,
+        },
+        tuple(_TEXT),
+    ),
+    "qwen2_vl_multimodal": Recipe(
+        "Qwen2VLForConditionalGeneration",
+        "Qwen2VLConfig",
+        {
+            "text_config": {**_TEXT, "rope_parameters": _PARTS},
+            "vision_config": {"depth": 1, "embed_dim": 32, "num_heads": 2, "hidden_size": 96},
+        },
+        tuple(_TEXT),
+    ),
+    "qwen2_5_vl_multimodal": Recipe(
+        "Qwen2_5_VLForConditionalGeneration",
+        "Qwen2_5_VLConfig",
+        {"text_config": {**_TEXT, "rope_parameters": _PARTS}, "vision_config": _QWEN_LOOKS},
+        tuple(_TEXT),
+    ),
+    "qwen3_vl_multimodal": Recipe(
+        "Qwen3VLForConditionalGeneration",
+        "Qwen3VLConfig",
+        {
+            "text_config": {**_TEXT, "head_dim": 24, "rope_parameters": {**_PARTS, "mrope_interleaved": True}},
+            "vision_config": {**_QWEN_LOOKS, "deepstack_visual_indexes": [0], "num_position_embeddings": 16},
+        },
+        tuple(_TEXT),
+    ),
     "glm": Recipe("GlmForCausalLM", "GlmConfig", {"head_dim": 32}),
     "glm4": Recipe("Glm4ForCausalLM", "Glm4Config", {"head_dim": 32}),
     "ernie": Recipe("Ernie4_5ForCausalLM", "Ernie4_5Config", {"use_bias": True, "head_dim": 32}),
@@ -171,9 +245,15 @@ def family_model(name: str) -> Path:
     """The folder of a model, made once in this process and removed at its end."""
     recipe = RECIPES[name]
     config = getattr(transformers, recipe.config)(**recipe.fields)
+    config.architectures = [recipe.architecture]
     folder = home() / name
     make_model(config, folder, seed=sum(name.encode()))
     return folder
+
+
+def class_of(config: transformers.PreTrainedConfig) -> type[transformers.PreTrainedModel]:
+    """The class of transformers that computes the first of a configuration's architectures."""
+    return getattr(transformers, config.architectures[0])
 
 
 @torch.no_grad()
@@ -182,7 +262,7 @@ def make_model(config: transformers.PreTrainedConfig, folder: Path, seed: int) -
 
     What it computes is spelled out: transformers' other ways of attention know no bounded scores.
     """
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    model = class_of(config)._from_config(config, dtype=torch.float32, attn_implementation="eager")
     scatter_weights(model, seed)
     model.generation_config = transformers.GenerationConfig(bos_token_id=0, eos_token_id=1, pad_token_id=1)
     model.save_pretrained(folder)

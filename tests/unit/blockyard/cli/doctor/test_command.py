@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from blockyard.cli.doctor import kernels
+from blockyard.model_files import DEMO_FOLDER
 from tests.unit.blockyard.cli.invoking import run
 
 if TYPE_CHECKING:
@@ -37,6 +38,16 @@ def test_every_part_is_told(capsys: Captured) -> None:
     out = capsys.readouterr().out
     for subject in ("python", "memory", "huge pages", "clock", "torch", "kernels on cpu", "ports"):
         assert subject in out
+
+
+def test_a_model_that_is_named_is_looked_at(tmp_path: Path, capsys: Captured) -> None:
+    assert run("doctor", *PORTS, f"--model={DEMO_FOLDER}") == 0
+    assert "LlamaForCausalLM is served" in capsys.readouterr().out
+    (tmp_path / "config.json").write_text('{"architectures": ["BloomForCausalLM"]}')
+    assert run("doctor", *PORTS, f"--model={tmp_path}", "--json") == 1
+    failed = [each for each in json.loads(capsys.readouterr().out) if each["level"] == "fail"]
+    assert [each["subject"] for each in failed] == ["model"]
+    assert "'BloomForCausalLM' is not supported" in failed[0]["text"]
 
 
 @pytest.fixture
