@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 
+from blockyard.errors import BlockyardError, Reason
 from blockyard.model_config.decoder_config import Activation, Experts, NormKind
 from blockyard.model_config.families.table import FAMILIES
 from blockyard.model_config.names import RowOrder
@@ -207,3 +208,12 @@ def test_nothing_is_there_for_nothing(name: str, what: str, kernels: Kernels) ->
     got = StepRunner(build_decoder(config, kernels.backend, files), kernels.backend).run("x", TOKEN_IDS, [LENGTH])
     expected = reference_logits(name, torch.float32)
     assert (got - expected).abs().max() > 1e-3 * expected.abs().max()
+
+
+@pytest.mark.parametrize("name", ["ministral3", "hunyuan"])
+def test_kernels_that_turn_all_alike_refuse_the_others(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = Kernels(REFERENCE, torch.float32).backend
+    monkeypatch.setattr(type(backend), "is_complete", False)
+    with pytest.raises(BlockyardError, match="cannot turn its queries") as raised:
+        StepRunner.load(family_model(name), torch.float32, backend)
+    assert raised.value.reason is Reason.MODEL_NOT_LOADED

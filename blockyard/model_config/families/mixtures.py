@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from blockyard.model_config.decoder_config import Experts, Head, Layer, Router
 from blockyard.model_config.families.family import Family
-from blockyard.model_config.families.relatives import granite
+from blockyard.model_config.families.granite import granite
 from blockyard.model_config.names import LLAMA_NAMES, ExpertLayout, ExpertNames
 from blockyard.model_config.reading import (
     ACTIVATIONS,

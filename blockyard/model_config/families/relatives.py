@@ -33,31 +33,6 @@ _PHI3_KINDS = {"default": "default", "longrope": "longrope", "su": "longrope", "
 _FUSED_MLP = {"gate": "mlp.gate_up_proj", "up": "mlp.gate_up_proj"}
 
 
-def granite(fields: Fields) -> DecoderConfig:
-    """Reads Granite 3 and 4, dense."""
-    sizes = read_sizes(fields)
-    rotary, max_model_len = read_rotary(fields)
-    norm, bias = read_rms(fields), fields.flag("attention_bias")
-    scale = fields.number("attention_multiplier", 1.0, above=0.0)
-    layer = Layer(
-        attention=attention_of(sizes, scale=scale, qkv_bias=bias, output_bias=bias),
-        feed=read_feed(fields, sizes, has_bias=fields.flag("mlp_bias")),
-        norm=norm,
-        residual_scale=fields.number("residual_multiplier", 1.0),
-    )
-    head = Head(is_tied=fields.flag("tie_word_embeddings"), scale=1 / fields.number("logits_scaling", 1.0, above=0.0))
-    return assemble(
-        sizes,
-        max_model_len,
-        [layer] * sizes.num_layers,
-        [rotary],
-        norm,
-        head=head,
-        embedding_scale=fields.number("embedding_multiplier", 1.0),
-        rounds_embedding_scale=False,
-    )
-
-
 def smollm3(fields: Fields) -> DecoderConfig:
     """Reads SmolLM 3: each fourth layer turns nothing."""
     sizes, norm = read_sizes(fields, num_kv_heads=4), read_rms(fields)
@@ -194,7 +169,6 @@ def helium(fields: Fields) -> DecoderConfig:
 
 
 FAMILIES = {
-    "GraniteForCausalLM": Family("granite", granite),
     "SmolLM3ForCausalLM": Family("smollm3", smollm3),
     "Phi3ForCausalLM": Family(
         "phi3",

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from blockyard.model_config.families import cohere, encoders, gemma, gpt, llama, mixtures, multimodal, olmo, relatives
+from blockyard.model_config.families import (
+    cohere,
+    encoders,
+    gemma,
+    gpt,
+    granite,
+    llama,
+    mixtures,
+    multimodal,
+    olmo,
+    relatives,
+)
 
 if TYPE_CHECKING:
     from blockyard.model_config.families.family import Family
@@ -13,7 +24,7 @@ if TYPE_CHECKING:
 _OTHER_BODIES = ("ForSequenceClassification", "ForMaskedLM", "Model")
 _STEMS = ("ForCausalLM", "LMHeadModel")
 
-MODULES = (llama, gemma, relatives, olmo, cohere, gpt, mixtures, multimodal)
+MODULES = (llama, gemma, granite, relatives, olmo, cohere, gpt, mixtures, multimodal)
 FAMILIES: dict[str, Family] = {name: family for module in MODULES for name, family in module.FAMILIES.items()}
 
 

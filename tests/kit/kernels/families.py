@@ -104,6 +104,21 @@ RECIPES = {
             "attention_multiplier": 0.1,
         },
     ),
+    "granite_dense": Recipe(
+        "GraniteMoeHybridForCausalLM",
+        "GraniteMoeHybridConfig",
+        {
+            "num_local_experts": 0,
+            "layer_types": ["full_attention"] * 4,
+            "shared_intermediate_size": 160,
+            "position_embedding_type": "rope",
+            "mamba_n_heads": 4,
+            "attention_multiplier": 0.1,
+            "residual_multiplier": 0.22,
+            "embedding_multiplier": 3.0,
+            "logits_scaling": 0.7,
+        },
+    ),
     "smollm3": Recipe("SmolLM3ForCausalLM", "SmolLM3Config"),
     "phi3": Recipe("Phi3ForCausalLM", "Phi3Config", {"hidden_size": 128, "partial_rotary_factor": 0.75}),
     "phi3_longrope": Recipe(

@@ -132,7 +132,7 @@ def test_what_no_file_states_is_refused(
 def test_doctor_says_which_file_was_believed(tmp_path: Path) -> None:
     def look() -> list[tuple[Level, str]]:
         configuration = SystemConfiguration(model=ModelSettings(model=str(tmp_path)))
-        return [(finding.level, finding.text) for finding in look_at_model(configuration)]
+        return [(each.level, each.text) for each in look_at_model(configuration) if each.subject == "task"]
 
     write(tmp_path, {})
     assert [level for level, _ in look()] == [Level.FAIL]
