@@ -341,17 +341,6 @@ def _log_loaded(loaded: LoadedModel) -> None:
     )
 
 
-def _log_loaded(loaded: LoadedModel) -> None:
-    log.info(
-        "model loaded",
-        architecture=loaded.config.architecture,
-        kernels=loaded.backend.name,
-        bytes=loaded.parameter_bytes,
-        source=loaded.origin.source,
-        seconds=round(loaded.origin.seconds, 3),
-    )
-
-
 def _log_doubts(load_format: str, unread: Sequence[str]) -> None:
     if load_format == "random":
         log.warning("the weights are random: answers have no sense")

@@ -83,7 +83,7 @@ def load_network(
     if not backend.is_complete:
         raise refuse(outline.architecture, f"the {backend.name} kernels lack ops: --gpu-kernels reference has them")
     files = WeightFiles(folder, on_progress)
-    check_room(_count_bytes(files, dtype), room_for_weights(device), outline.dtype_name, "none", device.type)
+    check_room(_count_bytes(files, dtype), room_for_weights(device), outline.dtype_name, device.type)
     survey, config = _survey(folder, outline, dtype)
     model = _read_weights(folder, outline, dtype, device)
     for name, shape in files.shapes.items():
