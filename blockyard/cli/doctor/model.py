@@ -45,4 +45,4 @@ def look_at_code(configuration: SystemConfiguration) -> Iterator[Finding]:
         advice = "expect less speed, and look at batch_invariant; its memory is known once it is loaded"
         yield doubtful("model", f"{model.architecture}: {'; '.join(model.remarks)}", advice)
     else:
-        yield good("model", f"{model.architecture}, {model.dtype_name}")
+        yield good("model", f"{model.architecture} is served, {model.dtype_name}")

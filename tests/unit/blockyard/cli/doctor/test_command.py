@@ -44,7 +44,7 @@ def test_a_model_that_is_named_is_looked_at(tmp_path: Path, capsys: Captured) ->
     assert run("doctor", *PORTS, f"--model={DEMO_FOLDER}") == 0
     assert "LlamaForCausalLM is served" in capsys.readouterr().out
     (tmp_path / "config.json").write_text('{"architectures": ["BloomForCausalLM"]}')
-    assert run("doctor", *PORTS, f"--model={tmp_path}", "--json") == 1
+    assert run("doctor", *PORTS, f"--model={tmp_path}", "--model-code=native", "--json") == 1
     failed = [each for each in json.loads(capsys.readouterr().out) if each["level"] == "fail"]
     assert [each["subject"] for each in failed] == ["model"]
     assert "'BloomForCausalLM' is not supported" in failed[0]["text"]
