@@ -71,13 +71,14 @@ def refused_model(name: str) -> Path:
     folder = _home() / f"refused-{name}"
     shutil.copytree(foreign_model("HyperCLOVAXConfig"), folder)
     config = _configuration(name, REFUSED[name][0])
-    config.architectures = [transformers.AutoModelForCausalLM._model_mapping[type(config)].__name__]
     config.save_pretrained(folder)
     return folder
 
 
 def _configuration(name: str, changes: dict[str, Any]) -> transformers.PreTrainedConfig:
-    return getattr(transformers, name)(**{**SIZES, **changes})
+    config = getattr(transformers, name)(**{**SIZES, **changes})
+    config.architectures = [transformers.AutoModelForCausalLM._model_mapping[type(config)].__name__]
+    return config
 
 
 @cache
