@@ -213,6 +213,7 @@ ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
     Activation.GELU_ERF: functional.gelu,
     Activation.RELU: functional.relu,
     Activation.RELU2: lambda x: functional.relu(x).square(),
+    Activation.TANH: torch.tanh,
 }
 
 

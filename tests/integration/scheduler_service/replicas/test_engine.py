@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from blockyard.common.v1 import sampling_pb2
+from blockyard.common.v1 import pooling_pb2, sampling_pb2
 from blockyard.errors import BlockyardError, Reason
 from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from scheduler_service.config import SchedulerConfiguration
@@ -54,6 +54,7 @@ async def test_facts_and_readiness_come_first(harness: Harness) -> None:
         determinism_id="hash",
         batch_invariant=True,
         max_num_seqs=256,
+        task=pooling_pb2.TASK_GENERATE,
     )
     late = await harness.client("late")
     assert late.facts == client.facts
