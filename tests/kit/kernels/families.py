@@ -277,7 +277,10 @@ def make_model(config: transformers.PreTrainedConfig, folder: Path, seed: int) -
 
     What it computes is spelled out: transformers' other ways of attention know no bounded scores.
     """
-    model = class_of(config)._from_config(config, dtype=torch.float32, attn_implementation="eager")
+    # Some numbers, such as sinks, are random from the start.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = class_of(config)._from_config(config, dtype=torch.float32, attn_implementation="eager")
     scatter_weights(model, seed)
     model.generation_config = transformers.GenerationConfig(bos_token_id=0, eos_token_id=1, pad_token_id=1)
     model.save_pretrained(folder)
