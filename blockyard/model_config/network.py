@@ -184,7 +184,9 @@ def _family(fields: Fields) -> tuple[str, Family | None]:
     problem = f"architecture {', '.join(map(repr, names))} is not supported" if names else ""
     problem = problem or "config.json names no architecture"
     others = "others as transformers computes them, where that is installed: pip install 'blockyard[transformers]'"
-    fields.refuse("architectures", f"{problem} (supported: {', '.join(FAMILIES)}; {others})")
+    # Short names: a message of a call has an end.
+    supported = ", ".join(name.removesuffix("ForCausalLM") for name in FAMILIES)
+    fields.refuse("architectures", f"{problem} (supported: {supported}; {others})")
     return "", None
 
 

@@ -26,7 +26,7 @@ def test_what_it_says_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = families.family_model(name)
     (refused,) = re.findall(r"`(architecture '\w+' is not supported)`", GUIDE)
     with pytest.raises(BlockyardError) as caught:
-        load_model(folder, None, torch.device("cpu"), lambda done_bytes, total_bytes: None)
+        load_model(folder, None, torch.device("cpu"), lambda done_bytes, total_bytes: None, model_code="native")
     assert caught.value.message.startswith(refused)
 
     (architecture,) = re.findall(r'FAMILIES\["(\w+)"\]', FAMILY)

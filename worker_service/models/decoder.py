@@ -166,7 +166,7 @@ class DecoderModel:
         backend = self._backend
         self.reserve_positions(int(batch.seq_lens.max(initial=0)))
         rotaries = [
-            backend.embedding(batch.positions, table).view(len(token_ids), -1, rotary.rotated(self.config.head_dim))
+            backend.embedding(batch.positions, table).unflatten(1, (-1, rotary.rotated(self.config.head_dim)))
             for rotary, table in zip(self.config.rotaries, self._tables, strict=True)
         ]
         context = StepContext(backend, batch, kv_pool, rotaries, self._shape)
