@@ -60,7 +60,7 @@ class CapturedStep(Protocol):
         ...
 
     def replay(self, step: StepInputs, *, with_logits: bool) -> StepOutputs:
-        """Computes a step: the bits that its ops give one by one."""
+        """Computes a step, with the bits of its ops called one by one."""
         ...
 
 

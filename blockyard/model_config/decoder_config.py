@@ -177,7 +177,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
-    """A decoder's architecture, as config.json gives it."""
+    """The architecture of a decoder, as config.json states it."""
 
     architecture: str = ""
     dtype_name: str = "float32"

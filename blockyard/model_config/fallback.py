@@ -15,6 +15,7 @@ from blockyard.model_config.fields import Fields, read_object, unusable
 from blockyard.model_config.network import find_architecture, read_dtype
 from blockyard.model_config.own_code import refuse_own_code
 from blockyard.model_config.pooling.reading import read_rule
+from blockyard.model_config.stored_weights import CONFIG_FIELDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 PACKAGE = "transformers"
 MODEL_CODES = ("auto", "native", "transformers")
 """What may compute a model: our own code, and where there is none transformers'; one of them alone."""
-_QUANTIZED = ("quantization_config", "compression_config", "quantization")
 INSTALL = "pip install 'blockyard[transformers]'"
 SLOWER = (
     "transformers' own code computes this model, over our ops: it is slower than a model that Blockyard knows, and "
@@ -113,7 +113,7 @@ def read_outline(folder: Path, dtype: str = "auto") -> Outline:
             own or for quantized weights.
     """
     fields = Fields(read_object(folder / "config.json"))
-    for name in _QUANTIZED:
+    for name in CONFIG_FIELDS:
         if fields.get(name):
             fields.refuse(name, f"config.json has {name}: transformers' code is served with its original weights alone")
     refuse_own_code(fields)

@@ -35,7 +35,7 @@ class ExpertShape:
 
     num_experts: int
     activation: Activation
-    """Of gates: the first product gives `activation(gate) * up`."""
+    """Applied to gates: the first product's result is `activation(gate) * up`."""
     limit: float = 0.0
     """If not 0, it gives `(up + 1) * gate / (1 + exp(-1.702 * gate))` instead, of a gate that is at most the limit and
     an up within it on both sides."""

@@ -24,9 +24,9 @@ class Traits:
     qkv_bias: bool = False
     """Queries, keys and values always have a bias, the output projection never; `attention_bias` changes nothing."""
     reads_attention_bias: bool = False
-    """`attention_bias` gives one to all four."""
+    """Whether `attention_bias` adds biases to the projections of queries, keys, values and the output."""
     reads_mlp_bias: bool = False
-    """`mlp_bias` gives one to all projections of the MLP."""
+    """Whether `mlp_bias` adds biases to all projections of the MLP."""
     qk_norm: bool = False
     """Queries and keys are normalised for each head."""
     windows: Windows = Windows.NEVER

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import atexit
 import shutil
-import tempfile
 from functools import cache
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import transformers
 
-from tests.kit.kernels.families import SIZES, WINDOW, make_model
+from tests.kit.kernels.families import SIZES, WINDOW, home, make_model
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _EXPERTS: dict[str, Any] = {
     "moe_intermediate_size": 48,
@@ -60,7 +60,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 @cache
 def foreign_model(name: str) -> Path:
     """The folder of a model that is served, made once in this process and removed at its end."""
-    folder = _home() / name
+    folder = home() / name
     make_model(_configuration(name, SERVED[name]), folder, seed=sum(name.encode()))
     return folder
 
@@ -68,7 +68,7 @@ def foreign_model(name: str) -> Path:
 @cache
 def refused_model(name: str) -> Path:
     """The folder of a model that is not: its configuration, beside weights of another."""
-    folder = _home() / f"refused-{name}"
+    folder = home() / f"refused-{name}"
     shutil.copytree(foreign_model("HyperCLOVAXConfig"), folder)
     config = _configuration(name, REFUSED[name][0])
     config.save_pretrained(folder)
@@ -79,10 +79,3 @@ def _configuration(name: str, changes: dict[str, Any]) -> transformers.PreTraine
     config = getattr(transformers, name)(**{**SIZES, **changes})
     config.architectures = [transformers.AutoModelForCausalLM._model_mapping[type(config)].__name__]
     return config
-
-
-@cache
-def _home() -> Path:
-    folder = tempfile.mkdtemp(prefix="foreign-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Path(folder)
