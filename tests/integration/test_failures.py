@@ -173,7 +173,7 @@ def change_architecture(folder: Path) -> None:
     [
         ("llama", truncate_weights, r"model\.safetensors"),
         ("llama_sharded", remove_shard, r"model-0000\d-of-0000\d\.safetensors"),
-        ("llama", change_architecture, r"UnheardOfForCausalLM.*LlamaForCausalLM"),
+        ("llama", change_architecture, r"UnheardOfForCausalLM.*supported: Llama,"),
     ],
 )
 def test_damaged_weights_are_told_and_the_repaired_folder_loads(
