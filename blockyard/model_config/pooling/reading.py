@@ -132,7 +132,7 @@ def _classifier_rule(architecture: str, config: Mapping[str, Any], task: Task) -
         kind=PoolingKind.CLASSIFY,
         rows=rows,
         products=(*before, last),
-        finish=Finish.SIGMOID if task is Task.SCORE else _read_finish(config, len(labels)),
+        finish=_read_score_finish(config) if task is Task.SCORE else _read_finish(config, len(labels)),
         labels=labels,
         source=f"config.json: the head of {architecture}",
     )
@@ -199,3 +199,22 @@ def _read_finish(config: Mapping[str, Any], num_labels: int) -> Finish:
             return Finish.NONE
         case other:
             raise unusable(f"config.json: problem_type is {other!r}, which is not supported")
+
+
+def _read_score_finish(config: Mapping[str, Any]) -> Finish:
+    """Reads what makes a score of a head's one number: as sentence-transformers does, a sigmoid where nothing is said.
+
+    Its newer files have it in an object of their own.
+    """
+    own = config.get("sentence_transformers")
+    given = own.get("activation_fn") if isinstance(own, dict) else None
+    name = given if given is not None else config.get("sbert_ce_default_activation_function")
+    match str(name).rpartition(".")[2] if name is None or str(name).startswith("torch.nn.") else "":
+        case "None" | "Sigmoid":
+            return Finish.SIGMOID
+        case "Identity":
+            return Finish.NONE
+        case _:
+            raise unusable(
+                f"config.json: a score's activation is {name!r}, not supported (supported: Sigmoid, Identity)"
+            )

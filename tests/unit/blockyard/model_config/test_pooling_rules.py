@@ -23,6 +23,8 @@ POOLING = {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
 DENSE = {"path": "2_Dense", "type": "sentence_transformers.base.modules.dense.Dense"}
 NORMALIZE = {"path": "3_Normalize", "type": "sentence_transformers.models.Normalize"}
 MEAN = {"1_Pooling": {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}}
+IDENTITY = {"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}
+SIGMOID = {"activation_fn": "torch.nn.modules.activation.Sigmoid"}
 CLASSIFIER = {"architectures": ["LlamaForSequenceClassification"]}
 
 
@@ -65,6 +67,9 @@ def test_modules_of_sentence_transformers_make_a_rule(tmp_path: Path) -> None:
     ("config", "task", "finish", "labels"),
     [
         ({"num_labels": 1}, Task.SCORE, Finish.SIGMOID, ("LABEL_0",)),
+        ({"num_labels": 1, **IDENTITY}, Task.SCORE, Finish.NONE, ("LABEL_0",)),
+        ({"num_labels": 1, "sentence_transformers": {}, **IDENTITY}, Task.SCORE, Finish.NONE, ("LABEL_0",)),
+        ({"num_labels": 1, "sentence_transformers": SIGMOID, **IDENTITY}, Task.SCORE, Finish.SIGMOID, ("LABEL_0",)),
         ({}, Task.CLASSIFY, Finish.SOFTMAX, ("LABEL_0", "LABEL_1")),
         ({"id2label": {"1": "no", "0": "yes"}}, Task.CLASSIFY, Finish.SOFTMAX, ("yes", "no")),
         ({"problem_type": "multi_label_classification"}, Task.CLASSIFY, Finish.SIGMOID, ("LABEL_0", "LABEL_1")),
@@ -102,6 +107,7 @@ def test_one_model_serves_several_tasks(tmp_path: Path) -> None:
         ({**CLASSIFIER, "num_labels": 0}, None, {}, None, "num_labels"),
         ({**CLASSIFIER, "id2label": {"1": "a", "2": "b"}}, None, {}, None, "id2label"),
         ({**CLASSIFIER, "problem_type": "ordinal"}, None, {}, None, "problem_type"),
+        ({**CLASSIFIER, "num_labels": 1, "sentence_transformers": {"activation_fn": "x.F"}}, None, {}, None, "'x.F'"),
         ({}, [TRANSFORMER, POOLING], {"1_Pooling": {"pooling_mode": "max"}}, None, "max"),
         ({}, [TRANSFORMER, POOLING], {"1_Pooling": {"pooling_mode": ["cls", "mean"]}}, None, "cls and mean"),
         ({}, [TRANSFORMER, POOLING], {"1_Pooling": {"pooling_mode": "mean", "include_prompt": False}}, None, "prompt"),
