@@ -25,6 +25,7 @@ from blockyard.telemetry import EventLogger
 from gateway.access import make_access
 from gateway.config import GatewayConfiguration
 from gateway.fronts.admin_http.app import make_admin_app
+from gateway.fronts.anthropic.endpoints import add_messages
 from gateway.fronts.grpc_api.admin_servicer import SERVICE_NAME as ADMIN_SERVICE_NAME
 from gateway.fronts.grpc_api.admin_servicer import AdminServicer
 from gateway.fronts.grpc_api.servicer import SERVICE, InferenceServicer, add_inference_service
@@ -122,6 +123,7 @@ class Server:
         administration = AdminServicer(self.generation, self._link, gateway_id=gateway_id)
         self._servers = self._make_servers(administration)
         app = make_app(self.generation)
+        add_messages(app, self.generation)
         if configuration.public.enable_page:
             add_page(app, StatusBoard(administration.status))
         add_metrics(app, self.metrics)

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
 from blockyard.errors import BlockyardError, Reason
-from blockyard.headers import API_KEY_KEY, AUTHORIZATION_KEY, TENANT_PATTERN
+from blockyard.headers import API_KEY_KEY, AUTHORIZATION_KEY, TENANT_PATTERN, X_API_KEY_KEY
 from blockyard.security.keys import ANY_TENANT
 from blockyard.telemetry import EventLogger
 
@@ -85,7 +85,7 @@ def find_key(headers: Mapping[str, str]) -> str:
     value = headers.get(AUTHORIZATION_KEY, "")
     if value[: len(_SCHEME)].lower() == _SCHEME:
         return value[len(_SCHEME) :].strip()
-    return headers.get(API_KEY_KEY, "")
+    return headers.get(API_KEY_KEY, "") or headers.get(X_API_KEY_KEY, "")
 
 
 def _matches(path: str, patterns: tuple[str, ...]) -> bool:

@@ -22,7 +22,7 @@ from protos_page import protos_page  # noqa: E402
 from settings_page import settings_page  # noqa: E402
 
 from blockyard.errors import DOMAIN, TABLE, Reason  # noqa: E402
-from gateway.fronts.openai.schema.body_types import Neutral  # noqa: E402
+from gateway.fronts.http_calls.body_types import Neutral  # noqa: E402
 from gateway.fronts.openai.schema.requests import ChatBody, CompletionBody  # noqa: E402
 
 if TYPE_CHECKING:

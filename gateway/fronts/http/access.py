@@ -15,6 +15,8 @@ from blockyard.errors import BlockyardError, Reason
 from blockyard.security.authentication import Authenticator, Credentials, find_key
 from blockyard.telemetry import EventLogger
 from blockyard.wrong_doors import GRPC_PORT
+from gateway.fronts.anthropic import errors as anthropic_errors
+from gateway.fronts.anthropic.endpoints import PATH as MESSAGES_PATH
 from gateway.fronts.openai.errors import error_response, response
 from gateway.fronts.wrong_doors import GRPC_PREFACE, TLS_PREFACE, WrongDoorLog, http_refusal
 
@@ -92,7 +94,8 @@ def _credentials(scope: Scope) -> Credentials:
 
 
 async def _refuse(error: BlockyardError, scope: Scope, receive: Receive, send: Send) -> None:
-    refusal = error_response(error)
+    answer = anthropic_errors.error_response if scope["path"].startswith(MESSAGES_PATH) else error_response
+    refusal = answer(error)
     if error.reason is Reason.UNAUTHENTICATED:
         refusal.headers["www-authenticate"] = "Bearer"
     # What else the client is sending is not waited for.

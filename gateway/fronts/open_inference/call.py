@@ -13,9 +13,10 @@ import pydantic
 import pydantic_core
 
 from blockyard.errors import Reason, Violation, invalid
+from gateway.fronts.http_calls.bodies import from_validation
+from gateway.fronts.http_calls.body_types import Neutral
 from gateway.fronts.openai.call_spec import CallSpec, understand_completion
-from gateway.fronts.openai.errors import from_validation, rename
-from gateway.fronts.openai.schema.body_types import Neutral
+from gateway.fronts.openai.errors import rename
 from gateway.fronts.openai.schema.requests import CompletionBody
 from gateway.request import OnDisconnect
 

@@ -15,17 +15,18 @@ from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
 from blockyard.errors import Violation, invalid
+from gateway.fronts.http_calls.bodies import parse_body, read_json
+from gateway.fronts.http_calls.errors import client_error
+from gateway.fronts.http_calls.headers import read_key, read_tenant
+from gateway.fronts.http_calls.streaming import Connection, EventStream, ServerSentEvent
 from gateway.fronts.openai import errors
 from gateway.fronts.openai.answer import ChunkedAnswer, WholeAnswer
 from gateway.fronts.openai.call_codec import encode_state
 from gateway.fronts.openai.call_readers import CallReaders
 from gateway.fronts.openai.call_spec import understand_chat, understand_completion
 from gateway.fronts.openai.call_state import make_state
-from gateway.fronts.openai.error_boundary import client_error, parse_body, read_json
 from gateway.fronts.openai.event_ids import StreamPosition, StreamTracker, parse
-from gateway.fronts.openai.headers import read_key, read_tenant
 from gateway.fronts.openai.schema.requests import MAX_PROMPTS, ChatBody, CompletionBody, GenerationBody
-from gateway.fronts.openai.streaming import Connection, EventStream, ServerSentEvent
 from gateway.naming import check_request_id
 from gateway.request import OnDisconnect
 

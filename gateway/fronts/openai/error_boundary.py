@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-import pydantic
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
-from blockyard.errors import BlockyardError, Reason
-from blockyard.telemetry import EventLogger
+from gateway.fronts.http_calls.bodies import of_details
+from gateway.fronts.http_calls.errors import client_error
 from gateway.fronts.openai import errors
-from gateway.fronts.openai.schema.body_types import Shape
-from gateway.fronts.openai.streaming import read_body
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
     from fastapi import FastAPI, Request, Response
-
-B = TypeVar("B", bound=Shape)
-log = EventLogger(__name__)
 
 _CODES = {404: "unknown_url", 405: "method_not_allowed", 415: "unsupported_media_type"}
 
@@ -42,14 +36,6 @@ class AnsweringRoute(APIRoute):
                 return errors.error_response(client_error(error))
 
         return answer
-
-
-def client_error(error: Exception) -> BlockyardError:
-    """Returns the error that a client may see; an unexpected one is logged, and becomes a BUG."""
-    if isinstance(error, BlockyardError):
-        return error
-    log.exception("a call failed")
-    return BlockyardError(Reason.BUG, "internal error; the server's log has more")
 
 
 def set_boundary(app: FastAPI) -> None:
@@ -74,24 +60,4 @@ async def _answer_http_exception(request: Request, error: Exception) -> Response
 async def _answer_wrong_parameters(_request: Request, error: Exception) -> Response:
     """Answers wrong parameters of a path or query, which FastAPI itself would answer with 422."""
     assert isinstance(error, RequestValidationError)
-    return errors.error_response(errors.of_details(error.errors(), skip=1))
-
-
-async def read_json(request: Request) -> bytes:
-    """Reads a body of the type JSON; raises BlockyardError, and HTTPException 415.
-
-    Browsers let any web page send other types to any address without asking, this machine's own included.
-    """
-    raw = await read_body(request)
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise HTTPException(415, "the body must be JSON, and the header Content-Type must be application/json")
-    return raw
-
-
-def parse_body(kind: type[B], raw: bytes) -> B:
-    """Reads JSON; raises BlockyardError with all that is wrong with its names and types."""
-    try:
-        return kind.model_validate_json(raw)
-    except pydantic.ValidationError as error:
-        raise errors.from_validation(error) from None
+    return errors.error_response(of_details(error.errors(), skip=1))

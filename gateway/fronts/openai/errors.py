@@ -10,24 +10,18 @@ length. `param` is the first violation's parameter under the name that OpenAI or
 from __future__ import annotations
 
 import json
-import math
 import re
 from typing import TYPE_CHECKING, Any
 
 from fastapi import Response
 
-from blockyard.errors import BlockyardError, Reason, Violation, invalid
-from gateway.fronts.openai.schema.body_types import UNSUPPORTED
+from blockyard.errors import BlockyardError, Reason
+from gateway.fronts.http_calls.bodies import BODY
+from gateway.fronts.http_calls.errors import rename_violations, retry_headers
 from gateway.observe.metrics import note_error
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    import pydantic
-
-# Where a violation is of the body as a whole, there is no parameter to name.
-BODY = "body"
-MAX_VIOLATIONS = 100
+    from collections.abc import Mapping
 
 _TYPES = {
     401: "authentication_error",
@@ -61,16 +55,7 @@ def rename(error: BlockyardError, names: Mapping[str, str]) -> BlockyardError:
         error: with violations whose fields are paths in the proto.
         names: this call's own names, before the general ones: `prompt` is `messages` in a chat.
     """
-    if not error.violations:
-        return error
-    violations = [
-        Violation(parameter(violation.field, names), violation.description, violation.reason)
-        for violation in error.violations
-    ]
-    renamed = invalid(violations)
-    return BlockyardError(
-        error.reason, renamed.message, renamed.violations, error.retry_after_seconds, dict(error.metadata)
-    )
+    return rename_violations(error, lambda field: parameter(field, names))
 
 
 def parameter(field: str, names: Mapping[str, str]) -> str:
@@ -79,25 +64,6 @@ def parameter(field: str, names: Mapping[str, str]) -> str:
         return field
     name = _PARAMETERS.get(match[1], match[1])
     return _OF_FUNCTION.sub(r"\1.function.\2", names.get(name, name) + match[2])
-
-
-def from_validation(error: pydantic.ValidationError) -> BlockyardError:
-    """Makes one error of everything that is wrong with a body's names and types, up to a hundred violations."""
-    return of_details(error.errors(include_url=False, include_context=False, include_input=False))
-
-
-def of_details(found: Sequence[Mapping[str, Any]], *, skip: int = 0) -> BlockyardError:
-    """Makes one error of pydantic's details; the first `skip` parts of their places are left out."""
-    return invalid(_violation(item["type"], item["loc"][skip:], item["msg"]) for item in found[:MAX_VIOLATIONS])
-
-
-def _violation(kind: str, location: tuple[int | str, ...], message: str) -> Violation:
-    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location if part != "[key]")[1:]
-    if kind == UNSUPPORTED:
-        return Violation(name, message, Reason.UNSUPPORTED_PARAMETER)
-    descriptions = {"extra_forbidden": "is not a parameter of this call", "missing": "is required"}
-    description = descriptions.get(kind, message.removeprefix("Input ").strip())
-    return Violation(name or BODY, description)
 
 
 def error_object(error: BlockyardError) -> dict[str, Any]:
@@ -126,14 +92,7 @@ def make_error_fields(error: BlockyardError) -> dict[str, Any]:
 
 def error_response(error: BlockyardError) -> Response:
     """Answers a call with an error and, where it makes sense, when to try again."""
-    headers: dict[str, str] = {}
-    if error.retry_after_seconds is not None:
-        headers = {
-            "x-should-retry": "true",
-            "retry-after": str(math.ceil(error.retry_after_seconds)),
-            "retry-after-ms": str(math.ceil(error.retry_after_seconds * 1000)),
-        }
-    return response(error_object(error), error.http_status, headers)
+    return response(error_object(error), error.http_status, retry_headers(error))
 
 
 def response(fields: dict[str, Any], status: int, headers: Mapping[str, str]) -> Response:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fastapi import Request, Response
 
 from blockyard.errors import BlockyardError
+from gateway.fronts.http_calls.bodies import parse_body, read_json
+from gateway.fronts.http_calls.headers import read_key, read_tenant
+from gateway.fronts.http_calls.streaming import Connection
 from gateway.fronts.openai import errors
-from gateway.fronts.openai.error_boundary import parse_body, read_json
-from gateway.fronts.openai.headers import read_key, read_tenant
 from gateway.fronts.openai.pooling.schema import (
     ClassifyBody,
     EmbeddingBody,
@@ -23,7 +24,6 @@ from gateway.fronts.openai.pooling.schema import (
     RerankBody,
     ScoreBody,
 )
-from gateway.fronts.openai.streaming import Connection
 from gateway.pooling_calls import ClassifyCall, EmbedCall, ScoreCall
 
 if TYPE_CHECKING:

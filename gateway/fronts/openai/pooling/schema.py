@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from gateway.fronts.openai.schema.body_types import Neutral, NotServed, Shape
+from gateway.fronts.http_calls.body_types import Neutral, NotServed, Shape
 from gateway.pooling_calls import CallOptions
 
 TokenIds = Annotated[list[int], Field(min_length=1, fail_fast=True)]

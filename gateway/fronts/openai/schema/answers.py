@@ -9,7 +9,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from gateway.fronts.openai.schema.body_types import Shape
+from gateway.fronts.http_calls.body_types import Shape
 
 Text = str | None
 FinishReason = Literal["stop", "length", "abort", "error"]

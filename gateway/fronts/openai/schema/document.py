@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from fastapi import FastAPI
 
-    from gateway.fronts.openai.schema.body_types import Shape
+    from gateway.fronts.http_calls.body_types import Shape
 
 JSON = "application/json"
 EVENTS = "text/event-stream"

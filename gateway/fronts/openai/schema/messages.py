@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from blockyard.client.chat import Role, ToolChoice
 from gateway import chat
-from gateway.fronts.openai.schema.body_types import Neutral, NotServed, Shape, at_most, unsupported
+from gateway.fronts.http_calls.body_types import Neutral, NotServed, Shape, at_most, unsupported
 
 
 class TextPart(Shape):

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from gateway.fronts.openai.schema.body_types import Neutral, NotServed, Shape, TokenIdKey, at_most, unsupported
+from gateway.fronts.http_calls.body_types import Neutral, NotServed, Shape, TokenIdKey, at_most, unsupported
 from gateway.fronts.openai.schema.messages import ChatShape
 from gateway.validation import MAX_LOGIT_BIASES
 

@@ -75,7 +75,9 @@ def client(port: int, **options: Any) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=f"{scheme}://127.0.0.1:{port}", timeout=10, **options)
 
 
-@pytest.mark.parametrize("header", [{"Authorization": "Bearer u"}, {"API-Key": "u"}, {"authorization": "bearer u"}])
+@pytest.mark.parametrize(
+    "header", [{"Authorization": "Bearer u"}, {"API-Key": "u"}, {"X-API-Key": "u"}, {"authorization": "bearer u"}]
+)
 async def test_a_key_opens_and_tells_whose_the_call_is(tmp_path: Path, keyed: KeyGate, header: dict[str, str]) -> None:
     async with serving(App(tmp_path), Access(api=keyed)) as port, client(port) as http:
         assert (await http.get("/v1/who", headers=header)).text == "user|acme|0"
@@ -92,6 +94,13 @@ async def test_without_a_key_everything_is_closed_but_what_is_open(tmp_path: Pat
             assert (await http.get(path)).text == "|None|0", path
         assert (await http.get("/metrics", headers={"api-key": "m"})).status_code == 200
         assert (await http.get("/v1/who", headers={"api-key": "m"})).status_code == 403
+
+
+async def test_a_refusal_has_the_form_of_the_api_that_was_called(tmp_path: Path, keyed: KeyGate) -> None:
+    async with serving(App(tmp_path), Access(api=keyed)) as port, client(port) as http:
+        for path in ("/v1/messages", "/v1/messages/count_tokens"):
+            body = (await http.post(path, headers={"x-api-key": "x"})).json()
+            assert (body["type"], body["error"]["type"]) == ("error", "authentication_error"), path
 
 
 @pytest.mark.parametrize("target", ["/health/../v1/who", "/health/%2e%2e/v1/who", "/%2Fv1/who", "/health//../v1/who"])

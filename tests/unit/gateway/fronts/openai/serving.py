@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
+from gateway.fronts.anthropic.endpoints import add_messages
 from gateway.fronts.openai.app import make_app
 
 if TYPE_CHECKING:
@@ -32,10 +33,12 @@ _IDLE: list[tuple[FastAPI, _CurrentService]] = []
 
 @contextlib.contextmanager
 def openai_app(service: Any) -> Iterator[FastAPI]:
-    """Gives the OpenAI front on a service. It is another test's later: do not change it."""
+    """Gives the HTTP fronts on a service. It is another test's later: do not change it."""
     if not _IDLE:
         current = _CurrentService()
-        _IDLE.append((make_app(current), current))  # type: ignore[arg-type]
+        app = make_app(current)  # type: ignore[arg-type]
+        add_messages(app, current)  # type: ignore[arg-type]
+        _IDLE.append((app, current))
     app, current = _IDLE.pop()
     current.service = service
     yield app

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blockyard.errors import BlockyardError, Reason
+from gateway.fronts.http_calls.bodies import parse_body
 from gateway.fronts.openai.call_spec import understand_chat, understand_completion, with_token_ids
-from gateway.fronts.openai.error_boundary import parse_body
 from gateway.fronts.openai.errors import error_object, rename
 from gateway.fronts.openai.schema.requests import ChatBody, CompletionBody
 from gateway.preparation import Preparation

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf.descriptor import FieldDescriptor
 
 from blockyard.inference.v1 import inference_pb2
-from gateway.fronts.openai.schema.body_types import Neutral, Shape
+from gateway.fronts.http_calls.body_types import Neutral, Shape
 from gateway.fronts.openai.schema.requests import ChatBody, CompletionBody
 from tests.unit.gateway.fronts.parity.asking import body_of, spec_of
 from tests.unit.gateway.fronts.parity.case import COMMON

@@ -79,15 +79,17 @@ async def _wait_until_left(receive: Receive) -> None:
 
 
 class ServerSentEvent(NamedTuple):
-    """One event. `id`, if it has one, names the place behind it."""
+    """One event. `id`, if it has one, names the place behind it; `event`, if it has one, its kind."""
 
     data: str
     id: str = ""
+    event: str = ""
 
     def encode(self) -> bytes:
         """Returns it as it is sent."""
+        kind = f"event: {self.event}\n" if self.event else ""
         head = f"id: {self.id}\n" if self.id else ""
-        return f"{head}data: {self.data}\n\n".encode()
+        return f"{kind}{head}data: {self.data}\n\n".encode()
 
 
 class EventStream(Response):

@@ -1,0 +1,125 @@
+"""Makes answers in Anthropic's form, whole or as the events of a stream, from the events of the core."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from gateway.fronts.http_calls.parts import AnswerParts, Grown, Opened, Part, PartKind
+from gateway.fronts.http_calls.streaming import ServerSentEvent
+from gateway.request import Delta, Finished, FinishReason
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gateway.fronts.anthropic.call import MessageCall
+    from gateway.fronts.http_calls.parts import Step
+    from gateway.request import Accepted, Event
+
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+# The delta of each kind of block: its type, and the name of its text.
+_DELTAS = {
+    PartKind.TEXT: ("text_delta", "text"),
+    PartKind.REASONING: ("thinking_delta", "thinking"),
+    PartKind.CALL: ("input_json_delta", "partial_json"),
+}
+
+
+def encode_event(fields: dict[str, Any]) -> ServerSentEvent:
+    """Makes an event of a stream, which has its type twice."""
+    return ServerSentEvent(_encode(fields), event=fields["type"])
+
+
+class MessageAnswer:
+    """Makes one message. `start` first, then `add` for each event of the core; `encode` once it has ended."""
+
+    def __init__(self, call: MessageCall, accepted: Accepted) -> None:
+        self._call = call
+        self._parts = AnswerParts()
+        self._finished: Finished | None = None
+        self._num_prompt_tokens = accepted.num_prompt_tokens
+        self._head: dict[str, Any] = {
+            "id": accepted.request_id,
+            "type": "message",
+            "role": "assistant",
+            "model": accepted.model,
+        }
+        self._warnings = {"warnings": list(accepted.warnings)} if accepted.warnings else {}
+
+    def start(self) -> Iterator[dict[str, Any]]:
+        """Makes the events before the first block."""
+        message = {**self._head, "content": [], **self._ending(), "usage": self._usage(), **self._warnings}
+        yield {"type": "message_start", "message": message}
+        yield {"type": "ping"}
+
+    def add(self, event: Event) -> Iterator[dict[str, Any]]:
+        """Takes an event of the core and makes those of the stream."""
+        if isinstance(event, Delta):
+            yield from map(self._of_step, self._parts.add(event))
+        elif isinstance(event, Finished) and event.error is None:
+            self._finished = event
+            yield from map(self._of_step, self._parts.end())
+            yield {"type": "message_delta", "delta": self._ending(), "usage": self._usage()}
+            yield {"type": "message_stop"}
+
+    def encode(self) -> bytes:
+        """Returns the whole message."""
+        content = [self._block(part) for part in self._parts.parts]
+        message = {**self._head, "content": content, **self._ending(), "usage": self._usage(), **self._warnings}
+        return _encode(message).encode()
+
+    def _of_step(self, step: Step) -> dict[str, Any]:
+        index = step.part.number
+        if isinstance(step, Opened):
+            return {"type": "content_block_start", "index": index, "content_block": self._empty_block(step.part)}
+        if isinstance(step, Grown):
+            kind, name = _DELTAS[step.part.kind]
+            return {"type": "content_block_delta", "index": index, "delta": {"type": kind, name: step.piece}}
+        return {"type": "content_block_stop", "index": index}
+
+    def _empty_block(self, part: Part) -> dict[str, Any]:
+        if part.kind is PartKind.TEXT:
+            return {"type": "text", "text": ""}
+        if part.kind is PartKind.REASONING:
+            return {"type": "thinking", "thinking": "", "signature": ""}
+        return {"type": "tool_use", "id": part.call_id, "name": part.name, "input": {}}
+
+    def _block(self, part: Part) -> dict[str, Any]:
+        block = self._empty_block(part)
+        if part.kind is PartKind.CALL:
+            return block | {"input": _read_input(part.text)}
+        return block | {_DELTAS[part.kind][1]: part.text}
+
+    def _ending(self) -> dict[str, Any]:
+        finished = self._finished
+        if finished is None:
+            return {"stop_reason": None, "stop_sequence": None}
+        matched = finished.matched if isinstance(finished.matched, str) else None
+        return {"stop_reason": self._stop_reason(finished), "stop_sequence": matched}
+
+    def _stop_reason(self, finished: Finished) -> str:
+        if finished.reason is FinishReason.LENGTH:
+            # The model's length has left less than was asked for.
+            is_short = finished.num_completion_tokens < self._call.max_tokens
+            return "model_context_window_exceeded" if is_short else "max_tokens"
+        return "stop_sequence" if isinstance(finished.matched, str) else "end_turn"
+
+    def _usage(self) -> dict[str, Any]:
+        """Returns what is known of the tokens. Those of the prompt are the cached ones and all others, apart."""
+        finished = self._finished
+        num_cached = finished.num_cached_tokens if finished else 0
+        return {
+            "input_tokens": self._num_prompt_tokens - num_cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": num_cached,
+            "output_tokens": finished.num_completion_tokens if finished else 0,
+        }
+
+
+def _read_input(arguments: str) -> dict[str, Any]:
+    """Reads the arguments of a call, which the API has as an object; empty for what is none."""
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,103 @@
+"""The blocks of messages as the Anthropic API takes them. Owns their shape, and which kinds are served."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from gateway import chat
+from gateway.fronts.http_calls.body_types import Neutral, NotServed, Shape, at_most, unsupported
+
+# What a provider is told of a request, not a model. It changes with every request, and prefix caches end before it.
+_BILLING = "x-anthropic-billing-header:"
+# Where each kind of block may stand. Others are the API's, and not served.
+_IN_TEXT = frozenset({"text"})
+IN_MESSAGES = frozenset({"text", "thinking", "redacted_thinking", "tool_use", "tool_result"})
+
+
+class Block(Shape):
+    """What all blocks have. The prefix cache works without being asked."""
+
+    cache_control: dict[str, Any] | None = None
+
+
+class TextBlock(Block):
+    """A text. Citations come from documents, which are not served."""
+
+    type: Literal["text"]
+    text: str
+    citations: Annotated[Any, Neutral([])] = None
+
+
+class ThinkingBlock(Block):
+    """What the model thought in an earlier answer. Nothing here signs it."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str = ""
+
+
+class RedactedThinkingBlock(Block):
+    """What another provider's model thought, which nobody can read here."""
+
+    type: Literal["redacted_thinking"]
+    data: str = ""
+
+
+class ToolUseBlock(Block):
+    """A call that the model has made."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+    caller: Annotated[Any, Neutral({"type": "direct"})] = None
+    toolset_name: NotServed = None
+
+    def as_call(self) -> chat.ToolCall:
+        """Converts it to the core's value."""
+        return chat.ToolCall(self.name, json.dumps(self.input, ensure_ascii=False), self.id)
+
+
+def _check_kinds(kinds: frozenset[str]) -> BeforeValidator:
+    """Makes blocks of a text, and refuses blocks of other kinds by name."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, str):
+            return [{"type": "text", "text": value}]
+        if not isinstance(value, list):
+            raise PydanticCustomError("content", "should be a string or a list of blocks")
+        for block in cast("list[Any]", value):
+            kind = cast("dict[str, Any]", block).get("type") if isinstance(block, dict) else None
+            if isinstance(kind, str) and kind not in kinds:
+                raise unsupported(f"has a block of the type {kind!r}, which is not supported")
+        return cast("Any", value)
+
+    return BeforeValidator(check)
+
+
+Texts = Annotated[list[TextBlock], Field(fail_fast=True), at_most(chat.MAX_PARTS), _check_kinds(_IN_TEXT)]
+
+
+class ToolResultBlock(Block):
+    """What a tool has answered. Of an error its text says so."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: Texts | None = None
+    is_error: bool | None = None
+    toolset_name: NotServed = None
+
+
+_AnyBlock = Annotated[
+    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")
+]
+Content = Annotated[list[_AnyBlock], Field(fail_fast=True), at_most(chat.MAX_PARTS), _check_kinds(IN_MESSAGES)]
+
+
+def join_texts(texts: list[TextBlock]) -> str | None:
+    """Makes one content of texts; None where there are none. Leaves out what is for a provider alone."""
+    return chat.join_parts([block.text for block in texts if not block.text.startswith(_BILLING)])

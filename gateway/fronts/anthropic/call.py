@@ -1,0 +1,40 @@
+"""Turns the body of an Anthropic call into a request to the gateway's core, and the options of its answer."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gateway.fronts.anthropic.conversation import conversation_of
+from gateway.request import GenerationRequest, SamplingOptions, StopOptions
+
+if TYPE_CHECKING:
+    from gateway.fronts.anthropic.schema import CountBody, MessagesBody
+
+
+@dataclass(frozen=True, slots=True)
+class MessageCall:
+    """One call of a client."""
+
+    request: GenerationRequest
+    max_tokens: int
+    stream: bool
+
+
+def understand(body: MessagesBody, tenant: str) -> MessageCall:
+    """Makes a call of a body of /v1/messages."""
+    request = GenerationRequest(
+        prompt=conversation_of(body),
+        request_id=f"msg_{uuid.uuid4().hex}",
+        model=body.model,
+        sampling=SamplingOptions(temperature=body.temperature, top_p=body.top_p, top_k=body.top_k),
+        stop=StopOptions(max_tokens=body.max_tokens, stop_strings=tuple(body.stop_sequences or ())),
+        tenant=tenant,
+    )
+    return MessageCall(request, body.max_tokens, bool(body.stream))
+
+
+def understand_count(body: CountBody, tenant: str) -> GenerationRequest:
+    """Makes the request whose prompt is counted of a body of /v1/messages/count_tokens."""
+    return GenerationRequest(prompt=conversation_of(body), model=body.model, tenant=tenant)

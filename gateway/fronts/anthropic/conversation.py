@@ -1,0 +1,55 @@
+"""Turns the prompt of an Anthropic call into a conversation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from blockyard.client.chat import Role, ToolChoice
+from gateway import chat
+from gateway.fronts.anthropic.blocks import TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock, join_texts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gateway.fronts.anthropic.schema import MessageShape, PromptShape
+
+
+def conversation_of(body: PromptShape) -> chat.Conversation:
+    """Makes the conversation: a system message, then those of the body. An answer continues a final assistant's."""
+    messages = [*_system(body), *(message for each in body.messages for message in _messages(each))]
+    return chat.Conversation(
+        messages=tuple(messages),
+        tools=tuple(tool.as_tool() for tool in body.tools or ()),
+        tool_choice=ToolChoice(body.tool_choice.type if body.tool_choice else "auto"),
+        continue_final_message=bool(messages) and messages[-1].role is Role.ASSISTANT,
+        template_arguments=_template_arguments(body),
+    )
+
+
+def _system(body: PromptShape) -> Iterator[chat.Message]:
+    if content := join_texts(body.system or []):
+        yield chat.Message(Role.SYSTEM, content)
+
+
+def _messages(message: MessageShape) -> Iterator[chat.Message]:
+    """Makes a message for each result of a tool, and one of all else, in the order of the calls' API."""
+    for block in message.content:
+        if isinstance(block, ToolResultBlock):
+            yield chat.Message(Role.TOOL, join_texts(block.content or []) or "", tool_call_id=block.tool_use_id)
+    texts = [block for block in message.content if isinstance(block, TextBlock)]
+    calls = tuple(block.as_call() for block in message.content if isinstance(block, ToolUseBlock))
+    thoughts = [block.thinking for block in message.content if isinstance(block, ThinkingBlock)]
+    if texts or calls or thoughts or not message.content:
+        yield chat.Message(
+            Role(message.role), join_texts(texts), tool_calls=calls, reasoning_content=chat.join_parts(thoughts)
+        )
+
+
+def _template_arguments(body: PromptShape) -> dict[str, Any]:
+    """Returns the variables by which templates know whether, and how much, a model should think."""
+    arguments: dict[str, Any] = {}
+    if body.thinking is not None:
+        arguments["enable_thinking"] = body.thinking.type != "disabled"
+    if body.output_config is not None and body.output_config.effort is not None:
+        arguments["reasoning_effort"] = body.output_config.effort
+    return arguments

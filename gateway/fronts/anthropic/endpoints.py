@@ -1,0 +1,125 @@
+"""Serves the Anthropic Messages API. Owns the order of a call: read the body, start the request, answer it."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute, APIRouter
+from starlette.exceptions import HTTPException
+
+from gateway.fronts.anthropic import errors
+from gateway.fronts.anthropic.answer import MessageAnswer, encode_event
+from gateway.fronts.anthropic.call import understand, understand_count
+from gateway.fronts.anthropic.schema import CountBody, MessagesBody
+from gateway.fronts.http_calls.bodies import parse_body, read_json
+from gateway.fronts.http_calls.errors import client_error
+from gateway.fronts.http_calls.headers import read_tenant
+from gateway.fronts.http_calls.single_reader import started
+from gateway.fronts.http_calls.streaming import Connection, EventStream
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Coroutine
+    from typing import Any
+
+    from fastapi import FastAPI
+
+    from gateway.fronts.http_calls.streaming import ServerSentEvent
+    from gateway.generation import GenerationService
+    from gateway.live.reader import Reader
+
+PATH = "/v1/messages"
+
+
+class AnsweringRoute(APIRoute):
+    """A route whose errors become answers in Anthropic's form."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Makes the handler; FastAPI calls it once for each route."""
+        handle = super().get_route_handler()
+
+        async def answer(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except HTTPException as error:
+                fields = {"type": errors.error_type(error.status_code), "message": str(error.detail)}
+                return errors.response({"type": "error", "error": fields}, error.status_code, error.headers or {})
+            except Exception as error:  # noqa: BLE001 - the boundary of this front
+                return errors.error_response(errors.rename(client_error(error)))
+
+        return answer
+
+
+class MessageEndpoints:
+    """Serves messages, and counts their tokens."""
+
+    def __init__(self, generation: GenerationService) -> None:
+        self._generation = generation
+
+    async def create(self, request: Request) -> Response:
+        """Answers a conversation: Anthropic's messages."""
+        tenant = read_tenant(request)
+        body = parse_body(MessagesBody, await read_json(request))
+        self._generation.resolve_model(body.model)
+        call = understand(body, tenant)
+        async with AsyncExitStack() as resources:
+            connection = Connection(request.receive)
+            resources.push_async_callback(connection.aclose)
+            starting = resources.enter_async_context(started(self._generation, call.request, clamps=True))
+            reader, accepted = await connection.run(starting)
+            answer = MessageAnswer(call, accepted)
+            headers = {"request-id": accepted.request_id}
+            if call.stream:
+                return EventStream(_events(answer, reader), connection, resources.pop_all(), headers)
+            await connection.run(_read_all(answer, reader))
+            return Response(answer.encode(), headers=headers, media_type="application/json")
+
+    async def count_tokens(self, request: Request) -> JSONResponse:
+        """Counts the tokens of a conversation as a prompt."""
+        tenant = read_tenant(request)
+        body = parse_body(CountBody, await read_json(request))
+        self._generation.resolve_model(body.model)
+        token_ids = await self._generation.prompt_of(understand_count(body, tenant))
+        return JSONResponse({"input_tokens": len(token_ids)})
+
+
+async def _events(answer: MessageAnswer, reader: Reader) -> AsyncGenerator[ServerSentEvent, None]:
+    """Makes the events of a stream. One that fails ends with its error."""
+    try:
+        for event in answer.start():
+            yield encode_event(event)
+        async for item in reader:
+            for event in answer.add(item):
+                yield encode_event(event)
+    except Exception as error:  # noqa: BLE001 - the boundary of what fails after the status line
+        yield encode_event(errors.error_object(errors.rename(client_error(error))))
+
+
+async def _read_all(answer: MessageAnswer, reader: Reader) -> None:
+    reader.be_patient()
+    async for item in reader:
+        for _ in answer.add(item):
+            pass
+
+
+async def _not_served(request: Request) -> Response:
+    """Refuses what else the API has, by name."""
+    raise HTTPException(404, f"{request.url.path} is not supported: {PATH} and {PATH}/count_tokens are")
+
+
+async def _alive() -> Response:
+    """Answers 200: agents ask whether somebody is there before they send anything."""
+    return Response()
+
+
+def add_messages(app: FastAPI, generation: GenerationService) -> None:
+    """Adds the API's routes to an application."""
+    endpoints = MessageEndpoints(generation)
+    router = APIRouter(route_class=AnsweringRoute)
+    router.add_api_route(PATH, endpoints.create, methods=["POST"], include_in_schema=False)
+    router.add_api_route(f"{PATH}/count_tokens", endpoints.count_tokens, methods=["POST"], include_in_schema=False)
+    router.add_api_route(PATH + "/{rest:path}", _not_served, methods=["GET", "POST", "DELETE"], include_in_schema=False)
+    app.include_router(router)
+    app.add_api_route("/", _alive, methods=["HEAD"], include_in_schema=False)

@@ -1,0 +1,79 @@
+"""Makes errors in Anthropic's form from the one table of `blockyard.errors`.
+
+    {"type": "error", "error": {"type", "message", "reason", "violations": [{"param", "message", "code"}]}}
+
+`reason` and `violations` are ours.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from fastapi import Response
+
+from blockyard.errors import Reason
+from gateway.fronts.http_calls.errors import rename_violations, retry_headers
+from gateway.fronts.openai.errors import parameter
+from gateway.observe.metrics import note_error
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from blockyard.errors import BlockyardError
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+# Agents shorten a conversation when a message says this.
+_PREFIXES = {Reason.PROMPT_TOO_LONG: "prompt is too long: "}
+_NAMES = {"prompt": "messages", "stop": "stop_sequences"}
+# A tool's parameters have another name in this API, and no function around them.
+_OF_TOOL = re.compile(r"(tools\[\d+\])\.function\.(?:parameters)?")
+
+
+def rename(error: BlockyardError) -> BlockyardError:
+    """Renames the parameters of an error of the core to those of the API."""
+    return rename_violations(error, _parameter)
+
+
+def _parameter(field: str) -> str:
+    name = parameter(field, _NAMES)
+    return _OF_TOOL.sub(lambda match: match[1] + (".input_schema" if match[0].endswith("s") else "."), name)
+
+
+def error_type(status: int) -> str:
+    """Returns the API's type of an error, by the HTTP status."""
+    return _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+
+
+def error_object(error: BlockyardError) -> dict[str, Any]:
+    """Returns the body of an error's answer, which is also the data of the event that ends a stream."""
+    note_error(error.reason)
+    fields: dict[str, Any] = {
+        "type": error_type(error.http_status),
+        "message": _PREFIXES.get(error.reason, "") + error.message,
+        "reason": str(error.reason),
+    }
+    if error.violations:
+        fields["violations"] = [
+            {"param": each.field, "message": each.description, "code": str(each.reason)} for each in error.violations
+        ]
+    return {"type": "error", "error": fields}
+
+
+def error_response(error: BlockyardError) -> Response:
+    """Answers a call with an error and, where it makes sense, when to try again."""
+    return response(error_object(error), error.http_status, retry_headers(error))
+
+
+def response(body: dict[str, Any], status: int, headers: Mapping[str, str]) -> Response:
+    """Answers with a body. Unless the headers say otherwise, the client is not to try again."""
+    return Response(json.dumps(body), status, {"x-should-retry": "false", **headers}, media_type="application/json")

@@ -1,0 +1,164 @@
+"""The bodies of /v1/messages and of /v1/messages/count_tokens: names, types, and what is not served.
+
+A parameter is one of four kinds, as in `gateway.fronts.openai.schema.requests`: it works; it is taken and has no effect
+here; the API knows it and it is not served, which is an error that names it; or nobody knows it, which is an error too.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from gateway import chat
+from gateway.fronts.anthropic.blocks import Content, Texts  # noqa: TC001 - pydantic reads the annotations
+from gateway.fronts.http_calls.body_types import Neutral, NotServed, Shape, at_most, unsupported
+
+# An earlier answer's thinking is the chat template's to leave out.
+_HARMLESS_EDITS = "clear_thinking_"
+
+
+class MessageShape(Shape):
+    """One message."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Content
+
+
+def _check_tool(value: Any) -> Any:
+    """Refuses the tools of Anthropic's servers by name."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    if isinstance(kind, str) and kind != "custom":
+        raise unsupported(f"is of the type {kind!r}, which is not supported: only tools with an input_schema are")
+    return value
+
+
+class ToolShape(Shape):
+    """A tool that the client has."""
+
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any]
+    type: Literal["custom"] | None = None
+    strict: Annotated[Any, Neutral(False)] = None
+    cache_control: dict[str, Any] | None = None
+    # Arguments are streamed as they are written.
+    eager_input_streaming: bool | None = None
+    allowed_callers: Annotated[Any, Neutral(["direct"])] = None
+    defer_loading: Annotated[Any, Neutral(False)] = None
+    input_examples: Annotated[Any, Neutral([])] = None
+
+    def as_tool(self) -> chat.Tool:
+        """Converts it to the core's value."""
+        return chat.Tool(self.name, self.description or "", json.dumps(self.input_schema, ensure_ascii=False))
+
+
+class ToolChoiceShape(Shape):
+    """Whether the model may call tools."""
+
+    type: Literal["auto", "none"]
+    disable_parallel_tool_use: Annotated[Any, Neutral(False)] = None
+
+
+def _check_thinking(value: Any) -> Any:
+    if isinstance(value, dict) and value.get("type") == "between_tools":
+        raise unsupported("of the type 'between_tools' is not supported")
+    return value
+
+
+class ThinkingShape(Shape):
+    """Whether the model thinks first. `budget_tokens` is a wish, which models here cannot be told."""
+
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: int | None = None
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class OutputConfig(Shape):
+    """How the answer is written. `effort` goes to the chat template."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: NotServed = None
+    task_budget: NotServed = None
+
+
+def _check_edits(value: Any) -> Any:
+    """Takes edits that change nothing here, and refuses others by name."""
+    edits = value.get("edits") or [] if isinstance(value, dict) else None
+    if not isinstance(edits, list):
+        raise PydanticCustomError("context_management", "should be an object with a list of edits")
+    for edit in edits:
+        kind = edit.get("type") if isinstance(edit, dict) else edit
+        if not (isinstance(kind, str) and kind.startswith(_HARMLESS_EDITS)):
+            raise unsupported(f"has an edit {kind!r}, which is not supported")
+    return value
+
+
+class PromptShape(Shape):
+    """The fields that make the prompt."""
+
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset(
+        {"betas", "cache_control", "context_management", "diagnostics", "user_profile_id", "workspace_id"}
+    )
+
+    model: str
+    messages: Annotated[
+        list[MessageShape], Field(fail_fast=True, json_schema_extra={"minItems": 1}), at_most(chat.MAX_MESSAGES)
+    ]
+    system: Texts | None = None
+    tools: (
+        Annotated[
+            list[Annotated[ToolShape, BeforeValidator(_check_tool)]], Field(fail_fast=True), at_most(chat.MAX_TOOLS)
+        ]
+        | None
+    ) = None
+    tool_choice: ToolChoiceShape | None = None
+    thinking: Annotated[ThinkingShape | None, BeforeValidator(_check_thinking)] = None
+    output_config: OutputConfig | None = None
+
+    # They label a request, or tune what works by itself here.
+    betas: list[str] | None = None
+    cache_control: dict[str, Any] | None = None
+    context_management: Annotated[dict[str, Any], BeforeValidator(_check_edits)] | None = None
+    diagnostics: dict[str, Any] | None = None
+    user_profile_id: str | None = None
+    workspace_id: str | None = None
+
+    billing_policy: NotServed = None
+    compaction: NotServed = None
+    container: NotServed = None
+    fallback_credit_token: NotServed = None
+    fallbacks: Annotated[Any, Neutral([])] = None
+    inference_geo: NotServed = None
+    mcp_servers: Annotated[Any, Neutral([])] = None
+    output_format: NotServed = None
+    speed: Annotated[Any, Neutral("standard")] = None
+    thread: NotServed = None
+
+
+def _check_length(value: int) -> int:
+    if value < 1:
+        raise PydanticCustomError("max_tokens", "must be at least 1, not {value}", {"value": value})
+    return value
+
+
+class MessagesBody(PromptShape):
+    """The body of /v1/messages. `max_tokens` gives way where the model's length leaves less."""
+
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = PromptShape.WITHOUT_EFFECT | {"metadata", "service_tier"}
+
+    max_tokens: Annotated[int, AfterValidator(_check_length)]
+    stop_sequences: Annotated[list[str], Field(fail_fast=True)] | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+
+    metadata: dict[str, Any] | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+
+
+class CountBody(PromptShape):
+    """The body of /v1/messages/count_tokens."""

@@ -1,0 +1,1 @@
+"""What the HTTP fronts share: the types of bodies, reading them, headers, and streams of events."""

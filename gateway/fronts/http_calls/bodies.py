@@ -1,0 +1,64 @@
+"""Reads the JSON bodies of calls, and makes one error of all that is wrong with one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pydantic
+from starlette.exceptions import HTTPException
+
+from blockyard.errors import Reason, Violation, invalid
+from gateway.fronts.http_calls.body_types import UNSUPPORTED, Shape
+from gateway.fronts.http_calls.streaming import read_body
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from fastapi import Request
+
+    from blockyard.errors import BlockyardError
+
+B = TypeVar("B", bound=Shape)
+
+# Where a violation is of the body as a whole, there is no parameter to name.
+BODY = "body"
+MAX_VIOLATIONS = 100
+
+
+async def read_json(request: Request) -> bytes:
+    """Reads a body of the type JSON; raises BlockyardError, and HTTPException 415.
+
+    Browsers let any web page send other types to any address without asking, this machine's own included.
+    """
+    raw = await read_body(request)
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise HTTPException(415, "the body must be JSON, and the header Content-Type must be application/json")
+    return raw
+
+
+def parse_body(kind: type[B], raw: bytes) -> B:
+    """Reads JSON; raises BlockyardError with all that is wrong with its names and types."""
+    try:
+        return kind.model_validate_json(raw)
+    except pydantic.ValidationError as error:
+        raise from_validation(error) from None
+
+
+def from_validation(error: pydantic.ValidationError) -> BlockyardError:
+    """Makes one error of everything that is wrong with a body's names and types, up to a hundred violations."""
+    return of_details(error.errors(include_url=False, include_context=False, include_input=False))
+
+
+def of_details(found: Sequence[Mapping[str, Any]], *, skip: int = 0) -> BlockyardError:
+    """Makes one error of pydantic's details; the first `skip` parts of their places are left out."""
+    return invalid(_violation(item["type"], item["loc"][skip:], item["msg"]) for item in found[:MAX_VIOLATIONS])
+
+
+def _violation(kind: str, location: tuple[int | str, ...], message: str) -> Violation:
+    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location if part != "[key]")[1:]
+    if kind == UNSUPPORTED:
+        return Violation(name, message, Reason.UNSUPPORTED_PARAMETER)
+    descriptions = {"extra_forbidden": "is not a parameter of this call", "missing": "is required"}
+    description = descriptions.get(kind, message.removeprefix("Input ").strip())
+    return Violation(name or BODY, description)

@@ -1,0 +1,46 @@
+"""What the errors of all HTTP fronts have in common: parameters under their callers' names, and when to try again."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from blockyard.errors import BlockyardError, Reason, Violation, invalid
+from blockyard.telemetry import EventLogger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+log = EventLogger(__name__)
+
+
+def client_error(error: Exception) -> BlockyardError:
+    """Returns the error that a client may see; an unexpected one is logged, and becomes a BUG."""
+    if isinstance(error, BlockyardError):
+        return error
+    log.exception("a call failed")
+    return BlockyardError(Reason.BUG, "internal error; the server's log has more")
+
+
+def rename_violations(error: BlockyardError, name_of: Callable[[str], str]) -> BlockyardError:
+    """Renames the fields of an error of the core, which are paths in the proto; its message is made of them again."""
+    if not error.violations:
+        return error
+    renamed = invalid(Violation(name_of(each.field), each.description, each.reason) for each in error.violations)
+    return BlockyardError(
+        error.reason, renamed.message, renamed.violations, error.retry_after_seconds, dict(error.metadata)
+    )
+
+
+def retry_headers(error: BlockyardError) -> dict[str, str]:
+    """Returns the headers that say when to try again; empty where the same call would fail again.
+
+    Beside Retry-After go those that the clients of OpenAI and Anthropic obey.
+    """
+    if error.retry_after_seconds is None:
+        return {}
+    return {
+        "x-should-retry": "true",
+        "retry-after": str(math.ceil(error.retry_after_seconds)),
+        "retry-after-ms": str(math.ceil(error.retry_after_seconds * 1000)),
+    }

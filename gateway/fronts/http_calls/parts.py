@@ -1,0 +1,108 @@
+"""Divides an answer into parts, one after another: reasoning, text, calls of tools.
+
+For the APIs whose answers are lists of parts. A part begins where the kind changes, and ends where the next begins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gateway.request import Delta
+
+
+class PartKind(Enum):
+    """The kinds of parts."""
+
+    REASONING = "reasoning"
+    TEXT = "text"
+    CALL = "call"
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """A part of an answer.
+
+    Attributes:
+        number: from 0.
+        kind: what it is.
+        call_id, name: of a call.
+        pieces: its text so far; of a call, its arguments.
+    """
+
+    number: int
+    kind: PartKind
+    call_id: str = ""
+    name: str = ""
+    pieces: list[str] = field(default_factory=list[str])
+
+    @property
+    def text(self) -> str:
+        """All of it so far."""
+        return "".join(self.pieces)
+
+
+class Opened(NamedTuple):
+    """A part begins."""
+
+    part: Part
+
+
+class Grown(NamedTuple):
+    """There is more of a part."""
+
+    part: Part
+    piece: str
+
+
+class Closed(NamedTuple):
+    """A part is whole."""
+
+    part: Part
+
+
+Step = Opened | Grown | Closed
+
+
+class AnswerParts:
+    """Collects the parts of one sequence. Its steps do not depend on how the answer was cut into deltas, but for the
+    pieces of `Grown`.
+
+    Attributes:
+        parts: so far, in order.
+    """
+
+    def __init__(self) -> None:
+        self.parts: list[Part] = []
+        self._open: Part | None = None
+
+    def add(self, delta: Delta) -> Iterator[Step]:
+        """Takes more of the answer."""
+        if delta.text:
+            yield from self._grow(PartKind.TEXT, delta.text)
+
+    def end(self) -> Iterator[Step]:
+        """Takes note that the answer has ended."""
+        yield from self._close()
+
+    def _grow(self, kind: PartKind, piece: str) -> Iterator[Step]:
+        if self._open is None or self._open.kind is not kind:
+            yield from self._begin(Part(len(self.parts), kind))
+        assert self._open is not None
+        self._open.pieces.append(piece)
+        yield Grown(self._open, piece)
+
+    def _begin(self, part: Part) -> Iterator[Step]:
+        yield from self._close()
+        self._open = part
+        self.parts.append(part)
+        yield Opened(part)
+
+    def _close(self) -> Iterator[Step]:
+        if self._open is not None:
+            part, self._open = self._open, None
+            yield Closed(part)

@@ -1,0 +1,56 @@
+"""Starts the one request of a call, and reads it."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from blockyard.errors import BlockyardError
+from gateway.request import Accepted
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from gateway.generation import GenerationService
+    from gateway.live.reader import Reader
+    from gateway.request import GenerationRequest, ResumeRequest
+
+
+@asynccontextmanager
+async def started(
+    service: GenerationService, request: GenerationRequest, *, clamps: bool = False
+) -> AsyncGenerator[tuple[Reader, Accepted], None]:
+    """Starts a request, waits until it is queued, and closes its reader at the end.
+
+    `clamps`: a max_tokens that does not fit behind the prompt gives way. Raises BlockyardError.
+    """
+    try:
+        reader = await service.start(request, replay=True)
+    except BlockyardError as error:
+        if not (clamps and {violation.field for violation in error.violations} == {"stop.max_tokens"}):
+            raise
+        unlimited = replace(request, stop=replace(request.stop, max_tokens=None))
+        reader = await service.start(unlimited, replay=True)
+    async with _begun(reader) as begun:
+        yield begun
+
+
+@asynccontextmanager
+async def resumed(service: GenerationService, resume: ResumeRequest) -> AsyncGenerator[tuple[Reader, Accepted], None]:
+    """Reads a request again from its beginning, wherever it runs or ran, and closes its reader at the end.
+
+    Raises BlockyardError REQUEST_EXPIRED.
+    """
+    async with _begun(await service.resume(resume, replay=True)) as begun:
+        yield begun
+
+
+@asynccontextmanager
+async def _begun(reader: Reader) -> AsyncGenerator[tuple[Reader, Accepted], None]:
+    try:
+        event = await anext(reader)
+        assert isinstance(event, Accepted), f"{reader.request_id} began with {event}"
+        yield reader, event
+    finally:
+        await reader.aclose()

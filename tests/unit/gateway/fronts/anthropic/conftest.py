@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anthropic
+import httpx
+import httpx2
+import pytest
+
+from tests.unit.gateway.fronts.openai.scripted import ScriptedService
+from tests.unit.gateway.fronts.openai.serving import serve_openai
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+@pytest.fixture
+async def service() -> ScriptedService:
+    return ScriptedService()
+
+
+@pytest.fixture
+async def http(service: ScriptedService) -> AsyncIterator[httpx.AsyncClient]:
+    async with (
+        serve_openai(service) as url,
+        httpx.AsyncClient(base_url=url, timeout=20, verify=False) as client,
+    ):
+        yield client
+
+
+@pytest.fixture
+async def client(http: httpx.AsyncClient) -> AsyncIterator[anthropic.AsyncAnthropic]:
+    # With a connection of ours: to read the certificates of the world takes longer than a test.
+    async with httpx2.AsyncClient(timeout=20, verify=False) as connection:
+        yield anthropic.AsyncAnthropic(
+            base_url=str(http.base_url), api_key="none", max_retries=0, http_client=connection
+        )
