@@ -34,6 +34,14 @@ _ACTIVATIONS = {
     "GELU": Activation.GELU_ERF,
 }
 
+# What sentence_bert_config.json may have that changes the numbers, and the value with which it does not.
+_NEUTRAL = {
+    "transformer_task": "feature-extraction",
+    "module_output_name": "token_embeddings",
+    **dict.fromkeys(("processing_kwargs", "config_args", "config_kwargs"), None),
+    **dict.fromkeys(("query_length", "document_length", "query_expansion"), None),
+}
+
 
 @dataclass(slots=True)
 class Modules:
@@ -74,7 +82,12 @@ class Modules:
         )
 
     def _limits(self) -> dict[str, Any]:
-        return _read(self.folder, "sentence_bert_config.json")
+        path = "sentence_bert_config.json"
+        limits = _read(self.folder, path)
+        for name, neutral in _NEUTRAL.items():
+            if (value := limits.get(name)) and value != neutral:
+                raise unusable(f"{path}: {name} is {value!r}, which is not supported where rows make a vector")
+        return limits
 
 
 def read_modules(folder: Path) -> Modules | None:
@@ -93,7 +106,7 @@ def read_modules(folder: Path) -> Modules | None:
         match kind:
             case "Transformer" if place == 0 and not name:
                 pass
-            case "Pooling" if not modules.makes_vectors and not modules.products:
+            case "Pooling" if place and not modules.makes_vectors and not modules.products:
                 modules.kind, modules.source = _read_pooling(folder, name)
             case "Dense" if not modules.normalise:
                 modules.products.append(_read_dense(folder, name))

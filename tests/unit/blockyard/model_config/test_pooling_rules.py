@@ -25,6 +25,7 @@ NORMALIZE = {"path": "3_Normalize", "type": "sentence_transformers.models.Normal
 MEAN = {"1_Pooling": {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}}
 IDENTITY = {"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}
 SIGMOID = {"activation_fn": "torch.nn.modules.activation.Sigmoid"}
+LIMITS = "sentence_bert_config.json"
 CLASSIFIER = {"architectures": ["LlamaForSequenceClassification"]}
 
 
@@ -113,10 +114,13 @@ def test_one_model_serves_several_tasks(tmp_path: Path) -> None:
         ({}, [TRANSFORMER, POOLING], {"1_Pooling": {"pooling_mode": "mean", "include_prompt": False}}, None, "prompt"),
         ({}, [TRANSFORMER, POOLING, NORMALIZE, DENSE], MEAN, None, "Dense"),
         ({}, [{**TRANSFORMER, "path": "0_Transformer"}, POOLING], MEAN, None, "own folder"),
+        ({}, [POOLING, NORMALIZE], MEAN, None, "Pooling where it is not supported"),
+        ({}, [TRANSFORMER, POOLING], {**MEAN, LIMITS: {"transformer_task": "fill-mask"}}, None, "transformer_task"),
+        ({}, [TRANSFORMER, POOLING], {**MEAN, LIMITS: {"query_length": 32}}, None, "query_length"),
         ({}, [{**TRANSFORMER, "path": "../other"}, POOLING], MEAN, None, "outside"),
         ({}, [TRANSFORMER, {"path": "", "type": "a.WeightedLayerPooling"}], {}, None, "WeightedLayerPooling"),
         ({}, {"not": "a list"}, {}, None, "sentence-transformers"),
-        ({}, [TRANSFORMER, POOLING], {**MEAN, "sentence_bert_config.json": {"max_seq_length": "x"}}, None, "max_seq"),
+        ({}, [TRANSFORMER, POOLING], {**MEAN, LIMITS: {"max_seq_length": "x"}}, None, "max_seq"),
         (
             {},
             [TRANSFORMER, POOLING, DENSE],
