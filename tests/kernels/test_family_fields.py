@@ -127,7 +127,7 @@ _SKIPPED = ("_parallel", "_serial", "_multimodal")
 @pytest.mark.parametrize("recipe", [name for name in RECIPES if not name.endswith(_SKIPPED)])
 def test_a_field_counts_as_in_transformers_or_is_refused(recipe: str, tmp_path: Path) -> None:
     made = RECIPES[recipe]
-    sizes = {field: SMALL.get(field, value) for field, value in made.fields.items()}
+    sizes: dict[str, Any] = {field: SMALL.get(field, value) for field, value in made.fields.items()}
     if "layer_types" in sizes:
         sizes["layer_types"] = sizes["layer_types"][:2]
     config = getattr(transformers, made.config)(**sizes)

@@ -105,7 +105,7 @@ def make_tiny_model(name: str, folder: Path) -> Path:
     model.generation_config = transformers.GenerationConfig(bos_token_id=0, eos_token_id=1, pad_token_id=1)
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder, max_shard_size=recipe.max_shard_size)
-    _save_tokenizer(folder)
+    save_tokenizer(folder)
     return folder
 
 
@@ -133,7 +133,8 @@ def _spread(model: torch.nn.Module, seed: int) -> None:
             parameter.copy_(noise * gain * parameter.shape[1] ** -0.5)
 
 
-def _save_tokenizer(folder: Path) -> None:
+def save_tokenizer(folder: Path) -> None:
+    """Writes the tokenizer of all tiny models."""
     fast = transformers.PreTrainedTokenizerFast(
         tokenizer_object=train_tokenizer(),
         bos_token=BEGIN,
