@@ -291,6 +291,7 @@ class GenerationService:
         """Ends all requests here with an error; they run on at the scheduler, for another gateway to resume."""
         self._live.end_all(error)
         self._encoding.close()
+        self._preparation.close()
 
 
 def _require_tokens(facts: ModelFacts) -> None:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from blockyard.errors import BlockyardError, invalid
 from gateway.codec import state as state_codec
+from gateway.grammars.checking import GrammarChecks
+from gateway.grammars.rules import wrong_format
 from gateway.live.answer import AnswerRules, SequenceAnswer
 from gateway.live.prompt_answer import PromptAnswer
 from gateway.live.request_state import Origin, RequestState
@@ -51,7 +53,7 @@ class Prepared(NamedTuple):
 
 
 class Preparation:
-    """Prepares requests for one model. One for each process.
+    """Prepares requests for one model. One for each process; its maker closes it.
 
     Args:
         tokenizers: the model's, and those of adapters.
@@ -72,9 +74,14 @@ class Preparation:
     ) -> None:
         self._tokenizers = tokenizers
         self._encoding = encoding
+        self._grammars = GrammarChecks()
         self._model_name = model_name
         self._seed = seed
         self._clamps_max_tokens = clamps_max_tokens
+
+    def close(self) -> None:
+        """Stops its threads; those of `encoding` are another's."""
+        self._grammars.close()
 
     async def find_tokenizer(self, adapter: Adapter | None) -> Tokenizer:
         """Finds the tokenizer of requests with an adapter, or without one. Raises BlockyardError MODEL_NOT_LOADED."""
@@ -110,6 +117,7 @@ class Preparation:
         tokenizer = await self.find_tokenizer(adapter)
         token_ids, wrong = await _result_or_violations(self.prompt_of(request, facts_of_adapter, tokenizer))
         bad_word_ids, wrong_words = await _result_or_violations(self._encoding.bad_words_of(request, tokenizer))
+        grammar, wrong_grammar = await _result_or_violations(self._grammars.grammar_of(request))
         known = facts_of_adapter()
         if adapter is not None and tokenizer is not self._tokenizers.model:
             require_vocabulary(adapter.name, tokenizer, known.vocab_size)
@@ -126,7 +134,8 @@ class Preparation:
         if self._clamps_max_tokens and token_ids is not None:
             request = with_clamped_length(request, len(token_ids), known.max_model_len)
         found = find_violations(request, token_ids, limits, bad_word_ids=bad_word_ids)
-        if violations := [*wrong, *wrong_words, *found]:
+        against_format = wrong_format(request, tokenizer, self._tokenizers.model)
+        if violations := [*wrong, *wrong_words, *wrong_grammar, *against_format, *found]:
             raise invalid(violations)
         assert token_ids is not None
         submission = complete(
@@ -136,6 +145,7 @@ class Preparation:
             generation_defaults=tokenizer.generation_defaults,
             gateway_seed=self._seed,
             bad_word_ids=bad_word_ids,
+            grammar=grammar or "",
         )
         # An array, since it is kept as long as the request.
         name, prompt = wire_id(request.tenant, request.request_id), array("I", token_ids)

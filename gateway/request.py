@@ -47,6 +47,45 @@ class SamplingOptions:
     bad_token_sequences: tuple[tuple[int, ...], ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    # For llguidance; what is made of a request's format comes here. Empty: none.
+    grammar: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class JsonSchema:
+    """JSON that a schema, which is JSON itself, allows; `compact`: without white space between its tokens."""
+
+    schema: str
+    compact: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class JsonObject:
+    """Any JSON object."""
+
+
+@dataclass(frozen=True, slots=True)
+class Regex:
+    """A text that a regular expression matches as a whole."""
+
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """One of several texts."""
+
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lark:
+    """A text of a grammar in llguidance's kind of Lark."""
+
+    text: str
+
+
+OutputFormat = JsonSchema | JsonObject | Regex | Choices | Lark
 
 
 class EarlyStopping(IntEnum):
@@ -118,6 +157,7 @@ class GenerationRequest:
     # Until the client's own deadline.
     remaining_seconds: float | None = None
     beam_search: BeamOptions | None = None
+    format: OutputFormat | None = None
     # What the front that took it needs to write its answer again, at another gateway too; the core does not read it.
     front_state: bytes = b""
     # What of it is not done as asked, a sentence each; filled in by the core.

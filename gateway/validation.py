@@ -339,11 +339,12 @@ def complete(
     generation_defaults: Mapping[str, float],
     gateway_seed: int,
     bad_word_ids: Sequence[tuple[int, ...]] = (),
+    grammar: str = "",
 ) -> Submission:
     """Makes a submission of a request without violations, with nothing left open.
 
     Where the request says nothing, the model's default holds (`generation_defaults`), then the neutral value. What the
-    tokenizer made of the bad words (`bad_word_ids`) joins the bad token sequences.
+    tokenizer made of the bad words (`bad_word_ids`) joins the bad token sequences; `grammar` is that of its format.
     """
     room = limits.max_model_len - len(prompt_token_ids)
     end_token_ids = frozenset[int]() if request.stop.ignore_eos else limits.end_token_ids
@@ -351,7 +352,7 @@ def complete(
         request_id=request.request_id,
         prompt_token_ids=prompt_token_ids,
         n=request.n,
-        sampling=_complete_sampling(request, generation_defaults, gateway_seed, bad_word_ids),
+        sampling=replace(_complete_sampling(request, generation_defaults, gateway_seed, bad_word_ids), grammar=grammar),
         max_tokens=room if request.stop.max_tokens is None else request.stop.max_tokens,
         min_tokens=request.stop.min_tokens or 0,
         stop_token_ids=tuple(sorted(end_token_ids.union(request.stop.stop_token_ids))),

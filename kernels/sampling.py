@@ -1,8 +1,9 @@
 """The ops of sampling: how a backend chooses tokens of rows of logits, documented once.
 
 Owns their shapes, dtypes and meaning. Knows no requests and no batch: whatever a row asks for is in columns. Logits are
-float32 [R, vocabulary], contiguous, on the backend's device, and stay as they were; every other array is numpy's. A
-row's result depends on its own logits and columns alone, never on other rows, their number or the threads.
+float32 [R, vocabulary], contiguous, on the backend's device, and stay as they were, but for `apply_masks`; every other
+array is numpy's. A row's result depends on its own logits and columns alone, never on other rows, their number or the
+threads.
 
 Tokens are ordered by value, the largest first, ties by the lower id. -inf is an impossible token.
 """
@@ -73,6 +74,16 @@ class SamplingOps(Protocol):
 
     def finite_rows(self, logits: Tensor) -> Flags:
         """Finds the rows that hold finite numbers alone: [R]."""
+        ...
+
+    def apply_masks(self, logits: Tensor, rows: Integers, words: npt.NDArray[np.uint32]) -> None:
+        """Makes tokens of some rows impossible, in place: the one op that changes logits.
+
+        Args:
+            logits: of any number of rows.
+            rows: [n], which, none twice.
+            words: [n, vocabulary / 32, rounded up]: bit t % 32 of word t / 32 is set where token t stays possible.
+        """
         ...
 
     def choose(self, logits: Tensor, choices: Choices) -> Integers:

@@ -195,6 +195,7 @@ def _decode_sampling(message: sampling_pb2.SamplingParams) -> SamplingParams:
         bad_token_sequences=tuple(tuple(sequence.token_ids) for sequence in message.bad_token_sequences),
         logprobs=message.logprobs if message.HasField("logprobs") else None,
         prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
+        grammar=message.grammar,
     )
 
 

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from blockyard.capacity.limits import ProfileRequest
     from blockyard.capacity.memory import CachePlan, Usage
     from blockyard.model_config.pooling.rule import Task
+    from worker_service.grammars.matchers import Grammars
     from worker_service.lora.store import LoraStore
     from worker_service.models.loader import LoadedModel
     from worker_service.runner.model_runner import ModelRunner
@@ -146,6 +147,7 @@ class SetUp:
     choice: DeviceChoice | None = None
     loaded: LoadedModel | None = None
     loras: LoraStore | None = None
+    grammars: Grammars | None = None
     plan: CachePlan | None = None
     cache: CacheFacts | None = None
     executor: StepExecutor | None = None
@@ -296,17 +298,14 @@ def check_memory(executor: StepExecutor, plan: CachePlan | None) -> None:
 
 
 def make_executor(
-    loaded: LoadedModel,
-    request: CacheRequest,
-    *,
-    may_choose_threads: bool,
-    ranks: RankSteps | None = None,
-    loras: LoraStore | None = None,
+    set_up: SetUp, request: CacheRequest, *, may_choose_threads: bool, ranks: RankSteps | None = None
 ) -> tuple[StepExecutor, CacheFacts]:
     """Allocates the pools, proves what it can about results, and warms up; raises BlockyardError NEVER_FITS.
 
     `ranks`: of a worker whose replica has others.
     """
+    assert set_up.loaded is not None
+    loaded, loras = set_up.loaded, set_up.loras
     cache = _make_cache(loaded, request)
     loaded.model.serve_length(request.max_model_len)
     runner = make_runner(loaded, loras.make_slots() if loras else None)
@@ -332,7 +331,7 @@ def make_executor(
         num_threads = settle_threads(runner, cache.device_pool, request.block_size, request.max_num_seqs)
         log.info("threads chosen", num_threads=num_threads)
     lengths = request.max_model_len, request.max_num_seqs, request.block_size, request.max_num_batched_tokens
-    executor = StepExecutor(InputBatch(BatchLimits.of(loaded.config, *lengths)), cache, runner, ranks)
+    executor = StepExecutor(InputBatch(BatchLimits.of(loaded.config, *lengths), set_up.grammars), cache, runner, ranks)
     # What lives now lives as long as the process: the collector need not look at it again.
     gc.collect()
     gc.freeze()

@@ -57,6 +57,7 @@ class SamplingParams:
     bad_token_sequences: tuple[tuple[int, ...], ...] = ()
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    grammar: str = ""
 
     @property
     def has_penalties(self) -> bool:

@@ -20,6 +20,7 @@ from blockyard.telemetry import EventLogger
 from worker_service.device import memory
 from worker_service.device.device import ANY_DEVICE, AllowedDevice, describe_device
 from worker_service.device.thread import DeviceThread
+from worker_service.grammars.matchers import make_grammars
 from worker_service.groups.membership import Membership, wrong_members, wrong_request
 from worker_service.lora.store import make_loras
 from worker_service.observe.metrics import WorkerMetrics
@@ -223,7 +224,8 @@ class Worker:
                 _refuse(wrong_limits(lora_limits))
             loaded = await self._thread.run(lambda: load(choice, source, how, on_progress))
             loras = await self._thread.run(lambda: make_loras(loaded, lora_limits, self.adapters.root))
-            self.set_up = replace(self.set_up, loaded=loaded, source=source, loras=loras)
+            grammars = await asyncio.to_thread(make_grammars, loaded)
+            self.set_up = replace(self.set_up, loaded=loaded, source=source, loras=loras, grammars=grammars)
             self.metrics.on_load(loras)
             return loaded
 
@@ -244,9 +246,9 @@ class Worker:
             _refuse(wrong_cache_request(request, loaded.config.max_model_len))
             parallel = self._choice().parallel
             ranks = RankSteps(parallel, self.membership.find) if parallel.world_size > 1 else None
-            loras, may_choose_threads = self.set_up.loras, self._may_choose_threads
+            set_up, chooses = self.set_up, self._may_choose_threads
             executor, cache = await self._thread.run(
-                lambda: make_executor(loaded, request, may_choose_threads=may_choose_threads, ranks=ranks, loras=loras)
+                lambda: make_executor(set_up, request, may_choose_threads=chooses, ranks=ranks)
             )
             await self._thread.run(lambda: check_memory(executor, self.set_up.plan))
             self.set_up = replace(self.set_up, executor=executor, cache=cache)

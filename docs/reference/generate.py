@@ -75,6 +75,14 @@ MEANINGS: dict[Reason, tuple[str, str]] = {
         "A sequence cannot go on: what the request allows, forbids and needs before it may end leaves no token.",
         "Look at allowed_token_ids, bad_words and min_tokens together.",
     ),
+    Reason.GRAMMAR_DEAD_END: (
+        "A sequence cannot go on: what its grammar needs next the request forbids.",
+        "Look at allowed_token_ids and bad_words beside the format.",
+    ),
+    Reason.GRAMMAR_TOO_COMPLEX: (
+        "The format, or the grammar made of it, reaches a limit of size, depth or work.",
+        "Make it smaller: fewer or shorter patterns, smaller bounds, less nesting.",
+    ),
     Reason.REQUEST_EXPIRED: (
         "Nobody remembers a request with this id, or not any more.",
         "Send it again, or resume it with its spec: then it is generated again and only the rest is sent.",
@@ -171,11 +179,12 @@ A stream that fails after it has begun ends with one event `data: {{"error": …
 
 ## A sequence that fails by itself
 
-`NOT_FINITE` and `NO_TOKEN_POSSIBLE` are of one sequence: the other sequences and prompts of its call go on. Its
-`Finished` has the reason `FINISH_REASON_ERROR` and an `error`, a `google.rpc.Status`; over HTTP its choice, or the last
-chunk of it, has `"finish_reason": "error"` and an `"error"` in the form above. If every sequence of a call fails, the
-call fails with the error of the first: an answer at once has its status code, and a stream ends with it after the last
-`Finished` or the last chunk.
+`NOT_FINITE`, `NO_TOKEN_POSSIBLE`, `GRAMMAR_DEAD_END` and, where a limit is reached while it runs, `GRAMMAR_TOO_COMPLEX`
+are of one sequence: the other sequences and prompts of its call go on. Its `Finished` has the reason
+`FINISH_REASON_ERROR` and an `error`, a `google.rpc.Status`; over HTTP its choice, or the last chunk of it, has
+`"finish_reason": "error"` and an `"error"` in the form above. If every sequence of a call fails, the call fails with
+the error of the first: an answer at once has its status code, and a stream ends with it after the last `Finished` or
+the last chunk.
 
 ## Wrong doors
 

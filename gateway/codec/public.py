@@ -9,6 +9,7 @@ from blockyard.common.v1 import pooling_pb2, sampling_pb2
 from blockyard.errors import Reason, Violation, invalid, to_status
 from blockyard.inference.v1 import inference_pb2
 from gateway.codec.conversation import decode_conversation
+from gateway.codec.formats import decode_format, encode_format
 from gateway.codec.sampling import decode_beams, decode_sampling, encode_beams, encode_reason, encode_sampling
 from gateway.request import (
     Accepted,
@@ -62,6 +63,7 @@ def decode_spec(spec: inference_pb2.GenerationSpec) -> GenerationRequest:
         priority=spec.priority,
         max_queue_seconds=spec.max_queue_time.ToNanoseconds() / 1e9 if spec.HasField("max_queue_time") else None,
         beam_search=decode_beams(spec.beam_search) if spec.HasField("beam_search") else None,
+        format=decode_format(spec.format) if spec.HasField("format") else None,
     )
 
 
@@ -101,6 +103,8 @@ def _check_enums(spec: inference_pb2.GenerationSpec) -> None:
         violations.append(Violation("on_update", "must be CONTINUE or FAIL"))
     if spec.beam_search.early_stopping not in sampling_pb2.EarlyStopping.values():
         violations.append(Violation("beam_search.early_stopping", "must be HEURISTIC, FIRST or NEVER"))
+    if spec.HasField("format") and decode_format(spec.format) is None:
+        violations.append(Violation("format", "must be one of those that there are"))
     if violations:
         raise invalid(violations)
 
@@ -174,6 +178,7 @@ def encode_spec(request: GenerationRequest) -> inference_pb2.GenerationSpec:
         on_update=_ON_UPDATE_NUMBERS[request.on_update],
         priority=request.priority,
         beam_search=encode_beams(request.beam_search) if request.beam_search else None,
+        format=encode_format(request.format) if request.format else None,
     )
     if request.max_queue_seconds is not None:
         spec.max_queue_time.FromNanoseconds(round(request.max_queue_seconds * 1e9))

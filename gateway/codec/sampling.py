@@ -39,6 +39,7 @@ def decode_sampling(message: sampling_pb2.SamplingParams) -> SamplingOptions:
         **given,
         logit_bias=dict(message.logit_bias),
         allowed_token_ids=tuple(message.allowed_token_ids[:]),
+        grammar=message.grammar,
         bad_words=tuple(message.bad_words),
         bad_token_sequences=tuple(tuple(sequence.token_ids[:]) for sequence in message.bad_token_sequences),
     )
@@ -50,6 +51,7 @@ def encode_sampling(options: SamplingOptions) -> sampling_pb2.SamplingParams:
         **{name: getattr(options, name) for name in _NUMBERS},
         logit_bias=options.logit_bias,
         allowed_token_ids=options.allowed_token_ids,
+        grammar=options.grammar,
         bad_words=options.bad_words,
         bad_token_sequences=[
             sampling_pb2.TokenSequence(token_ids=token_ids) for token_ids in options.bad_token_sequences

@@ -33,6 +33,7 @@ def with_state(submission: Submission, request: GenerationRequest) -> Submission
         priority=0,
         max_queue_seconds=None,
         beam_search=None,
+        format=None,
         on_update=OnUpdate.CONTINUE,
     )
     state = state_pb2.RequestState(

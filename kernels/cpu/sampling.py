@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from kernels.launching import put_last_tokens, take_last_tokens
+from kernels.launching import apply_masks, put_last_tokens, take_last_tokens
 from kernels.sampling import TokenLogprobs
 
 if TYPE_CHECKING:
@@ -76,6 +76,8 @@ class CpuSampling:
     def launch_choose(self, logits: Tensor, choices: Choices) -> Tensor:
         """Chooses at once."""
         return torch.from_numpy(self.choose(logits, choices))
+
+    apply_masks = staticmethod(apply_masks)
 
     def choose(self, logits: Tensor, choices: Choices) -> Integers:
         """Chooses a token of each row."""

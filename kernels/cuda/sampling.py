@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from kernels.cuda.tokens import choice, last_tokens, logprobs
-from kernels.launching import upload
+from kernels.launching import apply_masks, upload
 from kernels.sampling import TokenLogprobs
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ class CudaSampling:
         """Finds them on the device. Neither end of a row is finite where a number is none."""
         least, most = torch.aminmax(logits, dim=-1)
         return (least > float("-inf")) & (most < float("inf"))
+
+    apply_masks = staticmethod(apply_masks)
 
     def choose(self, logits: Tensor, choices: Choices) -> Integers:
         """Chooses a token of each row."""

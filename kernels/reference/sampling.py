@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kernels.launching import put_last_tokens, take_last_tokens, upload
+from kernels.launching import apply_masks, put_last_tokens, take_last_tokens, upload
 from kernels.reference import logprobs
 
 if TYPE_CHECKING:
@@ -290,6 +290,8 @@ class ReferenceSampling:
     def launch_finite_rows(self, logits: Tensor) -> Tensor:
         """Finds them on the device."""
         return finite_rows(logits)
+
+    apply_masks = staticmethod(apply_masks)
 
     def choose(self, logits: Tensor, choices: Choices) -> Integers:
         """Chooses a token of each row."""

@@ -6,6 +6,7 @@ logits brought together, chooses, and tells the rest. Which of both follows from
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from kernels.sampling import Flags
     from worker_service.batch.input_batch import InputBatch
     from worker_service.batch.step_layout import StepLayout
+    from worker_service.grammars.matchers import Masks
 
 
 class Chooser:
@@ -32,6 +34,7 @@ class Chooser:
         self._vocab_size = vocab_size
         self.shared: SharedVocabulary | None = None
         """Of a network that other ranks hold the rest of."""
+        self._masks: Masks | None = None
 
     def join(self, collectives: Collectives) -> None:
         """Sets the ranks that share the vocabulary."""
@@ -40,6 +43,11 @@ class Chooser:
     def whole(self, logits: Tensor) -> Tensor | None:
         """Returns logits over the whole vocabulary; None where another rank has them."""
         return logits if self.shared is None else self.shared.gather(logits)
+
+    def begin(self, layout: StepLayout, batch: InputBatch) -> None:
+        """Begins what a step's choice needs beside its logits, to be there when these are."""
+        states = layout.sampled.grammars
+        self._masks = batch.grammars.begin_masks(states) if states and batch.grammars is not None else None
 
     def choose(
         self, logits: Tensor, layout: StepLayout, batch: InputBatch, finite: Flags | None = None
@@ -68,9 +76,11 @@ class Chooser:
         self, logits: Tensor, layout: StepLayout, batch: InputBatch, finite: Flags | None
     ) -> tuple[Sampled, Candidates]:
         sampled, candidates, num_sampled = Sampled(), Candidates(), len(layout.sampled)
+        masks, self._masks = self._masks, None
         of_sampled, of_beams = (None, None) if finite is None else (finite[:num_sampled], finite[num_sampled:])
         if num_sampled:
-            sampled = self.sampler.sample(logits[:num_sampled], batch.sample_rows(layout.sampled), of_sampled)
+            rows = replace(batch.sample_rows(layout.sampled), masks=masks)
+            sampled = self.sampler.sample(logits[:num_sampled], rows, of_sampled)
         if len(layout.beams):
             candidates = self.sampler.candidates(logits[num_sampled:], batch.sample_rows(layout.beams), of_beams)
         return sampled, candidates

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from blockyard.model_config.pooling.rule import PoolingRule
-    from worker_service.batch.row_requests import RowRequests
+    from worker_service.batch.row_requests import Followers, RowRequests
+    from worker_service.grammars.matchers import Grammars
     from worker_service.models.model_config import ModelConfig
-    from worker_service.sampling.sampling_state import TokenCounts
     from worker_service.step import Array, Fork, NewSequence, Step
 
 Flags = npt.NDArray[np.bool_]
@@ -105,14 +105,14 @@ class BatchLimits:
 class InputBatch:
     """The rows of live sequences."""
 
-    def __init__(self, limits: BatchLimits) -> None:
-        self.limits = limits
-        # What is sampled comes back with the scheduler's next steps: nothing is appended here, and nothing ends here,
-        # since other stages do not see what is sampled.
+    def __init__(self, limits: BatchLimits, grammars: Grammars | None = None) -> None:
+        # There are grammars where rows are sampled.
+        self.limits, self.grammars = limits, grammars
+        # What is sampled comes back with the scheduler's next steps: nothing is appended or ends here.
         self.takes_ids = False
         self._row_of: dict[int, int] = {}
         self._free: list[int] = []
-        self._requests = RequestTable(limits.vocab_size, limits.rule)
+        self._requests = RequestTable(limits.vocab_size, limits.rule, grammars)
         # The last row is nobody's and stays zero.
         self._progress = np.zeros(1, PROGRESS)
         self._token_ids = np.zeros((0, limits.max_model_len + 1), np.int32)
@@ -251,16 +251,16 @@ class InputBatch:
         rows = np.array([self._row_of[sequence_id] for sequence_id in sequence_ids], np.int64)
         live = ~self._progress["ended"][rows]
         rows = rows[live]
-        self._append_tokens(rows, self._requests.counts_of(rows), token_ids[live])
+        self._append_tokens(rows, self._requests.followers_of(rows), token_ids[live])
 
-    def _append_tokens(self, rows: Array, counts_of_rows: list[tuple[int, TokenCounts]], token_ids: Array) -> None:
-        """Adds an id to each of these rows, and to the counts of those that keep them."""
+    def _append_tokens(self, rows: Array, followers: Followers, token_ids: Array) -> None:
+        """Adds an id to each of these rows, and to what follows those of some."""
         num_tokens = self._progress["num_tokens"]
         lengths = num_tokens[rows]
         self._token_ids[rows, lengths] = token_ids
         num_tokens[rows] = lengths + 1
-        for place, counts in counts_of_rows:
-            counts.add(int(token_ids[place]))
+        for place, follower in followers:
+            follower.add(int(token_ids[place]))
 
     def _append_blocks(self, sequence_ids: tuple[int, ...], block_ids: Array) -> None:
         num_blocks = self._progress["num_blocks"]
@@ -311,7 +311,7 @@ class InputBatch:
         return self._token_ids[layout.rows[owners], seq_lens[owners] + layout.offsets].astype(np.int64)
 
     def sample_rows(self, requests: RowRequests) -> SampleRows:
-        """Returns what some rows ask of the sampler."""
+        """Returns what some rows ask of the sampler, but for masks of grammars, which are a step's."""
         positions = self._progress["num_tokens"][requests.rows] - requests.columns["prompt_length"]
         outputs = {place: self._output(requests.rows[place]) for place in requests.has_bad_words}
         return SampleRows(requests.columns, positions, requests.lists, outputs)
@@ -328,7 +328,7 @@ class InputBatch:
         sampled = layout.sampled
         is_stop = sampled.are_stops(token_ids, progress["num_tokens"][sampled.rows])
         progress["ended"][sampled.rows] = failed | is_stop
-        self._append_tokens(sampled.rows, sampled.counts, token_ids)
+        self._append_tokens(sampled.rows, sampled.followers, token_ids)
 
     def must_wait(self, step: Step) -> bool:
         """Returns whether a step whose changes were applied needs the tokens of all steps before it on the host."""

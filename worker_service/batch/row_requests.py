@@ -18,7 +18,10 @@ from worker_service.sampling.sampling_state import SAMPLING_FIELDS, SequenceList
 
 if TYPE_CHECKING:
     from blockyard.model_config.pooling.rule import PoolingRule
+    from worker_service.grammars.matchers import Grammars, GrammarState
     from worker_service.step import Array, NewSequence
+
+    Followers = list[tuple[int, TokenCounts | GrammarState]]
 
 ROW = np.dtype(
     [
@@ -41,8 +44,8 @@ ROW = np.dtype(
 class RowRequests:
     """Rows [R] that are due in a step: their sequences, the last hidden row of each, and what they ask for.
 
-    `columns` are records ROW. `counts` are the token counts of the rows that keep them, `has_bad_words` the rows that
-    have bad words, both by place among the R.
+    `columns` are records ROW. `followers` are what tokens of a row are added to, `has_bad_words` the rows that have bad
+    words, both by place among the R.
     """
 
     sequence_ids: tuple[int, ...]
@@ -50,8 +53,10 @@ class RowRequests:
     last_hidden: Array
     columns: npt.NDArray[np.void]
     lists: list[SequenceLists]
-    counts: list[tuple[int, TokenCounts]]
+    followers: Followers
     has_bad_words: list[int]
+    # By place too: where rows that have a grammar are in it.
+    grammars: list[tuple[int, GrammarState]]
     stop_token_ids: Array
     # A stop token ends a row that has so many tokens before it.
     least_tokens: Array
@@ -74,12 +79,13 @@ class RowRequests:
 class RequestTable:
     """The requests of all rows."""
 
-    def __init__(self, vocab_size: int, rule: PoolingRule | None = None) -> None:
-        """`rule`: of a model that pools: nothing is sampled of its rows."""
+    def __init__(self, vocab_size: int, rule: PoolingRule | None = None, grammars: Grammars | None = None) -> None:
+        """`rule`: of a model that pools: nothing is sampled of its rows. `grammars`: where rows are sampled."""
         self.columns = np.zeros(0, ROW)
         self.poolings: dict[int, PoolingRequest] = {}
         """Of the rows that have one."""
         self._vocab_size = vocab_size
+        self._grammars = grammars
         self.rule = rule
         self._lists: dict[int, SequenceLists] = {}
         self._stop_token_ids = np.zeros((0, 1), np.int64)
@@ -91,14 +97,15 @@ class RequestTable:
 
     def add(self, row: int, sequence: NewSequence) -> None:
         """Writes the request of a new sequence."""
-        lists = self._lists[row] = SequenceLists(sequence, self._vocab_size)
+        lists = self._lists[row] = SequenceLists(sequence, self._vocab_size, self._grammars)
         record: Any = self.columns[row]
         write_sampling(record, sequence, lists, self._vocab_size)
         record["prompt_length"] = sequence.prompt_length
         record["lora_id"] = sequence.lora_id
         record["num_virtual_tokens"] = sequence.num_virtual_tokens
         asks = max(record["logprobs"], record["prompt_logprobs"]) >= 0 or record["num_beam_candidates"] > 0
-        record["must_wait"] = asks or lists.counts is not None or bool(lists.bad_words)
+        follows = lists.counts is not None or bool(lists.bad_words) or bool(sequence.sampling.grammar)
+        record["must_wait"] = asks or follows
         if sequence.pooling is not None and self.rule is not None:
             makes_vectors = sequence.pooling.kind not in (PoolingKind.CLASSIFY, PoolingKind.LABEL_LOGITS, None)
             kind = sequence.pooling.kind if makes_vectors else self.rule.rows
@@ -124,10 +131,10 @@ class RequestTable:
         del self._lists[row]
         self.poolings.pop(row, None)
 
-    def counts_of(self, rows: Array) -> list[tuple[int, TokenCounts]]:
-        """Gathers the token counts of the rows that keep them, by place."""
+    def followers_of(self, rows: Array) -> Followers:
+        """Gathers what tokens of rows are added to, by place."""
         lists = enumerate(map(self._lists.__getitem__, rows.tolist()))
-        return [(place, each.counts) for place, each in lists if each.counts is not None]
+        return [(place, follower) for place, each in lists for follower in each.followers]
 
     def gather(self, sequence_ids: tuple[int, ...], rows: Array, last_hidden: Array) -> RowRequests:
         """Gathers the requests of some rows. Valid as long as each of them belongs to the same sequence."""
@@ -141,7 +148,8 @@ class RequestTable:
             last_hidden=last_hidden,
             columns=columns,
             lists=lists,
-            counts=[(place, counts) for place in editing if (counts := lists[place].counts) is not None],
+            followers=[(place, follower) for place in editing for follower in lists[place].followers],
+            grammars=[(place, state) for place in editing if (state := lists[place].grammar) is not None],
             has_bad_words=[place for place in editing if lists[place].bad_words],
             stop_token_ids=self._stop_token_ids[rows],
             least_tokens=columns["prompt_length"] + columns["min_tokens"],

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from blockyard.grammars import limits as grammar_limits
 from worker_service.device.device import instruction_set
 from worker_service.models.source import source_digest
 
@@ -34,6 +35,7 @@ def determinism_id(loaded: LoadedModel, fingerprint: str) -> str:
         torch.__version__,
         loaded.backend.identity,
         loaded.foreign_code,
+        grammar_limits.identity(),
         fingerprint,
     )
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]

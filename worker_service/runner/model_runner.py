@@ -98,6 +98,7 @@ class ModelRunner:
         self.slots.bring(self.slots.take_due())
         if not len(layout.rows):
             return RunnerOutput()
+        self._chooser.begin(layout, batch)
         due = np.concatenate([layout.sampled.last_hidden, layout.beams.last_hidden])
         lora, forward_batch = self._lora_rows(layout), self._place(forward_batch)
         if self._captured is not None and not prompts:

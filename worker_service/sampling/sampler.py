@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from kernels.ops import Backend
+    from worker_service.grammars.matchers import Masks
     from worker_service.step import Array
 
 Flags = npt.NDArray[np.bool_]
@@ -35,13 +36,15 @@ class SampleRows:
     """The rows that a step samples.
 
     `columns` are records [R] with SAMPLING_FIELDS, `positions` [R] the place of the token among the row's output from
-    0, `lists` [R] the rows' lists, `outputs` the output so far of those that have bad words, by their place.
+    0, `lists` [R] the rows' lists, `outputs` the output so far of those that have bad words, by their place, `masks`
+    what grammars allow.
     """
 
     columns: npt.NDArray[np.void]
     positions: Array
     lists: Sequence[SequenceLists]
     outputs: Mapping[int, npt.NDArray[np.int32]]
+    masks: Masks | None = None
 
     def __len__(self) -> int:
         return len(self.columns)
@@ -174,10 +177,12 @@ class Sampler:
         return upload(column, self._device)
 
     def _edit(self, logits: Tensor, rows: SampleRows) -> None:
-        """Allows, masks, adds biases, applies penalties: in this order, each for all rows.
+        """Applies grammars, allows, masks, adds biases, applies penalties: in this order, each for all rows.
 
-        What is masked completes a bad word, or is a stop token before min_tokens.
+        What is masked completes a bad word, or is a stop token before min_tokens, unless a grammar leaves nothing else.
         """
+        if rows.masks is not None:
+            self._ops.apply_masks(logits, rows.masks.rows, rows.masks.join())
         allowed, masked, biased, penalized = _FlatColumns(), _FlatColumns(), _FlatColumns(), _FlatColumns()
         for row in np.flatnonzero(rows.columns["edits_logits"]).tolist():
             columns, lists = rows.columns[row], rows.lists[row]
@@ -185,7 +190,7 @@ class Sampler:
                 allowed.add(row, lists.allowed_token_ids)
             if lists.bad_words:
                 masked.add(row, lists.bad_words.completing(rows.outputs[row]))
-            if rows.positions[row] < columns["min_tokens"]:
+            if rows.positions[row] < columns["min_tokens"] and not _must_end(rows, row):
                 masked.add(row, lists.stop_token_ids)
             if len(lists.bias_token_ids):
                 biased.add(row, lists.bias_token_ids, lists.bias_values)
@@ -203,6 +208,11 @@ class Sampler:
             at_rows, token_ids, counts, *penalties = penalized.tensors(self._device)
             repetition, frequency, presence = penalties
             edits.apply_penalties(logits, at_rows, token_ids, counts, (repetition, frequency, presence))
+
+
+def _must_end(rows: SampleRows, row: int) -> bool:
+    """Returns whether a row's grammar allows nothing but an end."""
+    return rows.masks is not None and rows.masks.leaves_only(row, rows.lists[row].stop_token_ids)
 
 
 def _choices(rows: SampleRows) -> Choices:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from worker_service.sampling.bad_words import BadWords
 
 if TYPE_CHECKING:
+    from worker_service.grammars.matchers import Grammars, GrammarState
     from worker_service.step import Array, NewSequence
 
 # Below this a temperature would only divide by next to nothing.
@@ -80,9 +81,10 @@ class TokenCounts:
 
 
 class SequenceLists:
-    """The lists that a sequence's sampling needs. Forks share all but the counts."""
+    """The lists that a sequence's sampling needs. Forks share all but the counts and where they are in a grammar."""
 
-    def __init__(self, sequence: NewSequence, vocab_size: int) -> None:
+    def __init__(self, sequence: NewSequence, vocab_size: int, grammars: Grammars | None = None) -> None:
+        """`grammars`: None where nothing is sampled."""
         bias = sequence.sampling.logit_bias
         # An id beyond the vocabulary (a checkpoint may name one as its end) can never be sampled.
         self.stop_token_ids = np.array([t for t in sequence.stop_token_ids if t < vocab_size], np.int64)
@@ -94,17 +96,29 @@ class SequenceLists:
         if sequence.sampling.has_penalties:
             ids, first = sequence.token_ids, sequence.num_virtual_tokens
             self.counts = TokenCounts(ids[first : sequence.prompt_length], ids[sequence.prompt_length :])
+        # Which ranks sample is no part of what is decided here alike by all.
+        self._has_grammar = bool(sequence.sampling.grammar)
+        self.grammar: GrammarState | None = None
+        if grammars is not None and self._has_grammar:
+            output = sequence.token_ids[sequence.prompt_length :]
+            self.grammar = grammars.follow(sequence.sampling.grammar, output, self.stop_token_ids)
 
     @property
     def edit_logits(self) -> bool:
         """Whether logits are changed for longer than min_tokens."""
         some_lists = len(self.bias_token_ids) > 0 or len(self.allowed_token_ids) > 0 or bool(self.bad_words)
-        return some_lists or self.counts is not None
+        return some_lists or self.counts is not None or self._has_grammar
+
+    @property
+    def followers(self) -> list[TokenCounts | GrammarState]:
+        """What each token of the output is to be added to."""
+        return [each for each in (self.counts, self.grammar) if each is not None]
 
     def copy(self) -> SequenceLists:
         """Makes the lists of a fork."""
         twin = copy(self)
         twin.counts = self.counts.copy() if self.counts else None
+        twin.grammar = self.grammar.copy() if self.grammar else None
         return twin
 
 

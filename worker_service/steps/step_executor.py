@@ -105,6 +105,13 @@ class StepExecutor:
         self.batch.clear()
         self.runner.slots.clear()
 
+    def prepare(self, step: Step) -> None:
+        """Begins what a step that will be executed needs, and what needs no device. Any thread may call it."""
+        if self.batch.grammars is not None:
+            for sequence in step.new_sequences:
+                if sequence.sampling.grammar:
+                    self.batch.grammars.prepare(sequence.sampling.grammar)
+
     def submit(self, step: Step, arrival: float) -> list[tuple[Step, StepResult]]:
         """Executes a step, or launches it behind others: returns the steps that are finished by then, in order.
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from kernels.sampling import Flags
     from worker_service.batch.row_requests import RowRequests
     from worker_service.batch.step_layout import StepLayout
+    from worker_service.grammars.matchers import GrammarState
     from worker_service.runner.model_runner import RunnerOutput
     from worker_service.sampling.sampler import Candidates, Sampled
 
@@ -67,9 +68,16 @@ def _failures(requests: RowRequests, output: Sampled | Candidates) -> Iterator[t
         return
     for sequence_id in requests.ids(output.failed & ~output.finite):
         yield sequence_id, _not_finite("the model's logits are")
-    for sequence_id in requests.ids(output.failed & output.finite):
+    for place in np.flatnonzero(output.failed & output.finite).tolist():
+        yield requests.sequence_ids[place], _no_token(requests.lists[place].grammar)
+
+
+def _no_token(grammar: GrammarState | None) -> BlockyardError:
+    if grammar is None:
         message = "no token is possible here: what the request allows, forbids and needs before it may end excludes all"
-        yield sequence_id, BlockyardError(Reason.NO_TOKEN_POSSIBLE, message)
+        return BlockyardError(Reason.NO_TOKEN_POSSIBLE, message)
+    message = "no token is possible here: what the grammar needs the request forbids, by allowed_token_ids or bad words"
+    return grammar.failure or BlockyardError(Reason.GRAMMAR_DEAD_END, message)
 
 
 def _not_finite(what: str) -> BlockyardError:

@@ -55,6 +55,7 @@ class StepStream:
     def submit(self, step: Step) -> None:
         """Queues a step for the device thread."""
         arrival = time.perf_counter()
+        self.executor.prepare(step)
         self._device.post(lambda: self._run(step, arrival))
 
     def _run(self, step: Step, arrival: float) -> None:

@@ -373,6 +373,7 @@ class GenerationSpec(_message.Message):
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     ON_UPDATE_FIELD_NUMBER: _builtins.int
+    FORMAT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The client's name for it: at most 128 of [A-Za-z0-9._:-]. Default: made by the gateway. A request that is sent again
     under the same name, the same in all, is read from its beginning, as long as it runs and a minute after; a
@@ -426,6 +427,10 @@ class GenerationSpec(_message.Message):
     def beam_search(self) -> _sampling_pb2.BeamSearch:
         """Beam search instead of sampling. Its tokens come all at the end."""
 
+    @_builtins.property
+    def format(self) -> Global___OutputFormat:
+        """The form that the answer must have. Not beside sampling.grammar."""
+
     def __init__(
         self,
         *,
@@ -446,10 +451,11 @@ class GenerationSpec(_message.Message):
         add_special_tokens: _builtins.bool | None = ...,
         truncate_prompt_tokens: _builtins.int | None = ...,
         on_update: Global___OnUpdate.ValueType = ...,
+        format: Global___OutputFormat | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_n", b"_n", "_skip_special_tokens", b"_skip_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "beam_search", b"beam_search", "conversation", b"conversation", "max_queue_time", b"max_queue_time", "n", b"n", "prompt", b"prompt", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "text", b"text", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_n", b"_n", "_skip_special_tokens", b"_skip_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "beam_search", b"beam_search", "conversation", b"conversation", "format", b"format", "max_queue_time", b"max_queue_time", "n", b"n", "prompt", b"prompt", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "text", b"text", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_n", b"_n", "_skip_special_tokens", b"_skip_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "beam_search", b"beam_search", "conversation", b"conversation", "max_queue_time", b"max_queue_time", "model", b"model", "n", b"n", "on_disconnect", b"on_disconnect", "on_update", b"on_update", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "return_token_ids", b"return_token_ids", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "text", b"text", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_n", b"_n", "_skip_special_tokens", b"_skip_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "beam_search", b"beam_search", "conversation", b"conversation", "format", b"format", "max_queue_time", b"max_queue_time", "model", b"model", "n", b"n", "on_disconnect", b"on_disconnect", "on_update", b"on_update", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "return_token_ids", b"return_token_ids", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "text", b"text", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015
@@ -473,6 +479,102 @@ class GenerationSpec(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_prompt) -> _WhichOneofReturnType_prompt | None: ...
 
 Global___GenerationSpec: _TypeAlias = GenerationSpec  # noqa: Y015
+
+@_typing.final
+class OutputFormat(_message.Message):
+    """The form of an answer: no token is chosen that leads out of it. One whose length is reached first may be cut."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JSON_SCHEMA_FIELD_NUMBER: _builtins.int
+    JSON_OBJECT_FIELD_NUMBER: _builtins.int
+    REGEX_FIELD_NUMBER: _builtins.int
+    CHOICES_FIELD_NUMBER: _builtins.int
+    GRAMMAR_FIELD_NUMBER: _builtins.int
+    json_object: _builtins.bool
+    """Any JSON object. Must be true."""
+    regex: _builtins.str
+    """A text that this regular expression matches as a whole, in the syntax of Rust's crate regex, without look-around."""
+    grammar: _builtins.str
+    """A text of a grammar in llguidance's kind of Lark."""
+    @_builtins.property
+    def json_schema(self) -> Global___JsonSchema:
+        """JSON that a schema allows."""
+
+    @_builtins.property
+    def choices(self) -> Global___Choices:
+        """One of several texts."""
+
+    def __init__(
+        self,
+        *,
+        json_schema: Global___JsonSchema | None = ...,
+        json_object: _builtins.bool = ...,
+        regex: _builtins.str = ...,
+        choices: Global___Choices | None = ...,
+        grammar: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "format", b"format", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "regex", b"regex"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "format", b"format", "grammar", b"grammar", "json_object", b"json_object", "json_schema", b"json_schema", "regex", b"regex"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_format: _TypeAlias = _typing.Literal["json_schema", "json_object", "regex", "choices", "grammar"]  # noqa: Y015
+    _WhichOneofArgType_format: _TypeAlias = _typing.Literal["format", b"format"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_format) -> _WhichOneofReturnType_format | None: ...
+
+Global___OutputFormat: _TypeAlias = OutputFormat  # noqa: Y015
+
+@_typing.final
+class JsonSchema(_message.Message):
+    """JSON that a schema allows. Properties come in the schema's order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCHEMA_FIELD_NUMBER: _builtins.int
+    COMPACT_FIELD_NUMBER: _builtins.int
+    schema: _builtins.str
+    """The JSON Schema, at most 256 KiB, nested at most 64 deep, of keywords that the guide on structured outputs lists.
+    References lead to places in it, and nowhere else.
+    """
+    compact: _builtins.bool
+    """Without white space between tokens of JSON. Default false: up to twelve characters of it."""
+    def __init__(
+        self,
+        *,
+        schema: _builtins.str = ...,
+        compact: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compact", b"compact", "schema", b"schema"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JsonSchema: _TypeAlias = JsonSchema  # noqa: Y015
+
+@_typing.final
+class Choices(_message.Message):
+    """Several texts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The texts, at least one, none empty."""
+
+    def __init__(
+        self,
+        *,
+        texts: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["texts", b"texts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Choices: _TypeAlias = Choices  # noqa: Y015
 
 @_typing.final
 class MatchedStop(_message.Message):

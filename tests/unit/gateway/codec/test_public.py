@@ -18,16 +18,21 @@ from gateway.codec import scheduler as scheduler_codec
 from gateway.request import (
     Accepted,
     BeamOptions,
+    Choices,
     Delta,
     EarlyStopping,
     Event,
     Finished,
     FinishReason,
     GenerationRequest,
+    JsonObject,
+    JsonSchema,
+    Lark,
     OnDisconnect,
     OnUpdate,
     PromptLogprobs,
     Recovered,
+    Regex,
     SamplingOptions,
     StopOptions,
     TokenLogprob,
@@ -50,6 +55,7 @@ SAMPLING = SamplingOptions(
     bad_token_sequences=((5,), (6, 7)),
     logprobs=2,
     prompt_logprobs=0,
+    grammar='start: "a"',
 )
 
 
@@ -77,6 +83,7 @@ def test_a_full_spec_is_read_field_by_field() -> None:
             bad_token_sequences=[{"token_ids": [5]}, {"token_ids": [6, 7]}],
             logprobs=2,
             prompt_logprobs=0,
+            grammar='start: "a"',
         ),
         stop=sampling_pb2.StopCriteria(
             max_tokens=9,
@@ -96,6 +103,7 @@ def test_a_full_spec_is_read_field_by_field() -> None:
         beam_search={"width": 4, "length_penalty": 0.5, "early_stopping": sampling_pb2.EARLY_STOPPING_NEVER},
         add_special_tokens=False,
         truncate_prompt_tokens=-1,
+        format={"json_schema": {"schema": "{}", "compact": True}},
     )
     other_prompts = {spec.DESCRIPTOR.fields_by_name[name] for name in ("text", "conversation")}
     assert set(dict(spec.ListFields())) == set(spec.DESCRIPTOR.fields) - other_prompts
@@ -116,11 +124,19 @@ FULL = GenerationRequest(
     priority=-5,
     max_queue_seconds=2.5,
     beam_search=BeamOptions(4, 0.5, EarlyStopping.NEVER),
+    format=JsonSchema("{}", compact=True),
 )
+FORMATS = JsonObject(), JsonSchema("{}"), Regex("a+"), Choices(("a", "b")), Lark('start: "a"')
 
 
 @pytest.mark.parametrize(
-    "request_", [FULL, GenerationRequest(prompt="x"), GenerationRequest(prompt="x", beam_search=BeamOptions(2))]
+    "request_",
+    [
+        FULL,
+        GenerationRequest(prompt="x"),
+        GenerationRequest(prompt="x", beam_search=BeamOptions(2)),
+        *(GenerationRequest(prompt="x", format=each) for each in FORMATS),
+    ],
 )
 def test_a_request_survives_as_a_spec_without_its_prompt(request_: GenerationRequest) -> None:
     spec = codec.encode_spec(request_)

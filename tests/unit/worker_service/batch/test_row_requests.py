@@ -77,8 +77,8 @@ def test_places_are_those_of_the_rows_gathered() -> None:
     requests = requests_of(
         request(), request(frequency_penalty=1.0), request(bad_token_sequences=((1,),)), request(presence_penalty=1.0)
     )
-    assert [place for place, _ in requests.counts] == [1, 3]
-    assert all(counts is requests.lists[place].counts for place, counts in requests.counts)
+    assert [place for place, _ in requests.followers] == [1, 3]
+    assert all(counts is requests.lists[place].counts for place, counts in requests.followers)
     assert requests.has_bad_words == [2]
 
 
@@ -91,8 +91,8 @@ def test_a_fork_asks_for_what_its_parent_asks_for() -> None:
     assert both.columns["sequence_index"].tolist() == [0, 3]
     assert both.columns["seed"].tolist() == [5, 5]
     assert both.are_stops(ints(4, 4), ints(9, 9)).all()
-    both.counts[0][1].add(8)
-    assert [len(counts.token_ids) for _, counts in both.counts] == [4, 3]
+    both.followers[0][1].add(8)
+    assert [len(counts.token_ids) for _, counts in both.followers] == [4, 3]
 
 
 def test_a_table_grows_around_its_rows() -> None:

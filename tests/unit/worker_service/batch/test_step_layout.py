@@ -164,7 +164,7 @@ def test_a_preempted_sequence_that_finds_its_blocks_again_is_no_steady_decode(ba
     after = decode(batch, 3, token_id=9, finished_sequence_ids=(3,), new_sequences=(again,))
     assert after.layout.rows.tolist() == before.layout.rows.tolist()
     assert not is_kept(before, after)
-    ((_, counts),) = decode(batch, 3, token_id=8).layout.sampled.counts
+    ((_, counts),) = decode(batch, 3, token_id=8).layout.sampled.followers
     assert dict(zip(counts.token_ids.tolist(), counts.output_counts.tolist(), strict=True)) == {
         0: 0, 1: 0, 7: 2, 8: 1, 9: 1
     }  # fmt: skip
@@ -180,7 +180,7 @@ def test_a_fork_takes_a_row_and_its_own_counts(batch: InputBatch) -> None:
     assert work.layout.sampled.columns["sequence_index"].tolist() == [0, 1]
     both = decode(batch, 3, 4)
     assert not is_kept(before, both)
-    counts = [counts for _, counts in both.layout.sampled.counts]
+    counts = [counts for _, counts in both.layout.sampled.followers]
     outputs = [dict(zip(c.token_ids.tolist(), c.output_counts.tolist(), strict=True)) for c in counts]
     assert outputs == [{0: 0, 1: 0, 7: 3, 20: 1}, {0: 0, 1: 0, 7: 3, 21: 1}]
 

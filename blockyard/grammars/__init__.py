@@ -1,0 +1,1 @@
+"""What gateways and workers have to agree on about grammars."""

@@ -1,0 +1,53 @@
+"""The limits of grammars: counts, the same in gateways and workers, so that what one takes no other refuses.
+
+Knows nothing of llguidance but how its limits are called, and whether it is there: it is an extra.
+"""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import Any
+
+MAX_SCHEMA_BYTES = 256 * 1024
+MAX_SCHEMA_DEPTH = 64
+MAX_GRAMMAR_BYTES = 320 * 1024
+"""Of the text that the worker reads: a schema and what stands around it."""
+MAX_CHOICES = 4096
+
+PARSER_LIMITS: dict[str, Any] = {
+    "max_items_in_row": 2_000,
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    # Of one to two kilobytes each, for each sequence.
+    "max_lexer_states": 25_000,
+    "max_grammar_size": 500_000,
+    # No grammars and no output in what is told and logged.
+    "verbose_errors": False,
+}
+"""The arguments of llguidance.LLParserLimits. At full use a grammar takes some 0.1 s to compile, a step 20 ms."""
+
+HINT = 'install it: pip install "blockyard[grammar]"'
+
+
+def library_version() -> str:
+    """Returns the version of llguidance; empty: it is not installed."""
+    try:
+        return metadata.version("llguidance")
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def identity() -> str:
+    """Returns what masks depend on beside grammar and tokens: the library and its limits."""
+    return f"llguidance {library_version()} {PARSER_LIMITS}"
+
+
+# What llguidance says where a limit is reached.
+_LIMIT_WORDS = ("fuel", "limit", "too many", "too big", "too large", "too complex")
+
+
+def is_limit(complaint: str) -> bool:
+    """Returns whether a complaint of llguidance is of a limit, and not of what the grammar says."""
+    lower = complaint.lower()
+    return any(word in lower for word in _LIMIT_WORDS)

@@ -1,0 +1,75 @@
+"""Writes formats as llguidance's kind of Lark, alone or as parts of a larger grammar. Checks nothing.
+
+start: REASONING </think> answer
+answer: %json {"type": "object"}
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from gateway.request import Choices, JsonObject, JsonSchema, Lark, Regex
+
+if TYPE_CHECKING:
+    from gateway.request import OutputFormat
+
+# Without a bound a model that has nothing to say writes newlines until its length ends.
+WHITE_SPACE = r"[\x20\n\r\t]{0,12}"
+
+
+def grammar_of(output: OutputFormat) -> str:
+    """Returns the grammar of answers that are nothing but this, for `SamplingOptions.grammar`."""
+    return output.text if isinstance(output, Lark) else f"start: {expression_of(output)}"
+
+
+def expression_of(output: OutputFormat) -> str:
+    """Returns what stands for a format at the right side of a rule."""
+    match output:
+        case JsonSchema():
+            return json_expression(output.schema, compact=output.compact)
+        case JsonObject():
+            return json_expression('{"type": "object"}')
+        case Regex():
+            return regex_expression(output.pattern)
+        case Choices():
+            return " | ".join(map(quote, output.texts))
+        case Lark():
+            return f"%lark {{\n{output.text}\n}}"
+
+
+def json_expression(schema: str, *, compact: bool = False) -> str:
+    """Returns what stands for JSON that a schema allows; the schema was checked."""
+    tree: Any = json.loads(schema)
+    if isinstance(tree, bool):
+        tree = {} if tree else {"enum": []}
+    white_space = {"whitespace_flexible": False} if compact else {"whitespace_pattern": WHITE_SPACE}
+    # It stands for whatever options the schema itself brings: some of these would let keywords be ignored.
+    tree["x-guidance"] = {"lenient": False, **white_space}
+    return f"%json {json.dumps(tree, ensure_ascii=False)}"
+
+
+def regex_expression(pattern: str) -> str:
+    """Returns what stands for texts that a regular expression matches as a whole."""
+    return f"/{_escape(pattern)}/"
+
+
+def _escape(pattern: str) -> str:
+    """Escapes what would end a regular expression in Lark: a slash, and ends of lines."""
+    written: list[str] = []
+    escaped = False
+    for character in pattern:
+        if character in "/\n\r":
+            written.append({"/": "/", "\n": "n", "\r": "r"}[character] if escaped else _ESCAPES[character])
+        else:
+            written.append(character)
+        escaped = character == "\\" and not escaped
+    return "".join(written)
+
+
+_ESCAPES = {"/": "\\/", "\n": "\\n", "\r": "\\r"}
+
+
+def quote(text: str) -> str:
+    """Returns what stands for a text."""
+    return json.dumps(text)

@@ -1,0 +1,35 @@
+"""What a request with a format may not ask for besides."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from blockyard.errors import Reason, Violation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gateway.request import GenerationRequest
+    from gateway.text.tokenizer import Tokenizer
+
+
+def wrong_format(request: GenerationRequest, tokenizer: Tokenizer, model: Tokenizer) -> Iterator[Violation]:
+    """Finds what goes against a request's format, or against its grammar.
+
+    Args:
+        request: as it came.
+        tokenizer: of the request.
+        model: that of the model, which workers make masks by.
+    """
+    if request.format is None and not request.sampling.grammar:
+        return
+    field = "sampling.grammar" if request.format is None else "format"
+    if request.beam_search is not None:
+        yield Violation(field, "is not supported with a beam search", Reason.UNSUPPORTED_PARAMETER)
+    if tokenizer.backend is not model.backend:
+        description = f"is not supported with {request.model!r}, which has a vocabulary of its own"
+        yield Violation(field, description, Reason.UNSUPPORTED_PARAMETER)
+    if request.stop.ignore_eos:
+        yield Violation("stop.ignore_eos", "is not allowed with a format, which says where the answer ends")
+    elif not tokenizer.end_token_ids and not request.stop.stop_token_ids:
+        yield Violation(field, "can never end: the model names no end token, and the request no stop_token_ids")

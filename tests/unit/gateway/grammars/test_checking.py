@@ -1,0 +1,145 @@
+"""What is wrong with a format is told with its path, before a request is queued."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from blockyard.errors import BlockyardError, Reason
+from blockyard.grammars.limits import MAX_CHOICES, MAX_SCHEMA_BYTES
+from gateway.grammars.checking import MAX_CHECKS, GrammarChecks
+from gateway.grammars.expressions import expression_of
+from gateway.request import (
+    Choices,
+    GenerationRequest,
+    JsonObject,
+    JsonSchema,
+    Lark,
+    OutputFormat,
+    Regex,
+    SamplingOptions,
+)
+
+SCHEMA = "format.json_schema.schema"
+# Of a keyword that is not served, anywhere in a schema, by its path.
+UNSERVED = {
+    "not": {},
+    "if": {},
+    "dependentRequired": {"a": ["b"]},
+    "dependentSchemas": {"a": {}},
+    "uniqueItems": True,
+    "contains": {},
+    "minContains": 1,
+    "maxContains": 1,
+    "propertyNames": {},
+    "unevaluatedItems": False,
+    "unevaluatedProperties": False,
+    "$dynamicRef": "#a",
+    "$recursiveRef": "#",
+}
+
+
+async def ask(output: OutputFormat | None = None, *, grammar: str = "", tenant: str = "") -> str:
+    checks = GrammarChecks()
+    try:
+        sampling = SamplingOptions(grammar=grammar)
+        return await checks.grammar_of(GenerationRequest("", format=output, sampling=sampling, tenant=tenant))
+    finally:
+        checks.close()
+
+
+def schema(tree: Any) -> JsonSchema:
+    return JsonSchema(json.dumps(tree))
+
+
+def refusal(output: OutputFormat | None = None, *, grammar: str = "") -> tuple[Reason, str]:
+    with pytest.raises(BlockyardError) as raised:
+        asyncio.run(ask(output, grammar=grammar))
+    assert raised.value.http_status == 400
+    [violation] = raised.value.violations
+    return violation.reason, violation.field
+
+
+@pytest.mark.parametrize("keyword", UNSERVED)
+def test_an_unserved_keyword_is_told_with_its_path(keyword: str) -> None:
+    inner = {"type": "array", "items": {keyword: UNSERVED[keyword]}}
+    tree = {"type": "object", "properties": {keyword: {"type": "string"}, "b": {"anyOf": [{"type": "null"}, inner]}}}
+    assert refusal(schema(tree)) == (Reason.FIELD_INVALID, f"{SCHEMA}.properties.b.anyOf[1].items.{keyword}")
+
+
+@pytest.mark.parametrize(
+    ("part", "place"),
+    [
+        ({"type": "string", "pattern": "a(?=b)"}, ".pattern"),
+        ({"type": "string", "format": "no-such"}, ".format"),
+        ({"type": "strnig"}, ".type"),
+        ({"minLength": -1}, ".minLength"),
+        ({"oneOf": [{"type": "string"}, {"type": "string", "minLength": 1}]}, ".oneOf"),
+        ({"$ref": "#/$defs/no"}, ".$ref"),
+        ({"$ref": "https://example.com/schema"}, ".$ref"),
+        ({"$ref": "file:///etc/passwd"}, ".$ref"),
+    ],
+)
+def test_what_else_is_wrong_with_a_schema_is_told_with_its_path(part: Any, place: str) -> None:
+    tree = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^b+$"}, "c": {"items": part}}}
+    assert refusal(schema(tree)) == (Reason.FIELD_INVALID, f"{SCHEMA}.properties.c.items{place}")
+
+
+def nested(depth: int) -> str:
+    return '{"items":' * depth + "{}" + "}" * depth
+
+
+def test_limits_are_told_as_such() -> None:
+    assert refusal(JsonSchema(nested(64)))[0] is Reason.GRAMMAR_TOO_COMPLEX
+    assert refusal(JsonSchema(nested(100_000)))[0] is Reason.GRAMMAR_TOO_COMPLEX
+    assert refusal(schema({"description": "x" * MAX_SCHEMA_BYTES})) == (Reason.GRAMMAR_TOO_COMPLEX, SCHEMA)
+    assert refusal(Lark(f'start: "{"x" * 400_000}"')) == (Reason.GRAMMAR_TOO_COMPLEX, "format.grammar")
+    assert refusal(Choices(("a",) * (MAX_CHOICES + 1)))[0] is Reason.GRAMMAR_TOO_COMPLEX
+    assert asyncio.run(ask(JsonSchema(nested(63))))
+
+
+def test_what_is_no_grammar_is_refused_where_it_stands() -> None:
+    assert refusal(JsonSchema("{")) == (Reason.FIELD_INVALID, SCHEMA)
+    assert refusal(JsonSchema("[]")) == (Reason.FIELD_INVALID, SCHEMA)
+    assert refusal(Regex("(")) == (Reason.FIELD_INVALID, "format.regex")
+    assert refusal(Lark("start: (")) == (Reason.FIELD_INVALID, "format.grammar")
+    assert refusal(Lark("")) == (Reason.FIELD_INVALID, "format.grammar")
+    assert refusal(Choices(("a", ""))) == (Reason.FIELD_INVALID, "format.choices.texts")
+    assert refusal(grammar="start: \ud800") == (Reason.FIELD_INVALID, "sampling.grammar")
+    assert refusal(JsonObject(), grammar='start: "a"') == (Reason.FIELD_INVALID, "sampling.grammar")
+
+
+def test_a_schema_cannot_have_its_own_keywords_ignored() -> None:
+    tree = {"x-guidance": {"lenient": True}, "not": {"type": "string"}}
+    assert refusal(schema(tree)) == (Reason.FIELD_INVALID, f"{SCHEMA}.not")
+
+
+def test_one_tenant_has_so_many_checks_at_once() -> None:
+    async def flood() -> list[Any]:
+        checks = GrammarChecks()
+        try:
+            requests = [
+                GenerationRequest("", format=Regex(f"a{{{number}}}"), tenant=tenant)
+                for number, tenant in enumerate(["loud"] * (MAX_CHECKS + 1) + ["quiet"])
+            ]
+            return await asyncio.gather(*map(checks.grammar_of, requests), return_exceptions=True)
+        finally:
+            checks.close()
+
+    *loud, last, quiet = asyncio.run(flood())
+    assert all(isinstance(each, str) for each in (*loud, quiet))
+    assert isinstance(last, BlockyardError)
+    assert last.reason is Reason.TENANT_QUOTA
+
+
+@pytest.mark.parametrize(
+    "output",
+    [schema({"type": "integer"}), schema(True), JsonObject(), Regex("a/b\n"), Choices(('"', "\\")), Lark('start: "}"')],
+)
+def test_formats_are_parts_of_larger_grammars(output: OutputFormat) -> None:
+    grammar = f'start: REASONING "</think>" answer\nREASONING: /[a-z]{{0,9}}/\nanswer: {expression_of(output)}'
+    assert asyncio.run(ask(grammar=grammar)) == grammar
+    assert asyncio.run(ask(output))

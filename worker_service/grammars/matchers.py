@@ -1,0 +1,195 @@
+"""Where sequences are in their grammars, as a function of the grammar and the output alone.
+
+A matcher is made in a thread when the step that brings its sequence is decoded, and moved on by tokens in the thread
+that makes masks, before the next mask: the device thread only notes which tokens they are. Knows no tensors.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from blockyard.errors import BlockyardError, Reason
+from blockyard.grammars.limits import MAX_GRAMMAR_BYTES, PARSER_LIMITS, is_limit
+from blockyard.telemetry import EventLogger
+from worker_service.grammars.vocabulary import read_vocabulary
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy.typing as npt
+    from llguidance import LLMatcher, LLTokenizer
+
+    from worker_service.models.loader import LoadedModel
+
+    Words = npt.NDArray[np.uint32]
+    Ids = npt.NDArray[np.int64]
+
+log = EventLogger(__name__)
+
+WORD_BITS = 32
+# Grammars that are kept compiled: requests of one application have the same few.
+_MAX_COMPILED = 64
+_MAX_COMPLAINT = 300
+
+
+class Grammars:
+    """The grammars of one model's sequences, and the threads that work on them."""
+
+    def __init__(self, vocabulary: LLTokenizer | BlockyardError, vocab_size: int) -> None:
+        """`vocabulary`: the error is what sequences with a grammar fail with."""
+        self._vocabulary = vocabulary
+        known = not isinstance(vocabulary, BlockyardError)
+        self._ends = bits_of(np.array(vocabulary.eos_tokens if known else [], np.int64))
+        self._num_words = -(-vocab_size // WORD_BITS)
+        self._compilers = ThreadPoolExecutor(2, "grammars")
+        self._masker = ThreadPoolExecutor(1, "masks")
+        self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+        self._lock = Lock()
+
+    def prepare(self, grammar: str) -> Future[LLMatcher]:
+        """Has a grammar compiled, unless it is already. Any thread may call it."""
+        with self._lock:
+            found = self._compiled.pop(grammar, None) or self._compilers.submit(self._compile, grammar)
+            self._compiled[grammar] = found
+            if len(self._compiled) > _MAX_COMPILED:
+                self._compiled.popitem(last=False)
+        return found
+
+    def _compile(self, grammar: str) -> LLMatcher:
+        """Compiles a grammar; raises BlockyardError."""
+        if isinstance(self._vocabulary, BlockyardError):
+            raise self._vocabulary
+        from llguidance import LLMatcher, LLParserLimits  # noqa: PLC0415  an extra
+
+        if len(grammar.encode()) > MAX_GRAMMAR_BYTES:
+            raise BlockyardError(Reason.GRAMMAR_TOO_COMPLEX, f"the grammar has more than {MAX_GRAMMAR_BYTES} bytes")
+        matcher = LLMatcher(self._vocabulary, grammar, log_level=0, limits=LLParserLimits(**PARSER_LIMITS))
+        if matcher.is_error():
+            raise _refusal(matcher, Reason.FIELD_INVALID)
+        return matcher
+
+    def follow(self, grammar: str, output: Ids, stop_token_ids: Ids) -> GrammarState:
+        """Begins to follow a sequence that has this output, and ends by any of `stop_token_ids`."""
+        return GrammarState(self.prepare(grammar), output.tolist(), stop_token_ids, self._ends)
+
+    def begin_masks(self, states: Sequence[tuple[int, GrammarState]]) -> Masks:
+        """Begins to make the masks of some rows, each by its place in the step."""
+        words = np.zeros((len(states), self._num_words), np.uint32)
+        return Masks(np.array([row for row, _ in states], np.int64), words, self._masker.submit(_fill, states, words))
+
+
+def make_grammars(loaded: LoadedModel) -> Grammars | None:
+    """Reads a model's vocabulary, some 30 MB and 0.3 s for each 50,000 tokens; None where nothing is sampled."""
+    if loaded.config.pooling is not None or not loaded.parallel.is_sampling_rank:
+        return None
+    vocab_size = loaded.config.vocab_size
+    try:
+        return Grammars(read_vocabulary(loaded.folder, vocab_size), vocab_size)
+    except BlockyardError as error:
+        return Grammars(error, vocab_size)
+
+
+def _fill(states: Sequence[tuple[int, GrammarState]], words: Words) -> None:
+    for (_, state), row in zip(states, words, strict=True):
+        state.fill(row)
+
+
+class GrammarState:
+    """Where one sequence is in its grammar."""
+
+    def __init__(
+        self, compiled: Future[LLMatcher], token_ids: list[int], stop_token_ids: Ids, ends: tuple[Ids, Words]
+    ) -> None:
+        """`ends`: the bits that llguidance sets where the grammar may end; `stop_token_ids` stand in their place."""
+        self._compiled = compiled
+        self._matcher: LLMatcher | None = None
+        # Not consumed yet.
+        self._token_ids = token_ids
+        self._stops = frozenset(stop_token_ids.tolist())
+        self._stop_token_ids, self._ends = stop_token_ids, ends
+        self.failure: BlockyardError | None = None
+        """Why no token is allowed any more."""
+
+    def add(self, token_id: int) -> None:
+        """Notes the next token of the output."""
+        self._token_ids.append(token_id)
+
+    def copy(self) -> GrammarState:
+        """Makes the state of a fork. No mask of this one may be on its way."""
+        twin = GrammarState(self._compiled, list(self._token_ids), self._stop_token_ids, self._ends)
+        twin._matcher = self._matcher.deep_copy() if self._matcher is not None else None
+        twin.failure = self.failure
+        return twin
+
+    def fill(self, words: Words) -> None:
+        """Writes the mask of the next token: a bit for each id, which is allowed where it is set.
+
+        Leaves all bits 0, and says why in `failure`, where the grammar cannot be followed.
+        """
+        try:
+            if self.failure is None:
+                self._fill(words)
+        except BlockyardError as error:
+            self.failure = error
+        except Exception:  # must not end the step of others
+            log.exception("a grammar failed")
+            self.failure = BlockyardError(Reason.BUG, "the grammar failed unexpectedly: see the worker's log")
+        if self.failure is not None:
+            words[:] = 0
+
+    def _fill(self, words: Words) -> None:
+        matcher = self._matcher = self._matcher or self._compiled.result().deep_copy()
+        for token_id in self._token_ids:
+            # An end is no part of what the grammar says. Before min_tokens there may be several.
+            if not (token_id in self._stops and matcher.is_accepting()) and not matcher.consume_token(token_id):
+                raise _refusal(matcher, Reason.GRAMMAR_DEAD_END)
+        self._token_ids = []
+        mask = np.frombuffer(matcher.compute_bitmask(), np.uint32)
+        if matcher.is_error():
+            raise _refusal(matcher, Reason.GRAMMAR_DEAD_END)
+        words[:] = mask[: len(words)]
+        if matcher.is_accepting():
+            index, bits = self._ends
+            np.bitwise_and.at(words, index, ~bits)
+            np.bitwise_or.at(words, *bits_of(self._stop_token_ids))
+
+
+def bits_of(token_ids: Ids) -> tuple[Ids, Words]:
+    """Returns the words that ids stand in, and their bits there."""
+    return token_ids // WORD_BITS, np.left_shift(np.uint32(1), (token_ids % WORD_BITS).astype(np.uint32))
+
+
+def _refusal(matcher: LLMatcher, reason: Reason) -> BlockyardError:
+    """Makes the error of a matcher that failed; `reason`: where it is not for a limit."""
+    complaint = " ".join(matcher.get_error().split("<state>")[0].split())[:_MAX_COMPLAINT]
+    return BlockyardError(Reason.GRAMMAR_TOO_COMPLEX if is_limit(complaint) else reason, f"the grammar: {complaint}")
+
+
+class Masks:
+    """The masks of a step's rows, made while the step is computed."""
+
+    def __init__(self, rows: Ids, words: Words, done: Future[None]) -> None:
+        self.rows = rows
+        """[n], those that have one, in ascending order."""
+        self._words = words
+        self._done = done
+
+    def join(self) -> Words:
+        """Waits for the masks: [n, words]."""
+        self._done.result()
+        return self._words
+
+    def leaves_only(self, row: int, token_ids: Ids) -> bool:
+        """Returns whether a row has a mask that allows none but some of these tokens."""
+        place = int(np.searchsorted(self.rows, row))
+        if place == len(self.rows) or self.rows[place] != row:
+            return False
+        others = self.join()[place].copy()
+        index, bits = bits_of(token_ids)
+        np.bitwise_and.at(others, index, ~bits)
+        return not others.any()
