@@ -25,15 +25,14 @@ from blockyard.telemetry import EventLogger
 from gateway.access import make_access
 from gateway.config import GatewayConfiguration
 from gateway.fronts.admin_http.app import make_admin_app
-from gateway.fronts.anthropic.endpoints import add_messages
 from gateway.fronts.grpc_api.admin_servicer import SERVICE_NAME as ADMIN_SERVICE_NAME
 from gateway.fronts.grpc_api.admin_servicer import AdminServicer
 from gateway.fronts.grpc_api.servicer import SERVICE, InferenceServicer, add_inference_service
+from gateway.fronts.http.app import make_http_app
 from gateway.fronts.http.metrics import add_metrics
 from gateway.fronts.http.server import HttpFront
 from gateway.fronts.open_inference.servicer import SERVICE as OPEN_INFERENCE
 from gateway.fronts.open_inference.servicer import OpenInferenceServicer, add_open_inference_service
-from gateway.fronts.openai.app import make_app
 from gateway.fronts.page.routes import add_page
 from gateway.fronts.page.status import StatusBoard
 from gateway.fronts.wrong_doors import Elsewhere
@@ -122,8 +121,7 @@ class Server:
         self.monitoring = Monitoring(self.metrics.registry, certificates, self.generation.is_ready)
         administration = AdminServicer(self.generation, self._link, gateway_id=gateway_id)
         self._servers = self._make_servers(administration)
-        app = make_app(self.generation)
-        add_messages(app, self.generation)
+        app = make_http_app(self.generation)
         if configuration.public.enable_page:
             add_page(app, StatusBoard(administration.status))
         add_metrics(app, self.metrics)

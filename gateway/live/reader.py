@@ -133,6 +133,11 @@ class Reader:
         return self.state.failure
 
     @property
+    def has_ended(self) -> bool:
+        """Whether the answer has ended: all of it is here to be read."""
+        return self.state.has_ended
+
+    @property
     def request(self) -> GenerationRequest:
         """The request as it was sent, its prompt as ids and its defaults filled in."""
         return state_codec.request_of(self.state.submission)

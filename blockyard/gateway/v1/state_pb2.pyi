@@ -69,6 +69,7 @@ class HttpCall(_message.Message):
     CONTINUOUS_USAGE_FIELD_NUMBER: _builtins.int
     TOKENS_AS_IDS_FIELD_NUMBER: _builtins.int
     ECHO_TEXT_FIELD_NUMBER: _builtins.int
+    RESPONSE_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """The name of the call: that of its request, unless there are several."""
     is_chat: _builtins.bool
@@ -89,6 +90,8 @@ class HttpCall(_message.Message):
     """Log probabilities name tokens by their ids."""
     echo_text: _builtins.str
     """Of a chat: what goes before the answer."""
+    response: _builtins.str
+    """Of a response in the background: the fields of its answer that repeat its body, as JSON."""
     def __init__(
         self,
         *,
@@ -102,10 +105,11 @@ class HttpCall(_message.Message):
         continuous_usage: _builtins.bool = ...,
         tokens_as_ids: _builtins.bool = ...,
         echo_text: _builtins.str = ...,
+        response: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "continuous_usage", b"continuous_usage", "created", b"created", "echo", b"echo", "echo_text", b"echo_text", "include_usage", b"include_usage", "is_chat", b"is_chat", "num_requests", b"num_requests", "tells_prompt_logprobs", b"tells_prompt_logprobs", "tokens_as_ids", b"tokens_as_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "continuous_usage", b"continuous_usage", "created", b"created", "echo", b"echo", "echo_text", b"echo_text", "include_usage", b"include_usage", "is_chat", b"is_chat", "num_requests", b"num_requests", "response", b"response", "tells_prompt_logprobs", b"tells_prompt_logprobs", "tokens_as_ids", b"tokens_as_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

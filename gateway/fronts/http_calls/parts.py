@@ -80,6 +80,11 @@ class AnswerParts:
         self.parts: list[Part] = []
         self._open: Part | None = None
 
+    @property
+    def reasoning(self) -> str:
+        """All of the reasoning so far."""
+        return "".join(part.text for part in self.parts if part.kind is PartKind.REASONING)
+
     def add(self, delta: Delta) -> Iterator[Step]:
         """Takes more of the answer."""
         if delta.text:

@@ -27,4 +27,5 @@ def decode_state(front_state: bytes, request_id: str) -> CallState:
         continuous_usage=message.continuous_usage,
         tokens_as_ids=message.tokens_as_ids,
         echo_text=message.echo_text,
+        response=message.response,
     )

@@ -29,6 +29,8 @@ class CallState:
     continuous_usage: bool = False
     tokens_as_ids: bool = False
     echo_text: str = ""
+    # Of a response in the background: the fields of its answer that repeat its body, as JSON.
+    response: str = ""
 
 
 def make_state(call: CallSpec, created: int) -> CallState:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from gateway.fronts.anthropic.endpoints import add_messages
-from gateway.fronts.openai.app import make_app
+from gateway.fronts.http.app import make_http_app
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator
@@ -36,9 +35,7 @@ def openai_app(service: Any) -> Iterator[FastAPI]:
     """Gives the HTTP fronts on a service. It is another test's later: do not change it."""
     if not _IDLE:
         current = _CurrentService()
-        app = make_app(current)  # type: ignore[arg-type]
-        add_messages(app, current)  # type: ignore[arg-type]
-        _IDLE.append((app, current))
+        _IDLE.append((make_http_app(current), current))  # type: ignore[arg-type]
     app, current = _IDLE.pop()
     current.service = service
     yield app

@@ -1,0 +1,22 @@
+"""Puts the HTTP APIs together as one application."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gateway.fronts.anthropic.endpoints import add_messages
+from gateway.fronts.openai.app import make_app
+from gateway.fronts.responses.endpoints import add_responses
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+    from gateway.generation import GenerationService
+
+
+def make_http_app(generation: GenerationService) -> FastAPI:
+    """Makes the application of all HTTP APIs that generate, whose errors are OpenAI's where an API has no own."""
+    app = make_app(generation)
+    add_messages(app, generation)
+    add_responses(app, generation)
+    return app

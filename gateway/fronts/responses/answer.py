@@ -1,0 +1,164 @@
+"""Makes a response, whole or as the events of a stream, from the events of the core.
+
+A sequence number counts the events of structure and the characters of all texts before it: it is the same at every
+gateway and for every reader, however the core cuts an answer into deltas.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from blockyard.errors import Reason
+from gateway.fronts.http_calls.parts import AnswerParts, Closed, Grown, Opened
+from gateway.fronts.http_calls.streaming import ServerSentEvent
+from gateway.fronts.openai.logprobs import chat_logprobs
+from gateway.fronts.responses.output import Output
+from gateway.request import Delta, Finished, FinishReason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from blockyard.errors import BlockyardError
+    from gateway.fronts.http_calls.parts import Part, Step
+    from gateway.fronts.responses.call import ResponseCall
+    from gateway.request import Accepted, Event
+
+encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+# Before the first event.
+FROM_THE_BEGINNING = -1
+
+
+def encode_event(fields: dict[str, Any]) -> ServerSentEvent:
+    """Makes an event of a stream, which has its type twice."""
+    return ServerSentEvent(encode(fields), event=fields["type"])
+
+
+class ResponseAnswer:
+    """Makes one response. `start` first, then `add` for each event of the core, `fail` where it raises an error.
+
+    Args:
+        call: of the client.
+        accepted: what the request began with.
+        count_tokens: of a text.
+        starting_after: the sequence number of the last event that the client has.
+
+    Attributes:
+        status: of the response.
+    """
+
+    def __init__(
+        self,
+        call: ResponseCall,
+        accepted: Accepted,
+        count_tokens: Callable[[str], int],
+        starting_after: int = FROM_THE_BEGINNING,
+    ) -> None:
+        self.status = "in_progress"
+        self._call = call
+        self._accepted = accepted
+        self._count_tokens = count_tokens
+        self._starting_after = starting_after
+        self._number = FROM_THE_BEGINNING
+        self._parts = AnswerParts()
+        self._output = Output(accepted.request_id)
+        self._statuses: list[str] = []
+        self._finished: Finished | None = None
+        self._error: dict[str, Any] | None = None
+
+    def start(self) -> Iterator[dict[str, Any]]:
+        """Makes the events before the first item."""
+        kinds = ("response.created", "response.in_progress")
+        yield from self._numbered({"type": kind, "response": self.response()} for kind in kinds)
+
+    def add(self, event: Event) -> Iterator[dict[str, Any]]:
+        """Takes an event of the core and makes those of the stream."""
+        if isinstance(event, Delta):
+            yield from self._numbered(self._of_delta(event))
+        elif isinstance(event, Finished) and event.error is None:
+            self._finished = event
+            self.status = "incomplete" if event.reason is FinishReason.LENGTH else "completed"
+            yield from self._numbered(self._end())
+
+    def fail(self, error: BlockyardError) -> Iterator[dict[str, Any]]:
+        """Takes the error that the answer ends with."""
+        self.status = "cancelled" if error.reason is Reason.CLIENT_CANCELLED else "failed"
+        self._error = None if self.status == "cancelled" else {"code": str(error.reason), "message": error.message}
+        yield from self._numbered([{"type": "response.failed", "response": self.response()}])
+
+    def response(self) -> dict[str, Any]:
+        """Returns the response as it is."""
+        items = zip(self._parts.parts, self._statuses, strict=False)
+        accepted = self._accepted
+        return {
+            "id": accepted.request_id,
+            "object": "response",
+            "created_at": self._call.created,
+            "status": self.status,
+            **self._call.echo,
+            "error": self._error,
+            "incomplete_details": {"reason": "max_output_tokens"} if self.status == "incomplete" else None,
+            "model": accepted.model,
+            "output": [self._output.item(part, status) for part, status in items],
+            "usage": self._usage(),
+            **({"warnings": list(accepted.warnings)} if accepted.warnings else {}),
+        }
+
+    def _of_delta(self, delta: Delta) -> Iterator[dict[str, Any]]:
+        logprobs: list[dict[str, Any]] = chat_logprobs(delta.logprobs)["content"] if delta.logprobs else []
+        for step in self._parts.add(delta):
+            yield from self._of_step(step, logprobs)
+
+    def _of_step(self, step: Step, logprobs: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        if isinstance(step, Opened):
+            yield from self._output.open(step.part)
+        elif isinstance(step, Grown):
+            yield self._output.grow(step.part, step.piece, logprobs)
+        else:
+            yield from self._close(step.part, "completed")
+
+    def _end(self) -> Iterator[dict[str, Any]]:
+        for step in self._parts.end():
+            assert isinstance(step, Closed)
+            yield from self._close(step.part, self.status)
+        yield {"type": f"response.{self.status}", "response": self.response()}
+
+    def _close(self, part: Part, status: str) -> Iterator[dict[str, Any]]:
+        self._statuses.append(status)
+        yield from self._output.close(part, status)
+
+    def _numbered(self, events: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Numbers events, and leaves out what the client has: it may have the beginning of a delta."""
+        for event in events:
+            before, size = self._number, len(event["delta"]) if "delta" in event else 1
+            self._number += size
+            if self._number <= self._starting_after:
+                continue
+            if self._starting_after > before:
+                event = _without_beginning(event, self._starting_after - before)
+            yield {**event, "sequence_number": self._number}
+
+    def _usage(self) -> dict[str, Any] | None:
+        finished = self._finished
+        if finished is None:
+            return None
+        num_prompt_tokens, num_tokens = self._accepted.num_prompt_tokens, finished.num_completion_tokens
+        num_reasoning_tokens = self._count_tokens(self._parts.reasoning)
+        return {
+            "input_tokens": num_prompt_tokens,
+            "input_tokens_details": {"cached_tokens": finished.num_cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": num_tokens,
+            "output_tokens_details": {"reasoning_tokens": min(num_reasoning_tokens, num_tokens)},
+            "total_tokens": num_prompt_tokens + num_tokens,
+        }
+
+
+def _without_beginning(event: dict[str, Any], num_characters: int) -> dict[str, Any]:
+    """Cuts the first characters off a delta, and the log probabilities of their tokens."""
+    cut = event | {"delta": event["delta"][num_characters:]}
+    if event.get("logprobs"):
+        num_bytes, rest = len(event["delta"][:num_characters].encode()), list(event["logprobs"])
+        while rest and num_bytes > 0:
+            num_bytes -= len(rest.pop(0)["bytes"] or ())
+        cut["logprobs"] = rest
+    return cut

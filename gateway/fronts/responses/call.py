@@ -1,0 +1,113 @@
+"""Turns the body of a call of the Responses API into a request to the gateway's core, and the options of its answer."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from blockyard.client.chat import ToolChoice
+from blockyard.errors import BlockyardError, Reason
+from gateway import chat
+from gateway.fronts.openai.call_codec import decode_state, encode_state
+from gateway.fronts.openai.call_state import CallState
+from gateway.fronts.responses.items import messages_of
+from gateway.fronts.responses.schema import LOGPROBS
+from gateway.request import GenerationRequest, OnDisconnect, SamplingOptions, StopOptions
+
+if TYPE_CHECKING:
+    from gateway.fronts.responses.schema import ResponseBody
+
+# What the caller knows the core's fields as.
+NAMES = {"prompt": "input", "messages": "input", "max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseCall:
+    """One call of a client.
+
+    Attributes:
+        request: to the core.
+        created: when it came, in seconds since 1970.
+        echo: the fields of the answer that repeat the body.
+        stream: the answer is a stream.
+        background: it does not end with its connection.
+    """
+
+    request: GenerationRequest
+    created: int
+    echo: dict[str, Any]
+    stream: bool
+    background: bool
+
+
+def understand(body: ResponseBody, tenant: str, created: int) -> ResponseCall:
+    """Makes a call of a body. `created`: when it came, in seconds since 1970."""
+    request = GenerationRequest(
+        prompt=_conversation(body),
+        request_id=f"resp_{uuid.uuid4().hex}",
+        model=body.model or "",
+        sampling=SamplingOptions(
+            temperature=body.temperature,
+            top_p=body.top_p,
+            logprobs=body.top_logprobs or 0 if LOGPROBS in (body.include or ()) else None,
+        ),
+        stop=StopOptions(max_tokens=body.max_output_tokens),
+        tenant=tenant,
+    )
+    call = ResponseCall(request, created, _echo(body), bool(body.stream), bool(body.background))
+    return _kept(call) if call.background else call
+
+
+def _conversation(body: ResponseBody) -> chat.Conversation:
+    effort = body.reasoning.effort if body.reasoning else None
+    return chat.Conversation(
+        messages=messages_of(body.instructions, body.input),
+        tools=tuple(tool.as_tool() for tool in body.tools or ()),
+        tool_choice=ToolChoice(body.tool_choice or "auto"),
+        template_arguments={"reasoning_effort": effort} if effort else {},
+    )
+
+
+def _echo(body: ResponseBody) -> dict[str, Any]:
+    """Returns the fields of the answer that repeat the body, those left out with the API's defaults."""
+    told = body.model_dump(exclude_unset=True, exclude={"input", "stream", "stream_options", "include"})
+    return {
+        "background": False,
+        "instructions": None,
+        "max_output_tokens": None,
+        "max_tool_calls": None,
+        "parallel_tool_calls": True,
+        "previous_response_id": None,
+        "reasoning": {"effort": None, "summary": None},
+        "service_tier": "default",
+        "temperature": None,
+        "text": {"format": {"type": "text"}},
+        "tool_choice": "auto",
+        "tools": [],
+        "top_logprobs": 0,
+        "top_p": None,
+        "truncation": "disabled",
+        "metadata": {},
+        "user": None,
+        **{name: value for name, value in told.items() if value is not None},
+        "store": False,
+    }
+
+
+def _kept(call: ResponseCall) -> ResponseCall:
+    """Has a request outlive its connection, with what any gateway needs to tell its answer."""
+    state = CallState(
+        call.request.request_id, is_chat=True, created=call.created, response=json.dumps(call.echo, ensure_ascii=False)
+    )
+    request = replace(call.request, on_disconnect=OnDisconnect.KEEP, front_state=encode_state(state))
+    return replace(call, request=request)
+
+
+def call_of(request: GenerationRequest) -> ResponseCall:
+    """Makes the call of a request again; raises BlockyardError REQUEST_EXPIRED for one of another API."""
+    state = decode_state(request.front_state, request.request_id)
+    if not state.response:
+        raise BlockyardError(Reason.REQUEST_EXPIRED, f"{request.request_id!r} is no response in the background")
+    return ResponseCall(request, state.created, json.loads(state.response), stream=True, background=True)

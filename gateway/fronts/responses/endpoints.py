@@ -1,0 +1,150 @@
+"""Serves the Responses API. Owns the order of a call: read the body, start the request, answer it."""
+
+from __future__ import annotations
+
+import time
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+from fastapi import Request, Response
+
+from blockyard.errors import BlockyardError, Reason
+from gateway.fronts.http_calls.bodies import parse_body, read_json
+from gateway.fronts.http_calls.errors import client_error
+from gateway.fronts.http_calls.headers import read_tenant
+from gateway.fronts.http_calls.single_reader import resumed, started
+from gateway.fronts.http_calls.streaming import Connection, EventStream
+from gateway.fronts.openai import errors
+from gateway.fronts.responses.answer import FROM_THE_BEGINNING, ResponseAnswer, encode, encode_event
+from gateway.fronts.responses.call import NAMES, call_of, understand
+from gateway.fronts.responses.schema import ResponseBody
+from gateway.request import ResumeRequest
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from fastapi import FastAPI
+
+    from gateway.fronts.http_calls.streaming import ServerSentEvent
+    from gateway.fronts.responses.call import ResponseCall
+    from gateway.generation import GenerationService
+    from gateway.live.reader import Reader
+    from gateway.request import Accepted
+
+PATH = "/v1/responses"
+
+
+class ResponseEndpoints:
+    """Serves responses; those in the background can be read again and cancelled while they run, and for a while after.
+
+    How long is the gateway's resume window: nothing is stored.
+    """
+
+    def __init__(self, generation: GenerationService) -> None:
+        self._generation = generation
+
+    async def create(self, request: Request) -> Response:
+        """Answers an input: OpenAI's responses."""
+        tenant = read_tenant(request)
+        body = parse_body(ResponseBody, await read_json(request))
+        self._generation.resolve_model(body.model or "")
+        call = understand(body, tenant, int(time.time()))
+        async with AsyncExitStack() as resources:
+            connection = Connection(request.receive)
+            resources.push_async_callback(connection.aclose)
+            try:
+                starting = resources.enter_async_context(started(self._generation, call.request))
+                reader, accepted = await connection.run(starting)
+            except BlockyardError as error:
+                raise errors.rename(error, NAMES) from None
+            answer = await self._make_answer(call, accepted)
+            headers = {"x-request-id": accepted.request_id}
+            if call.stream:
+                return EventStream(_events(answer, reader), connection, resources.pop_all(), headers)
+            if not call.background:
+                await connection.run(_read_all(answer, reader))
+            return Response(encode(answer.response()), headers=headers, media_type="application/json")
+
+    async def retrieve(
+        self, request: Request, response_id: str, stream: bool = False, starting_after: int = FROM_THE_BEGINNING
+    ) -> Response:
+        """Returns a response in the background as it is, or streams what comes after an event."""
+        async with AsyncExitStack() as resources:
+            connection = Connection(request.receive)
+            resources.push_async_callback(connection.aclose)
+            resuming = resources.enter_async_context(
+                resumed(self._generation, ResumeRequest(response_id, read_tenant(request)))
+            )
+            reader, accepted = await connection.run(resuming)
+            answer = await self._make_answer(call_of(reader.request), accepted, starting_after)
+            if stream:
+                return EventStream(_events(answer, reader), connection, resources.pop_all(), {})
+            if reader.has_ended:
+                await _read_to_its_end(answer, reader)
+            return Response(encode(answer.response()), media_type="application/json")
+
+    async def cancel(self, request: Request, response_id: str) -> Response:
+        """Cancels a response in the background, at whichever gateway it runs, and returns it."""
+        tenant = read_tenant(request)
+        async with resumed(self._generation, ResumeRequest(response_id, tenant)) as (reader, accepted):
+            answer = await self._make_answer(call_of(reader.request), accepted)
+            await self._generation.cancel([response_id], tenant=tenant)
+            await _read_to_its_end(answer, reader)
+            return Response(encode(answer.response()), media_type="application/json")
+
+    async def _make_answer(
+        self, call: ResponseCall, accepted: Accepted, starting_after: int = FROM_THE_BEGINNING
+    ) -> ResponseAnswer:
+        tokenizer = await self._generation.find_tokenizer(call.request.model)
+
+        def count(text: str) -> int:
+            return len(tokenizer.encode(text, add_special_tokens=False)) if text else 0
+
+        return ResponseAnswer(call, accepted, count, starting_after)
+
+
+async def _events(answer: ResponseAnswer, reader: Reader) -> AsyncGenerator[ServerSentEvent, None]:
+    """Makes the events of a stream, of which one says how it ended."""
+    try:
+        for event in answer.start():
+            yield encode_event(event)
+        async for item in reader:
+            for event in answer.add(item):
+                yield encode_event(event)
+    except Exception as error:  # noqa: BLE001 - the boundary of what fails after the status line
+        told = client_error(error)
+        errors.error_object(told)
+        for event in answer.fail(told):
+            yield encode_event(event)
+
+
+async def _read_all(answer: ResponseAnswer, reader: Reader) -> None:
+    reader.be_patient()
+    async for item in reader:
+        for _ in answer.add(item):
+            pass
+
+
+async def _read_to_its_end(answer: ResponseAnswer, reader: Reader) -> None:
+    """Reads an answer whose failure is a part of it."""
+    try:
+        await _read_all(answer, reader)
+    except BlockyardError as error:
+        for _ in answer.fail(error):
+            pass
+
+
+async def _not_served(request: Request) -> Response:
+    """Refuses what else the API has, by name."""
+    message = f"{request.method} {request.url.path} is not supported, since answers are not stored"
+    raise BlockyardError(Reason.UNSUPPORTED_PARAMETER, message)
+
+
+def add_responses(app: FastAPI, generation: GenerationService) -> None:
+    """Adds the API's routes to an application, whose boundary answers their errors."""
+    endpoints = ResponseEndpoints(generation)
+    of_one = PATH + "/{response_id}"
+    app.add_api_route(PATH, endpoints.create, methods=["POST"], include_in_schema=False)
+    app.add_api_route(of_one, endpoints.retrieve, methods=["GET"], include_in_schema=False)
+    app.add_api_route(of_one + "/cancel", endpoints.cancel, methods=["POST"], include_in_schema=False)
+    app.add_api_route(PATH + "/{rest:path}", _not_served, methods=["GET", "POST", "DELETE"], include_in_schema=False)

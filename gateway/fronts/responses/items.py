@@ -1,0 +1,191 @@
+"""The items that a response's input consists of, and the messages that they become.
+
+Owns their shape, and which kinds are served.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from blockyard.client.chat import Role
+from gateway import chat
+from gateway.fronts.http_calls.body_types import Neutral, NotServed, Shape, at_most, unsupported
+
+_TEXT_KINDS = frozenset({"input_text", "output_text", "text", "reasoning_text", "summary_text"})
+_ITEM_KINDS = frozenset({"message", "function_call", "function_call_output", "reasoning"})
+_Status = Literal["in_progress", "completed", "incomplete"] | None
+
+
+class TextPart(Shape):
+    """A piece of a text, the client's or the model's."""
+
+    type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+    prompt_cache_breakpoint: dict[str, Any] | None = None
+
+
+def _check_parts(value: Any) -> Any:
+    """Makes parts of a text, and refuses parts of other kinds by name."""
+    if isinstance(value, str):
+        return [{"type": "text", "text": value}]
+    if not isinstance(value, list):
+        raise PydanticCustomError("content", "should be a string or a list of parts")
+    for part in cast("list[Any]", value):
+        kind = cast("dict[str, Any]", part).get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind not in _TEXT_KINDS:
+            raise unsupported(f"has a part of the type {kind!r}, which is not supported")
+    return cast("Any", value)
+
+
+_Parts = Annotated[list[TextPart], Field(fail_fast=True), at_most(chat.MAX_PARTS), BeforeValidator(_check_parts)]
+
+
+def _join(parts: list[TextPart] | None) -> str | None:
+    return chat.join_parts([part.text for part in parts or ()])
+
+
+class MessageItem(Shape):
+    """A message, of the client or of an earlier answer."""
+
+    type: Literal["message"] = "message"
+    role: Literal["user", "assistant", "system", "developer"]
+    content: _Parts
+    id: str | None = None
+    status: _Status = None
+    phase: Literal["commentary", "final_answer"] | None = None
+
+
+class CallItem(Shape):
+    """A call of a function that the model has made."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = None
+    status: _Status = None
+    caller: Annotated[Any, Neutral({"type": "direct"})] = None
+    namespace: NotServed = None
+
+
+class CallOutputItem(Shape):
+    """What the function has answered."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: _Parts
+    id: str | None = None
+    status: _Status = None
+    caller: Annotated[Any, Neutral({"type": "direct"})] = None
+    name: str | None = None
+    namespace: NotServed = None
+
+
+class ReasoningItem(Shape):
+    """What the model thought in an earlier answer. Nothing here encrypts it."""
+
+    type: Literal["reasoning"]
+    id: str | None = None
+    summary: _Parts | None = None
+    content: _Parts | None = None
+    encrypted_content: str | None = None
+    status: _Status = None
+
+
+_Item = Annotated[MessageItem | CallItem | CallOutputItem | ReasoningItem, Field(discriminator="type")]
+
+
+def _check_items(value: Any) -> Any:
+    """Makes a message of a text, says of each item what it is, and refuses items of other kinds by name."""
+    if isinstance(value, str):
+        return [{"type": "message", "role": "user", "content": value}]
+    if not isinstance(value, list):
+        raise PydanticCustomError("input", "should be a string or a list of items")
+    return [_check_item(item) for item in cast("list[Any]", value)]
+
+
+def _check_item(item: Any) -> Any:
+    if not isinstance(item, dict):
+        return item
+    fields = cast("dict[str, Any]", item)
+    kind = fields.get("type", "message")
+    if isinstance(kind, str) and kind not in _ITEM_KINDS:
+        raise unsupported(f"has an item of the type {kind!r}, which is not supported")
+    return fields | {"type": kind}
+
+
+Items = Annotated[
+    list[_Item],
+    Field(fail_fast=True, json_schema_extra={"minItems": 1}),
+    at_most(chat.MAX_MESSAGES),
+    BeforeValidator(_check_items),
+]
+
+
+def messages_of(instructions: str | None, items: Items) -> tuple[chat.Message, ...]:
+    """Makes the messages of a conversation.
+
+    What an answer consisted of (reasoning, a message, calls) becomes one message of the assistant. Instructions and the
+    system's and developer's messages that follow them are one, since templates know one at the beginning.
+    """
+    messages: list[chat.Message] = []
+    answer = _Answer()
+    rules = [instructions] if instructions else []
+    for item in items:
+        if isinstance(item, MessageItem) and item.role in ("system", "developer") and not (messages or answer):
+            rules.append(_join(item.content) or "")
+        elif isinstance(item, CallOutputItem):
+            messages += answer.take()
+            messages.append(chat.Message(Role.TOOL, _join(item.output) or "", tool_call_id=item.call_id))
+        elif isinstance(item, MessageItem) and item.role != "assistant":
+            messages += answer.take()
+            messages.append(chat.Message(Role(item.role), _join(item.content)))
+        else:
+            messages += answer.add(item)
+    messages += answer.take()
+    first = [chat.Message(Role.SYSTEM, "\n".join(rules))] if rules else []
+    return (*first, *messages)
+
+
+class _Answer:
+    """Collects what an earlier answer consisted of."""
+
+    def __init__(self) -> None:
+        self._reasoning: list[str] = []
+        self._texts: list[str] = []
+        self._calls: list[chat.ToolCall] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._reasoning or self._texts or self._calls)
+
+    def add(self, item: MessageItem | CallItem | ReasoningItem) -> list[chat.Message]:
+        """Adds an item; returns the message before it, where the item is of another answer."""
+        if isinstance(item, CallItem):
+            self._calls.append(chat.ToolCall(item.name, item.arguments, item.call_id))
+            return []
+        if isinstance(item, ReasoningItem):
+            finished = self.take() if self._texts or self._calls else []
+            if text := _join(item.content) or _join(item.summary):
+                self._reasoning.append(text)
+            return finished
+        finished = self.take() if self._calls else []
+        self._texts.append(_join(item.content) or "")
+        return finished
+
+    def take(self) -> list[chat.Message]:
+        """Returns the message that it has been so far, if any, and begins another."""
+        if not self:
+            return []
+        message = chat.Message(
+            Role.ASSISTANT,
+            chat.join_parts(self._texts),
+            tool_calls=tuple(self._calls),
+            reasoning_content=chat.join_parts(self._reasoning),
+        )
+        self._reasoning, self._texts, self._calls = [], [], []
+        return [message]

@@ -1,0 +1,90 @@
+"""The items of a response's output, and the events that tell of them, from the parts of an answer."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from gateway.fronts.http_calls.parts import PartKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gateway.fronts.http_calls.parts import Part
+
+_PREFIXES = {PartKind.REASONING: "rs", PartKind.TEXT: "msg", PartKind.CALL: "fc"}
+Event = dict[str, Any]
+
+
+class Output:
+    """Makes the items of one response, and their events without sequence numbers.
+
+    Args:
+        response_id: the ids of items are made of it.
+    """
+
+    def __init__(self, response_id: str) -> None:
+        self._suffix = response_id.removeprefix("resp_")
+        # By the number of the part.
+        self._logprobs: defaultdict[int, list[Event]] = defaultdict(list)
+
+    def open(self, part: Part) -> Iterator[Event]:
+        """Makes the events of an item that begins."""
+        yield {"type": "response.output_item.added", **_place(part), "item": self.item(part, "in_progress")}
+        if part.kind is not PartKind.CALL:
+            content = self._content(part)
+            yield {"type": "response.content_part.added", **self._inside(part), "part": content}
+
+    def grow(self, part: Part, piece: str, logprobs: list[Event]) -> Event:
+        """Makes the event of more of an item."""
+        if part.kind is PartKind.CALL:
+            return {"type": "response.function_call_arguments.delta", **self._of(part), "delta": piece}
+        if part.kind is PartKind.REASONING:
+            return {"type": "response.reasoning_text.delta", **self._inside(part), "delta": piece}
+        self._logprobs[part.number] += logprobs
+        return {"type": "response.output_text.delta", **self._inside(part), "delta": piece, "logprobs": logprobs}
+
+    def close(self, part: Part, status: str) -> Iterator[Event]:
+        """Makes the events of an item that ends."""
+        if part.kind is PartKind.CALL:
+            fields = {"name": part.name, "arguments": part.text}
+            yield {"type": "response.function_call_arguments.done", **self._of(part), **fields}
+        else:
+            yield {**self._text_done(part), **self._inside(part), "text": part.text}
+            yield {"type": "response.content_part.done", **self._inside(part), "part": self._content(part)}
+        yield {"type": "response.output_item.done", **_place(part), "item": self.item(part, status)}
+
+    def item(self, part: Part, status: str) -> dict[str, Any]:
+        """Returns an item as it is: begun (`in_progress`), `completed`, or `incomplete`."""
+        head = {"id": self._id(part), "status": status}
+        if part.kind is PartKind.CALL:
+            call = {"call_id": part.call_id, "name": part.name, "arguments": part.text}
+            return {"type": "function_call", **head, **call}
+        content = [] if status == "in_progress" else [self._content(part)]
+        if part.kind is PartKind.REASONING:
+            return {"type": "reasoning", **head, "summary": [], "content": content}
+        return {"type": "message", **head, "role": "assistant", "content": content}
+
+    def _text_done(self, part: Part) -> Event:
+        if part.kind is PartKind.REASONING:
+            return {"type": "response.reasoning_text.done"}
+        return {"type": "response.output_text.done", "logprobs": self._logprobs[part.number]}
+
+    def _content(self, part: Part) -> dict[str, Any]:
+        if part.kind is PartKind.REASONING:
+            return {"type": "reasoning_text", "text": part.text}
+        logprobs = list(self._logprobs[part.number])
+        return {"type": "output_text", "text": part.text, "annotations": [], "logprobs": logprobs}
+
+    def _id(self, part: Part) -> str:
+        return f"{_PREFIXES[part.kind]}_{self._suffix}_{part.number}"
+
+    def _of(self, part: Part) -> dict[str, Any]:
+        return {"item_id": self._id(part), **_place(part)}
+
+    def _inside(self, part: Part) -> dict[str, Any]:
+        return {**self._of(part), "content_index": 0}
+
+
+def _place(part: Part) -> dict[str, Any]:
+    return {"output_index": part.number}

@@ -1,0 +1,143 @@
+"""The body of /v1/responses: names, types, and what is not served.
+
+A parameter is one of four kinds, as in `gateway.fronts.openai.schema.requests`: it works; it is taken and has no effect
+here; the API knows it and it is not served, which is an error that names it; or nobody knows it, which is an error too.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field
+
+from gateway import chat
+from gateway.fronts.http_calls.body_types import Neutral, NotServed, Shape, at_most, unsupported
+from gateway.fronts.openai.schema.requests import MAX_METADATA
+from gateway.fronts.responses.items import Items  # noqa: TC001 - pydantic reads the annotations
+
+LOGPROBS = "message.output_text.logprobs"
+# Reasoning is not encrypted here: it is told as it is, and taken back so.
+_SERVED_INCLUDES = frozenset({LOGPROBS, "reasoning.encrypted_content"})
+_STATELESS = "is not supported, since answers are not stored: send the earlier items of the conversation in input"
+
+
+def _check_include(value: Any) -> Any:
+    for name in value if isinstance(value, list) else ():
+        if isinstance(name, str) and name not in _SERVED_INCLUDES:
+            raise unsupported(f"{name!r} is not supported")
+    return value
+
+
+def _check_tool(value: Any) -> Any:
+    """Refuses the tools of OpenAI's servers by name."""
+    kind = value.get("type") if isinstance(value, dict) else None
+    if isinstance(kind, str) and kind != "function":
+        raise unsupported(f"is of the type {kind!r}, which is not supported: only functions are")
+    return value
+
+
+class ToolShape(Shape):
+    """A function that the client has. The API has `strict` unless it is false."""
+
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    allowed_callers: Annotated[Any, Neutral(["direct"])] = None
+    defer_loading: Annotated[Any, Neutral(False)] = None
+    output_schema: dict[str, Any] | None = None
+
+    def as_tool(self) -> chat.Tool:
+        """Converts it to the core's value."""
+        parameters = "" if self.parameters is None else json.dumps(self.parameters, ensure_ascii=False)
+        return chat.Tool(self.name, self.description or "", parameters)
+
+
+def _check_tool_choice(value: Any) -> Any:
+    if value == "required" or isinstance(value, dict):
+        raise unsupported("cannot be forced yet: give auto or none")
+    return value
+
+
+class ReasoningShape(Shape):
+    """How much the model thinks; `effort` goes to the chat template. No summaries are made: all of it is told."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    context: Annotated[Any, Neutral("auto")] = None
+    mode: Annotated[Any, Neutral("standard")] = None
+
+
+class TextShape(Shape):
+    """The form of the answer."""
+
+    format: Annotated[Any, Neutral({"type": "text"})] = None
+    verbosity: Annotated[Any, Neutral("medium")] = None
+
+
+class StreamOptions(Shape):
+    """Options of a stream."""
+
+    include_obfuscation: Annotated[Any, Neutral(False)] = None
+
+
+class ResponseBody(Shape):
+    """The body of /v1/responses."""
+
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset(
+        {
+            "max_tool_calls",
+            "prompt_cache_key",
+            "prompt_cache_options",
+            "prompt_cache_retention",
+            "safety_identifier",
+            "service_tier",
+            "user",
+        }
+    )
+
+    model: str | None = None
+    input: Items
+    instructions: str | None = None
+    background: bool | None = None
+    include: Annotated[list[str] | None, BeforeValidator(_check_include)] = None
+    max_output_tokens: int | None = None
+    metadata: Annotated[dict[str, str], at_most(MAX_METADATA)] | None = None
+    reasoning: ReasoningShape | None = None
+    store: Annotated[Any, Neutral(False, message=_STATELESS)] = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = None
+    text: TextShape | None = None
+    tool_choice: Annotated[Literal["none", "auto"] | None, BeforeValidator(_check_tool_choice)] = None
+    tools: (
+        Annotated[
+            list[Annotated[ToolShape, BeforeValidator(_check_tool)]], Field(fail_fast=True), at_most(chat.MAX_TOOLS)
+        ]
+        | None
+    ) = None
+    parallel_tool_calls: bool | None = None
+    top_logprobs: int | None = None
+    top_p: float | None = None
+
+    # They label a request, or bound tools that are not served.
+    max_tool_calls: int | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: str | None = None
+    safety_identifier: str | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
+    user: str | None = None
+
+    access_programs: NotServed = None
+    background_options: NotServed = None
+    context_management: Annotated[Any, Neutral([])] = None
+    conversation: Annotated[Any, Neutral(message=_STATELESS)] = None
+    image: NotServed = None
+    moderation: NotServed = None
+    previous_response_id: Annotated[Any, Neutral(message=_STATELESS)] = None
+    prompt: NotServed = None
+    truncation: Annotated[Any, Neutral("disabled")] = None

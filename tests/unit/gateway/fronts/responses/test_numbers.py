@@ -1,0 +1,57 @@
+"""Sequence numbers: the same however an answer is cut, and a place to go on from wherever a client stopped."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gateway.fronts.responses.answer import FROM_THE_BEGINNING, ResponseAnswer
+from gateway.fronts.responses.call import understand
+from gateway.fronts.responses.schema import ResponseBody
+from gateway.request import Accepted, Delta, TokenLogprob, TokenLogprobs
+from tests.unit.gateway.fronts.openai.scripted import finished
+
+if TYPE_CHECKING:
+    from gateway.request import Event
+
+TEXT = "Grüße, 世界: one two three"
+CALL = understand(ResponseBody.model_validate({"input": "Hi"}), "", 0)
+
+
+def cut_at_random(seed: int) -> list[Event]:
+    """An answer in pieces of any size, each character a token."""
+    cuts = sorted(random.Random(seed).sample(range(1, len(TEXT)), k=seed % len(TEXT)))
+    pieces = [TEXT[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(TEXT)], strict=True)]
+    return [*(Delta(0, piece, (), 0, 0, tuple(map(entry_of, piece))) for piece in pieces), finished(len(TEXT))]
+
+
+def entry_of(character: str) -> TokenLogprobs:
+    return TokenLogprobs(TokenLogprob(ord(character), character, -1.0, 1, character.encode()))
+
+
+def events_of(core: list[Event], starting_after: int = FROM_THE_BEGINNING) -> list[dict[str, Any]]:
+    answer = ResponseAnswer(CALL, Accepted("resp_1", 3, 0, "m"), len, starting_after)
+    return [*answer.start(), *(event for item in core for event in answer.add(item))]
+
+
+def said_by(events: list[dict[str, Any]]) -> tuple[str, str]:
+    deltas = [event for event in events if "delta" in event]
+    tokens = [entry["token"] for event in deltas for entry in event["logprobs"]]
+    return "".join(event["delta"] for event in deltas), "".join(tokens)
+
+
+@pytest.mark.parametrize("seed", range(1, 20))
+def test_another_reader_goes_on_where_the_first_one_stopped(seed: int) -> None:
+    first = events_of(cut_at_random(seed))
+    numbers = [event["sequence_number"] for event in first]
+    assert numbers == sorted(set(numbers))
+    for place, event in enumerate(first):
+        rest = events_of(cut_at_random(seed + 7), event["sequence_number"])
+        assert said_by([*first[: place + 1], *rest]) == (TEXT, TEXT)
+        kinds = [each["type"] for each in (*first[: place + 1], *rest) if "delta" not in each]
+        assert kinds == [each["type"] for each in first if "delta" not in each]
+        assert [each for each in rest if "delta" not in each] == [
+            each for each in first[place + 1 :] if "delta" not in each
+        ]
