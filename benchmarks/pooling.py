@@ -76,7 +76,7 @@ class WorkerSteps:
         blocks = -(-self._num_tokens // BLOCK_SIZE)
         self.tables = [list(range(1 + i * blocks, 1 + (i + 1) * blocks)) for i in range(num_inputs)]
         cache = CacheEngine(BlockFormat.of(loaded.model, BLOCK_SIZE), num_inputs * blocks + 1, 0, loaded.backend)
-        limits = BatchLimits.of(loaded.config, 512, num_inputs, BLOCK_SIZE, inputs.size)
+        limits = BatchLimits.of(loaded.config, loaded.model.kv_groups.windows, 512, num_inputs, BLOCK_SIZE, inputs.size)
         runner = make_runner(loaded)
         assert runner.prove_batch_invariance()
         self.pool = cache.device_pool

@@ -22,7 +22,7 @@ class StepInputs:
     seq_lens: npt.NDArray[np.int64]
     """[S], contiguous."""
     block_tables: npt.NDArray[np.int32]
-    """[S, widest], its rows contiguous."""
+    """[groups * S, widest], its rows contiguous: those of the first KV group, then those of the others."""
     token_ids: npt.NDArray[np.int64]
     """[T]: -1 - row in place of an id that the device alone knows, the last token of a row of `last_tokens`."""
     chosen: npt.NDArray[np.int64]
@@ -76,5 +76,7 @@ class CaptureSizes:
     """Of a sequence, in tokens; needed where memory for its block table is set aside."""
     num_lora_slots: int = 0
     """Of LoRA adapters; 0: no step has any."""
+    num_kv_groups: int = 1
+    """Groups of layers that have block tables of their own: the network knows."""
     is_trial: bool = False
     """Whether nothing will be replayed, and only `CapturedStep.num_bytes` is wanted."""

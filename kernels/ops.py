@@ -60,6 +60,10 @@ class AttentionBatch:
     block_size: int
     sliding_window: int | None
     """Of the layers that have one."""
+    kv_group: int = 0
+    """The KV group whose block tables these are."""
+    others: tuple[AttentionBatch, ...] = ()
+    """The same step for the KV groups behind the first, in order."""
     work_lists: dict[Any, Any] = field(default_factory=dict[Any, Any], repr=False)
     """The backend's own schedule, kept for the layers after the first."""
     lora: LoraRows | None = None
@@ -69,6 +73,10 @@ class AttentionBatch:
     def num_tokens(self) -> int:
         """T: rows of the step."""
         return self.positions.shape[0]
+
+    def of_group(self, kv_group: int) -> AttentionBatch:
+        """Returns what the layers of a KV group share."""
+        return self.others[kv_group - 1] if kv_group else self
 
 
 class Backend(Protocol):
@@ -123,15 +131,19 @@ class Backend(Protocol):
         block_tables: BlockTables,
         block_size: int,
         sliding_window: int | None = None,
+        num_kv_groups: int = 1,
     ) -> AttentionBatch:
         """Makes a step's attention metadata.
 
         Args:
             num_new_tokens: [S] tokens to compute of each sequence: any mix of decodes (1), pieces of a prefill, and 0.
             seq_lens: [S] length of each sequence after this step.
-            block_tables: block ids in order, enough for each length; lists, int tensors or a padded array [S, widest].
+            block_tables: block ids in order, enough for each length; lists, int tensors or a padded array [S, widest]:
+                those of the first KV group, then those of the others, [groups * S, widest]. What lies wholly behind the
+                windows of a group's layers is not read.
             block_size: tokens of a block, one of BLOCK_SIZES.
             sliding_window: keys that a query sees, its own among them, in layers that ask for it; None: all.
+            num_kv_groups: groups of layers that have block tables of their own.
 
         Raises:
             ValueError: lengths that do not fit together, or a block size that is none of BLOCK_SIZES.

@@ -83,27 +83,36 @@ def plan(
     block_size: int,
     sliding_window: int | None,
     device: torch.device,
+    num_kv_groups: int = 1,
 ) -> AttentionBatch:
     """See `kernels.ops.Backend.plan_attention`."""
     check_block_size(block_size)
     new, lens = np.asarray(num_new_tokens, np.int64), np.asarray(seq_lens, np.int64)
     tables, num_blocks = _pad_tables(block_tables)
-    _check_lengths(new, lens, num_blocks, block_size, sliding_window)
+    _check_lengths(new, lens, num_blocks, block_size, sliding_window, num_kv_groups)
     sequences = np.repeat(np.arange(len(new)), new)
     positions = _ramps(lens - new, new)
-    blocks = tables[sequences, positions // block_size]
     last_blocks = np.maximum(lens - 1, 0) // block_size
     fresh = (new > 0) & (lens % block_size > 0) & (last_blocks * block_size >= lens - new)
-    return AttentionBatch(
-        num_new_tokens=new,
-        seq_lens=lens,
-        block_tables=tables,
-        positions=upload(positions, device),
-        slot_mapping=upload(blocks * block_size + positions % block_size, device),
-        fresh_blocks=upload(tables[fresh, last_blocks[fresh]], device),
-        block_size=block_size,
-        sliding_window=sliding_window,
-    )
+    sent = upload(positions, device)
+
+    def make(kv_group: int, others: tuple[AttentionBatch, ...] = ()) -> AttentionBatch:
+        own = tables[kv_group * len(new) : (kv_group + 1) * len(new)]
+        slots = own[sequences, positions // block_size] * block_size + positions % block_size
+        return AttentionBatch(
+            num_new_tokens=new,
+            seq_lens=lens,
+            block_tables=own,
+            positions=sent,
+            slot_mapping=upload(slots, device),
+            fresh_blocks=upload(own[fresh, last_blocks[fresh]], device),
+            block_size=block_size,
+            sliding_window=sliding_window,
+            kv_group=kv_group,
+            others=others,
+        )
+
+    return make(0, tuple(map(make, range(1, num_kv_groups))))
 
 
 def make_waves(
@@ -142,12 +151,14 @@ def _pad_tables(block_tables: BlockTables) -> tuple[Ints, Ints]:
     return tables, counts
 
 
-def _check_lengths(new: Ints, lens: Ints, num_blocks: Ints, block_size: int, sliding_window: int | None) -> None:
-    if not len(new) == len(lens) == len(num_blocks):
+def _check_lengths(
+    new: Ints, lens: Ints, num_blocks: Ints, block_size: int, sliding_window: int | None, num_kv_groups: int
+) -> None:
+    if not len(new) * num_kv_groups == len(lens) * num_kv_groups == len(num_blocks):
         raise ValueError(f"{len(new)} counts of new tokens, {len(lens)} lengths and {len(num_blocks)} block tables")
     if ((new < 0) | (new > lens)).any():
         raise ValueError("a sequence has fewer tokens after the step than the step computes")
-    if (num_blocks * block_size < lens).any():
+    if (num_blocks.reshape(num_kv_groups, -1) * block_size < lens).any():
         raise ValueError("a block table is too short for its sequence")
     if sliding_window is not None and sliding_window < 1:
         raise ValueError(f"sliding_window must be at least 1, not {sliding_window}")
@@ -219,7 +230,7 @@ def _make_wave(
         num_rows=num_rows,
         query_rows=send(query_rows.ravel()),
         pair_tiles=send(pair_tiles),
-        pool_rows=send(_pool_rows(batch, tiles.sequences[pair_tiles], splits, shape.num_kv_heads, num_layers)),
+        pool_rows=send(_pool_rows(batch, tiles.take(pair_tiles), splits, shape.num_kv_heads, num_layers, window)),
         split_tiles=tuple(split_tiles),
         masked_pairs=send(masked_pairs),
         mask=send(mask[:, None]),
@@ -253,11 +264,19 @@ def _make_mask(positions: Ints, ends: Ints, splits: Ints, window: int | None) ->
     return pairs, unseen
 
 
-def _pool_rows(batch: AttentionBatch, sequences: Ints, splits: Ints, num_kv_heads: int, num_layers: int) -> Ints:
-    """Finds each pair's blocks [pairs, K * blocks of a split]: past the sequence's end its last one, which is clean."""
-    per_split = SPLIT // batch.block_size
+def _pool_rows(
+    batch: AttentionBatch, tiles: _Tiles, splits: Ints, num_kv_heads: int, num_layers: int, window: int | None
+) -> Ints:
+    """Finds each pair's blocks [pairs, K * blocks of a split]: past the sequence's end its last one, which is clean.
+
+    Behind the window it is the first that is seen: those before may be others'.
+    """
+    per_split, sequences = SPLIT // batch.block_size, tiles.sequences
     last_blocks = (batch.seq_lens[sequences] - 1) // batch.block_size
     columns = np.minimum(splits[:, None] * per_split + np.arange(per_split), last_blocks[:, None])
+    if window is not None:
+        first_blocks = np.maximum(tiles.first_positions - window + 1, 0) // batch.block_size
+        columns = np.maximum(columns, first_blocks[:, None])
     block_ids = batch.block_tables[sequences[:, None], columns]
     rows = block_ids[:, None] * (num_layers * 2 * num_kv_heads) + np.arange(num_kv_heads)[:, None]
     return rows.reshape(len(sequences), -1)

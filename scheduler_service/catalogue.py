@@ -60,6 +60,11 @@ MOVED_BLOCKS = counter(
     "replica",
     "direction",
 )
+GIVEN_BACK_BLOCKS = counter(
+    "blockyard_given_back_blocks_total",
+    "Blocks that running sequences gave back since all their later queries see other tokens: behind a window.",
+    "replica",
+)
 STALLS = counter(
     "blockyard_stalls_total", "Times that nothing could be scheduled though work was there: bugs.", "replica"
 )
@@ -164,6 +169,7 @@ CATALOGUE = (
     STEP_TOKENS,
     PREEMPTIONS,
     MOVED_BLOCKS,
+    GIVEN_BACK_BLOCKS,
     STALLS,
     CANCEL_SECONDS,
     LOSSES,

@@ -191,6 +191,7 @@ _OF_REPLICAS: Mapping[Metric, Callable[[Engine, SchedulerStats], Labelled]] = {
     catalogue.GENERATED_TOKENS: lambda engine, stats: {(): stats.num_completion_tokens_total},
     catalogue.PREEMPTIONS: _preemptions,
     catalogue.MOVED_BLOCKS: _moved_blocks,
+    catalogue.GIVEN_BACK_BLOCKS: lambda _, stats: {(): stats.num_given_back_blocks_total},
     catalogue.STALLS: lambda engine, stats: {(): stats.num_stalls_total},
     catalogue.STEPS: lambda engine, stats: {(): engine.step_loop.step_log.num_steps},
     catalogue.LORAS: _loras,

@@ -42,12 +42,12 @@ class BlockFormat:
     def of(model: DecoderModel, block_size: int) -> BlockFormat:
         """Returns the format of a model's blocks, as far as this rank holds it."""
         config, share = model.config, model.share
-        num_layers = 1 if config.encoder else len(share.layers)
+        num_layers = model.kv_groups.count_layers(share.layers)
         return BlockFormat(num_layers, len(share.kv_heads), block_size, config.head_dim, config.dtype)
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block, over all layers."""
+        """Bytes of a block, over all layers of a KV group."""
         return math.prod(self.pool_shape(1)) * self.dtype.itemsize
 
     def pool_shape(self, num_blocks: int) -> tuple[int, ...]:

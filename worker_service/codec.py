@@ -322,6 +322,7 @@ def encode_cache(cache: CacheFacts) -> worker_pb2.CacheInfo:
         max_model_len=cache.request.max_model_len,
         determinism_id=cache.determinism_id,
         batch_invariant=cache.batch_invariant,
+        kv_windows=cache.kv_windows,
     )
 
 
@@ -377,6 +378,7 @@ def encode_plan(plan: CachePlan) -> worker_pb2.DetermineNumAvailableBlocksRespon
         num_device_blocks=plan.num_device_blocks,
         num_host_blocks=plan.num_host_blocks,
         cache_block_bytes=plan.block_bytes,
+        kv_windows=plan.kv_windows,
         memory=worker_pb2.MemoryBreakdown(
             total_bytes=plan.usage.total_bytes,
             budget_bytes=plan.budget_bytes,

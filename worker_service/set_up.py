@@ -9,10 +9,11 @@ Owns the limits of what may be asked for. Knows neither the event loop nor messa
 from __future__ import annotations
 
 import gc
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from blockyard.capacity.kv_blocks import KvBlocks
 from blockyard.capacity.limits import DEFAULT_BLOCK_SIZE, max_useful_blocks, wrong_block_size, wrong_step_size
 from blockyard.capacity.memory import (
     cpu_usage,
@@ -137,6 +138,7 @@ class CacheFacts:
     determinism_id: str
     batch_invariant: bool
     fingerprint: str = ""
+    kv_windows: tuple[int, ...] = (0,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,23 +237,21 @@ def count_blocks(
     device = choice.device
     block_size = request.block_size or DEFAULT_BLOCK_SIZE[device.type]
     block_bytes = BlockFormat.of(loaded.model, block_size).block_bytes
+    windows = loaded.model.kv_groups.windows
+    pool = {"block_size": block_size, "block_bytes": block_bytes, "swap_space_bytes": request.swap_space_bytes}
     if choice.cache_bytes:
-        return fixed_plan(
-            memory.total_bytes(device),
-            block_size=block_size,
-            block_bytes=block_bytes,
-            cache_bytes=choice.cache_bytes,
-            swap_space_bytes=request.swap_space_bytes,
-        )
-    return plan_cache(
+        fixed = fixed_plan(memory.total_bytes(device), **pool, cache_bytes=choice.cache_bytes)
+        return replace(fixed, kv_windows=windows)
+    plan = plan_cache(
         set_aside(_measure_usage(loaded, choice, block_size, request, loras), loras.free_bytes if loras else 0),
-        block_size=block_size,
-        block_bytes=block_bytes,
+        **pool,
         utilization=request.device_memory_utilization,
-        swap_space_bytes=request.swap_space_bytes,
         host_shares_device=device.type == "cpu",
-        max_useful_blocks=max_useful_blocks(request.max_num_seqs, loaded.config.max_model_len, block_size),
+        max_useful_blocks=max_useful_blocks(
+            request.max_num_seqs, loaded.config.max_model_len, block_size, len(windows)
+        ),
     )
+    return replace(plan, kv_windows=windows)
 
 
 def _measure_usage(
@@ -331,11 +331,15 @@ def make_executor(
         num_threads = settle_threads(runner, cache.device_pool, request.block_size, request.max_num_seqs)
         log.info("threads chosen", num_threads=num_threads)
     lengths = request.max_model_len, request.max_num_seqs, request.block_size, request.max_num_batched_tokens
-    executor = StepExecutor(InputBatch(BatchLimits.of(loaded.config, *lengths), set_up.grammars), cache, runner, ranks)
+    limits = BatchLimits.of(loaded.config, loaded.model.kv_groups.windows, *lengths)
+    executor = StepExecutor(InputBatch(limits, set_up.grammars), cache, runner, ranks)
     # What lives now lives as long as the process: the collector need not look at it again.
     gc.collect()
     gc.freeze()
-    return executor, CacheFacts(request, cache.block_format.block_bytes, identity, batch_invariant, fingerprint)
+    if any(loaded.config.windows) and not any(loaded.model.kv_groups.windows):
+        log.info("layers with a window keep the blocks of all tokens here", device=cache.device_pool.device.type)
+    block_bytes, windows = cache.block_format.block_bytes, loaded.model.kv_groups.windows
+    return executor, CacheFacts(request, block_bytes, identity, batch_invariant, fingerprint, windows)
 
 
 def _fingerprint(runner: ModelRunner, ranks: RankSteps | None) -> str:
@@ -365,7 +369,9 @@ def _make_cache(loaded: LoadedModel, request: CacheRequest) -> CacheEngine:
         raise BlockyardError(Reason.NEVER_FITS, f"the pools need {needed} bytes, more than there is") from None
 
 
-def wrong_cache_request(request: CacheRequest, model_max_len: int) -> Iterable[Violation]:
+def wrong_cache_request(
+    request: CacheRequest, model_max_len: int, kv_windows: tuple[int, ...] = (0,)
+) -> Iterable[Violation]:
     """Finds what is wrong with a request for a cache of a model that takes `model_max_len` tokens."""
     yield from wrong_block_size(request.block_size)
     yield from wrong_step_size(request.max_num_batched_tokens, request.max_num_seqs)
@@ -379,8 +385,8 @@ def wrong_cache_request(request: CacheRequest, model_max_len: int) -> Iterable[V
         return
     if request.max_model_len > model_max_len:
         yield Violation("max_model_len", f"{request.max_model_len} tokens, and the model takes {model_max_len}")
-    capacity = (request.num_device_blocks - 1) * request.block_size
-    if request.max_model_len > capacity:
+    capacity = KvBlocks(request.block_size, kv_windows).count_tokens(request.num_device_blocks - 1)
+    if capacity is not None and request.max_model_len > capacity:
         yield Violation("max_model_len", f"{request.max_model_len} tokens, and the device's blocks hold {capacity}")
 
 

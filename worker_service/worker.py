@@ -243,7 +243,7 @@ class Worker:
         """Allocates the pools, proves what it can about results, and warms up."""
         with self.lifecycle("InitializeCache", State.LOADED):
             loaded = self._loaded()
-            _refuse(wrong_cache_request(request, loaded.config.max_model_len))
+            _refuse(wrong_cache_request(request, loaded.config.max_model_len, loaded.model.kv_groups.windows))
             parallel = self._choice().parallel
             ranks = RankSteps(parallel, self.membership.find) if parallel.world_size > 1 else None
             set_up, chooses = self.set_up, self._may_choose_threads

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from blockyard.capacity.kv_blocks import KvBlocks
 from blockyard.errors import Violation
 
 if TYPE_CHECKING:
@@ -56,20 +57,33 @@ def wrong_step_size(max_num_batched_tokens: int, max_num_seqs: int) -> Iterable[
             yield Violation(name, f"must be from 1 to {most}")
 
 
-def max_useful_blocks(max_num_seqs: int, max_model_len: int, block_size: int) -> int:
+def max_useful_blocks(max_num_seqs: int, max_model_len: int, block_size: int, num_kv_groups: int = 1) -> int:
     """Returns the number of device blocks, scratch among them, beyond which more are of no use."""
-    return USEFUL_SHARE * max_num_seqs * -(-max_model_len // block_size) + 1
+    return USEFUL_SHARE * max_num_seqs * -(-max_model_len // block_size) * num_kv_groups + 1
 
 
 def choose_max_model_len(
-    asked: int | Literal["auto"], model_max_model_len: int, num_device_blocks: int, block_size: int
+    asked: int | Literal["auto"],
+    model_max_model_len: int,
+    num_device_blocks: int,
+    block_size: int,
+    kv_blocks: KvBlocks | None = None,
 ) -> int:
     """Chooses the tokens that a sequence may have; auto: what the model takes and the blocks hold.
+
+    Args:
+        asked: the tokens, or auto.
+        model_max_model_len: what the model takes.
+        num_device_blocks: scratch among them.
+        block_size: tokens of a block.
+        kv_blocks: the blocks that sequences have; None: one for each `block_size` tokens.
 
     Raises:
         DoesNotFit: they are not as many as asked, or none.
     """
-    capacity = (num_device_blocks - 1) * block_size
+    capacity = (kv_blocks or KvBlocks(block_size)).count_tokens(num_device_blocks - 1)
+    if capacity is None:
+        capacity = model_max_model_len
     if capacity <= 0:
         raise DoesNotFit(
             f"{num_device_blocks} device blocks leave no room for any token: the memory is too small"

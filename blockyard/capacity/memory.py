@@ -53,6 +53,8 @@ class CachePlan:
     budget_bytes: int
     cache_bytes: int
     usage: Usage
+    kv_windows: tuple[int, ...] = (0,)
+    """Of each KV group the keys that a query sees; 0: all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from blockyard.capacity.adapters import adapter_format, lora_bytes, lora_limits, wrong_limits
 from blockyard.capacity.devices import check_gpu_dtype, choose_device_type
 from blockyard.capacity.formats import check_quantization, held_in, weight_format
+from blockyard.capacity.kv_blocks import KvBlocks
 from blockyard.capacity.limits import (
     DEFAULT_BLOCK_SIZE,
     DoesNotFit,
@@ -24,6 +25,7 @@ from blockyard.capacity.memory import CPU_RESERVE_BYTES, CachePlan, Usage, fixed
 from blockyard.capacity.steps import cpu_scratch, step_bytes, torch_scratch
 from blockyard.capacity.weights import ITEM_BYTES, check_room, weights_bytes
 from blockyard.errors import BlockyardError, invalid
+from blockyard.model_config.kv_groups import KvGroups
 from blockyard.model_config.parallel_sizes import check_sizes, wrong_parallel
 from blockyard.model_config.share import Share
 from blockyard.parallel import Parallel, ParallelSizes
@@ -78,24 +80,25 @@ class ReplicaPlan:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the device's blocks hold; block 0 is scratch."""
-        return (self.tightest.num_device_blocks - 1) * self.tightest.block_size
+        """Tokens that the device's blocks hold, of sequences as long as may be; block 0 is scratch."""
+        num_blocks, block_size = self.tightest.num_device_blocks - 1, self.tightest.block_size
+        if not any(self.tightest.kv_windows) or not self.max_model_len:
+            return num_blocks // len(self.tightest.kv_windows) * block_size
+        return num_blocks * self.max_model_len // self._blocks.count_blocks(self.max_model_len)
+
+    @property
+    def _blocks(self) -> KvBlocks:
+        return KvBlocks(self.tightest.block_size, self.tightest.kv_windows)
 
     def num_sequences(self, length: int) -> int:
         """Returns how many sequences of so many tokens run at once."""
-        blocks = -(-length // self.tightest.block_size)
-        return min((self.tightest.num_device_blocks - 1) // blocks, self.max_num_seqs)
+        return min((self.tightest.num_device_blocks - 1) // self._blocks.count_blocks(length), self.max_num_seqs)
 
 
-def block_bytes(network: DecoderConfig, share: Share, block_size: int) -> int:
-    """Counts the bytes of a block at a rank, over all its layers."""
-    numbers = (
-        (1 if network.encoder else len(share.layers))
-        * KEYS_AND_VALUES
-        * len(share.kv_heads)
-        * block_size
-        * network.head_dim
-    )
+def block_bytes(network: DecoderConfig, share: Share, block_size: int, groups: KvGroups) -> int:
+    """Counts the bytes of a block at a rank, over all its layers of a KV group."""
+    num_layers = groups.count_layers(share.layers)
+    numbers = num_layers * KEYS_AND_VALUES * len(share.kv_heads) * block_size * network.head_dim
     return numbers * ITEM_BYTES[network.dtype_name]
 
 
@@ -111,7 +114,10 @@ def plan_replica(
         planned = replace(planned, ranks=ranks, lora_bytes=most)
         least = planned.tightest
         num_blocks = configuration.cache.num_device_blocks or least.num_device_blocks
-        length = choose_max_model_len(step.max_model_len, network.max_model_len, num_blocks, least.block_size)
+        kv_blocks = KvBlocks(least.block_size, least.kv_windows, step.max_num_batched_tokens)
+        length = choose_max_model_len(
+            step.max_model_len, network.max_model_len, num_blocks, least.block_size, kv_blocks
+        )
     except BlockyardError as error:
         return replace(planned, refusal=error.message)
     except DoesNotFit as error:
@@ -147,11 +153,13 @@ def _plan_rank(
     request = _profile_request(configuration, num_sharing)
     _refuse(wrong_profile_request(request))
     block_size = request.block_size or DEFAULT_BLOCK_SIZE[kind]
-    pool = {"block_size": block_size, "block_bytes": block_bytes(network, share, block_size)}
+    groups = KvGroups.of(network, kind)
+    pool = {"block_size": block_size, "block_bytes": block_bytes(network, share, block_size, groups)}
     if worker.device_cache_gib:
         cache_bytes = int(worker.device_cache_gib * 2**30)
         swap_space_bytes = request.swap_space_bytes
-        return fixed_plan(hardware.total_bytes, **pool, cache_bytes=cache_bytes, swap_space_bytes=swap_space_bytes)
+        fixed = fixed_plan(hardware.total_bytes, **pool, cache_bytes=cache_bytes, swap_space_bytes=swap_space_bytes)
+        return replace(fixed, kv_windows=groups.windows)
     num_threads = worker.num_threads or hardware.num_threads
     scratch = cpu_scratch(num_threads) if kind == "cpu" and kernels != "reference" else torch_scratch()
     activation = step_bytes(network, share, held, request, scratch)
@@ -159,14 +167,15 @@ def _plan_rank(
     loras = _lora_bytes(network, configuration, hardware, parallel)
     # Those that share a device load before any has blocks.
     available = max(0, hardware.available_bytes - num_sharing * (num_bytes + other))
-    return plan_cache(
+    planned = plan_cache(
         set_aside(Usage(hardware.total_bytes, available, num_bytes, activation, other), loras),
         **pool,
         utilization=request.device_memory_utilization,
         swap_space_bytes=request.swap_space_bytes,
         host_shares_device=kind == "cpu",
-        max_useful_blocks=max_useful_blocks(request.max_num_seqs, network.max_model_len, block_size),
+        max_useful_blocks=max_useful_blocks(request.max_num_seqs, network.max_model_len, block_size, groups.num_groups),
     )
+    return replace(planned, kv_windows=groups.windows)
 
 
 def _lora_bytes(

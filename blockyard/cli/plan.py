@@ -223,7 +223,10 @@ def _of_a_worker(asked: ReplicaPlan) -> dict[str, str]:
     least, usage = asked.tightest, asked.tightest.usage
     weights = ", ".join(dict.fromkeys(units.size(rank.usage.weights_bytes) for rank in asked.ranks))
     blocks = f"{least.num_device_blocks} device blocks and {least.num_host_blocks} host blocks"
-    a_token, a_block = units.size(least.block_bytes / least.block_size), units.size(least.block_bytes)
+    a_token, a_block = (
+        units.size(least.block_bytes * len(least.kv_windows) / least.block_size),
+        units.size(least.block_bytes),
+    )
     loras = {"adapters": f"{units.size(asked.lora_bytes)} at most"} if asked.lora_bytes else {}
     return {
         "weights": f"{weights} at each worker",

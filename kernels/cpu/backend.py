@@ -148,9 +148,10 @@ class CpuBackend:
         block_tables: BlockTables,
         block_size: int,
         sliding_window: int | None = None,
+        num_kv_groups: int = 1,
     ) -> AttentionBatch:
         """Makes a step's attention metadata."""
-        return planning.plan(num_new_tokens, seq_lens, block_tables, block_size, sliding_window, _CPU)
+        return planning.plan(num_new_tokens, seq_lens, block_tables, block_size, sliding_window, _CPU, num_kv_groups)
 
     def pack_linear(
         self,
@@ -329,7 +330,9 @@ class CpuBackend:
     ) -> CapturedStep | None:
         """Records a network's step."""
         token_ids = torch.zeros(1, dtype=torch.int64)
-        batch = self.plan_attention([1], [1], [[0]], sizes.block_size, sizes.sliding_window)
+        tables = [[0]] * sizes.num_kv_groups
+        window = sizes.sliding_window
+        batch = self.plan_attention([1], [1], tables, sizes.block_size, window, sizes.num_kv_groups)
         weight = cast("CpuWeight | None", head)
         return self._ops.record(
             Recording(token_ids, batch.positions),

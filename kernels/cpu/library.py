@@ -151,6 +151,7 @@ class Op(ctypes.Structure):
         ("group", ctypes.c_int64),
         ("norms_follow", ctypes.c_int32),
         ("rotary_stride", ctypes.c_int64),
+        ("kv_group", ctypes.c_int64),
     )
 
 

@@ -88,9 +88,12 @@ class CudaBackend:
         block_tables: BlockTables,
         block_size: int,
         sliding_window: int | None = None,
+        num_kv_groups: int = 1,
     ) -> AttentionBatch:
         """Makes a step's attention metadata."""
-        return planning.plan(num_new_tokens, seq_lens, block_tables, block_size, sliding_window, self.device)
+        return planning.plan(
+            num_new_tokens, seq_lens, block_tables, block_size, sliding_window, self.device, num_kv_groups
+        )
 
     def pack_linear(
         self,

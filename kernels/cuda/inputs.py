@@ -121,7 +121,7 @@ class PaddedInputs:
         lengths = StepLengths(new, lens, tables, bucket.num_tokens, bucket.max_new_tokens)
         batch = AttentionBatch(
             unknown, unknown, unknown[:, None], positions, slots, slots[:0], sizes.block_size, sizes.sliding_window,
-            {StepLengths: lengths}, self._lora_rows(),
+            work_lists={StepLengths: lengths}, lora=self._lora_rows(),
         )  # fmt: skip
         return ids, batch
 

@@ -68,9 +68,12 @@ class ReferenceBackend:
         block_tables: BlockTables,
         block_size: int,
         sliding_window: int | None = None,
+        num_kv_groups: int = 1,
     ) -> AttentionBatch:
         """Makes a step's attention metadata."""
-        return planning.plan(num_new_tokens, seq_lens, block_tables, block_size, sliding_window, self.device)
+        return planning.plan(
+            num_new_tokens, seq_lens, block_tables, block_size, sliding_window, self.device, num_kv_groups
+        )
 
     def set_num_threads(self, num_threads: int) -> None:
         """Sets the calling thread's count of torch's threads."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from scheduler_service.core.kv_groups import KvGroups
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -48,6 +50,7 @@ class CoreConfig:
     - `max_loras`: adapters that the sequences of a step may have, together; one that has waited for so many seconds
       while others began is the next.
     - `whole_prompts`: a prompt is computed in one step, or never; nothing of it is found again.
+    - `kv_windows`: of each KV group the keys that a query sees; 0: all, as with `whole_prompts`.
     - `debug_integrity`: walk all state after each operation.
 
     Raises ValueError.
@@ -75,6 +78,7 @@ class CoreConfig:
     debug_integrity: bool = False
     weights_version: str = ""
     whole_prompts: bool = False
+    kv_windows: tuple[int, ...] = (0,)
 
     def __post_init__(self) -> None:
         positive = ("block_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "max_steps_in_flight")
@@ -87,6 +91,8 @@ class CoreConfig:
         wrong += [name for name, choices in _CHOICES.items() if getattr(self, name) not in choices]
         if not 0 <= self.watermark < 1:
             wrong.append("watermark")
+        if not self.kv_windows or min(self.kv_windows) < 0 or (self.whole_prompts and max(self.kv_windows)):
+            wrong.append("kv_windows")
         if wrong:
             raise ValueError(f"out of range: {', '.join(wrong)}")
 
@@ -96,14 +102,26 @@ class CoreConfig:
         return min(self.max_num_seqs, self.max_num_batched_tokens)
 
     @property
+    def kv_groups(self) -> KvGroups:
+        """The KV groups. A prefill has room for two pieces behind its window: one is in flight, one is next."""
+        window = max(self.kv_windows)
+        if not window:
+            return KvGroups(self.block_size, self.kv_windows)
+        piece = min(self.max_num_batched_tokens, self.max_prefill_chunk or self.max_num_batched_tokens)
+        num_tokens = window + max(2, self.num_virtual_engines) * piece + self.max_steps_in_flight
+        return KvGroups(self.block_size, self.kv_windows, -(-num_tokens // self.block_size) + 2)
+
+    @property
     def max_tokens(self) -> int:
         """The longest sequence that could run alone. Its last token needs no slot: nothing is computed from it."""
-        return min((self.num_device_blocks - 1) * self.block_size + 1, self.max_model_len)
+        num_tokens = self.kv_groups.count_tokens(self.num_device_blocks - 1)
+        return self.max_model_len if num_tokens is None else min(num_tokens + 1, self.max_model_len)
 
     @property
     def max_prompt_len(self) -> int:
         """The longest prompt of which nothing is generated: it needs a slot for each of its tokens, and no other."""
-        longest = min((self.num_device_blocks - 1) * self.block_size, self.max_model_len)
+        num_tokens = self.kv_groups.count_tokens(self.num_device_blocks - 1)
+        longest = self.max_model_len if num_tokens is None else min(num_tokens, self.max_model_len)
         return min(longest, self.max_num_batched_tokens) if self.whole_prompts else longest
 
     def fit(self, spec: GroupSpec) -> int:
@@ -194,7 +212,7 @@ class Room:
     MAX_URGENT = 8
 
     __slots__ = (
-        "_block_size",
+        "_kv_groups",
         "loras",
         "num_blocks",
         "num_rows",
@@ -205,7 +223,7 @@ class Room:
     )
 
     def __init__(
-        self, num_tokens: int, num_rows: int, num_blocks: int, block_size: int, loras: LoraRoom | None = None
+        self, num_tokens: int, num_rows: int, num_blocks: int, kv_groups: KvGroups, loras: LoraRoom | None = None
     ) -> None:
         self.outranks: Callable[[Group], bool] = lambda _: False
         self.urgent_tenants: set[str] = set()
@@ -214,12 +232,15 @@ class Room:
         self.num_rows = num_rows
         self.num_blocks = num_blocks
         self.num_stuck = 0
-        self._block_size = block_size
+        self._kv_groups = kv_groups
 
     def fits(self, num_tokens: int, num_rows: int) -> bool:
         """Whether a request with so long a prompt would be admitted in the next step, if it has a slot."""
-        has_blocks = -(-num_tokens // self._block_size) + num_rows <= self.num_blocks
+        has_blocks = self._count_blocks(num_tokens, num_rows) <= self.num_blocks
         return self.num_tokens > 0 and num_rows <= self.num_rows and has_blocks
+
+    def _count_blocks(self, num_tokens: int, num_rows: int) -> int:
+        return self._kv_groups.count_blocks(num_tokens) + num_rows * self._kv_groups.num_groups
 
     def takes(self, num_tokens: int, num_rows: int, lora_id: int = 0) -> bool:
         """Whether it should come: it fits, or it is the one that may wait for its blocks here, or for its slot."""
@@ -246,4 +267,4 @@ class Room:
             return
         self.num_tokens -= num_tokens
         self.num_rows -= num_rows
-        self.num_blocks -= -(-num_tokens // self._block_size) + num_rows
+        self.num_blocks -= self._count_blocks(num_tokens, num_rows)

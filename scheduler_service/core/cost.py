@@ -26,6 +26,7 @@ class CostModel:
     """Seconds of recomputing and of swapping, by the worker's own timings; guessed until there are any."""
 
     block_size: int
+    num_kv_groups: int = 1
     step_time: StepTimeModel = field(default_factory=StepTimeModel)
     _swap_seconds: float = 0.0
     _num_swapped: float = 0.0
@@ -46,7 +47,7 @@ class CostModel:
         """Estimates the seconds to move blocks once, in one direction."""
         if self._num_swapped:
             return num_blocks * self._swap_seconds / self._num_swapped
-        return self.recompute_seconds(num_blocks * self.block_size) / _GUESSED_ADVANTAGE
+        return self.recompute_seconds(num_blocks * self.block_size) / self.num_kv_groups / _GUESSED_ADVANTAGE
 
     def preempt_seconds(self, num_tokens: int) -> float:
         """Estimates the seconds to preempt a victim and bring it back: by swaps or by recomputing, the cheaper."""
@@ -58,7 +59,7 @@ class CostModel:
 
     def prefers_host_block(self) -> bool:
         """Whether a block that the host has is cheaper to bring back than to compute."""
-        return self.swap_seconds(1) < self.recompute_seconds(self.block_size)
+        return self.swap_seconds(self.num_kv_groups) < self.recompute_seconds(self.block_size)
 
     def _swap_both_ways(self, num_tokens: int) -> float:
-        return 2 * self.swap_seconds(-(-num_tokens // self.block_size))
+        return 2 * self.swap_seconds(-(-num_tokens // self.block_size) * self.num_kv_groups)

@@ -30,7 +30,7 @@ def check(
     _check_groups(groups)
     _check_queues(live, queues)
     for sequence in live:
-        _check_sequence(sequence, config.block_size)
+        _check_sequence(sequence, blocks)
     _check_blocks(live, blocks)
     _check_writers(live, blocks)
 
@@ -85,9 +85,9 @@ def _check_queues(live: list[Sequence], queues: Queues) -> None:
     assert queues.num_rows <= queues.max_rows, "more rows than there are"
 
 
-def _check_sequence(sequence: Sequence, block_size: int) -> None:
-    length = len(sequence.token_ids)
-    num_blocks = len(sequence.block_ids)
+def _check_sequence(sequence: Sequence, blocks: BlockManager) -> None:
+    length, block_size = len(sequence.token_ids), blocks.block_size
+    num_blocks, num_groups = len(sequence.block_ids), blocks.num_groups
     assert length <= sequence.max_length, f"{sequence} is too long"
     assert sequence.num_computed <= sequence.num_scheduled, f"{sequence} computed what was not scheduled"
     if sequence.status in (SequenceStatus.WAITING, SequenceStatus.PARKED):
@@ -96,17 +96,36 @@ def _check_sequence(sequence: Sequence, block_size: int) -> None:
         return
     if sequence.is_prefilling:
         assert sequence.num_scheduled < length, f"{sequence} has nothing left to prefill"
-        assert num_blocks == -(-length // block_size), f"{sequence} has {num_blocks} blocks for {length} tokens"
+        needed = -(-length // block_size) * num_groups
+        assert num_blocks == needed, f"{sequence} has {num_blocks} places for {length} tokens"
+        ready = blocks.windows.count_writable(sequence)
+        assert sequence.num_scheduled <= ready, f"{sequence} is scheduled past its blocks"
     else:
         is_over = sequence.num_scheduled >= sequence.max_length + (sequence.group.spec.pooling is not None)
         assert not is_over, f"{sequence} is scheduled past its end"
-        needed = -(-sequence.num_scheduled // block_size)
-        assert num_blocks == needed, f"{sequence} has {num_blocks} blocks and needs {needed}"
-    holes = {place for place, block in enumerate(sequence.block_ids) if not block}
+        needed = -(-sequence.num_scheduled // block_size) * num_groups
+        assert num_blocks == needed, f"{sequence} has {num_blocks} places and needs {needed}"
+    missing = set(blocks.windows.find_missing(sequence))
     if sequence.status is SequenceStatus.RUNNING:
-        assert not holes and not sequence.host_blocks, f"{sequence} runs and is not all on the device"
-    filled = -(-sequence.num_scheduled // block_size)
-    assert {p for p in holes if p < filled} == sequence.host_blocks.keys(), f"{sequence} lost content"
+        if sequence.is_prefilling:
+            # What it has given back it gets with the next step.
+            missing = {place for place in missing if place // num_groups < sequence.num_ready}
+        assert not missing and not sequence.host_blocks, f"{sequence} runs and is not all on the device"
+    filled = -(-sequence.num_scheduled // block_size) * num_groups
+    assert {p for p in missing if p < filled} == sequence.host_blocks.keys(), f"{sequence} lost content"
+    _check_windows(sequence, blocks)
+
+
+def _check_windows(sequence: Sequence, blocks: BlockManager) -> None:
+    """No block is held that no query will see any more, nor one ahead that is not yet due."""
+    groups = blocks.groups
+    for place, block in enumerate(sequence.block_ids):
+        window, index = groups.windows[place % groups.num_groups], place // groups.num_groups
+        if window and (block or place in sequence.host_blocks):
+            num_full = sequence.publish_at // groups.block_size - 1
+            assert index >= groups.first_kept(window, num_full), f"{sequence} holds what is behind a window"
+            is_ready = not sequence.is_prefilling or index < sequence.num_ready
+            assert is_ready, f"{sequence} holds what it has no use for yet"
 
 
 def _check_blocks(live: list[Sequence], blocks: BlockManager) -> None:
@@ -125,7 +144,7 @@ def _check_writers(live: list[Sequence], blocks: BlockManager) -> None:
     for sequence in live:
         if sequence.status is not SequenceStatus.RUNNING:
             continue
-        for block in sequence.block_ids[sequence.num_scheduled // size :]:
+        for block in filter(None, sequence.block_ids[sequence.num_scheduled // size * blocks.num_groups :]):
             is_own = blocks.device.references[block] == 1 and not blocks.device.is_published(block)
             is_copied_first = not sequence.is_prefilling and sequence.grow_at == sequence.num_scheduled
             assert is_own or is_copied_first, f"{sequence} would write into block {block}, which is not its own"

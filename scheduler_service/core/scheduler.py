@@ -37,7 +37,7 @@ class Scheduler:
 
     def __init__(self, config: CoreConfig, suspects: Suspects | None = None) -> None:
         self.config = config
-        self._costs = CostModel(config.block_size)
+        self._costs = CostModel(config.block_size, len(config.kv_windows))
         self._blocks = BlockManager(config, self._costs)
         self._queues = Queues(config.max_rows, config.aging_seconds if config.policy == "priority" else None)
         self._planner = Planner(config, self._queues, self._blocks, self._costs)
@@ -84,6 +84,7 @@ class Scheduler:
     def succeed(self, predecessor: Scheduler) -> None:
         """Takes over the totals of a scheduler with other pools."""
         self._totals.add(predecessor._totals)
+        self._totals.num_given_back_blocks += predecessor._blocks.windows.num_given_back_total
         self._planner.preemption.count_on(predecessor._planner.preemption)
         self._planner.num_pieces_total = predecessor._planner.num_pieces_total
         self._planner.loras.passed_seconds = predecessor._planner.loras.passed_seconds
@@ -203,14 +204,10 @@ class Scheduler:
 
     def find_room(self) -> Room:
         """Computes what could be admitted beside the sequences that wait here already."""
-        free = self._blocks.device.num_free - self._blocks.num_watermark - self._queues.num_running
-        room = Room(
-            self.config.max_num_batched_tokens,
-            self._queues.max_rows - self._queues.num_rows,
-            free,
-            self.config.block_size,
-            self._planner.loras.find_room(),
-        )
+        blocks, queues = self._blocks, self._queues
+        num_blocks = blocks.device.num_free - blocks.num_watermark - queues.num_running * blocks.num_groups
+        num_tokens, num_rows = self.config.max_num_batched_tokens, queues.max_rows - queues.num_rows
+        room = Room(num_tokens, num_rows, num_blocks, blocks.groups, self._planner.loras.find_room())
         for queue in (self._queues.swapped, self._queues.waiting):
             for sequence in queue:
                 group = sequence.group
@@ -267,6 +264,7 @@ class Scheduler:
             num_cached_host_blocks=host.num_cached,
             num_swaps_total=self._planner.preemption.num_swaps_total,
             num_queried_tokens_total=totals.num_queried_tokens,
+            num_given_back_blocks_total=totals.num_given_back_blocks + self._blocks.windows.num_given_back_total,
         )
 
     def check_integrity(self) -> None:

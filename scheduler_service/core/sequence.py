@@ -60,6 +60,8 @@ class Sequence:
         "logprobs",
         "max_length",
         "num_computed",
+        "num_found",
+        "num_ready",
         "num_scheduled",
         "owner",
         "pooled",
@@ -97,11 +99,15 @@ class Sequence:
         self.is_known = False  # the worker has it
         self.hurries = False  # it began at the expense of others, and has no token yet
         self.forked_from: Sequence | None = None  # for a beam, until the worker has it
-        self.block_ids: list[int] = []  # device blocks; 0 where there is none while swapped out
+        # Device blocks, those of each KV group side by side. 0 where there is none: swapped out, behind a window, or so
+        # far ahead in a prefill that windows have no block yet.
+        self.block_ids: list[int] = []
         self.host_blocks: dict[int, int] = {}  # place in the table: host block
         self.grow_at = 0  # with so many tokens scheduled, a decode needs a block: for its slot, or to stop sharing
         self.block_hashes: list[bytes] = []  # of its full blocks, as far as they were needed
         self.publish_at = 0  # with so many tokens computed, another block is full
+        self.num_found = 0  # blocks of tokens that were cached when it began
+        self.num_ready = 0  # blocks of tokens of which all groups have their blocks; 0 once it matters no more
 
     @property
     def output_token_ids(self) -> list[int]:

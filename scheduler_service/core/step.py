@@ -226,7 +226,7 @@ class StepBuilder:
             num_new_tokens=tuple(self.num_new_tokens),
             appended_sequence_ids=tuple(self.appended_sequence_ids),
             appended_block_ids=tuple(self.appended_block_ids),
-            replaced_tables=tuple((key, tuple(sequence.block_ids)) for key, sequence in self.replaced.items()),
+            replaced_tables=self._tables(),
             blocks_to_swap_out=tuple(self.swap_out),
             blocks_to_swap_in=tuple(self.swap_in),
             blocks_to_copy=tuple(self.copies),
@@ -247,6 +247,13 @@ class StepBuilder:
             self.beams,
             self.pooled,
         )
+
+    def _tables(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        """The tables that changed, but those of sequences that gave way afterwards."""
+        if not self.replaced:
+            return ()
+        running = SequenceStatus.RUNNING
+        return tuple((key, tuple(each.block_ids)) for key, each in self.replaced.items() if each.status is running)
 
     def _count_work(self) -> StepWork:
         return StepWork(

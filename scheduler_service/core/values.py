@@ -231,7 +231,8 @@ class SchedulerStats:
     """Counts for operators. The totals grow from the start of the process.
 
     `num_waiting_tokens`: known of the sequences that wait. `num_swaps_total`: of the preemptions. Of prompts that were
-    prefilled `num_queried_tokens_total` were looked up in the prefix cache.
+    prefilled `num_queried_tokens_total` were looked up in the prefix cache. `num_given_back_blocks_total`: by sequences
+    that went on.
     """
 
     num_waiting: int
@@ -256,3 +257,4 @@ class SchedulerStats:
     num_cached_host_blocks: int = 0
     num_swaps_total: int = 0
     num_queried_tokens_total: int = 0
+    num_given_back_blocks_total: int = 0

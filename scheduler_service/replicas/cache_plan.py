@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from blockyard.capacity.kv_blocks import KvBlocks
 from blockyard.capacity.limits import DoesNotFit, choose_max_model_len
 from scheduler_service.replicas.facts import CachePlan
 from scheduler_service.replicas.not_ready import Misconfigured
@@ -30,7 +31,11 @@ def plan_cache(
     num_device_blocks = cache.num_device_blocks or available.num_device_blocks
     try:
         max_model_len = choose_max_model_len(
-            step.max_model_len, model_max_model_len, num_device_blocks, available.block_size
+            step.max_model_len,
+            model_max_model_len,
+            num_device_blocks,
+            available.block_size,
+            KvBlocks(available.block_size, available.kv_windows, step.max_num_batched_tokens),
         )
     except DoesNotFit as error:
         raise Misconfigured(str(error)) from None
@@ -46,6 +51,8 @@ def plan_cache(
 
 def find_least(available: Sequence[AvailableBlocks]) -> AvailableBlocks:
     """Finds what fits at each of several ranks. Raises Misconfigured where their blocks have different sizes."""
+    if len({each.kv_windows for each in available}) > 1:
+        raise Misconfigured("the ranks divide the layers into different KV groups: are they on devices of one kind?")
     sizes = [each.block_size for each in available]
     if len(set(sizes)) > 1:
         told = ", ".join(map(str, sizes))

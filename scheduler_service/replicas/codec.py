@@ -347,7 +347,8 @@ def decode_available_blocks(message: worker_pb2.DetermineNumAvailableBlocksRespo
     """Decodes how many blocks fit."""
     return check_blocks(
         AvailableBlocks(
-            message.block_size, message.num_device_blocks, message.num_host_blocks, message.cache_block_bytes
+            *(message.block_size, message.num_device_blocks, message.num_host_blocks, message.cache_block_bytes),
+            kv_windows=tuple(message.kv_windows) or (0,),
         )
     )
 
@@ -363,5 +364,6 @@ def decode_cache_info(message: worker_pb2.CacheInfo) -> CacheInfo:
             max_model_len=message.max_model_len,
             determinism_id=message.determinism_id,
             batch_invariant=message.batch_invariant,
+            kv_windows=tuple(message.kv_windows) or (0,),
         )
     )

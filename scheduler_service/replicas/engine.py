@@ -326,4 +326,5 @@ def make_core_config(
         debug_integrity=configuration.service.debug_integrity,
         weights_version=weights_version,
         whole_prompts=whole_prompts,
+        kv_windows=cache.kv_windows,
     )

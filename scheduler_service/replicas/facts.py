@@ -110,12 +110,13 @@ class LoadProgress:
 
 @dataclass(frozen=True, slots=True)
 class AvailableBlocks:
-    """What fits into a worker's memory."""
+    """What fits into a worker's memory. `kv_windows`: of each KV group the keys that a query sees; 0: all."""
 
     block_size: int
     num_device_blocks: int
     num_host_blocks: int
     cache_block_bytes: int
+    kv_windows: tuple[int, ...] = (0,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,7 @@ class CachePlan:
 
 @dataclass(frozen=True, slots=True)
 class CacheInfo:
-    """The pools that a worker has, and how far its results can be repeated."""
+    """The pools that a worker has, and how far its results can be repeated. `kv_windows`: as of AvailableBlocks."""
 
     block_size: int
     num_device_blocks: int
@@ -141,6 +142,7 @@ class CacheInfo:
     max_model_len: int
     determinism_id: str
     batch_invariant: bool
+    kv_windows: tuple[int, ...] = (0,)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ FORM_GROUP_SECONDS = 30.0
 # What is equal at all ranks of a replica, or they would not compute one model alike.
 _OF_THE_MODEL = ("model_digest", "vocab_size", "max_model_len", "task")
 _OF_THE_WEIGHTS = ("weights_digest",)
-_OF_THE_CACHE = ("determinism_id", "batch_invariant")
+_OF_THE_CACHE = ("determinism_id", "batch_invariant", "kv_windows")
 _POOLS = ("block_size", "num_device_blocks", "num_host_blocks", "max_model_len")
 
 T = TypeVar("T")

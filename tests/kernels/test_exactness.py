@@ -99,14 +99,15 @@ def forked(runner: StepRunner) -> Tensor:
 
 def prefix_shared(runner: StepRunner) -> Tensor:
     """Starts on another sequence's full blocks, which that one goes on reading."""
-    first = runner.run("owner", TOKEN_IDS, [260])
+    first = runner.run("owner", TOKEN_IDS, [128])
     runner.share("owner", "subject", 128 // 32)
+    runner.step([("owner", TOKEN_IDS[128:260])])
     rest = [
         runner.step([("subject", TOKEN_IDS[128:178]), ("owner", random_ids(7))])[0],
         *runner.step([("subject", TOKEN_IDS[178:179])]),
         *runner.step([("subject", TOKEN_IDS[179:])]),
     ]
-    return torch.cat([first[:128], *rest])
+    return torch.cat([first, *rest])
 
 
 SCHEDULES: dict[str, Callable[[StepRunner], Tensor]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -122,8 +123,10 @@ def test_two_stages_give_the_bits_of_one(name: str) -> None:
         backend.join(JoinedRanks(world, alone))
         stages.append(StepRunner.load(family_model(name), kernels.dtype, backend, parallel=Parallel(1, 2, rank)).model)
     # What is sent waits until it is received: both run in this thread.
-    batch = kernels.backend.plan_attention([40], [40], [[0, 1]], 32, stages[0].config.sliding_window)
-    pools = [torch.zeros(BlockFormat.of(stage, 32).pool_shape(2), dtype=kernels.dtype) for stage in stages]
+    num_groups = stages[0].kv_groups.num_groups
+    tables = np.arange(2 * num_groups).reshape(num_groups, 2)
+    batch = kernels.backend.plan_attention([40], [40], tables, 32, stages[0].config.sliding_window, num_groups)
+    pools = [torch.zeros(BlockFormat.of(stage, 32).pool_shape(tables.size), dtype=kernels.dtype) for stage in stages]
     _, hidden = (stage.forward(torch.tensor(token_ids), batch, pool) for stage, pool in zip(stages, pools, strict=True))
     assert torch.equal(stages[1].compute_logits(hidden), whole)
 

@@ -81,7 +81,12 @@ def test_every_row_meets_every_key_that_it_sees_once(
         # Address of a pair's first block, head 0: (block * layers * 2 + 0) * K.
         blocks = (wave.pool_rows[:, : SPLIT // 16] // (3 * 2 * heads[1])).numpy()
         for pair, tile in enumerate(wave.pair_tiles.tolist()):
-            first_block = position_of(batch, rows[tile, 0, 0] // heads[0], blocks[pair, 0])
+            first_row = rows[tile, 0, 0] // heads[0]
+            # What no row sees is not read: the first block that is seen stands in its place.
+            least = position_of(batch, first_row, blocks[pair, 0])
+            first_block = least // SPLIT * SPLIT
+            if window is not None:
+                assert least + 16 > batch.positions[first_row] - window + 1
             for head in range(heads[1]):
                 assert (rows[tile, head] // group % heads[1] == head).all()
                 for row in np.unique(rows[tile, head]):

@@ -50,9 +50,10 @@ class PooledPiece:
 class ForwardBatch:
     """What a step computes: its layout, and the columns that are its own.
 
-    `seq_lens` int64 [C], `block_tables` int32 [C, widest] and `token_ids` int64 [T] feed the forward pass, together
-    with the layout's `num_new_tokens`; each is contiguous. `computed_lengths` are those of the layout's
-    `computed_rows`. Two steps may share a layout: nobody writes to its arrays.
+    `seq_lens` int64 [C], `block_tables` int32 [groups * C, widest], those of one KV group after those of another, and
+    `token_ids` int64 [T] feed the forward pass, together with the layout's `num_new_tokens`; each is contiguous.
+    `computed_lengths` are those of the layout's `computed_rows`. Two steps may share a layout: nobody writes to its
+    arrays.
     """
 
     layout: StepLayout

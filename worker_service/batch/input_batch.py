@@ -69,6 +69,8 @@ class BatchLimits:
     block_size: int
     vocab_size: int
     max_num_batched_tokens: int
+    # Of each KV group the keys that a query sees; 0: all.
+    kv_windows: tuple[int, ...] = (0,)
     rule: PoolingRule | None = None
     """Of a model that pools."""
     pooled_width: int = 0
@@ -80,7 +82,13 @@ class BatchLimits:
 
     @classmethod
     def of(
-        cls, config: ModelConfig, max_model_len: int, max_num_seqs: int, block_size: int, max_num_batched_tokens: int
+        cls,
+        config: ModelConfig,
+        kv_windows: tuple[int, ...],
+        max_model_len: int,
+        max_num_seqs: int,
+        block_size: int,
+        max_num_batched_tokens: int,
     ) -> BatchLimits:
         """Returns the limits of a model's rows."""
         encoder = config.encoder
@@ -90,6 +98,7 @@ class BatchLimits:
             block_size,
             config.vocab_size,
             max_num_batched_tokens,
+            kv_windows,
             config.pooling,
             config.hidden_size,
             encoder.num_token_types if encoder else 0,
@@ -97,9 +106,14 @@ class BatchLimits:
         )
 
     @property
+    def num_kv_groups(self) -> int:
+        """KV groups: a table has a block of each for every `block_size` tokens."""
+        return len(self.kv_windows)
+
+    @property
     def max_num_blocks(self) -> int:
-        """The most blocks of one table: those of a full sequence, and one that is handed out ahead."""
-        return -(-self.max_model_len // self.block_size) + 1
+        """The most blocks of one table: those of a full sequence, and one of each group that is handed out ahead."""
+        return (-(-self.max_model_len // self.block_size) + 1) * self.num_kv_groups
 
 
 class InputBatch:
@@ -170,8 +184,8 @@ class InputBatch:
         return self._token_ids[row, : self._progress["num_tokens"][row]].astype(np.int64)
 
     def filled_blocks(self) -> list[int]:
-        """Returns the device blocks that hold tokens of live sequences, sorted."""
-        return _find_filled(self._progress, self._block_tables, list(self._row_of.values()), self.limits.block_size)
+        """Returns the device blocks that hold tokens of live sequences which some query may still see, sorted."""
+        return _find_filled(self._progress, self._block_tables, list(self._row_of.values()), self.limits)
 
     def apply(self, step: Step) -> None:
         """Makes a checked step's changes to rows: fork, forget, add, take the scheduler's ids, update tables.
@@ -302,8 +316,8 @@ class InputBatch:
                 yield PromptPiece(step.sequence_ids[place], first, token_ids, first_hidden, int(num_best))
 
     def _tables(self, rows: Array, seq_lens: Array) -> npt.NDArray[np.int32]:
-        widest = -(-int(seq_lens.max(initial=0)) // self.limits.block_size)
-        return self._block_tables[rows, :widest]
+        widest, num_groups = -(-int(seq_lens.max(initial=0)) // self.limits.block_size), self.limits.num_kv_groups
+        return _divide(self._block_tables[rows, : widest * num_groups], num_groups)
 
     def _inputs(self, layout: StepLayout, seq_lens: Array) -> Array:
         """Gathers the ids of each computing row from its first token that has no KV."""
@@ -354,10 +368,25 @@ class InputBatch:
             self._progress["ended"][rows] = True
 
 
+def _divide(tables: npt.NDArray[np.int32], num_groups: int) -> npt.NDArray[np.int32]:
+    """Divides tables [n, width * groups] by KV groups -> [groups * n, width], contiguous."""
+    if num_groups == 1:
+        return tables
+    count, width = len(tables), tables.shape[1] // num_groups
+    by_group = tables.reshape(count, width, num_groups).transpose(2, 0, 1)
+    return np.ascontiguousarray(by_group).reshape(num_groups * count, width)
+
+
 def _find_filled(
-    progress: npt.NDArray[np.void], tables: npt.NDArray[Any], rows: list[int], block_size: int
+    progress: npt.NDArray[np.void], tables: npt.NDArray[Any], rows: list[int], limits: BatchLimits
 ) -> list[int]:
     """Returns the blocks of some rows that hold tokens, sorted; `progress` and `tables` as InputBatch has them."""
-    num_blocks = -(-progress["num_computed_tokens"][rows] // block_size)
-    is_filled = np.arange(tables.shape[1]) < num_blocks[:, None]
-    return np.unique(tables[rows][is_filled]).tolist()
+    filled: set[int] = set()
+    num_tokens = progress["num_computed_tokens"][rows]
+    for group, window in enumerate(limits.kv_windows):
+        own = tables[rows, group :: limits.num_kv_groups]
+        places = np.arange(own.shape[1])
+        first = np.maximum(num_tokens - window + 1, 0) // limits.block_size if window else 0 * num_tokens
+        is_filled = (places < -(-num_tokens // limits.block_size)[:, None]) & (places >= first[:, None])
+        filled.update(own[is_filled].tolist())
+    return sorted(filled)

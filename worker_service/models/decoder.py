@@ -7,12 +7,14 @@ requests, sampling or where blocks come from.
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from blockyard.lora.virtual_tokens import FIRST_VIRTUAL_ID
+from blockyard.model_config.kv_groups import KvGroups
 from kernels.lora import VirtualRows
 from kernels.ops import kv_pool_shape
 from kernels.shapes import AttentionShape
@@ -63,6 +65,7 @@ class DecoderModel:
         self.share = share
         self.layers: Sequence[DecoderLayer] = layers
         self.names = names
+        self.kv_groups = KvGroups.of(config, backend.device.type)
         self._backend = backend
         self._beginning = beginning
         self._ending = ending
@@ -169,7 +172,7 @@ class DecoderModel:
             backend.embedding(batch.positions, table).unflatten(1, (-1, rotary.rotated(self.config.head_dim)))
             for rotary, table in zip(self.config.rotaries, self._tables, strict=True)
         ]
-        context = StepContext(backend, batch, kv_pool, rotaries, self._shape)
+        context = StepContext(backend, batch, kv_pool, rotaries, self._shape, self.kv_groups.places(self.share.layers))
         hidden, residual = self._begin(token_ids, batch, token_types), None
         for layer in self.layers:
             hidden, residual = layer.forward(hidden, residual, context)
@@ -211,6 +214,7 @@ class DecoderModel:
         if self.config.pooling is not None:
             return None
         head = self._ending.head if self._ending else None
+        sizes = replace(sizes, num_kv_groups=self.kv_groups.num_groups)
         return self._backend.capture(lambda ids, batch: self.forward(ids, batch, kv_pool), head, sizes)
 
     @torch.no_grad()
@@ -243,14 +247,13 @@ class DecoderModel:
 
     def _fixed_rows(self) -> Tensor:
         token_ids = torch.arange(1, FINGERPRINT_TOKENS + 1, device=self._backend.device) * 7919 % self.config.vocab_size
-        num_blocks = FINGERPRINT_TOKENS // FINGERPRINT_BLOCK_SIZE
-        block_tables = [list(range(num_blocks))]
-        batch = self._backend.plan_attention(
-            [FINGERPRINT_TOKENS], [FINGERPRINT_TOKENS], block_tables, FINGERPRINT_BLOCK_SIZE, self.config.sliding_window
-        )
-        config, share = self.config, self.share
+        config, share, groups = self.config, self.share, self.kv_groups
+        num_blocks, lengths = FINGERPRINT_TOKENS // FINGERPRINT_BLOCK_SIZE, [FINGERPRINT_TOKENS]
+        block_tables = np.arange(groups.num_groups * num_blocks).reshape(-1, num_blocks)
+        sizes = FINGERPRINT_BLOCK_SIZE, config.sliding_window, groups.num_groups
+        batch = self._backend.plan_attention(lengths, lengths, block_tables, *sizes)
         heads = len(share.kv_heads), FINGERPRINT_BLOCK_SIZE, config.head_dim
-        shape = kv_pool_shape(num_blocks, 1 if config.encoder else len(share.layers), *heads)
+        shape = kv_pool_shape(block_tables.size, groups.count_layers(share.layers), *heads)
         pool = torch.empty(shape, dtype=config.dtype, device=self._backend.device)
         return self.forward(token_ids, batch, pool)
 

@@ -40,6 +40,8 @@ class StepContext:
     rotaries: Sequence[Tensor]
     """Of each kind [T, 2, rotated numbers]: cosines and sines of each row's position."""
     shape: AttentionShape
+    places: Sequence[tuple[int, int]]
+    """Of each layer its KV group, and which of that group's layers it is."""
 
     @property
     def lora(self) -> LoraRows | None:
@@ -87,7 +89,7 @@ class Norms:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecoderLayer:
-    """Weights of one layer, and its place in the pool."""
+    """Weights of one layer, and which of this rank's it is."""
 
     index: int
     config: Layer
@@ -160,14 +162,14 @@ class DecoderLayer:
         return context.backend.add_normed(hidden, norm.weight, norm.epsilon, residual, scale)
 
     def _attend(self, normed: Tensor, context: StepContext) -> Tensor:
-        backend, batch, pool, shape = context.backend, context.batch, context.kv_pool, context.shape
+        backend, pool, shape = context.backend, context.kv_pool, context.shape
+        kv_group, place = context.places[self.index]
+        batch = context.batch.of_group(kv_group)
         attention = self.config.attention
-        # An encoder's keys and values are of no use once its layer is computed: the next one's take their place.
-        layer = self.index if shape.is_causal else 0
         rotary = None if attention.rotary is None else context.rotaries[attention.rotary]
         qkv = backend.linear(normed, self.qkv.packed, lora=context.lora)
-        query = backend.rotary_and_cache(qkv, rotary, batch, pool, layer, shape, self.qk_norms)
-        attended = backend.paged_attention(query, batch, pool, layer, shape, attention.window, self.sinks)
+        query = backend.rotary_and_cache(qkv, rotary, batch, pool, place, shape, self.qk_norms)
+        attended = backend.paged_attention(query, batch, pool, place, shape, attention.window, self.sinks)
         return backend.linear(attended, self.output.packed, lora=context.lora)
 
     def _feed(self, normed: Tensor, context: StepContext) -> Tensor:

@@ -54,23 +54,27 @@ def decode_timeout(message: worker_pb2.CallOperationRequest | worker_pb2.CallExt
 
 
 def encode_kv_groups(set_up: SetUp, dtype: worker_pb2.Dtype.ValueType) -> list[worker_pb2.KvGroup]:
-    """Encodes the layers with blocks of one format: all of a worker's, once it has pools. `dtype`: the model's."""
+    """Encodes the layers that keep the same tokens, once a worker has pools. `dtype`: the model's."""
     if set_up.loaded is None or set_up.executor is None:
         return []
     model, blocks = set_up.loaded.model, set_up.executor.cache.block_format
-    windows = [window for index, window in enumerate(model.config.windows) if window and index in model.share.layers]
-    return [
-        worker_pb2.KvGroup(
-            layers=model.share.layers,
-            kind=worker_pb2.KV_KIND_FULL,
-            block_size=blocks.block_size,
-            num_kv_heads=blocks.num_kv_heads,
-            head_dim=blocks.head_dim,
-            dtype=dtype,
-            sliding_window=max(windows, default=0),
-            page_bytes=blocks.block_bytes,
+    groups: list[worker_pb2.KvGroup] = []
+    for group, window in enumerate(model.kv_groups.windows):
+        layers = [layer for layer in model.share.layers if model.kv_groups.of_layers[layer] == group]
+        windows = [model.config.windows[layer] or 0 for layer in layers]
+        groups.append(
+            worker_pb2.KvGroup(
+                layers=layers,
+                kind=worker_pb2.KV_KIND_WINDOW if window else worker_pb2.KV_KIND_FULL,
+                block_size=blocks.block_size,
+                num_kv_heads=blocks.num_kv_heads,
+                head_dim=blocks.head_dim,
+                dtype=dtype,
+                sliding_window=max(windows, default=0),
+                page_bytes=blocks.block_bytes,
+            )
         )
-    ]
+    return groups
 
 
 def encode_profile_options(options: ProfileOptions) -> administration_pb2.ProfileOptions:

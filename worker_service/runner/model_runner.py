@@ -227,13 +227,9 @@ class ModelRunner:
         return max_prompt_rows(self.config.vocab_size)
 
     def _plan(self, forward_batch: ForwardBatch, block_size: int, lora: LoraRows | None) -> AttentionBatch:
-        plan = self.backend.plan_attention(
-            forward_batch.layout.num_new_tokens,
-            forward_batch.seq_lens,
-            forward_batch.block_tables,
-            block_size,
-            self.config.sliding_window,
-        )
+        columns = forward_batch.num_new_tokens, forward_batch.seq_lens, forward_batch.block_tables
+        layers = self.config.sliding_window, self.model.kv_groups.num_groups
+        plan = self.backend.plan_attention(*columns, block_size, *layers)
         return plan if lora is None else replace(plan, lora=lora)
 
     def _place(self, forward_batch: ForwardBatch) -> ForwardBatch:
@@ -267,7 +263,7 @@ class ModelRunner:
             self._dry_forward(kv_pool, block_size, num_sequences, num_sequences)
             return
         ones, zeros = np.ones(num_sequences, np.int64), np.zeros(num_sequences, np.int64)
-        tables = np.zeros((num_sequences, 1), np.int32)
+        tables = np.zeros((self.model.kv_groups.num_groups * num_sequences, 1), np.int32)
         self._captured.replay(StepInputs(ones, ones, tables, zeros, np.arange(num_sequences)), with_logits=False)
 
     @torch.inference_mode()
@@ -292,8 +288,9 @@ class ModelRunner:
         """Returns the hidden rows, and the last stage's logits of each sequence's last."""
         lengths = np.full(num_sequences, num_tokens // num_sequences, np.int64)
         lengths[: num_tokens % num_sequences] += 1
-        tables = np.zeros((num_sequences, -(-int(lengths.max()) // block_size)), np.int64)
-        plan = self.backend.plan_attention(lengths, lengths, tables, block_size, self.config.sliding_window)
+        num_groups = self.model.kv_groups.num_groups
+        tables = np.zeros((num_groups * num_sequences, -(-int(lengths.max()) // block_size)), np.int64)
+        plan = self.backend.plan_attention(lengths, lengths, tables, block_size, self.config.sliding_window, num_groups)
         token_ids = torch.zeros(num_tokens, dtype=torch.int64, device=self.backend.device)
         if len(self.slots):
             # As many as may be: what is in their slots does not matter.

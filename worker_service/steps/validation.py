@@ -99,8 +99,17 @@ class _StepCheck:
     def _check_block_ids(self, field: str, block_ids: Array) -> None:
         if len(block_ids) > self._batch.limits.max_num_blocks:
             self.add_violation(field, f"{len(block_ids)} blocks hold more than max_model_len")
-        if self._out_of_range(block_ids):
+        if len(block_ids) % self._batch.limits.num_kv_groups:
+            self.add_violation(field, f"there must be a block of each of {self._batch.limits.num_kv_groups} KV groups")
+        elif any(map(self._out_of_range, self._parts(block_ids))):
             self.add_violation(field, f"device blocks must be from 1 to {self._num_device_blocks - 1}")
+
+    def _parts(self, block_ids: Array) -> Iterable[Array]:
+        """Divides a table by KV groups; what of those with a window it names: 0 stands where there is none."""
+        windows = self._batch.limits.kv_windows
+        for group, window in enumerate(windows):
+            part = block_ids[group :: len(windows)]
+            yield part[part != 0] if window else part
 
     def _out_of_range(self, block_ids: Array) -> bool:
         return len(block_ids) > 0 and bool(np.count_nonzero((block_ids < 1) | (block_ids >= self._num_device_blocks)))
@@ -129,7 +138,7 @@ class _StepCheck:
             self.add_violation(f"{name}.prompt_length", f"{sequence.prompt_length} of {num_tokens} tokens")
         if sequence.num_computed_tokens >= max(num_tokens, 1):
             self.add_violation(f"{name}.num_computed_tokens", "the last token known has to be computed")
-        if sequence.num_computed_tokens > len(sequence.block_ids) * limits.block_size:
+        if sequence.num_computed_tokens > len(sequence.block_ids) // limits.num_kv_groups * limits.block_size:
             self.add_violation(f"{name}.num_computed_tokens", "more than the table's blocks hold")
         self._check_block_ids(f"{name}.block_ids", sequence.block_ids)
         for field, description in chain(_wrong_request(sequence, limits.vocab_size), wrong_pooling(sequence, limits)):
@@ -250,7 +259,7 @@ class _StepCheck:
         )
         if limits.whole_prompts:
             self._add_row_violation("num_new_tokens", live & (lengths != num_tokens), "computes a prompt in pieces")
-        short = lengths > progress["num_blocks"] * limits.block_size
+        short = lengths > progress["num_blocks"] // limits.num_kv_groups * limits.block_size
         self._add_row_violation("num_new_tokens", live & short, "has too short a block table")
         if np.count_nonzero(step.num_new_tokens) < len(live):
             children = live & (step.num_new_tokens == 0)

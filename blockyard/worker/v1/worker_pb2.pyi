@@ -153,6 +153,8 @@ class _KvKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_KvKind.ValueTy
     """Not known."""
     KV_KIND_FULL: _KvKind.ValueType  # 1
     """That of all tokens, though a layer may see a window of them."""
+    KV_KIND_WINDOW: _KvKind.ValueType  # 2
+    """That of the tokens that a later query may still see."""
 
 class KvKind(_KvKind, metaclass=_KvKindEnumTypeWrapper):
     """How much of a sequence's KV is kept."""
@@ -161,6 +163,8 @@ KV_KIND_UNSPECIFIED: KvKind.ValueType  # 0
 """Not known."""
 KV_KIND_FULL: KvKind.ValueType  # 1
 """That of all tokens, though a layer may see a window of them."""
+KV_KIND_WINDOW: KvKind.ValueType  # 2
+"""That of the tokens that a later query may still see."""
 Global___KvKind: _TypeAlias = KvKind  # noqa: Y015
 
 class _CollectivesKind:
@@ -321,7 +325,7 @@ class KvGroup(_message.Message):
     dtype: Global___Dtype.ValueType
     """What they are."""
     sliding_window: _builtins.int
-    """Keys that a query sees in layers that have a window; 0: none has."""
+    """Keys that a query sees in layers that have a window, the widest where they differ; 0: none has."""
     page_bytes: _builtins.int
     """Bytes of a block over these layers."""
     @_builtins.property
@@ -549,6 +553,7 @@ class CacheInfo(_message.Message):
     MAX_MODEL_LEN_FIELD_NUMBER: _builtins.int
     DETERMINISM_ID_FIELD_NUMBER: _builtins.int
     BATCH_INVARIANT_FIELD_NUMBER: _builtins.int
+    KV_WINDOWS_FIELD_NUMBER: _builtins.int
     block_size: _builtins.int
     """Tokens of a block."""
     num_device_blocks: _builtins.int
@@ -556,13 +561,19 @@ class CacheInfo(_message.Message):
     num_host_blocks: _builtins.int
     """Host blocks."""
     cache_block_bytes: _builtins.int
-    """Bytes of a block, over all layers."""
+    """Bytes of a block, over all layers of a KV group."""
     max_model_len: _builtins.int
     """Tokens of prompt and output together, at most."""
     determinism_id: _builtins.str
     """Weights, dtype, kernels and their build, instruction set or GPU kind, library versions."""
     batch_invariant: _builtins.bool
     """Results do not depend on batch or chunks."""
+    @_builtins.property
+    def kv_windows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of each KV group the keys that a query sees in its layers, its own among them; 0: all. Empty: one group that keeps
+        all. The groups have blocks of one size, out of one pool.
+        """
+
     def __init__(
         self,
         *,
@@ -573,10 +584,11 @@ class CacheInfo(_message.Message):
         max_model_len: _builtins.int = ...,
         determinism_id: _builtins.str = ...,
         batch_invariant: _builtins.bool = ...,
+        kv_windows: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_invariant", b"batch_invariant", "block_size", b"block_size", "cache_block_bytes", b"cache_block_bytes", "determinism_id", b"determinism_id", "max_model_len", b"max_model_len", "num_device_blocks", b"num_device_blocks", "num_host_blocks", b"num_host_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_invariant", b"batch_invariant", "block_size", b"block_size", "cache_block_bytes", b"cache_block_bytes", "determinism_id", b"determinism_id", "kv_windows", b"kv_windows", "max_model_len", b"max_model_len", "num_device_blocks", b"num_device_blocks", "num_host_blocks", b"num_host_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1382,6 +1394,7 @@ class DetermineNumAvailableBlocksResponse(_message.Message):
     NUM_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
     CACHE_BLOCK_BYTES_FIELD_NUMBER: _builtins.int
     MEMORY_FIELD_NUMBER: _builtins.int
+    KV_WINDOWS_FIELD_NUMBER: _builtins.int
     block_size: _builtins.int
     """Tokens of a block."""
     num_device_blocks: _builtins.int
@@ -1389,10 +1402,14 @@ class DetermineNumAvailableBlocksResponse(_message.Message):
     num_host_blocks: _builtins.int
     """Blocks that fit in the host pool."""
     cache_block_bytes: _builtins.int
-    """Bytes of a block, over all layers."""
+    """Bytes of a block, over all layers of a KV group."""
     @_builtins.property
     def memory(self) -> Global___MemoryBreakdown:
         """Where the memory goes."""
+
+    @_builtins.property
+    def kv_windows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """As CacheInfo says."""
 
     def __init__(
         self,
@@ -1402,10 +1419,11 @@ class DetermineNumAvailableBlocksResponse(_message.Message):
         num_host_blocks: _builtins.int = ...,
         cache_block_bytes: _builtins.int = ...,
         memory: Global___MemoryBreakdown | None = ...,
+        kv_windows: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["memory", b"memory"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "cache_block_bytes", b"cache_block_bytes", "memory", b"memory", "num_device_blocks", b"num_device_blocks", "num_host_blocks", b"num_host_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_size", b"block_size", "cache_block_bytes", b"cache_block_bytes", "kv_windows", b"kv_windows", "memory", b"memory", "num_device_blocks", b"num_device_blocks", "num_host_blocks", b"num_host_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1585,7 +1603,7 @@ class ExecuteModelRequest(_message.Message):
 
     @_builtins.property
     def appended_block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Tables that grew: the blocks."""
+        """Tables that grew: the blocks, one of each KV group in turn."""
 
     @_builtins.property
     def replaced_tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___BlockTable]:
@@ -1712,7 +1730,9 @@ class NewSequence(_message.Message):
 
     @_builtins.property
     def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Device blocks, in order."""
+        """Device blocks, in order: for each block of tokens one of each KV group side by side. 0 in a group with a window, where
+        nothing is kept: behind what queries still see, or as far ahead as no step has come.
+        """
 
     @_builtins.property
     def sampling(self) -> _sampling_pb2.SamplingParams:
@@ -1778,7 +1798,7 @@ class Fork(_message.Message):
     """The child's place among its request's n sequences."""
     @_builtins.property
     def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The child's device blocks, in order."""
+        """The child's device blocks, as in NewSequence."""
 
     def __init__(
         self,
@@ -1808,7 +1828,7 @@ class BlockTable(_message.Message):
     """Whose."""
     @_builtins.property
     def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Device blocks, in order."""
+        """Device blocks, as in NewSequence."""
 
     def __init__(
         self,

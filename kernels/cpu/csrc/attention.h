@@ -69,7 +69,13 @@ class AttentionRunner {
         int64_t head = 0, first_key = 0, num_keys = 0;
         const int32_t* blocks = nullptr;
         int64_t num_blocks = 0;
+        // The first of them that no row sees, and that may be others': the one behind them is read in their place.
+        int64_t num_hidden = 0;
     };
+
+    int64_t count_hidden(const AttentionTile& tile, int64_t first_key) const {
+        return op_.window ? std::max<int64_t>(0, tile.first_position - op_.window + 1 - first_key) / op_.block_size : 0;
+    }
 
     int64_t first_cut(const AttentionTile& tile) const {
         return op_.window ? std::max<int64_t>(0, tile.first_position - op_.window + 1) / CUT * CUT : 0;
@@ -89,8 +95,8 @@ class AttentionRunner {
     Cut cut_at(const AttentionTile& tile, int64_t head, int64_t first_key) const {
         const int64_t size = op_.block_size;
         const int64_t num_keys = std::min<int64_t>(CUT, end_of_keys(tile) - first_key);
-        const int32_t* blocks = step_.blocks_of(tile.sequence) + first_key / size;
-        return {head, first_key, num_keys, blocks, (num_keys + size - 1) / size};
+        const int32_t* blocks = step_.blocks_of(tile.sequence, op_.kv_group) + first_key / size;
+        return {head, first_key, num_keys, blocks, (num_keys + size - 1) / size, count_hidden(tile, first_key)};
     }
 
     void run_part() {
@@ -144,8 +150,9 @@ class AttentionRunner {
     void find_blocks(const Cut& cut) {
         num_blocks_ = (int)cut.num_blocks;
         for (int i = 0; i < num_blocks_; i++) {
-            keys_[i] = (const uint32_t*)pool_.keys<E>(op_.pool, cut.blocks[i], head_);
-            values_[i] = (const uint32_t*)pool_.values<E>(op_.pool, cut.blocks[i], head_);
+            const int32_t block = cut.blocks[std::max<int64_t>(i, cut.num_hidden)];
+            keys_[i] = (const uint32_t*)pool_.keys<E>(op_.pool, block, head_);
+            values_[i] = (const uint32_t*)pool_.values<E>(op_.pool, block, head_);
         }
         key_run_ = op_.block_size;
         value_stride_ = op_.head_dim;

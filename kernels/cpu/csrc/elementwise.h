@@ -187,14 +187,14 @@ INLINE void write_value(const E* value, E* block, int64_t slot, int64_t dim) {
 
 // Rotates the queries and keys of a run's rows, and writes its keys and values.
 template <class E>
-void rotary_and_cache_run(const Op& op, const Run& run) {
+void rotary_and_cache_run(const Op& op, const Run& run, int64_t block) {
     const PoolShape shape = pool_shape(op);
     const int64_t dim = op.head_dim, block_elements = op.block_size * dim;
     if (run.fresh)
         for (int64_t head = 0; head < 2 * op.num_kv_heads; head++)
-            memset((void*)shape.keys<E>(op.pool, run.block, head), 0, sizeof(E) * block_elements);
-    E* keys = (E*)shape.keys<E>(op.pool, run.block, 0);
-    E* values = (E*)shape.values<E>(op.pool, run.block, 0);
+            memset((void*)shape.keys<E>(op.pool, block, head), 0, sizeof(E) * block_elements);
+    E* keys = (E*)shape.keys<E>(op.pool, block, 0);
+    E* values = (E*)shape.values<E>(op.pool, block, 0);
     for (int64_t i = 0; i < run.num_rows; i++) {
         E* row = (E*)op.input + (run.first_row + i) * op.input_stride;
         const E* rotary = (const E*)op.residual + (run.first_row + i) * op.rotary_stride;

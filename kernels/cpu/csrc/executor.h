@@ -153,11 +153,11 @@ class Executor : public Work {
     // Has each thread fetch, while it multiplies, the keys and values of the attention that comes after an op.
     void look_ahead(int op) {
         while (op < num_ops_ && ops_[op].kind != ATTENTION) op++;
-        const auto& blocks = step_.blocks;
         for (size_t thread = 0; thread < scratch_.size(); thread++) {
             scratch_[thread].ahead = {};
             if (op == num_ops_) continue;
             const Op& next = ops_[op];
+            const auto& blocks = step_.blocks[next.kv_group];
             const int64_t size = next.type == BFLOAT16 ? 2 : 4;
             const int64_t lines = 2 * next.num_kv_heads * next.block_size * next.head_dim * size / LINE_BYTES;
             scratch_[thread].ahead = {
@@ -210,7 +210,22 @@ class Executor : public Work {
         int64_t block_size = 0, group = 1;
         for (int op = 0; op < num_ops_ && !block_size; op++)
             if (ops_[op].block_size) block_size = ops_[op].block_size, group = ops_[op].num_heads / ops_[op].num_kv_heads;
-        step_.prepare(inputs, block_size, group);
+        find_windows();
+        step_.prepare(inputs, block_size, group, windows_);
+    }
+
+    // Of each KV group the widest window of its layers.
+    void find_windows() {
+        windows_.clear();
+        for (int i = 0; i < num_ops_; i++) {
+            const Op& op = ops_[i];
+            if (op.kind != ATTENTION) continue;
+            const int64_t none = -1;
+            if (op.kv_group >= (int64_t)windows_.size()) windows_.resize(op.kv_group + 1, none);
+            int64_t& window = windows_[op.kv_group];
+            window = window == 0 || op.window == 0 ? 0 : std::max(window, op.window);
+        }
+        for (int64_t& window : windows_) window = std::max<int64_t>(window, 0);
     }
 
     template <class E>
@@ -319,7 +334,10 @@ class Executor : public Work {
                         (const E*)op.input + i * op.input_stride, op.out_features, (E*)op.output + i * op.out_features);
                 break;
             case ROTARY_AND_CACHE:
-                for (int64_t i = begin; i < end; i++) rotary_and_cache_run<E>(op, step_.runs[i]);
+                for (int64_t i = begin; i < end; i++) {
+                    const Run& run = step_.runs[i];
+                    rotary_and_cache_run<E>(op, run, step_.blocks_of(run.sequence, op.kv_group)[run.place]);
+                }
                 break;
             case ATTENTION: {
                 AttentionRunner<E> runner(op, step_, scratch_[thread].template attention<E>(op.head_dim));
@@ -459,6 +477,7 @@ class Executor : public Work {
     Step step_;
     ExpertRows experts_;
     ProductRows shared_;
+    std::vector<int64_t> windows_;
     const Op* ops_ = nullptr;
     int num_ops_ = 0;
     std::vector<Phase> phases_;

@@ -107,6 +107,7 @@ struct Op {
     int64_t group;              // its inputs in a group: a multiple of 32, at most 128
     int32_t norms_follow;       // ROTARY_AND_CACHE: heads are normed when they are rotated
     int64_t rotary_stride;      // ROTARY_AND_CACHE: from one row's numbers to the next row's; the queries' are its last
+    int64_t kv_group;           // ROTARY_AND_CACHE, ATTENTION: whose block tables count
 };
 
 // What a step computes. Positions, slots and work lists are made from it.
@@ -114,7 +115,7 @@ struct Inputs {
     int64_t num_sequences;
     const int64_t* num_new_tokens;  // [S]
     const int64_t* seq_lens;        // [S]
-    const int32_t* block_tables;    // [S, table_stride]
+    const int32_t* block_tables;    // [KV groups, S, table_stride]
     int64_t table_stride;
     int64_t num_chosen;
     const int64_t* chosen;          // [R]: rows of which logits are made

@@ -8,11 +8,12 @@
 
 #include "plan.h"
 
-// Neighbouring rows of one sequence that lie in one block.
+// Neighbouring rows of one sequence that lie in one block: that of this place in each group's table.
 struct Run {
     int64_t first_row;
     int32_t num_rows;
-    int32_t block;
+    int32_t sequence;
+    int32_t place;
     int32_t first_slot;
     // The block's slots past the run hold what another sequence left there.
     bool fresh;
@@ -40,11 +41,13 @@ constexpr int64_t UNIT_ROWS = 192;
 
 class Step {
    public:
-    void prepare(const Inputs& inputs, int64_t block_size, int64_t group) {
+    // `windows`: of each KV group the keys that a query of it sees at most; 0: all.
+    void prepare(const Inputs& inputs, int64_t block_size, int64_t group, const std::vector<int64_t>& windows) {
         inputs_ = &inputs;
         num_tokens_ = 0;
         runs.clear();
-        blocks.clear();
+        blocks.resize(windows.size());
+        for (auto& some : blocks) some.clear();
         tiles.clear();
         const int64_t tile_tokens = std::max<int64_t>(1, MAX_ATTENTION_ROWS / std::max<int64_t>(group, 1));
         for (int64_t s = 0; s < inputs.num_sequences; s++) {
@@ -52,7 +55,7 @@ class Step {
             for (int64_t i = 0; i < count; i++) inputs.positions[num_tokens_ + i] = begin + i;
             if (block_size) {
                 add_runs(s, begin, end, block_size);
-                if (count == 1) blocks.insert(blocks.end(), blocks_of(s), blocks_of(s) + (end + block_size - 1) / block_size);
+                if (count == 1) add_blocks(s, end, block_size, windows);
                 for (int64_t i = 0; i < count; i += tile_tokens)
                     tiles.push_back({num_tokens_ + i, begin + i, (int32_t)std::min(tile_tokens, count - i), (int32_t)s});
             }
@@ -65,7 +68,9 @@ class Step {
     }
 
     const Inputs& inputs() const { return *inputs_; }
-    const int32_t* blocks_of(int64_t sequence) const { return inputs_->block_tables + sequence * inputs_->table_stride; }
+    const int32_t* blocks_of(int64_t sequence, int64_t kv_group) const {
+        return inputs_->block_tables + (kv_group * inputs_->num_sequences + sequence) * inputs_->table_stride;
+    }
     int64_t num_rows(int32_t rows) const { return rows == CHOSEN ? inputs_->num_chosen : num_tokens_; }
 
     // In order, none longer than a unit.
@@ -73,17 +78,24 @@ class Step {
 
     std::vector<Run> runs;
     std::vector<AttentionTile> tiles;
-    // All blocks of sequences that decode.
-    std::vector<int32_t> blocks;
+    // Of each KV group the blocks that sequences which decode read.
+    std::vector<std::vector<int32_t>> blocks;
 
    private:
     void add_runs(int64_t sequence, int64_t begin, int64_t end, int64_t block_size) {
-        const int32_t* blocks = inputs_->block_tables + sequence * inputs_->table_stride;
         for (int64_t position = begin; position < end;) {
             const int64_t slot = position % block_size, count = std::min(block_size - slot, end - position);
-            runs.push_back({num_tokens_ + position - begin, (int32_t)count, blocks[position / block_size], (int32_t)slot,
-                            slot == 0 && count < block_size});
+            runs.push_back({num_tokens_ + position - begin, (int32_t)count, (int32_t)sequence,
+                            (int32_t)(position / block_size), (int32_t)slot, slot == 0 && count < block_size});
             position += count;
+        }
+    }
+
+    void add_blocks(int64_t sequence, int64_t length, int64_t block_size, const std::vector<int64_t>& windows) {
+        for (size_t group = 0; group < windows.size(); group++) {
+            const int32_t* table = blocks_of(sequence, group);
+            const int64_t first = windows[group] ? std::max<int64_t>(0, length - windows[group]) / block_size : 0;
+            blocks[group].insert(blocks[group].end(), table + first, table + (length + block_size - 1) / block_size);
         }
     }
 

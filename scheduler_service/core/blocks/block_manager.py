@@ -10,19 +10,17 @@ worker does them in the order swap out, swap in, copy, and so:
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from typing import TYPE_CHECKING
 
 from scheduler_service.core.blocks.block_pool import BlockPool
+from scheduler_service.core.blocks.holdings import Holdings
 from scheduler_service.core.blocks.host_tier import HostTier
-from scheduler_service.core.blocks.prefix_lookup import PrefixLookup
+from scheduler_service.core.blocks.prefix_lookup import Prefix, PrefixLookup
 from scheduler_service.core.blocks.swapping import Swapping
+from scheduler_service.core.blocks.windows import Windows
 from scheduler_service.core.values import BlockPair, CacheReset
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence as Many
-
-    from scheduler_service.core.blocks.prefix_lookup import Prefix
     from scheduler_service.core.config import CoreConfig
     from scheduler_service.core.cost import CostModel
     from scheduler_service.core.sequence import Sequence
@@ -32,18 +30,39 @@ if TYPE_CHECKING:
 class BlockManager:
     """Hands blocks to sequences and takes them back."""
 
-    __slots__ = ("_held_device", "_prefixes", "_swapping", "_tier", "block_size", "device", "host", "num_watermark")
+    __slots__ = (
+        "_has_windows",
+        "_held_device",
+        "_last_places",
+        "_prefixes",
+        "_swapping",
+        "_tier",
+        "block_size",
+        "device",
+        "groups",
+        "holdings",
+        "host",
+        "num_groups",
+        "num_watermark",
+        "windows",
+    )
 
     def __init__(self, config: CoreConfig, costs: CostModel) -> None:
         self.block_size = config.block_size
+        self.groups = config.kv_groups
+        self.num_groups = self.groups.num_groups
+        self._has_windows = self.groups.widest > 0
+        self._last_places = range(-self.num_groups, 0)
         self.device = BlockPool(config.num_device_blocks, first_block=1)
         self.num_watermark = int(config.watermark * self.device.num_usable)
-        caches = config.enable_prefix_caching
+        caches = config.enable_prefix_caching and not config.whole_prompts
         self._tier = HostTier(config.num_host_blocks, caches=caches and config.enable_host_prefix_cache)
         self.host = self._tier.pool
-        self._prefixes = PrefixLookup(self.block_size, self.device, self._tier, costs, is_enabled=caches)
+        self._prefixes = PrefixLookup(self.groups, self.device, self._tier, costs, is_enabled=caches)
         self._prefixes.weights_version = config.weights_version
-        self._swapping = Swapping(self.block_size, self.device, self._tier, self._prefixes, self._allocate)
+        self.windows = Windows(self.groups, self.device, self.host, self._prefixes, self._allocate)
+        self._swapping = Swapping(self.windows, self.device, self._tier, self._prefixes, self._allocate)
+        self.holdings = Holdings(self.device)
         self._held_device: dict[int, int] = {}
 
     def reset(self) -> None:
@@ -83,21 +102,39 @@ class BlockManager:
         """Allocates blocks for a sequence's known tokens, cached ones first. False: `num_spare` would not stay free."""
         prefix = self._prefixes.find(sequence)
         num_blocks = self._count_blocks(sequence)
-        if self._count_needed(prefix, num_blocks) + num_spare > self.device.num_free:
-            if num_spare or not prefix.must_copy(num_blocks):
-                return False
-            prefix.block_ids.pop()  # alone with all blocks cached, its last block and the copy of it do not fit both
+        fits = self._count_needed(prefix, num_blocks) + num_spare <= self.device.num_free
+        # Alone, what others left behind and what windows need may not fit both, nor all blocks, cached, and a copy.
+        if not fits and (num_spare or not self._shorten(prefix, num_blocks)):
+            return False
         self._take(sequence, prefix, num_blocks, step)
+        return True
+
+    def _shorten(self, prefix: Prefix, num_blocks: int) -> bool:
+        """Finds less of it, so that a sequence fits that has the device to itself. False: it would not."""
+        if self._has_windows:
+            prefix.block_ids.clear()
+            prefix.host_blocks.clear()
+            return self._count_needed(prefix, num_blocks) <= self.device.num_free
+        if not prefix.find_shared(num_blocks, 1):
+            return False
+        prefix.block_ids.pop()
         return True
 
     def count_spare(self, sequence: Sequence, num_running: int) -> int:
         """Blocks that stay free when it begins beside so many.
 
-        One for each of them if it comes back, or it would be the next victim at once. None for one that never grows.
+        One of each KV group for each of them if it comes back, or it would be the next victim at once. None for one
+        that never grows.
         """
         if not num_running or sequence.group.spec.pooling is not None:
             return 0
-        return max(self.num_watermark, num_running) if sequence.is_known else self.num_watermark
+        return max(self.num_watermark, num_running * self.num_groups) if sequence.is_known else self.num_watermark
+
+    def count_beside(self, sequence: Sequence, num_running: int) -> int:
+        """Blocks that stay free when it is admitted: those and the ones of the next token of each of its request."""
+        grows = num_running and sequence.group.spec.pooling is None
+        num_next = sequence.group.num_rows * self.num_groups if grows else 0
+        return self.count_spare(sequence, num_running) + num_next
 
     def count_missing(self, sequence: Sequence) -> int:
         """Free blocks that its admission takes."""
@@ -108,14 +145,16 @@ class BlockManager:
 
     def count_cached_tokens(self, sequence: Sequence) -> int:
         """Counts a sequence's first tokens that are cached."""
-        return len(self._prefixes.find(sequence).block_ids) * self.block_size
+        return len(self._prefixes.find(sequence).block_ids) // self.num_groups * self.block_size
 
     def _count_needed(self, prefix: Prefix, num_blocks: int) -> int:
         """Free blocks that taking this prefix and the rest costs, and the copy if nothing is left to compute."""
-        references = self.device.references
+        references, num_found = self.device.references, len(prefix.block_ids) // self.num_groups
         num_free_hits = sum(block > 0 and not references[block] for block in prefix.block_ids)
-        num_filled = num_blocks - len(prefix.block_ids) + len(prefix.host_blocks)
-        return num_free_hits + num_filled + prefix.must_copy(num_blocks)
+        num_ready = self.groups.count_ready(num_found, num_found, num_blocks)
+        num_filled = sum((num_ready if window else num_blocks) - num_found for window in self.groups.windows)
+        num_copies = len(prefix.find_shared(num_blocks * self.num_groups, self.num_groups))
+        return num_free_hits + num_filled + len(prefix.host_blocks) + num_copies
 
     def _take(self, sequence: Sequence, prefix: Prefix, num_blocks: int, step: StepBuilder) -> None:
         table, host_blocks = prefix
@@ -124,39 +163,46 @@ class BlockManager:
                 self.device.share(block)
         for block in host_blocks.values():
             self._tier.read(block)
-        num_tokens = len(sequence.token_ids)
-        num_cached = min(len(table) * self.block_size, num_tokens - 1)
-        if prefix.must_copy(num_blocks):
-            table[-1] = self._copy(table[-1], step)
+        num_tokens, num_groups, num_found = len(sequence.token_ids), self.num_groups, len(table) // self.num_groups
+        num_cached = min(num_found * self.block_size, num_tokens - 1)
+        for place in prefix.find_shared(num_blocks * num_groups, num_groups):
+            table[place] = self._copy(table[place], step)
         for place, host_block in host_blocks.items():
             table[place] = self._allocate()
             step.swap_in.append(BlockPair(host_block, table[place]))
-            if (place + 1) * self.block_size <= num_cached:  # or a token of it will be computed again
+            if (place // num_groups + 1) * self.block_size <= num_cached:  # or a token of it will be computed again
                 self.device.publish(table[place], sequence.block_hashes[place])
-        table.extend(self._allocate() for _ in range(num_blocks - len(table)))
+        num_full = num_cached // self.block_size
+        num_ready = self.groups.count_ready(num_found, num_full, num_blocks)
+        for index in range(num_found, num_blocks):
+            for window in self.groups.windows:
+                table.append(0 if window and index >= num_ready else self._allocate())
         sequence.block_ids = table
+        sequence.num_found, sequence.num_ready = num_found, num_ready
         sequence.grow_at = num_blocks * self.block_size
         sequence.num_scheduled = sequence.num_computed = num_cached
-        sequence.publish_at = (
-            (num_cached // self.block_size + 1) * self.block_size if self._prefixes.is_enabled else sys.maxsize
-        )
+        is_watched = self._prefixes.is_enabled or self._has_windows
+        sequence.publish_at = (num_full + 1) * self.block_size if is_watched else sys.maxsize
 
     # Growth
 
     def grow(self, sequence: Sequence, step: StepBuilder) -> bool:
-        """Makes the slot of the next token writable: by one more block, or a copy of a shared one. False: no block."""
-        capacity = len(sequence.block_ids) * self.block_size
+        """Makes the slots of the next token writable: by more blocks, or copies of shared ones. False: no block."""
+        table, num_groups = sequence.block_ids, self.num_groups
+        capacity = len(table) // num_groups * self.block_size
         if sequence.num_scheduled == capacity:
-            if not self.device.num_free:
+            if self.device.num_free < num_groups:
                 return False
-            block = self._allocate()
-            sequence.block_ids.append(block)
-            step.add_appended(sequence, block)
+            for _ in self._last_places:
+                block = self._allocate()
+                table.append(block)
+                step.add_appended(sequence, block)
             capacity += self.block_size
-        elif self._is_shared(sequence.block_ids[-1]):
-            if not self.device.num_free:
+        elif shared := [place for place in self._last_places if self._is_shared(table[place])]:
+            if self.device.num_free < len(shared):
                 return False
-            sequence.block_ids[-1] = self._copy(sequence.block_ids[-1], step)
+            for place in shared:
+                table[place] = self._copy(table[place], step)
             step.replaced[sequence.sequence_id] = sequence
         sequence.grow_at = capacity
         return True
@@ -173,7 +219,7 @@ class BlockManager:
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Lets a child begin where its parent is, on the same blocks."""
-        for block in parent.block_ids:
+        for block in filter(None, parent.block_ids):
             self.device.share(block)
         child.token_ids = parent.token_ids.copy()
         child.block_ids = parent.block_ids.copy()
@@ -181,12 +227,16 @@ class BlockManager:
         child.num_scheduled = parent.num_scheduled
         child.num_computed = parent.num_computed
         child.publish_at = parent.publish_at
+        child.num_ready = parent.num_ready
         parent.grow_at = child.grow_at = parent.num_scheduled
 
     # Content
 
     def publish(self, sequence: Sequence) -> None:
-        """Makes the blocks findable that a sequence's computed tokens fill."""
+        """Makes the blocks findable that a sequence's computed tokens fill, and gives back those behind windows."""
+        if self._has_windows:
+            self.windows.publish(sequence)
+            return
         while sequence.publish_at <= sequence.num_computed:
             place = sequence.publish_at // self.block_size - 1
             self.device.publish(sequence.block_ids[place], self._prefixes.hash(sequence, place))
@@ -199,14 +249,15 @@ class BlockManager:
         num_published = self._prefixes.count_published(sequence)
         for place in range(len(sequence.block_ids) - 1, -1, -1):
             block = sequence.block_ids[place]
-            if place < num_published:
-                self._keep(block, sequence.block_hashes[place])
+            if place < num_published and (block or not self._has_windows):
+                self._keep(block, self._prefixes.hash(sequence, place))
             elif block:
                 self.device.release(block)
         for block in sequence.host_blocks.values():
             self.host.release(block)
         sequence.block_ids = []
         sequence.host_blocks = {}
+        sequence.num_ready = 0
 
     def _keep(self, block: int, block_hash: bytes) -> None:
         """Release a full block. If its content is found in another block it is that one that was used."""
@@ -214,29 +265,6 @@ class BlockManager:
             self.device.publish(block, block_hash)
             self.device.release(block)
         self.device.refresh(block_hash)
-
-    def holds_device_blocks(self, sequence: Sequence) -> bool:
-        """Whether freeing it could free device blocks."""
-        return any(sequence.block_ids)
-
-    def count_own(self, sequence: Sequence) -> int:
-        """Device blocks that nobody else holds."""
-        references = self.device.references
-        return sum(references[block] == 1 for block in sequence.block_ids)
-
-    def may_free(self, sequences: Many[Sequence], num_blocks: int) -> bool:
-        """Whether so many device blocks would be free if these gave theirs back. What others share stays held."""
-        num_free = self.device.num_free
-        if num_free + sum(len(sequence.block_ids) for sequence in sequences) < num_blocks:
-            return False
-        num_holders = Counter[int]()
-        for sequence in sequences:
-            for block in filter(None, sequence.block_ids):
-                num_holders[block] += 1
-                num_free += num_holders[block] == self.device.references[block]
-            if num_free >= num_blocks:
-                break
-        return num_free >= num_blocks
 
     # Swapping
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from scheduler_service.core.blocks.block_pool import BlockPool
     from scheduler_service.core.blocks.host_tier import HostTier
     from scheduler_service.core.cost import CostModel
+    from scheduler_service.core.kv_groups import KvGroups
     from scheduler_service.core.sequence import Sequence
 
 
@@ -23,26 +24,44 @@ def hash_block(parent: bytes, token_ids: Many[int], extra_keys: bytes = b"") -> 
     return sha256(parent + extra_keys + array("I", token_ids).tobytes()).digest()
 
 
+def name_of_group(block_hash: bytes, group: int) -> bytes:
+    """Names what another KV group than the first keeps of the same tokens."""
+    return block_hash + bytes((group,))
+
+
 class Prefix(NamedTuple):
-    """The cached part of a sequence: device blocks, 0 where only the host has the content (place: host block)."""
+    """The cached part of a sequence: device blocks, 0 where only the host has the content (place: host block), and
+    where no window sees it any more."""
 
     block_ids: list[int]
     host_blocks: dict[int, int]
 
-    def must_copy(self, num_blocks: int) -> bool:
-        """Whether all is found and the last block, of which a token is computed again, may be another's."""
-        return len(self.block_ids) == num_blocks and num_blocks - 1 not in self.host_blocks
+    def find_shared(self, num_places: int, num_groups: int) -> list[int]:
+        """Finds the places of last blocks, of which a token is computed again, that may be others': all is found."""
+        if len(self.block_ids) < num_places:
+            return []
+        return [place for place in range(num_places - num_groups, num_places) if place not in self.host_blocks]
 
 
 class PrefixLookup:
     """Looks sequences up in both pools. `is_enabled`: there is a prefix cache."""
 
-    __slots__ = ("_block_size", "_costs", "_device", "_tier", "is_enabled", "weights_version")
+    __slots__ = (
+        "_block_size",
+        "_costs",
+        "_device",
+        "_groups",
+        "_num_groups",
+        "_tier",
+        "is_enabled",
+        "weights_version",
+    )
 
     def __init__(
-        self, block_size: int, device: BlockPool, tier: HostTier, costs: CostModel, *, is_enabled: bool
+        self, groups: KvGroups, device: BlockPool, tier: HostTier, costs: CostModel, *, is_enabled: bool
     ) -> None:
-        self._block_size = block_size
+        self._groups = groups
+        self._block_size, self._num_groups = groups.block_size, groups.num_groups
         self._device = device
         self._tier = tier
         self._costs = costs
@@ -57,32 +76,97 @@ class PrefixLookup:
 
     def find(self, sequence: Sequence) -> Prefix:
         """Finds the cached blocks with which a sequence begins."""
-        prefix = Prefix([], {})
         if not self.is_enabled or sequence.group.spec.computes_prompt:
-            return prefix
+            return Prefix([], {})
         reads_host = self.uses_host
-        for place in range(len(sequence.token_ids) // self._block_size):
-            block_hash = self.hash(sequence, place)
-            block = self._device.find(block_hash)
-            if block is None:
-                host_block = self._tier.find(block_hash) if reads_host else None
-                if host_block is None:
-                    break
+        groups = self._groups
+        num_blocks = len(sequence.token_ids) // groups.block_size
+        if groups.num_groups == 1 and not groups.widest:
+            return self._find_chain(sequence, num_blocks, 0, reads_host=reads_host)
+        chains = [
+            Prefix([], {}) if window else self._find_chain(sequence, num_blocks, group, reads_host=reads_host)
+            for group, window in enumerate(groups.windows)
+        ]
+        depth = min(
+            (len(chain.block_ids) for chain, window in zip(chains, groups.windows, strict=True) if not window),
+            default=num_blocks,
+        )
+        return self._add_windows(sequence, chains, depth, reads_host=reads_host)
+
+    def _look_up(self, sequence: Sequence, place: int, *, reads_host: bool) -> tuple[int, int | None] | None:
+        """Finds the content of a place: a device block, or 0 and a host block; None: nowhere."""
+        block_hash = self.hash(sequence, place)
+        block = self._device.find(block_hash)
+        if block is not None:
+            return block, None
+        host_block = self._tier.find(block_hash) if reads_host else None
+        return None if host_block is None else (0, host_block)
+
+    def _find_chain(self, sequence: Sequence, num_blocks: int, group: int, *, reads_host: bool) -> Prefix:
+        """Finds the blocks of one group that keeps all; host blocks by the places of the table."""
+        prefix = Prefix([], {})
+        num_groups = self._groups.num_groups
+        for place in range(group, num_blocks * num_groups, num_groups):
+            found = self._look_up(sequence, place, reads_host=reads_host)
+            if found is None:
+                break
+            block, host_block = found
+            prefix.block_ids.append(block)
+            if host_block is not None:
                 prefix.host_blocks[place] = host_block
-            prefix.block_ids.append(block or 0)
         return prefix
 
+    def _add_windows(self, sequence: Sequence, chains: list[Prefix], depth: int, *, reads_host: bool) -> Prefix:
+        """Joins the groups: as deep as those that keep all reach, and the others have what a window sees from there."""
+        groups = self._groups
+        num_groups = groups.num_groups
+        found: dict[int, tuple[int, int | None]] = {}
+        group = 0
+        while group < num_groups and depth:
+            first = groups.first_kept(groups.windows[group], self._count_full(sequence, depth))
+            for index in range(depth - 1, first - 1, -1) if groups.windows[group] else ():
+                place = index * num_groups + group
+                content = found.get(place) or self._look_up(sequence, place, reads_host=reads_host)
+                if content is None:
+                    # What stands before it may do: from there all groups are looked at again.
+                    depth, group = index, -1
+                    break
+                found[place] = content
+            group += 1
+        prefix = Prefix([0] * (depth * num_groups), {})
+        for group, window in enumerate(groups.windows):
+            first = groups.first_kept(window, self._count_full(sequence, depth))
+            for index in range(first, depth):
+                place = index * num_groups + group
+                chain = chains[group]
+                block, host_block = found[place] if window else (chain.block_ids[index], chain.host_blocks.get(place))
+                prefix.block_ids[place] = block
+                if host_block is not None:
+                    prefix.host_blocks[place] = host_block
+        return prefix
+
+    def _count_full(self, sequence: Sequence, depth: int) -> int:
+        """Counts the blocks before the first token that is computed with so many cached: the last one always is."""
+        block_size = self._groups.block_size
+        return min(depth * block_size, len(sequence.token_ids) - 1) // block_size
+
     def hash(self, sequence: Sequence, place: int) -> bytes:
-        """Hashes the content of a full block of known tokens, once."""
+        """Hashes the content of a place, a full block of known tokens, once."""
         hashes, lora = sequence.block_hashes, sequence.group.spec.lora
+        num_groups, block_size = self._num_groups, self._block_size
         # The content and not the name: under one name there may be another adapter soon.
         extra_keys = self.weights_version.encode() + (lora.digest if lora else b"")
         while len(hashes) <= place:
-            start = len(hashes) * self._block_size
-            parent = hashes[-1] if hashes else b""
-            hashes.append(hash_block(parent, sequence.token_ids[start : start + self._block_size], extra_keys))
+            start = len(hashes) // num_groups * block_size
+            parent = hashes[-num_groups] if hashes else b""
+            content = hash_block(parent, sequence.token_ids[start : start + block_size], extra_keys)
+            hashes.append(content)
+            if num_groups > 1:
+                hashes.extend(name_of_group(content, group) for group in range(1, num_groups))
         return hashes[place]
 
     def count_published(self, sequence: Sequence) -> int:
-        """Counts a sequence's first blocks that are findable, or were when they were full."""
-        return sequence.publish_at // self._block_size - 1 if self.is_enabled and sequence.block_ids else 0
+        """Counts the first places of a sequence that are findable, or were when they were full."""
+        if not self.is_enabled or not sequence.block_ids:
+            return 0
+        return (sequence.publish_at // self._block_size - 1) * self._num_groups

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from scheduler_service.core.blocks.block_pool import BlockPool
     from scheduler_service.core.blocks.host_tier import HostTier
     from scheduler_service.core.blocks.prefix_lookup import PrefixLookup
+    from scheduler_service.core.blocks.windows import Windows
     from scheduler_service.core.sequence import Sequence
     from scheduler_service.core.step import StepBuilder
 
@@ -19,17 +20,18 @@ if TYPE_CHECKING:
 class Swapping:
     """Swaps the blocks of one sequence at a time. `allocate` hands out a free device block."""
 
-    __slots__ = ("_allocate", "_block_size", "_device", "_prefixes", "_tier")
+    __slots__ = ("_allocate", "_device", "_groups", "_prefixes", "_tier", "_windows")
 
     def __init__(
         self,
-        block_size: int,
+        windows: Windows,
         device: BlockPool,
         tier: HostTier,
         prefixes: PrefixLookup,
         allocate: Callable[[], int],
     ) -> None:
-        self._block_size = block_size
+        self._windows = windows
+        self._groups = windows.groups
         self._device = device
         self._tier = tier
         self._prefixes = prefixes
@@ -41,7 +43,7 @@ class Swapping:
         Returns False, and does nothing, if the host has no room or nothing would be moved. Steps in flight still write
         into these blocks. They are executed before this one, so their content is moved.
         """
-        num_filled = -(-sequence.num_scheduled // self._block_size)
+        num_filled = -(-sequence.num_scheduled // self._groups.block_size) * self._groups.num_groups
         places = [p for p, block in enumerate(sequence.block_ids) if self._device.references[block] == 1]
         num_moved = sum(place < num_filled for place in places)
         if not num_moved or not self._tier.make_room(num_moved):
@@ -50,7 +52,7 @@ class Swapping:
         for place in reversed(places):
             block = sequence.block_ids[place]
             if place < num_filled:
-                block_hash = sequence.block_hashes[place] if place < num_published else None
+                block_hash = self._prefixes.hash(sequence, place) if place < num_published else None
                 sequence.host_blocks[place] = self._tier.keep(block, block_hash, step)
             self._device.release(block)
             sequence.block_ids[place] = 0
@@ -61,33 +63,39 @@ class Swapping:
 
         The block that its next token may need counts too, and is still to be taken.
         """
-        num_needed = sequence.block_ids.count(0) + self._must_grow(sequence)
-        if num_needed + num_spare > self._device.num_free:
+        if self._groups.widest:
+            self._windows.catch_up(sequence)
+        missing = self._windows.find_missing(sequence)
+        if len(missing) + self._count_growth(sequence) + num_spare > self._device.num_free:
             return False
-        for place, block in enumerate(sequence.block_ids):
-            if not block:
-                sequence.block_ids[place] = self._restore(sequence, place, step)
+        for place in missing:
+            sequence.block_ids[place] = self._restore(sequence, place, step)
         self._tier.hand_over(reversed(sequence.host_blocks.values()))
         sequence.host_blocks = {}
         step.replaced[sequence.sequence_id] = sequence
-        sequence.grow_at = len(sequence.block_ids) * self._block_size
+        sequence.grow_at = len(sequence.block_ids) // self._groups.num_groups * self._groups.block_size
         return True
 
-    def _must_grow(self, sequence: Sequence) -> bool:
+    def _count_growth(self, sequence: Sequence) -> int:
+        """Counts the blocks that its next token takes."""
         if sequence.is_prefilling:
-            return False
-        last = sequence.block_ids[-1]
-        is_full = sequence.num_scheduled == len(sequence.block_ids) * self._block_size
-        return is_full or bool(last and self._device.references[last] > 1)
+            return 0
+        num_groups = self._groups.num_groups
+        if sequence.num_scheduled * num_groups == len(sequence.block_ids) * self._groups.block_size:
+            return num_groups
+        return sum(self._device.references[block] > 1 for block in sequence.block_ids[-num_groups:] if block)
 
     def _restore(self, sequence: Sequence, place: int, step: StepBuilder) -> int:
         """Returns a device block with the content of this place: found by its hash, from the host, or to be filled."""
-        if place < self._prefixes.count_published(sequence):
-            block = self._device.find(sequence.block_hashes[place])
+        is_known = place < self._prefixes.count_published(sequence) and not self._windows.reserves(sequence, place)
+        if is_known:
+            block = self._device.find(self._prefixes.hash(sequence, place))
             if block is not None:
                 self._device.share(block)
                 return block
         block = self._allocate()
         if place in sequence.host_blocks:
             step.swap_in.append(BlockPair(sequence.host_blocks[place], block))
+            if is_known:
+                self._device.publish(block, self._prefixes.hash(sequence, place))
         return block

@@ -68,6 +68,7 @@ class Planner:
         self._oldest_in_flight = oldest_in_flight
         step = StepBuilder(step_id, self._config.max_num_batched_tokens)
         self._queues.begin_step()
+        self._blocks.windows.reserve(self._queues.prefilling, step)
         self.loras.begin_step(now)
         self._begin_urgent(step)
         if self._config.num_virtual_engines > 1:
@@ -188,7 +189,8 @@ class Planner:
         """
         num_left = len(sequence.token_ids) - sequence.num_scheduled
         is_new_leader = bool(sequence.group.unforked) and sequence.last_step_id == step.step_id
-        num_piece = _cut(num_left, min(num_left - is_new_leader, step.num_prefill_left), self._config)
+        num_writable = self._blocks.windows.count_writable(sequence) - sequence.num_scheduled
+        num_piece = _cut(num_left, min(num_left - is_new_leader, num_writable, step.num_prefill_left), self._config)
         if not num_piece:
             return
         sequence.num_scheduled += num_piece
@@ -263,9 +265,7 @@ class Planner:
 
     def _admit(self, sequence: Sequence, step: StepBuilder) -> bool:
         """Blocks for all that is known of it, if there is room for the next token of each of its group too."""
-        num_running = len(self._queues.running)
-        num_next = sequence.group.num_rows if num_running and sequence.group.spec.pooling is None else 0
-        return self._blocks.admit(sequence, step, self._blocks.count_spare(sequence, num_running) + num_next)
+        return self._blocks.admit(sequence, step, self._blocks.count_beside(sequence, len(self._queues.running)))
 
     def _begin(self, sequence: Sequence, step: StepBuilder) -> None:
         """Starts a sequence that has its blocks, and sends it to the worker."""

@@ -49,7 +49,7 @@ class Preemption:
 
     def _loss(self, victim: Sequence) -> float:
         """Seconds of work lost for each device block that it frees."""
-        num_freed = self._blocks.count_own(victim)
+        num_freed = self._blocks.holdings.count_own(victim)
         if not num_freed:
             return inf
         if _has_all(victim) and not victim.group.beams:
@@ -128,9 +128,8 @@ class Preemption:
         if not (candidates or swapped) or num_rows + group.num_rows > queues.max_rows:
             return False
         num_left = len(queues.running) - len(candidates)
-        num_needed = blocks.count_missing(sequence) + blocks.count_spare(sequence, num_left)
-        num_needed += group.num_rows if num_left else 0
-        return blocks.may_free([*reversed(candidates), *swapped], num_needed)
+        num_needed = blocks.count_missing(sequence) + blocks.count_beside(sequence, num_left)
+        return blocks.holdings.may_free([*reversed(candidates), *swapped], num_needed)
 
     def make_way(self, sequence: Sequence, step: StepBuilder, rich: set[str]) -> bool:
         """Let one more of those that it outranks give way, or of those that only hold blocks. False: there is none.
@@ -202,7 +201,7 @@ class Preemption:
     def _reclaim(self, swapped: list[Sequence], step: StepBuilder) -> bool:
         """Let the last of these that still holds device blocks start over. False: there is none."""
         for victim in reversed(swapped):
-            if self._blocks.holds_device_blocks(victim):
+            if self._blocks.holdings.has_any(victim):
                 self._queues.swapped.remove(victim)
                 self.start_over(victim)
                 step.has_preempted = True

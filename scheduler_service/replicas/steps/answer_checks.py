@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 # More than any machine has; lists of this size are still made in a second.
 MAX_BLOCKS = 2**24
+MAX_KV_GROUPS = 256
 MAX_BLOCK_SIZE = 2**12
 MAX_BLOCK_BYTES = 2**40
 # Token ids and positions have 31 bits on every device.
@@ -151,6 +152,7 @@ def check_blocks(available: AvailableBlocks) -> AvailableBlocks:
     _check_range("num_device_blocks", available.num_device_blocks, 0, MAX_BLOCKS)
     _check_range("num_host_blocks", available.num_host_blocks, 0, MAX_BLOCKS)
     _check_range("cache_block_bytes", available.cache_block_bytes, 0, MAX_BLOCK_BYTES)
+    _check_windows(available.kv_windows)
     return available
 
 
@@ -162,7 +164,13 @@ def check_cache(cache: CacheInfo) -> CacheInfo:
     _check_range("cache_block_bytes", cache.cache_block_bytes, 0, MAX_BLOCK_BYTES)
     _check_range("max_model_len", cache.max_model_len, 1, MAX_TOKENS)
     _check_text("determinism_id", cache.determinism_id)
+    _check_windows(cache.kv_windows)
     return cache
+
+
+def _check_windows(windows: Sequence[int]) -> None:
+    _check_range("kv_windows", len(windows), 1, MAX_KV_GROUPS)
+    _check_range("kv_windows", max(windows), 0, MAX_TOKENS)
 
 
 def _check_range(name: str, number: int, low: int, high: int) -> None:

@@ -39,24 +39,32 @@ CPU = torch.device("cpu")
 class _Row:
     length: int = 0
     block_ids: list[int] = field(default_factory=list[int])
+    """Those of each KV group side by side."""
     shared: int = 0
-    """Leading blocks that belong to another sequence."""
+    """Leading places whose blocks belong to another sequence."""
 
 
 class StepRunner:
-    """A model, its pool, and the sequences in it. The pool starts as NaN, and blocks are handed out in random order."""
+    """A model, its pool, and the sequences in it. The pool starts as NaN, and blocks are handed out in random order.
+
+    What has fallen behind a window is given back after each step, and a block of NaN stands in its place.
+    """
 
     def __init__(
         self, model: DecoderModel, backend: Backend, *, block_size: int = 32, num_blocks: int = 400, seed: int = 0
     ) -> None:
         config = model.config
+        num_blocks *= model.kv_groups.num_groups
         shape = BlockFormat.of(model, block_size).pool_shape(num_blocks)
         self.model = model
         self.pool = torch.full(shape, float("nan"), dtype=config.dtype, device=backend.device)
         self._backend = backend
         self._block_size = block_size
         self._rows: dict[Hashable, _Row] = {}
-        self._free = list(range(num_blocks))
+        self._groups = model.kv_groups
+        self._num_groups = model.kv_groups.num_groups
+        self._free = list(range(num_blocks - 1))
+        self._poison = num_blocks - 1
         self._captured: CapturedStep | None = None
         self.finite: list[bool] | None = None
         """Which rows of the last step a replay found finite; None where it was computed op by op."""
@@ -115,7 +123,7 @@ class StepRunner:
             self._extend(self._rows.setdefault(key, _Row()), len(token_ids))
         rows = [self._rows[key] for key, _ in work]
         counts = [len(token_ids) for _, token_ids in work]
-        inputs = _inputs(rows, work)
+        inputs = self._inputs(rows, work)
         lora_ids = np.array([self._lora_ids.get(key, 0) for key, _ in work], np.int64)
         placed = self.slots.place(inputs.token_ids, lora_ids, inputs.num_new_tokens)
         inputs = replace(inputs, token_ids=placed, lora=self.slots.find_rows(lora_ids, inputs.num_new_tokens))
@@ -127,13 +135,30 @@ class StepRunner:
             logits = logits.clone()
         else:
             logits, self.finite = self._compute(inputs), None
+        for row in rows:
+            self._give_back(row)
         return list(logits.split(counts))
+
+    def _give_back(self, row: _Row) -> None:
+        """Poisons and frees what no later query of a sequence sees, unless others have it too."""
+        num_groups, shared = (
+            self._num_groups,
+            {block for other in self._rows.values() if other is not row for block in other.block_ids},
+        )
+        for group, window in enumerate(self._groups.windows):
+            num_behind = max(0, row.length - window + 1) // self._block_size if window else 0
+            for place in range(group, num_behind * num_groups, num_groups):
+                block = row.block_ids[place]
+                if block != self._poison and block not in shared and place >= row.shared:
+                    self.pool[block] = float("nan")
+                    self._free.insert(0, block)
+                row.block_ids[place] = self._poison
 
     def _compute(self, inputs: StepInputs) -> Tensor:
         """Op by op, the last layer for all rows."""
         window = self.model.config.sliding_window
         batch = self._backend.plan_attention(
-            inputs.num_new_tokens, inputs.seq_lens, inputs.block_tables, self._block_size, window
+            inputs.num_new_tokens, inputs.seq_lens, inputs.block_tables, self._block_size, window, self._num_groups
         )
         token_ids = torch.from_numpy(inputs.token_ids).to(self._backend.device)
         hidden = self.model.forward(token_ids, replace(batch, lora=inputs.lora), self.pool)
@@ -157,22 +182,23 @@ class StepRunner:
 
     def share(self, parent: Hashable, child: Hashable, num_blocks: int) -> None:
         """Starts a sequence on the first full blocks of another one."""
-        self._rows[child] = _Row(num_blocks * self._block_size, self._rows[parent].block_ids[:num_blocks], num_blocks)
+        num_places = num_blocks * self._num_groups
+        self._rows[child] = _Row(num_blocks * self._block_size, self._rows[parent].block_ids[:num_places], num_places)
 
     def fork(self, parent: Hashable, child: Hashable) -> None:
         """Starts a sequence as a copy of another one: full blocks are shared, the last one is copied."""
         row = self._rows[parent]
-        num_full = row.length // self._block_size
+        num_full = row.length // self._block_size * self._num_groups
         copy = _Row(row.length, row.block_ids[:num_full], num_full)
-        if row.length % self._block_size:
+        for block in row.block_ids[num_full:]:
             copy.block_ids.append(self._free.pop())
-            self._backend.copy_blocks(self.pool, [(row.block_ids[num_full], copy.block_ids[num_full])])
+            self._backend.copy_blocks(self.pool, [(block, copy.block_ids[-1])])
         self._rows[child] = copy
 
     def drop(self, key: Hashable) -> None:
         """Forgets a sequence, poisons its blocks and frees them."""
         row = self._rows.pop(key)
-        own = row.block_ids[row.shared :]
+        own = [block for block in row.block_ids[row.shared :] if block != self._poison]
         self.pool[own] = float("nan")
         self._free[:0] = own
 
@@ -185,13 +211,15 @@ class StepRunner:
         """Takes a sequence's blocks out to another pool and back into other blocks, as a swap does."""
         row = self._rows[key]
         host = torch.full_like(self.pool, float("nan"))
-        host_ids = list(range(len(row.block_ids)))
-        self._backend.swap_blocks(self.pool, host, list(zip(row.block_ids, host_ids, strict=True)))
-        places = [self._free.pop() for _ in row.block_ids]
-        self.pool[row.block_ids] = float("nan")
-        self._free[:0] = row.block_ids
-        self._backend.swap_blocks(host, self.pool, list(zip(host_ids, places, strict=True)))
-        row.block_ids = places
+        blocks = [block for block in row.block_ids if block != self._poison]
+        host_ids = list(range(len(blocks)))
+        self._backend.swap_blocks(self.pool, host, list(zip(blocks, host_ids, strict=True)))
+        others = [self._free.pop() for _ in blocks]
+        self.pool[blocks] = float("nan")
+        self._free[:0] = blocks
+        self._backend.swap_blocks(host, self.pool, list(zip(host_ids, others, strict=True)))
+        moved = dict(zip(blocks, others, strict=True))
+        row.block_ids = [moved.get(block, block) for block in row.block_ids]
 
     def run(self, key: Hashable, token_ids: Sequence[int], pieces: Iterable[int]) -> Tensor:
         """Computes a sequence alone in pieces of these lengths -> all its logits."""
@@ -204,20 +232,22 @@ class StepRunner:
 
     def _extend(self, row: _Row, num_tokens: int) -> None:
         row.length += num_tokens
-        while len(row.block_ids) * self._block_size < row.length:
-            row.block_ids.append(self._free.pop())
+        while len(row.block_ids) // self._num_groups * self._block_size < row.length:
+            row.block_ids.extend(self._free.pop() for _ in range(self._num_groups))
 
-
-def _inputs(rows: Sequence[_Row], work: Sequence[tuple[Hashable, Sequence[int]]]) -> StepInputs:
-    """A step in which every row's logits are wanted."""
-    counts = np.array([len(token_ids) for _, token_ids in work], np.int64)
-    tables = np.zeros((len(rows), max((len(row.block_ids) for row in rows), default=0)), np.int32)
-    for table, row in zip(tables, rows, strict=True):
-        table[: len(row.block_ids)] = row.block_ids
-    return StepInputs(
-        num_new_tokens=counts,
-        seq_lens=np.array([row.length for row in rows], np.int64),
-        block_tables=tables,
-        token_ids=np.array([token_id for _, token_ids in work for token_id in token_ids], np.int64),
-        chosen=np.arange(counts.sum()),
-    )
+    def _inputs(self, rows: Sequence[_Row], work: Sequence[tuple[Hashable, Sequence[int]]]) -> StepInputs:
+        """A step in which every row's logits are wanted."""
+        counts = np.array([len(token_ids) for _, token_ids in work], np.int64)
+        widest = max((len(row.block_ids) for row in rows), default=0) // self._num_groups
+        tables = np.zeros((self._num_groups, len(rows), widest), np.int32)
+        for group, own in enumerate(tables):
+            for table, row in zip(own, rows, strict=True):
+                places = row.block_ids[group :: self._num_groups]
+                table[: len(places)] = places
+        return StepInputs(
+            num_new_tokens=counts,
+            seq_lens=np.array([row.length for row in rows], np.int64),
+            block_tables=tables.reshape(self._num_groups * len(rows), widest),
+            token_ids=np.array([token_id for _, token_ids in work for token_id in token_ids], np.int64),
+            chosen=np.arange(counts.sum()),
+        )

@@ -81,6 +81,17 @@ RECIPES = {
     "mistral": _Recipe("MistralConfig", {"sliding_window": 40, "head_dim": 32}),
     "qwen2": _Recipe("Qwen2Config", {"num_attention_heads": 6, "hidden_size": 96}),
     "qwen2_window": _Recipe("Qwen2Config", {"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1}),
+    # Five of six layers see 40 tokens: a few blocks.
+    "gemma3": _Recipe(
+        "Gemma3TextConfig",
+        {
+            "num_hidden_layers": 6,
+            "head_dim": 32,
+            "sliding_window": 40,
+            "layer_types": ["sliding_attention"] * 5 + ["full_attention"],
+            "tie_word_embeddings": True,
+        },
+    ),
     "qwen3": _Recipe("Qwen3Config", {"head_dim": 32, "tie_word_embeddings": True, "num_attention_heads": 8}),
 }
 

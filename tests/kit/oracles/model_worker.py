@@ -38,6 +38,11 @@ def extend_name(name: int, token_id: int) -> int:
     return hash((name, token_id))
 
 
+def name_in_group(name: int, group: int) -> int:
+    """The name of what a KV group keeps of a prefix: another one in each."""
+    return hash((name, group)) if group else name
+
+
 def seed_of_request(spec: GroupSpec) -> int:
     """A seed that depends on the request alone."""
     return crc32(spec.request_id.encode())
@@ -71,6 +76,8 @@ class Row:
     block_ids: list[int]
     num_computed: int
     num_beam_candidates: int = 0
+    # The first token that the present step computes.
+    first_query: int = 0
     has_ended: bool = False
     # Sampled, and not appended yet: the scheduler brings it.
     sampled: int | None = None
@@ -144,8 +151,10 @@ class ModelWorker:
         seed_of: Callable[[GroupSpec], int] = seed_of_request,
         takes_ids: bool = False,
         max_loras: int = 0,
+        windows: tuple[int, ...] = (0,),
     ) -> None:
-        """`takes_ids`: it appends nothing that it samples, as with pipeline stages."""
+        """`takes_ids`: it appends nothing that it samples, as with pipeline stages. `windows`: of its KV groups."""
+        self.windows = windows
         self.lora_slots = [0] * max_loras
         self.takes_ids = takes_ids
         self.block_size = block_size
@@ -191,8 +200,14 @@ class ModelWorker:
         self._check_pairs(step)
         tables = [new.block_ids for new in step.new_sequences] + [fork.block_ids for fork in step.forks]
         tables += [table for _, table in step.replaced_tables]
-        for table in [*tables, step.appended_block_ids]:
-            self._check_device_blocks(table)
+        for table in tables:
+            self._check_table(table)
+        self._check_device_blocks(step.appended_block_ids)
+
+    def _check_table(self, table: Sequence[int]) -> None:
+        _require(len(table) % len(self.windows) == 0, "a table lacks blocks of some KV group")
+        for group, window in enumerate(self.windows):
+            self._check_device_blocks(block for block in table[group :: len(self.windows)] if block or not window)
 
     def _check_pairs(self, step: SchedulerOutput) -> None:
         out, back, copies = step.blocks_to_swap_out, step.blocks_to_swap_in, step.blocks_to_copy
@@ -231,8 +246,14 @@ class ModelWorker:
         parent = self._row(fork.parent_id)
         _require(fork.child_id not in self.rows, f"child {fork.child_id} is known already")
         self.rows[fork.child_id] = parent.fork(fork)
-        has_same_blocks = not parent.num_beam_candidates or parent.block_ids == list(fork.block_ids)
+        has_same_blocks = not parent.num_beam_candidates or self._are_same(parent.block_ids, fork.block_ids)
         _require(has_same_blocks, f"child {fork.child_id} begins on other blocks than its parent")
+
+    def _are_same(self, parent: Sequence[int], child: Sequence[int]) -> bool:
+        """Whether a child has its parent's blocks, but for those that were given back since the parent was told."""
+        may_lack = [self.windows[place % len(self.windows)] > 0 for place in range(len(child))]
+        places = zip(parent, child, may_lack, strict=False)
+        return len(parent) == len(child) and all(one == other or (lacks and not other) for one, other, lacks in places)
 
     def _take_input(self, step: SchedulerOutput, sequence_id: int, token_id: int) -> None:
         row = self._row(sequence_id)
@@ -259,7 +280,7 @@ class ModelWorker:
         for fork in step.forks:
             parent, child = self._row(fork.parent_id), self._row(fork.child_id)
             # A beam's child computes a token of its own at once, so its table may be another one by now.
-            tables_agree = parent.block_ids == child.block_ids or child.num_beam_candidates > 0
+            tables_agree = self._are_same(parent.block_ids, child.block_ids) or child.num_beam_candidates > 0
             _require(tables_agree, f"child {fork.child_id} has other blocks than its parent")
 
     # Blocks
@@ -277,9 +298,10 @@ class ModelWorker:
         content = source[pair.source * size : (pair.source + 1) * size]
         destination[pair.destination * size : (pair.destination + 1) * size] = content
 
-    def _slot(self, row: Row, position: int) -> int:
-        place = position // self.block_size
+    def _slot(self, row: Row, position: int, group: int) -> int:
+        place = position // self.block_size * len(self.windows) + group
         _require(place < len(row.block_ids), f"position {position} is beyond the table")
+        _require(row.block_ids[place] > 0, f"position {position} has no block in KV group {group}")
         return row.block_ids[place] * self.block_size + position % self.block_size
 
     # What is computed
@@ -325,11 +347,13 @@ class ModelWorker:
             row = self.rows[sequence_id]
             end = row.num_computed + num_new_tokens
             _require(end <= len(row.token_ids), f"sequence {sequence_id} computes tokens that nobody knows")
+            row.first_query = row.num_computed
             for position in range(row.num_computed, end):
-                slot = self._slot(row, position)
-                _require(slot not in written, f"sequence {sequence_id} writes what another one writes")
-                written.add(slot)
-                self.device[slot] = row.names[position + 1]
+                for group in range(len(self.windows)):
+                    slot = self._slot(row, position, group)
+                    _require(slot not in written, f"sequence {sequence_id} writes what another one writes")
+                    written.add(slot)
+                    self.device[slot] = name_in_group(row.names[position + 1], group)
             row.num_computed = end
 
     def _share_logits(self, forks: Sequence[Fork], active: dict[int, int]) -> None:
@@ -342,13 +366,17 @@ class ModelWorker:
             parent = self._row(parents[sequence_id])
             _require(parents[sequence_id] in active, f"the parent of {sequence_id} computes nothing")
             _require(parent.num_computed == len(parent.token_ids), f"the parent of {sequence_id} has no logits")
-            self.rows[sequence_id].num_computed = parent.num_computed
+            child = self.rows[sequence_id]
+            child.num_computed = child.first_query = parent.num_computed
 
     def _read(self, sequence_id: int) -> None:
+        """Reads all that some query of the step sees; of who computes nothing, what its next one will."""
         row = self.rows[sequence_id]
-        for position in range(row.num_computed):
-            content = self.device[self._slot(row, position)]
-            _require(content == row.names[position + 1], f"sequence {sequence_id} reads another's KV at {position}")
+        for group, window in enumerate(self.windows):
+            for position in range(max(0, row.first_query - window + 1) if window else 0, row.num_computed):
+                content = self.device[self._slot(row, position, group)]
+                wanted = name_in_group(row.names[position + 1], group)
+                _require(content == wanted, f"sequence {sequence_id} reads another's KV at {position}")
 
 
 def generate_alone(

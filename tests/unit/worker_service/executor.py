@@ -49,7 +49,7 @@ def make_executor(
         loaded.model.reserve_positions(max_model_len)
         sizes = CaptureSizes(max_captured_tokens, 4, BLOCK_SIZE, loaded.config.sliding_window, max_model_len)
         runner.capture(cache.device_pool, sizes)
-    limits = BatchLimits.of(loaded.config, max_model_len, 16, BLOCK_SIZE, 1000)
+    limits = BatchLimits.of(loaded.config, loaded.model.kv_groups.windows, max_model_len, 16, BLOCK_SIZE, 1000)
     return StepExecutor(InputBatch(limits), cache, runner, ranks)
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from blockyard.model_config.kv_groups import KvGroups
 from blockyard.model_config.names import LLAMA_NAMES
 from blockyard.model_config.share import Share
 from blockyard.parallel import ALONE
@@ -39,6 +40,8 @@ class TransformersModel(DecoderModel):
         super().__init__(
             config, network.packer.backend, None, (), None, share, ModuleNames(LLAMA_NAMES, "model.", "lm_head")
         )
+        # Its attention knows no other.
+        self.kv_groups = KvGroups.keep_all(config.num_layers)
         self.foreign_code = code
         self._network = network
         self._shapes = dict.fromkeys(site.shape for site in survey.sites.values())

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from blockyard.common.v1 import pooling_pb2
-from scheduler_service.core.blocks.prefix_lookup import hash_block
+from scheduler_service.core.blocks.prefix_lookup import hash_block, name_of_group
 from scheduler_service.core.scheduler import CoreConfig, Scheduler
 from scheduler_service.core.values import (
     BeamSpec,
@@ -19,7 +19,14 @@ from scheduler_service.core.values import (
     StepResult,
 )
 from tests.kit.oracles.core_requests import add_request
-from tests.kit.oracles.model_worker import ModelWorker, extend_name, generate_alone, pool_alone, root_of
+from tests.kit.oracles.model_worker import (
+    ModelWorker,
+    extend_name,
+    generate_alone,
+    name_in_group,
+    pool_alone,
+    root_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -90,7 +97,11 @@ def make_lora(lora_id: int) -> LoraSpec:
 def _worker_of(config: CoreConfig) -> ModelWorker:
     sizes = (config.block_size, config.num_device_blocks, config.num_host_blocks)
     return ModelWorker(
-        *sizes, vocab_size=VOCAB_SIZE, takes_ids=config.num_virtual_engines > 1, max_loras=config.max_loras
+        *sizes,
+        vocab_size=VOCAB_SIZE,
+        takes_ids=config.num_virtual_engines > 1,
+        max_loras=config.max_loras,
+        windows=config.kv_windows,
     )
 
 
@@ -240,7 +251,7 @@ class Bench:
     def check_cached(self) -> None:
         """With nothing in flight: every block that is found by its hash, in both pools, holds what the hash says."""
         assert not self.in_flight
-        size, blocks = self.config.block_size, self.scheduler._blocks
+        size = self.config.block_size
         for spec, tokens in self._walk_prefixes():
             block_hash, names = b"", [root_of(spec)]
             for start in range(0, len(tokens) - size + 1, size):
@@ -248,10 +259,16 @@ class Bench:
                 block_hash = hash_block(block_hash, tokens[start : start + size], extra_keys)
                 for token_id in tokens[start : start + size]:
                     names.append(extend_name(names[-1], token_id))
-                for pool, slots in ((blocks.device, self.worker.device), (blocks.host, self.worker.host)):
-                    block = pool.find(block_hash)
-                    if block is not None:
-                        assert slots[block * size : (block + 1) * size] == names[-size:], (block, pool)
+                for group in range(len(self.config.kv_windows)):
+                    self._check_found(name_of_group(block_hash, group) if group else block_hash, names[-size:], group)
+
+    def _check_found(self, block_hash: bytes, names: list[int], group: int) -> None:
+        size, blocks = self.config.block_size, self.scheduler._blocks
+        wanted = [name_in_group(name, group) for name in names]
+        for pool, slots in ((blocks.device, self.worker.device), (blocks.host, self.worker.host)):
+            block = pool.find(block_hash)
+            if block is not None:
+                assert slots[block * size : (block + 1) * size] == wanted, (block, pool)
 
     def _walk_prefixes(self) -> Iterator[tuple[GroupSpec, tuple[int, ...]]]:
         for (request_id, _), output in self.tokens.items():

@@ -7,6 +7,7 @@ All state is walked after every operation, and at the end every block is free an
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -56,9 +57,11 @@ beams = st.one_of(
 class Traces(RuleBasedStateMachine):
     """Adds, aborts, schedules and answers in any order."""
 
-    @initialize(config=configurations)
-    def start(self, config) -> None:
-        self.bench = Bench(config)
+    configurations: ClassVar = configurations
+
+    @initialize(data=st.data())
+    def start(self, data: st.DataObject) -> None:
+        self.bench = Bench(data.draw(self.configurations))
         self.aborted: set[tuple[str, int]] = set()
         self.num_requests = 0
         self.now = 0.0
@@ -120,7 +123,8 @@ class Traces(RuleBasedStateMachine):
             assert count in (0, len(sequence.token_ids)) or not self.bench.config.whole_prompts
             first = (sequence.num_scheduled - count) // size
             last = -(-sequence.num_scheduled // size)
-            for block in sequence.block_ids[first:last] if count else ():
+            num_groups = len(self.bench.config.kv_windows)
+            for block in sequence.block_ids[first * num_groups : last * num_groups] if count else ():
                 is_forked_now = any(fork.parent_id == sequence.sequence_id for fork in step.forks)
                 assert device.references[block] == 1 or is_forked_now
                 assert not device.is_published(block)
@@ -196,7 +200,22 @@ class Traces(RuleBasedStateMachine):
             assert tokens == self.bench.generate_alone(*name)[: len(tokens)]
 
 
+class WindowTraces(Traces):
+    """The same of models whose layers see windows, alone or beside others that see all."""
+
+    configurations = st.builds(
+        lambda config, factor, windows: replace(
+            config, num_device_blocks=config.num_device_blocks * factor, kv_windows=windows, whole_prompts=False
+        ),
+        configurations,
+        st.integers(1, 4),
+        st.sampled_from([(0, 3), (0, 5, 5), (4,), (2, 0), (0, 3, 7), (1,), (6, 0, 0)]),
+    )
+
+
 Traces.TestCase.settings = settings(
     max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestTraces = Traces.TestCase
+WindowTraces.TestCase.settings = settings(Traces.TestCase.settings, max_examples=100)
+TestWindowTraces = WindowTraces.TestCase

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -199,3 +200,26 @@ def test_how_far_an_unknown_sequence_is_reads_as_zero(batch: InputBatch) -> None
     table["num_tokens"] = 99
     batch.progress(5).num_tokens = 99
     assert batch.progress(5) == Progress(3, 2, 1)
+
+
+def test_tables_of_several_kv_groups_are_taken_apart() -> None:
+    """Group 0 keeps all, group 1 what a query sees of 8 tokens; each block of 8 tokens has a block of each."""
+    batch = InputBatch(replace(LIMITS, kv_windows=(0, 8)))
+    one = new(7, list(range(20)), [1, 11, 2, 12, 3, 13])
+    two = new(8, list(range(10)), [4, 14, 5, 15])
+    both = {"sequence_ids": (7, 8), "num_new_tokens": [20, 10]}
+    work = run(batch, new_sequences=(one, two), **both)
+    assert work.block_tables.tolist() == [[1, 2, 3], [4, 5, 0], [11, 12, 13], [14, 15, 0]]
+    assert work.block_tables.flags.c_contiguous
+    # 20 tokens are computed: the next query sees from token 13 on; of the other from token 3 on.
+    assert batch.filled_blocks() == [1, 2, 3, 4, 5, 12, 13, 14, 15]
+    work = run(
+        batch,
+        sequence_ids=(8,),
+        num_new_tokens=[1],
+        appended_sequence_ids=(8, 8),
+        appended_block_ids=ints(6, 16),
+        replaced_tables=((7, ints(1, 0, 2, 12, 3, 13)),),
+    )
+    assert work.block_tables.tolist() == [[4, 5], [14, 15]]
+    assert block_table_of(batch, 8).tolist() == [4, 14, 5, 15, 6, 16]

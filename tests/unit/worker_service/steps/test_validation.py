@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -320,3 +321,17 @@ def test_a_full_sequence_cannot_compute_past_the_limit() -> None:
     batch.apply(first)
     batch.commit(batch.make_forward_batch(first), ints(5), np.zeros(1, np.bool_))
     assert "computes past max_model_len" in problem(batch, step(sequence_ids=(1,), num_new_tokens=(1,)))
+
+
+def test_tables_have_a_block_of_each_kv_group() -> None:
+    """And none only where a group with a window may lack it."""
+    batch = InputBatch(replace(LIMITS, kv_windows=(0, 8)))
+    good = {"sequence_ids": (1,), "num_new_tokens": (9,)}
+    assert problem(batch, step(new_sequences=(new(1, 9, (1, 0, 3, 4)),), **good)) == ""
+    for block_ids, wrong in (
+        ((1, 2, 3), "block of each of 2 KV groups"),
+        ((1, 2), "too short a block table"),
+        ((0, 2, 3, 4), "device blocks must be from 1"),
+        ((1, 2, 3, NUM_DEVICE_BLOCKS), "device blocks must be from 1"),
+    ):
+        assert wrong in problem(batch, step(new_sequences=(new(1, 9, block_ids),), **good))
