@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from blockyard.client.chat import Role, ToolChoice
-from blockyard.errors import Violation, invalid
+from blockyard.errors import Reason, Violation, invalid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -55,11 +55,15 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call. `parameters`: a JSON schema as text, or empty for none."""
+    """A function that the model may call. `parameters`: a JSON schema as text, or empty for none.
+
+    `strict`: its arguments follow the schema, always.
+    """
 
     name: str
     description: str = ""
     parameters: str = ""
+    strict: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,9 @@ class Conversation:
         add_generation_prompt: the prompt ends where the assistant begins to speak; None: unless a message is continued.
         continue_final_message: the prompt ends where the last message does, which the answer goes on with.
         template_arguments: variables of the template beside those that it always has.
+        parse_answer: reasoning and calls of tools are told apart from the text of the answer.
+        named_tool: with REQUIRED, the tool that it calls; empty: any.
+        one_tool_call: it calls one tool at most.
     """
 
     messages: tuple[Message, ...]
@@ -81,6 +88,9 @@ class Conversation:
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     template_arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    parse_answer: bool = False
+    named_tool: str = ""
+    one_tool_call: bool = False
 
     @property
     def num_characters(self) -> int:
@@ -218,10 +228,20 @@ def _of_tools(conversation: Conversation) -> Iterator[Violation]:
     for number, tool in enumerate(conversation.tools[:MAX_TOOLS]):
         if not tool.name:
             yield Violation(f"conversation.tools[{number}].name", "must not be empty")
+        if tool.strict:
+            description = "is not supported yet: arguments need not follow the schema"
+            yield Violation(f"conversation.tools[{number}].strict", description, Reason.UNSUPPORTED_PARAMETER)
         if _read_object(tool.parameters) is None:
             yield Violation(f"conversation.tools[{number}].parameters", "must be a JSON schema, which is an object")
+    yield from _of_tool_choice(conversation)
+
+
+def _of_tool_choice(conversation: Conversation) -> Iterator[Violation]:
     if conversation.tool_choice is None:
-        yield Violation("conversation.tool_choice", "must be auto or none")
+        yield Violation("conversation.tool_choice", "must be auto, none or required")
+    if conversation.tool_choice is ToolChoice.REQUIRED:
+        description = "cannot be forced yet: give auto or none"
+        yield Violation("conversation.tool_choice", description, Reason.UNSUPPORTED_PARAMETER)
 
 
 def _of_the_end(conversation: Conversation) -> Iterator[Violation]:

@@ -245,7 +245,7 @@ class GenerationService:
         if (facts := self._link.facts) is None:
             return []
         width = self.pooling.find_width(facts)
-        model = _make_model_card(self.model_name, facts, width, has_chat_template=self.tokenizer.has_chat_template)
+        model = _make_model_card(self.model_name, facts, width, self.tokenizer)
         return [model, *(_make_card(adapter, model, self._tokenizers) for adapter in self._link.loras.values())]
 
     def resolve_model(self, name: str) -> None:
@@ -301,18 +301,23 @@ def _require_tokens(facts: ModelFacts) -> None:
         raise BlockyardError(Reason.FEATURE_DISABLED, message)
 
 
-def _make_model_card(name: str, facts: ModelFacts, width: int, *, has_chat_template: bool) -> ModelCard:
+def _make_model_card(name: str, facts: ModelFacts, width: int, tokenizer: Tokenizer) -> ModelCard:
     return ModelCard(
         name=name,
         max_model_len=facts.max_model_len,
         vocab_size=facts.vocab_size,
-        has_chat_template=has_chat_template,
+        has_chat_template=tokenizer.has_chat_template,
+        dialect=_dialect_name(tokenizer),
         determinism_id=facts.determinism_id,
         batch_invariant=facts.batch_invariant,
         warnings=facts.warnings,
         task=facts.task,
         embedding_size=width,
     )
+
+
+def _dialect_name(tokenizer: Tokenizer) -> str:
+    return tokenizer.dialect.name if tokenizer.dialect else ""
 
 
 def _make_card(adapter: Adapter, model: ModelCard, tokenizers: AdapterTokenizers) -> ModelCard:
@@ -325,4 +330,5 @@ def _make_card(adapter: Adapter, model: ModelCard, tokenizers: AdapterTokenizers
         max_model_len=model.max_model_len - adapter.num_virtual_tokens,
         determinism_id=adapter.identify(model.determinism_id),
         has_chat_template=tokenizer.has_chat_template,
+        dialect=_dialect_name(tokenizer),
     )

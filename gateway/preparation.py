@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from array import array
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -16,8 +17,9 @@ from gateway.live.prompt_answer import PromptAnswer
 from gateway.live.request_state import Origin, RequestState
 from gateway.naming import wire_id
 from gateway.request import Accepted, OnDisconnect
-from gateway.request_warnings import with_clamped_length, with_tool_warning
+from gateway.request_warnings import with_clamped_length
 from gateway.text.adapter_tokenizers import require_vocabulary
+from gateway.text.answer_parsing import parsers_of, with_parsing
 from gateway.validation import ModelLimits, complete, find_violations
 
 if TYPE_CHECKING:
@@ -130,7 +132,7 @@ class Preparation:
             tokenizer.end_token_ids,
             known.max_num_seqs,
         )
-        request = with_tool_warning(request)
+        request = with_parsing(request, tokenizer.dialect)
         if self._clamps_max_tokens and token_ids is not None:
             request = with_clamped_length(request, len(token_ids), known.max_model_len)
         found = find_violations(request, token_ids, limits, bad_word_ids=bad_word_ids)
@@ -188,7 +190,7 @@ class Preparation:
 
 
 def _make_answers(request: GenerationRequest, submission: Submission, tokenizer: Tokenizer) -> list[SequenceAnswer]:
-    skip = request.skip_special_tokens
+    skip, parsers = request.skip_special_tokens, parsers_of(request, submission.prompt_token_ids, tokenizer)
     has_logprobs = submission.sampling.logprobs is not None
     rules = AnswerRules(
         request.stop,
@@ -196,9 +198,10 @@ def _make_answers(request: GenerationRequest, submission: Submission, tokenizer:
         stop_token_ids=frozenset(submission.stop_token_ids),
         return_token_ids=request.return_token_ids,
         logprobs=tokenizer.token_texts(skip_special_tokens=skip) if has_logprobs else None,
+        parsers=parsers,
     )
     context = submission.prompt_token_ids[-1:]
-    return [
-        SequenceAnswer(index, rules, tokenizer.make_detokenizer(context, skip_special_tokens=skip))
-        for index in range(submission.n)
-    ]
+    make = functools.partial(
+        tokenizer.make_detokenizer, skip_special_tokens=skip, keeps_markers=request.parsing is not None
+    )
+    return [SequenceAnswer(index, rules, make(context)) for index in range(submission.n)]

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from blockyard.pooling.tasks import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from blockyard.errors import BlockyardError
     from gateway.chat import Conversation
+    from gateway.dialects.answer_parser import ParsingRule, ToolCallDelta
 
 
 class FinishReason(IntEnum):
@@ -162,6 +163,9 @@ class GenerationRequest:
     front_state: bytes = b""
     # What of it is not done as asked, a sentence each; filled in by the core.
     warnings: tuple[str, ...] = ()
+    # How its answer is told apart into text, reasoning and calls of tools; None: it is text. Filled in by the core, of
+    # a conversation that asks for it.
+    parsing: ParsingRule | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +235,8 @@ class PromptLogprobs:
 class Delta:
     """More of the sequence `index`. `token_ids` is empty unless asked for; the totals include this delta.
 
-    `logprobs`: an entry for each of the new tokens, if asked for.
+    `logprobs`: an entry for each of the new tokens, if asked for. Of an answer that is parsed, `num_text_bytes` counts
+    what the model wrote: text, reasoning, calls and markers.
     """
 
     index: int
@@ -240,6 +245,17 @@ class Delta:
     num_tokens: int
     num_text_bytes: int
     logprobs: tuple[TokenLogprobs, ...] = ()
+    reasoning_text: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
+
+
+def merge_calls(deltas: Iterable[Delta]) -> list[ToolCallDelta]:
+    """Joins the pieces of the calls of a sequence, all of whose deltas these are; by index."""
+    calls: dict[int, list[ToolCallDelta]] = {}
+    for delta in deltas:
+        for piece in delta.tool_calls:
+            calls.setdefault(piece.index, []).append(piece)
+    return [replace(pieces[0], arguments="".join(each.arguments for each in pieces)) for pieces in calls.values()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +263,8 @@ class Finished:
     """The sequence `index` ended. `matched`: the stop string, or the request's stop token; None for an end token.
 
     `score`: that of a beam. `error`: why it failed, where the reason is ERROR. `weight_versions`: (first token, name of
-    the weights) where they have names. `num_virtual_tokens`: of a soft prompt, before the prompt's.
+    the weights) where they have names. `num_virtual_tokens`: of a soft prompt, before the prompt's. `calls_tools`: a
+    call of a tool is whole.
     """
 
     index: int
@@ -261,6 +278,7 @@ class Finished:
     error: BlockyardError | None = None
     weight_versions: tuple[tuple[int, str], ...] = ()
     num_virtual_tokens: int = 0
+    calls_tools: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,3 +309,5 @@ class ModelCard:
     # Numbers of a vector; 0: it makes none, or it is not known how many.
     embedding_size: int = 0
     warnings: tuple[str, ...] = ()
+    # How it writes reasoning and calls of tools; empty: not known.
+    dialect: str = ""

@@ -5,17 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from blockyard.client.chat import ToolChoice
-from gateway.chat import Conversation
 from gateway.validation import length_limit
 
 if TYPE_CHECKING:
     from gateway.request import GenerationRequest
-
-TOOLS = (
-    "tools: calls of tools are not parsed. The chat template shows the tools to the model, and a call that the model "
-    "makes is in the text of its answer, not in tool_calls"
-)
 
 
 def with_clamped_length(request: GenerationRequest, num_prompt_tokens: int, max_model_len: int) -> GenerationRequest:
@@ -32,11 +25,3 @@ def with_clamped_length(request: GenerationRequest, num_prompt_tokens: int, max_
     )
     stop = replace(request.stop, max_tokens=room)
     return replace(request, stop=stop, warnings=(*request.warnings, warning))
-
-
-def with_tool_warning(request: GenerationRequest) -> GenerationRequest:
-    """Warns of tools whose calls nobody parses."""
-    prompt = request.prompt
-    if not isinstance(prompt, Conversation) or not prompt.tools or prompt.tool_choice is ToolChoice.NONE:
-        return request
-    return replace(request, warnings=(*request.warnings, TOOLS))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from blockyard.client.access import ClientTls
     from blockyard.client.asynchronous import AsyncClient, AsyncStream
-    from blockyard.client.chat import Message, Role, Tool, ToolCall, ToolChoice
+    from blockyard.client.chat import Message, Role, Tool, ToolChoice
     from blockyard.client.pooling import Classification, Classifications, Embeddings, ScoredDocument, Scores
     from blockyard.client.results import (
         Accepted,
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
         Recovered,
         TokenLogprob,
         TokenLogprobs,
+        ToolCall,
+        ToolCallDelta,
         Usage,
     )
     from blockyard.client.retry import RetryPolicy
@@ -61,6 +63,7 @@ __all__ = [
     "TokenLogprobs",
     "Tool",
     "ToolCall",
+    "ToolCallDelta",
     "ToolChoice",
     "Usage",
     "update_weights",
@@ -69,7 +72,7 @@ __all__ = [
 _MODULES = {
     **dict.fromkeys(("AsyncClient", "AsyncStream"), "asynchronous"),
     **dict.fromkeys(("Client", "Stream"), "sync"),
-    **dict.fromkeys(("Message", "Role", "Tool", "ToolCall", "ToolChoice"), "chat"),
+    **dict.fromkeys(("Message", "Role", "Tool", "ToolChoice"), "chat"),
     **dict.fromkeys(("Classification", "Classifications", "Embeddings", "ScoredDocument", "Scores"), "pooling"),
     "ClientTls": "access",
     "RetryPolicy": "retry",

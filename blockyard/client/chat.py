@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from blockyard.client.results import GenerationOptions
+from blockyard.client.results import GenerationOptions, ToolCall
 
 
 class Role(StrEnum):
@@ -25,18 +25,11 @@ class ToolChoice(StrEnum):
     """Whether the model may call tools."""
 
     AUTO = "auto"
-    """As it likes. Its calls are in the text of the answer, in the model's own form."""
+    """As it likes."""
     NONE = "none"
     """The model sees no tool."""
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A call of a tool that the assistant has made. `arguments`: as it wrote them, JSON as a rule."""
-
-    name: str
-    arguments: str = ""
-    id: str = ""
+    REQUIRED = "required"
+    """It calls one at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +55,12 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call. `parameters` is a JSON schema."""
+    """A function that the model may call. `parameters` is a JSON schema, which arguments always follow if `strict`."""
 
     name: str
     description: str = ""
     parameters: Mapping[str, Any] | None = None
+    strict: bool = False
 
 
 Messages = Sequence[Message | Mapping[str, Any]]
@@ -79,10 +73,16 @@ class ChatOptions(GenerationOptions, total=False):
     tools: Sequence[Tool | Mapping[str, Any]]
     """Tools that the model may call; a mapping is one in OpenAI's form. [none]"""
     tool_choice: ToolChoice | str
-    """auto or none. [auto]"""
+    """auto, none or required. [auto; required with a named_tool]"""
+    named_tool: str
+    """The tool that the model calls. [none]"""
     add_generation_prompt: bool
     """The prompt ends where the assistant begins to speak. [True, unless a message is continued]"""
     continue_final_message: bool
     """The answer goes on with the last message. [False]"""
     template_arguments: Mapping[str, Any]
     """Variables of the model's chat template, `enable_thinking` for one. [none]"""
+    parse_answer: bool
+    """Tell what the model thinks, and its calls of tools, apart from its text, by its dialect. [True]"""
+    one_tool_call: bool
+    """The model calls one tool at most; what it says behind that call is left out. [False]"""

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from blockyard.client.chat import Message, Role, Tool, ToolCall, ToolChoice
+from blockyard.client.chat import Message, Role, Tool, ToolChoice
+from blockyard.client.results import ToolCall
 from blockyard.errors import Violation
 from blockyard.inference.v1 import inference_pb2
 
@@ -46,6 +47,7 @@ def encode(messages: Messages, options: Mapping[str, Any]) -> Encoded:
     if isinstance(messages, str):
         raise TypeError('messages is a list: use [Message("user", text)]')
     encoded = Encoded()
+    encoded.conversation.parse_answer = True
     for number, message in enumerate(messages):
         encoded.put(f"messages[{number}]", message, _put_message)
     for number, tool in enumerate(options.get("tools") or ()):
@@ -106,9 +108,14 @@ def _read_call(call: ToolCall | Mapping[str, Any]) -> ToolCall:
 def _put_tool(conversation: inference_pb2.Conversation, given: Tool | Mapping[str, Any]) -> None:
     if isinstance(given, Mapping):
         function = given["function"]
-        given = Tool(function["name"], function.get("description") or "", function.get("parameters"))
+        given = Tool(
+            function["name"],
+            function.get("description") or "",
+            function.get("parameters"),
+            strict=bool(function.get("strict")),
+        )
     parameters = "" if given.parameters is None else json.dumps(given.parameters, ensure_ascii=False)
-    conversation.tools.add(name=given.name, description=given.description, parameters=parameters)
+    conversation.tools.add(name=given.name, description=given.description, parameters=parameters, strict=given.strict)
 
 
 def _put_tool_choice(conversation: inference_pb2.Conversation, choice: str) -> None:
@@ -123,13 +130,29 @@ def _put_continue_final_message(conversation: inference_pb2.Conversation, contin
     conversation.continue_final_message = continues
 
 
+def _put_named_tool(conversation: inference_pb2.Conversation, name: str) -> None:
+    conversation.named_tool = name
+    conversation.tool_choice = inference_pb2.TOOL_CHOICE_REQUIRED
+
+
+def _put_parse_answer(conversation: inference_pb2.Conversation, parses: bool) -> None:
+    conversation.parse_answer = parses
+
+
+def _put_one_tool_call(conversation: inference_pb2.Conversation, one: bool) -> None:
+    conversation.one_tool_call = one
+
+
 def _put_template_arguments(conversation: inference_pb2.Conversation, arguments: Mapping[str, Any]) -> None:
     conversation.template_arguments.update(dict(arguments))
 
 
 _PUT: dict[str, Callable[[inference_pb2.Conversation, Any], None]] = {
+    "named_tool": _put_named_tool,
     "tool_choice": _put_tool_choice,
     "add_generation_prompt": _put_add_generation_prompt,
     "continue_final_message": _put_continue_final_message,
     "template_arguments": _put_template_arguments,
+    "parse_answer": _put_parse_answer,
+    "one_tool_call": _put_one_tool_call,
 }

@@ -20,6 +20,7 @@ from blockyard.client.results import (
     Recovered,
     TokenLogprob,
     TokenLogprobs,
+    ToolCallDelta,
     Usage,
 )
 from blockyard.common.v1 import sampling_pb2
@@ -198,7 +199,17 @@ def to_accepted(accepted: inference_pb2.Accepted) -> Accepted:
 def to_delta(delta: inference_pb2.Delta) -> Delta:
     """Decodes more of a sequence."""
     token_ids, logprobs = tuple(delta.token_ids), _to_logprobs(delta.logprobs)
-    return Delta(delta.index, delta.text, token_ids, delta.num_tokens, delta.num_text_bytes, logprobs)
+    calls = tuple(ToolCallDelta(call.index, call.id, call.name, call.arguments) for call in delta.tool_calls)
+    return Delta(
+        delta.index,
+        delta.text,
+        token_ids,
+        delta.num_tokens,
+        delta.num_text_bytes,
+        logprobs,
+        delta.reasoning_text,
+        calls,
+    )
 
 
 def _to_logprobs(places: Iterable[inference_pb2.TokenLogprobs]) -> tuple[TokenLogprobs, ...]:
@@ -232,6 +243,7 @@ def to_finished(finished: inference_pb2.Finished) -> Finished:
         finished.score if finished.HasField("score") else None,
         from_status(finished.error) if finished.HasField("error") else None,
         tuple((each.first_token, each.version) for each in finished.weight_versions),
+        finished.calls_tools,
     )
 
 
@@ -259,6 +271,7 @@ def to_models(response: inference_pb2.ListModelsResponse) -> list[Model]:
             find_task(model.task).label,
             model.embedding_size,
             tuple(model.warnings),
+            model.dialect,
         )
         for model in response.models
     ]

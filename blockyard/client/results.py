@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal, TypedDict
 
@@ -163,10 +162,31 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool that the assistant has made. `arguments`: as it wrote them, JSON as a rule."""
+
+    name: str
+    arguments: str = ""
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """More of the call number `index` of a sequence; `id` and `name` in its first piece."""
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """More of the sequence `index`. Both totals include this delta.
 
-    `token_ids` and `logprobs`, an entry for each new token, are empty unless asked for.
+    `token_ids` and `logprobs`, an entry for each new token, are empty unless asked for. Of an answer that is parsed
+    `text` is what the model says, beside what it thinks and the tools that it calls; `num_text_bytes` counts all of it,
+    as the model wrote it.
     """
 
     index: int
@@ -175,6 +195,8 @@ class Delta:
     num_tokens: int
     num_text_bytes: int
     logprobs: tuple[TokenLogprobs, ...] = ()
+    reasoning_text: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +211,8 @@ class Finished:
     """The sequence `index` has ended. `matched_stop`: the stop string or stop token; None for a model's end token.
 
     `score` is that of a beam. `error` says why it failed, where the reason is ERROR; its neighbours go on.
-    `weight_versions`: (first token, name of the weights), where weights were given names.
+    `weight_versions`: (first token, name of the weights), where weights were given names. `calls_tools`: at least
+    one call of a tool is whole.
     """
 
     index: int
@@ -200,6 +223,7 @@ class Finished:
     score: float | None = None
     error: BlockyardError | None = None
     weight_versions: tuple[tuple[int, str], ...] = ()
+    calls_tools: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +247,8 @@ class Choice:
     """One sequence of an answer. `token_ids` and `logprobs` are empty unless asked for; `score` is that of a beam.
 
     `error` says why it failed, where `finish_reason` is ERROR: what came before is its text. Where every sequence fails
-    there is no answer, and the error is raised.
+    there is no answer, and the error is raised. `tool_calls` and `reasoning_text`: of a chat's answer that is parsed.
+    `calls_tools`: at least one call is whole.
     """
 
     index: int
@@ -235,6 +260,9 @@ class Choice:
     logprobs: tuple[TokenLogprobs, ...] = ()
     score: float | None = None
     error: BlockyardError | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    reasoning_text: str = ""
+    calls_tools: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +294,16 @@ class Completion:
         return self.choices[0].token_ids
 
     @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        """The calls of tools of the first choice."""
+        return self.choices[0].tool_calls
+
+    @property
+    def reasoning_text(self) -> str:
+        """What the first choice thinks before it speaks."""
+        return self.choices[0].reasoning_text
+
+    @property
     def finish_reason(self) -> FinishReason:
         """Why the first choice ended."""
         return self.choices[0].finish_reason
@@ -295,71 +333,5 @@ class Model:
     """Numbers of a vector; 0: it makes none, or its files do not say."""
     warnings: tuple[str, ...] = ()
     """What whoever uses it should know, a sentence each."""
-
-
-@dataclass(slots=True)
-class _Parts:
-    """The parts of one sequence that have come."""
-
-    texts: list[str] = field(default_factory=list[str])
-    token_ids: list[int] = field(default_factory=list[int])
-    logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
-
-    def add(self, delta: Delta) -> None:
-        self.texts.append(delta.text)
-        self.token_ids.extend(delta.token_ids)
-        self.logprobs.extend(delta.logprobs)
-
-
-@dataclass(slots=True)
-class CompletionBuilder:
-    """Builds a completion from the events of a stream."""
-
-    accepted: Accepted | None = None
-    _prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    _parts: defaultdict[int, _Parts] = field(default_factory=lambda: defaultdict[int, _Parts](_Parts))
-    _finished: dict[int, Finished] = field(default_factory=dict[int, Finished])
-
-    def add(self, event: Event) -> None:
-        """Takes the next event."""
-        match event:
-            case Accepted():
-                self.accepted = event
-            case PromptLogprobs():
-                self._prompt_logprobs = event.logprobs
-            case Delta():
-                self._parts[event.index].add(event)
-            case Finished():
-                self._finished[event.index] = event
-            case Recovered():
-                pass
-
-    def build(self) -> Completion:
-        """Makes the answer of a stream that has ended."""
-        if self.accepted is None or not self._finished:
-            raise ValueError("the stream has not ended: there is no whole answer yet")
-        choices = tuple(self._make_choice(self._finished[index]) for index in sorted(self._finished))
-        accepted, last = self.accepted, next(reversed(self._finished.values()))
-        return Completion(
-            accepted.request_id,
-            accepted.model,
-            accepted.seed,
-            choices,
-            last.determinism_id,
-            self._prompt_logprobs,
-            accepted.warnings,
-        )
-
-    def _make_choice(self, finished: Finished) -> Choice:
-        parts = self._parts[finished.index]
-        return Choice(
-            finished.index,
-            "".join(parts.texts),
-            tuple(parts.token_ids),
-            finished.finish_reason,
-            finished.matched_stop,
-            finished.usage,
-            tuple(parts.logprobs),
-            finished.score,
-            finished.error,
-        )
+    dialect: str = ""
+    """How it writes calls of tools and reasoning; empty: not known, and its answers are text."""

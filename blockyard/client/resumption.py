@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from blockyard.client import codec
+from blockyard.client.completion_builder import CompletionBuilder
 from blockyard.client.results import (
     Accepted,
     Completion,
-    CompletionBuilder,
     Delta,
     Event,
     Finished,
@@ -48,6 +48,8 @@ class _Progress:
     num_text_bytes: int = 0
     token_ids: list[int] = field(default_factory=list[int])
     finished: bool = False
+    # The answer is parsed, or that is not known: some of what the model writes does not come out, or comes later.
+    is_parsed: bool = False
 
     def position(self, index: int) -> inference_pb2.Position:
         # Ids are worth something only if all are there.
@@ -64,6 +66,8 @@ class _Progress:
         """Moves on by a delta. Raises EventsLost unless it begins just here."""
         num_text_bytes = delta.num_text_bytes - len(delta.text.encode())
         num_tokens = delta.num_tokens - len(delta.token_ids) if delta.token_ids else self.num_tokens
+        if self.is_parsed:
+            num_text_bytes = min(delta.num_text_bytes, self.num_text_bytes)
         if (num_tokens, num_text_bytes) != (self.num_tokens, self.num_text_bytes):
             came = f"a delta of sequence {delta.index} begins at token {num_tokens}, byte {num_text_bytes}"
             raise _lost(f"{came}; due was token {self.num_tokens}, byte {self.num_text_bytes}")
@@ -144,7 +148,7 @@ class Resumption:
             self._attempts.on_progress()
         if self._hides_token_ids and isinstance(event, Delta):
             event = replace(event, token_ids=())
-            if not (event.text or event.logprobs):
+            if not (event.text or event.logprobs or event.reasoning_text or event.tool_calls):
                 return None
         self._builder.add(event)
         return event
@@ -168,7 +172,8 @@ class Resumption:
         return True
 
     def _progress(self, index: int) -> _Progress:
-        return self._sequences.setdefault(index, _Progress())
+        is_parsed = self._spec is None or self._spec.conversation.parse_answer
+        return self._sequences.setdefault(index, _Progress(is_parsed=is_parsed))
 
     def on_end(self) -> None:
         """Takes the OK end of a call. Raises EventsLost when a sequence had not finished."""

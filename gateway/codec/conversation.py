@@ -35,6 +35,7 @@ _TOOL_CHOICES = {
     inference_pb2.TOOL_CHOICE_UNSPECIFIED: ToolChoice.AUTO,
     inference_pb2.TOOL_CHOICE_AUTO: ToolChoice.AUTO,
     inference_pb2.TOOL_CHOICE_NONE: ToolChoice.NONE,
+    inference_pb2.TOOL_CHOICE_REQUIRED: ToolChoice.REQUIRED,
 }
 
 
@@ -51,11 +52,16 @@ def decode_conversation(message: inference_pb2.Conversation) -> Conversation:
     adds = message.add_generation_prompt if message.HasField("add_generation_prompt") else None
     return Conversation(
         tuple(_decode_message(each, number) for number, each in enumerate(messages)),
-        tools=tuple(Tool(each.name, each.description, each.parameters) for each in message.tools[: MAX_TOOLS + 1]),
+        tools=tuple(
+            Tool(each.name, each.description, each.parameters, each.strict) for each in message.tools[: MAX_TOOLS + 1]
+        ),
         tool_choice=_TOOL_CHOICES.get(message.tool_choice),
         add_generation_prompt=adds,
         continue_final_message=message.continue_final_message,
         template_arguments=_decode_struct(message.template_arguments),
+        parse_answer=message.parse_answer,
+        named_tool=message.named_tool,
+        one_tool_call=message.one_tool_call,
     )
 
 

@@ -23,12 +23,14 @@ from gateway.request import (
     Recovered,
     ResumeRequest,
     StopOptions,
+    merge_calls,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gateway.chat import Conversation
+    from gateway.dialects.answer_parser import ToolCallDelta
     from gateway.request import Event, ModelCard, TokenLogprob, TokenLogprobs
 
 _ON_DISCONNECT_NUMBERS = {
@@ -229,7 +231,13 @@ def _encode_delta(event: Delta) -> inference_pb2.Delta:
         num_tokens=event.num_tokens,
         num_text_bytes=event.num_text_bytes,
         logprobs=map(_encode_token_logprobs, event.logprobs),
+        reasoning_text=event.reasoning_text,
+        tool_calls=map(_encode_call_delta, event.tool_calls),
     )
+
+
+def _encode_call_delta(call: ToolCallDelta) -> inference_pb2.ToolCallDelta:
+    return inference_pb2.ToolCallDelta(index=call.index, id=call.call_id, name=call.name, arguments=call.arguments)
 
 
 def encode_prompt_logprobs(event: PromptLogprobs) -> inference_pb2.PromptLogprobs:
@@ -268,6 +276,7 @@ def _encode_finished(event: Finished) -> inference_pb2.Finished:
         ),
         determinism_id=event.determinism_id,
         score=event.score,
+        calls_tools=event.calls_tools,
         error=to_status(event.error) if event.error else None,
         weight_versions=[
             inference_pb2.WeightVersion(first_token=place, version=version) for place, version in event.weight_versions
@@ -283,6 +292,11 @@ def encode_choice(deltas: Sequence[Delta], finished: Finished) -> inference_pb2.
         token_ids=[token_id for delta in deltas for token_id in delta.token_ids],
         finished=_encode_finished(finished),
         logprobs=[_encode_token_logprobs(entry) for delta in deltas for entry in delta.logprobs],
+        tool_calls=[
+            inference_pb2.ToolCall(id=call.call_id, name=call.name, arguments=call.arguments)
+            for call in merge_calls(deltas)
+        ],
+        reasoning_text="".join(delta.reasoning_text for delta in deltas),
     )
 
 
@@ -295,6 +309,7 @@ def encode_model(card: ModelCard) -> inference_pb2.Model:
         has_chat_template=card.has_chat_template,
         determinism_id=card.determinism_id,
         batch_invariant=card.batch_invariant,
+        dialect=card.dialect,
         parent=card.parent,
         task=pooling_pb2.Task.ValueType(card.task),
         embedding_size=card.embedding_size,

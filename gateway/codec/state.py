@@ -15,6 +15,7 @@ from blockyard.errors import BlockyardError, Reason
 from blockyard.gateway.v1 import state_pb2
 from gateway.codec import public as codec
 from gateway.codec import scheduler as scheduler_codec
+from gateway.dialects.answer_parser import ParsingRule, ToolSchema
 from gateway.request import GenerationRequest, OnUpdate, SamplingOptions
 from gateway.scheduler_messages import Adapter
 
@@ -37,7 +38,10 @@ def with_state(submission: Submission, request: GenerationRequest) -> Submission
         on_update=OnUpdate.CONTINUE,
     )
     state = state_pb2.RequestState(
-        spec=codec.encode_spec(bare), front_state=request.front_state, warnings=request.warnings
+        spec=codec.encode_spec(bare),
+        front_state=request.front_state,
+        warnings=request.warnings,
+        parsing=_encode_parsing(request.parsing) if request.parsing else None,
     )
     return replace(submission, gateway_state=state.SerializeToString(), body_digest=_digest(submission, state))
 
@@ -51,7 +55,20 @@ def _digest(submission: Submission, state: state_pb2.RequestState) -> bytes:
     asked = scheduler_codec.encode_submission(timeless).SerializeToString(deterministic=True)
     digest = hashlib.sha256(asked)
     digest.update(state.spec.SerializeToString(deterministic=True))
+    digest.update(state.parsing.SerializeToString(deterministic=True))
     return digest.digest()
+
+
+def _encode_parsing(rule: ParsingRule) -> state_pb2.AnswerParsing:
+    parsing = state_pb2.AnswerParsing(dialect=rule.dialect, one_tool_call=rule.one_call)
+    for tool in rule.tools:
+        parsing.tools.add(name=tool.name, parameters=tool.parameters, strict=tool.strict)
+    return parsing
+
+
+def _decode_parsing(parsing: state_pb2.AnswerParsing) -> ParsingRule:
+    tools = tuple(ToolSchema(tool.name, tool.parameters, tool.strict) for tool in parsing.tools)
+    return ParsingRule(parsing.dialect, tools, parsing.one_tool_call)
 
 
 def request_of(submission: Submission) -> GenerationRequest:
@@ -76,4 +93,5 @@ def request_of(submission: Submission) -> GenerationRequest:
         on_update=OnUpdate.FAIL if submission.fails_on_update else OnUpdate.CONTINUE,
         front_state=state.front_state,
         warnings=tuple(state.warnings),
+        parsing=_decode_parsing(state.parsing) if state.HasField("parsing") else None,
     )

@@ -18,9 +18,10 @@ from gateway.request import Delta, FinishReason
 from gateway.text.stop_strings import Match, StopStringMatcher
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from blockyard.logprob_columns import Candidates
+    from gateway.dialects.answer_parser import AnswerParser
     from gateway.request import StopOptions
     from gateway.scheduler_messages import SequenceRecord
     from gateway.text.detokenizer import Detokenizer
@@ -34,7 +35,7 @@ class AnswerRules(NamedTuple):
     """The rules that all sequences of a request follow.
 
     `stop_token_ids`: those that end a sequence, the model's own `end_token_ids` among them where they count. `logprobs`
-    makes log probabilities, where they were asked for.
+    makes log probabilities, where they were asked for. `parsers` makes what tells answers apart, by index.
     """
 
     stop: StopOptions
@@ -42,6 +43,7 @@ class AnswerRules(NamedTuple):
     stop_token_ids: frozenset[int]
     return_token_ids: bool
     logprobs: TokenTexts | None = None
+    parsers: Callable[[int], AnswerParser] | None = None
 
 
 class Ended(NamedTuple):
@@ -103,6 +105,10 @@ class SequenceAnswer:
     def looks_for_stops(self) -> bool:
         """Whether its text may end it."""
         return self._matcher is not None
+
+    def make_parser(self) -> AnswerParser | None:
+        """Makes what parses it from its beginning; None where it is text."""
+        return self._rules.parsers(self.index) if self._rules.parsers else None
 
     def push(self, token_id: int) -> bool:
         """Adds a token; returns whether a stop string has been found, which ends the answer."""

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from gateway.codec import state as state_codec
 from gateway.live.answer import Place
-from gateway.request import Position
+from gateway.request import Delta, Position
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from gateway.dialects.answer_parser import AnswerParser
     from gateway.live.answer import SequenceAnswer
     from gateway.live.request_state import RequestState
-    from gateway.request import Delta, Event, GenerationRequest, Recovered
+    from gateway.request import Event, Finished, GenerationRequest, Recovered
 
 _START = Position()
 
@@ -34,23 +36,58 @@ class ReaderEvents(Protocol):
 
 
 class _Cursor:
-    """Marks how far an answer has been read. `pause` is a place at which a delta has to end."""
+    """Marks how far an answer has been read. `pause` is a place at which a delta has to end.
 
-    __slots__ = ("answer", "is_done", "num_text_bytes", "num_tokens", "pause", "unchecked")
+    The answer is parsed from its beginning, wherever it is read from: what comes out up to a place depends on the text
+    up to there alone.
+    """
+
+    __slots__ = ("answer", "is_done", "num_text_bytes", "num_tokens", "parser", "pause", "repeats", "unchecked")
 
     def __init__(self, answer: SequenceAnswer, position: Position, *, replay: bool) -> None:
         place = Place(position.num_tokens, position.num_text_bytes)
         self.answer = answer
         self.is_done = False
-        self.num_tokens, self.num_text_bytes = (0, 0) if replay else place
+        self.parser = answer.make_parser()
         self.unchecked = place if place > (0, 0) else None
-        self.pause = self.unchecked if replay else None
+        self.repeats = replay
+        starts = replay or self.parser is not None
+        self.num_tokens, self.num_text_bytes = (0, 0) if starts else place
+        self.pause = self.unchecked if starts else None
 
-    def take(self, until: Place) -> list[Delta]:
-        """Returns what comes before a place: a delta or none."""
+    def take(self, until: Place | None = None) -> list[Delta]:
+        """Returns what comes next, up to a place or to the end: a delta or none."""
         delta = self.answer.delta_after(self.num_tokens, self.num_text_bytes, until)
-        self.num_tokens, self.num_text_bytes = until
+        if until is not None:
+            self.num_tokens, self.num_text_bytes = until
+        elif delta is not None:
+            self.num_tokens, self.num_text_bytes = delta.num_tokens, delta.num_text_bytes
+        if self.parser is not None:
+            delta = self._parse(self.parser, delta)
         return [] if delta is None else [delta]
+
+    def take_repeats(self) -> list[Delta]:
+        """Returns what comes again before the place where reading begins: a delta or none."""
+        deltas = self.take(self.pause) if self.pause else []
+        return deltas if self.repeats else []
+
+    def _parse(self, parser: AnswerParser, delta: Delta | None) -> Delta | None:
+        """Tells a delta apart, and at the end what was held back before; None where nothing comes of it."""
+        answer = self.answer
+        if delta is None:
+            if answer.ended is None:
+                return None
+            delta = Delta(answer.index, "", (), self.num_tokens, self.num_text_bytes)
+        is_last = answer.ended is not None and delta.num_text_bytes == len(answer.text)
+        # What was held back is told with the last of the tokens: who has these has that too.
+        is_last = is_last and (self.pause is None or delta.num_tokens == answer.num_tokens)
+        piece = parser.push(delta.text, is_last=is_last)
+        if not (any(piece) or delta.token_ids or delta.logprobs):
+            return None
+        num_tokens = answer.num_tokens if is_last else delta.num_tokens
+        return replace(
+            delta, text=piece.text, reasoning_text=piece.reasoning, tool_calls=piece.calls, num_tokens=num_tokens
+        )
 
     def check(self) -> bool:
         """Returns whether the answer has come to where reading begins; raises FIELD_INVALID if it never will."""
@@ -195,15 +232,19 @@ class Reader:
             if cursor.unchecked is not None and not self._reaches(cursor):
                 continue
             self.state.meter.on_tokens_read(answer.index, answer.num_tokens)
-            delta = answer.delta_after(cursor.num_tokens, cursor.num_text_bytes)
-            if delta is not None:
-                cursor.num_tokens, cursor.num_text_bytes = delta.num_tokens, delta.num_text_bytes
-                self._events.append(delta)
+            self._events.extend(cursor.take())
             if answer.ended is not None:
                 cursor.is_done = has_ended = True
-                self._events.append(self.state.make_finished_event(answer))
+                self._events.append(self._finish(cursor))
         if has_ended:
             self._cursors = [cursor for cursor in self._cursors if not cursor.is_done]
+
+    def _finish(self, cursor: _Cursor) -> Finished:
+        event, parser = self.state.make_finished_event(cursor.answer), cursor.parser
+        if parser is None:
+            return event
+        self.state.meter.on_parsed(event.index, parser.dialect, parser.num_invalid_calls)
+        return replace(event, calls_tools=parser.calls_tools)
 
     def _begin(self) -> bool:
         """Adds the next event that goes before all deltas; returns whether deltas may come."""
@@ -229,7 +270,8 @@ class Reader:
             self._error = self._error or error
             return False
         if is_there and cursor.pause is not None:
-            self._events.extend(cursor.take(cursor.pause))
+            self._events.extend(cursor.take_repeats())
+            cursor.pause = None
         return is_there
 
     def be_patient(self) -> None:

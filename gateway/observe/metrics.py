@@ -44,6 +44,12 @@ FINISHED_SEQUENCES = counter(
     " `error`.",
     "reason",
 )
+INVALID_TOOL_CALLS = counter(
+    "blockyard_invalid_tool_calls_total",
+    "What looked like a call of a tool in an answer and was none, as one of an unknown tool is, or ended too early, by"
+    " the model's dialect.",
+    "dialect",
+)
 LIVE_REQUESTS = gauge("blockyard_live_requests", "Requests that run, somebody reading them or not.")
 LIVE_STREAMS = gauge("blockyard_live_streams", "Answers that somebody reads or waits for.")
 OUTPUT_TOKENS = counter(
@@ -121,6 +127,7 @@ CATALOGUE = (
     REQUESTS,
     FINISHED_REQUESTS,
     FINISHED_SEQUENCES,
+    INVALID_TOOL_CALLS,
     LIVE_REQUESTS,
     LIVE_STREAMS,
     OUTPUT_TOKENS,
@@ -172,6 +179,7 @@ class GatewayMetrics:
         # All reasons exist from the start, at 0: an alert sees a first time only as an increase.
         self.finished = registry.counter(FINISHED_REQUESTS, (WHOLE,), *((str(reason),) for reason in Reason))
         self.sequences = registry.counter(FINISHED_SEQUENCES, *((reason.label,) for reason in FinishReason))
+        self.invalid_tool_calls = registry.counter(INVALID_TOOL_CALLS)
         self.output_tokens = registry.counter(OUTPUT_TOKENS)
         self.prompt_tokens = registry.histogram(PROMPT_TOKENS)
         self.answer_tokens = registry.histogram(ANSWER_TOKENS)
@@ -242,7 +250,7 @@ class RequestMeter:
         began_at: when it came, by time.monotonic(); None for a request that another gateway had before.
     """
 
-    __slots__ = ("_began_at", "_first_at", "_metrics", "_num_read", "_read_at")
+    __slots__ = ("_began_at", "_first_at", "_metrics", "_num_read", "_parsed", "_read_at")
 
     def __init__(self, metrics: GatewayMetrics, began_at: float | None) -> None:
         self._metrics = metrics
@@ -251,6 +259,7 @@ class RequestMeter:
         # By index: how many tokens were read, and when the last of them.
         self._num_read: dict[int, int] = {}
         self._read_at: dict[int, float] = {}
+        self._parsed: set[int] = set()
 
     def on_read_from(self, positions: Mapping[int, Position]) -> None:
         """Leaves out what a client has of the answer already: it was counted when it was read first."""
@@ -290,6 +299,12 @@ class RequestMeter:
         metrics.request_latency.observe(now - self._began_at)
         if self._first_at is not None and max(lengths) > 1:
             metrics.time_per_output_token.observe((now - self._first_at) / (max(lengths) - 1))
+
+    def on_parsed(self, index: int, dialect: str, num_invalid_calls: int) -> None:
+        """Counts the invalid calls of tools of the whole sequence `index`. Idempotent."""
+        if index not in self._parsed:
+            self._parsed.add(index)
+            self._metrics.invalid_tool_calls.add(dialect, count=num_invalid_calls)
 
     def on_failed(self, reason: Reason) -> None:
         """Counts a request that an error has ended."""

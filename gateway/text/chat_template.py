@@ -74,6 +74,7 @@ class ChatTemplate:
             raise BlockyardError(
                 Reason.MODEL_NOT_LOADED, f"the chat template is broken, line {error.lineno}: {error.message}"
             ) from None
+        self.source = source
         self._special_tokens = dict(special_tokens)
 
     def render(self, /, **variables: Any) -> str:

@@ -36,24 +36,40 @@ class Detokenizer(Protocol):
 
 
 class DetokenizerFactory:
-    """Makes the detokenizers of one tokenizer."""
+    """Makes the detokenizers of one tokenizer.
 
-    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+    Args:
+        backend: the tokenizer.
+        markers: texts that special tokens may be parts of, for who reads them.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, markers: Sequence[str] = ()) -> None:
         self._backend = backend
         description = json.loads(backend.to_str())
         decoders = _flatten(description.get("decoder"))
         kinds = [decoder["type"] for decoder in decoders]
-        special = {token["id"] for token in description["added_tokens"] if token["special"]}
+        specials = {token["id"]: token["content"] for token in description["added_tokens"] if token["special"]}
+        special = specials.keys()
+        unmarked = {token_id for token_id, text in specials.items() if not any(text in marker for marker in markers)}
         pieces = {token_id: piece for piece, token_id in backend.get_vocab(with_added_tokens=True).items()}
-        self._kept_ids = {False: frozenset(pieces), True: frozenset(pieces) - special}
+        # By whether special tokens are left out; None: but for those that markers consist of.
+        self._kept_ids = {
+            False: frozenset(pieces),
+            True: frozenset(pieces) - special,
+            None: frozenset(pieces) - unmarked,
+        }
         # A sequence after one of these continues a text; other ids begin one.
         self._text_ids = self._kept_ids[True]
         self._holds_incomplete = "ByteLevel" in kinds
         self._byte_ids: dict[int, bytes] = {}
-        self._tables: dict[bool, list[bytes]] = {}
+        self._tables: dict[bool | None, list[bytes]] = {}
         if kinds == ["ByteLevel"]:
             whole = _byte_table(pieces, frozenset())
-            self._tables = {False: whole, True: _byte_table(pieces, frozenset(special))}
+            self._tables = {
+                False: whole,
+                True: _byte_table(pieces, special),
+                None: _byte_table(pieces, unmarked) if markers else [],
+            }
         elif "ByteFallback" in kinds:
             found = ((token_id, _BYTE_PIECE.fullmatch(piece)) for token_id, piece in pieces.items())
             self._byte_ids = {token_id: bytes.fromhex(match[1]) for token_id, match in found if match}
@@ -62,17 +78,20 @@ class DetokenizerFactory:
         # What any token can continue.
         self._neighbour = [next((token_id for token_id, text in texts if text.strip()), 0)]
 
-    def make(self, prompt_token_ids: Sequence[int] = (), *, skip_special_tokens: bool = True) -> Detokenizer:
-        """Makes the detokenizer of a sequence that continues a prompt.
+    def make(
+        self, prompt_token_ids: Sequence[int] = (), *, skip_special_tokens: bool = True, keeps_markers: bool = False
+    ) -> Detokenizer:
+        """Makes the detokenizer of a sequence that continues a prompt; `keeps_markers`: for who reads these.
 
         Where a decoder drops the space before the first word of a text, a sequence that continues a text keeps it.
         """
+        skips = None if skip_special_tokens and keeps_markers else skip_special_tokens
         if self._tables:
-            return ByteDetokenizer(self._tables[skip_special_tokens])
+            return ByteDetokenizer(self._tables[skips])
         last = prompt_token_ids[-1:]
         return WindowDetokenizer(
             self._backend,
-            self._kept_ids[skip_special_tokens],
+            self._kept_ids[skips],
             byte_ids=self._byte_ids.keys(),
             holds_incomplete=self._holds_incomplete,
             context=last if self._text_ids.issuperset(last) else (),
@@ -105,7 +124,7 @@ def byte_of_character() -> dict[str, int]:
     return table
 
 
-def _byte_table(pieces: dict[int, str], skipped_ids: frozenset[int]) -> list[bytes]:
+def _byte_table(pieces: dict[int, str], skipped_ids: Set[int]) -> list[bytes]:
     """Returns bytes by id; ids without a piece, and those to skip, have none."""
     byte_of = byte_of_character()
     table = [b""] * (max(pieces, default=-1) + 1)

@@ -14,6 +14,7 @@ from blockyard.model_config.fields import read_object
 from blockyard.model_config.own_code import asks_for_own_code
 from blockyard.model_files import model_digest
 from blockyard.telemetry import EventLogger
+from gateway.dialects.table import find_dialect
 from gateway.text.chat_template import ChatTemplate
 from gateway.text.detokenizer import DetokenizerFactory
 from gateway.text.token_texts import TokenTexts
@@ -73,6 +74,7 @@ class Tokenizer:
         model_digest: SHA-256 of config.json, in hex.
         special_tokens: the texts of special tokens by their names in tokenizer_config.json.
         truncation_side: from which texts of pooling calls are cut, "left" or "right".
+        dialect: how the model writes reasoning and calls of tools, by its chat template; None where that is not known.
     """
 
     def __init__(
@@ -90,7 +92,8 @@ class Tokenizer:
         self._backend = backend = vocabulary.backend
         self.truncation_side = truncation_side
         self._chat_template = chat_template
-        self._detokenizers = DetokenizerFactory(backend)
+        self.dialect = find_dialect(chat_template.source) if chat_template else None
+        self._detokenizers = DetokenizerFactory(backend, self.dialect.markers if self.dialect else ())
         self._token_texts = {skip: TokenTexts(self._detokenizers, skip_special_tokens=skip) for skip in (False, True)}
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         self.end_token_ids = end_token_ids
@@ -175,10 +178,15 @@ class Tokenizer:
         return [self._backend.id_to_token(token_id) or "" for token_id in token_ids]
 
     def make_detokenizer(
-        self, prompt_token_ids: Sequence[int] = (), *, skip_special_tokens: bool = True
+        self, prompt_token_ids: Sequence[int] = (), *, skip_special_tokens: bool = True, keeps_markers: bool = False
     ) -> Detokenizer:
-        """Makes the incremental detokenizer of a sequence that continues a prompt."""
-        return self._detokenizers.make(prompt_token_ids, skip_special_tokens=skip_special_tokens)
+        """Makes the incremental detokenizer of a sequence that continues a prompt.
+
+        `keeps_markers`: special tokens that the model's dialect consists of are in the text, for its parser.
+        """
+        return self._detokenizers.make(
+            prompt_token_ids, skip_special_tokens=skip_special_tokens, keeps_markers=keeps_markers
+        )
 
     def token_texts(self, *, skip_special_tokens: bool = True) -> TokenTexts:
         """Returns the texts of single tokens, for log probabilities."""

@@ -28,6 +28,7 @@ class RequestState(_message.Message):
     SPEC_FIELD_NUMBER: _builtins.int
     FRONT_STATE_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
+    PARSING_FIELD_NUMBER: _builtins.int
     front_state: _builtins.bytes
     """What the front that took the request needs to tell its answer again; over HTTP an HttpCall, over gRPC nothing."""
     @_builtins.property
@@ -38,20 +39,57 @@ class RequestState(_message.Message):
     def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What its client is warned of: Accepted.warnings."""
 
+    @_builtins.property
+    def parsing(self) -> Global___AnswerParsing:
+        """How its answer is told apart into text, reasoning and calls of tools; absent: it is text."""
+
     def __init__(
         self,
         *,
         spec: _inference_pb2.GenerationSpec | None = ...,
         front_state: _builtins.bytes = ...,
         warnings: _abc.Iterable[_builtins.str] | None = ...,
+        parsing: Global___AnswerParsing | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["spec", b"spec"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["parsing", b"parsing", "spec", b"spec"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["front_state", b"front_state", "spec", b"spec", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["front_state", b"front_state", "parsing", b"parsing", "spec", b"spec", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RequestState: _TypeAlias = RequestState  # noqa: Y015
+
+@_typing.final
+class AnswerParsing(_message.Message):
+    """How an answer is parsed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIALECT_FIELD_NUMBER: _builtins.int
+    TOOLS_FIELD_NUMBER: _builtins.int
+    ONE_TOOL_CALL_FIELD_NUMBER: _builtins.int
+    dialect: _builtins.str
+    """The name of the model's dialect."""
+    one_tool_call: _builtins.bool
+    """What comes behind the first call is left out."""
+    @_builtins.property
+    def tools(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.Tool]:
+        """Tools that it may call; none: calls are text. Without their descriptions."""
+
+    def __init__(
+        self,
+        *,
+        dialect: _builtins.str = ...,
+        tools: _abc.Iterable[_inference_pb2.Tool] | None = ...,
+        one_tool_call: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dialect", b"dialect", "one_tool_call", b"one_tool_call", "tools", b"tools"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AnswerParsing: _TypeAlias = AnswerParsing  # noqa: Y015
 
 @_typing.final
 class HttpCall(_message.Message):
@@ -69,6 +107,7 @@ class HttpCall(_message.Message):
     CONTINUOUS_USAGE_FIELD_NUMBER: _builtins.int
     TOKENS_AS_IDS_FIELD_NUMBER: _builtins.int
     ECHO_TEXT_FIELD_NUMBER: _builtins.int
+    HIDES_REASONING_FIELD_NUMBER: _builtins.int
     RESPONSE_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """The name of the call: that of its request, unless there are several."""
@@ -90,6 +129,8 @@ class HttpCall(_message.Message):
     """Log probabilities name tokens by their ids."""
     echo_text: _builtins.str
     """Of a chat: what goes before the answer."""
+    hides_reasoning: _builtins.bool
+    """Of a chat: the answer leaves out what the model thinks."""
     response: _builtins.str
     """Of a response in the background: the fields of its answer that repeat its body, as JSON."""
     def __init__(
@@ -105,11 +146,12 @@ class HttpCall(_message.Message):
         continuous_usage: _builtins.bool = ...,
         tokens_as_ids: _builtins.bool = ...,
         echo_text: _builtins.str = ...,
+        hides_reasoning: _builtins.bool = ...,
         response: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "continuous_usage", b"continuous_usage", "created", b"created", "echo", b"echo", "echo_text", b"echo_text", "include_usage", b"include_usage", "is_chat", b"is_chat", "num_requests", b"num_requests", "response", b"response", "tells_prompt_logprobs", b"tells_prompt_logprobs", "tokens_as_ids", b"tokens_as_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "continuous_usage", b"continuous_usage", "created", b"created", "echo", b"echo", "echo_text", b"echo_text", "hides_reasoning", b"hides_reasoning", "include_usage", b"include_usage", "is_chat", b"is_chat", "num_requests", b"num_requests", "response", b"response", "tells_prompt_logprobs", b"tells_prompt_logprobs", "tokens_as_ids", b"tokens_as_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

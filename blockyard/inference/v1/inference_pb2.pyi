@@ -117,9 +117,11 @@ class _ToolChoiceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ToolChoice
     TOOL_CHOICE_UNSPECIFIED: _ToolChoice.ValueType  # 0
     """The default: AUTO."""
     TOOL_CHOICE_AUTO: _ToolChoice.ValueType  # 1
-    """As it likes. Its calls are in the text of the answer, in the model's own form."""
+    """As it likes."""
     TOOL_CHOICE_NONE: _ToolChoice.ValueType  # 2
     """Not: it is told of none."""
+    TOOL_CHOICE_REQUIRED: _ToolChoice.ValueType  # 3
+    """It calls one at least."""
 
 class ToolChoice(_ToolChoice, metaclass=_ToolChoiceEnumTypeWrapper):
     """Whether the model may call tools."""
@@ -127,9 +129,11 @@ class ToolChoice(_ToolChoice, metaclass=_ToolChoiceEnumTypeWrapper):
 TOOL_CHOICE_UNSPECIFIED: ToolChoice.ValueType  # 0
 """The default: AUTO."""
 TOOL_CHOICE_AUTO: ToolChoice.ValueType  # 1
-"""As it likes. Its calls are in the text of the answer, in the model's own form."""
+"""As it likes."""
 TOOL_CHOICE_NONE: ToolChoice.ValueType  # 2
 """Not: it is told of none."""
+TOOL_CHOICE_REQUIRED: ToolChoice.ValueType  # 3
+"""It calls one at least."""
 Global___ToolChoice: _TypeAlias = ToolChoice  # noqa: Y015
 
 @_typing.final
@@ -276,22 +280,26 @@ class Tool(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     DESCRIPTION_FIELD_NUMBER: _builtins.int
     PARAMETERS_FIELD_NUMBER: _builtins.int
+    STRICT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Its name."""
     description: _builtins.str
     """What it does, for the model to read."""
     parameters: _builtins.str
     """Its parameters: a JSON schema. Empty for none."""
+    strict: _builtins.bool
+    """Arguments follow the schema, always."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         description: _builtins.str = ...,
         parameters: _builtins.str = ...,
+        strict: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "name", b"name", "parameters", b"parameters"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "name", b"name", "parameters", b"parameters", "strict", b"strict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -309,12 +317,23 @@ class Conversation(_message.Message):
     ADD_GENERATION_PROMPT_FIELD_NUMBER: _builtins.int
     CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
     TEMPLATE_ARGUMENTS_FIELD_NUMBER: _builtins.int
+    PARSE_ANSWER_FIELD_NUMBER: _builtins.int
+    NAMED_TOOL_FIELD_NUMBER: _builtins.int
+    ONE_TOOL_CALL_FIELD_NUMBER: _builtins.int
     tool_choice: Global___ToolChoice.ValueType
     """Whether it may call them."""
     add_generation_prompt: _builtins.bool
     """The prompt ends where the assistant begins to speak. Default true, unless a message is continued."""
     continue_final_message: _builtins.bool
     """The prompt ends where the last message does, and the answer goes on with it. Default false."""
+    parse_answer: _builtins.bool
+    """Tell reasoning and calls of tools apart from the text of the answer, by the model's dialect. Default false: all of it
+    is text, in the model's own form.
+    """
+    named_tool: _builtins.str
+    """With REQUIRED: the tool that it calls."""
+    one_tool_call: _builtins.bool
+    """It calls one tool at most; what it says behind that call is left out. Only with parse_answer."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Message]:
         """In order, 1 to 4096; of each at most 4096 parts and 1024 calls, and 16384 in all."""
@@ -339,10 +358,13 @@ class Conversation(_message.Message):
         add_generation_prompt: _builtins.bool | None = ...,
         continue_final_message: _builtins.bool = ...,
         template_arguments: _struct_pb2.Struct | None = ...,
+        parse_answer: _builtins.bool = ...,
+        named_tool: _builtins.str = ...,
+        one_tool_call: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "template_arguments", b"template_arguments"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "continue_final_message", b"continue_final_message", "messages", b"messages", "template_arguments", b"template_arguments", "tool_choice", b"tool_choice", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "add_generation_prompt", b"add_generation_prompt", "continue_final_message", b"continue_final_message", "messages", b"messages", "named_tool", b"named_tool", "one_tool_call", b"one_tool_call", "parse_answer", b"parse_answer", "template_arguments", b"template_arguments", "tool_choice", b"tool_choice", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_generation_prompt: _TypeAlias = _typing.Literal["add_generation_prompt"]  # noqa: Y015
     _WhichOneofArgType__add_generation_prompt: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt"]  # noqa: Y015
@@ -742,6 +764,8 @@ class Delta(_message.Message):
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_TEXT_BYTES_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    REASONING_TEXT_FIELD_NUMBER: _builtins.int
+    TOOL_CALLS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """Which of the n sequences."""
     text: _builtins.str
@@ -749,7 +773,11 @@ class Delta(_message.Message):
     num_tokens: _builtins.int
     """Tokens of this sequence so far, this delta's among them."""
     num_text_bytes: _builtins.int
-    """Bytes of UTF-8 text of this sequence so far, this delta's among them."""
+    """Bytes of UTF-8 of the text of this sequence so far, as the model wrote it: where the answer is parsed (parse_answer),
+    its reasoning, calls and markers are among them.
+    """
+    reasoning_text: _builtins.str
+    """More of what the model thinks before it speaks, where the answer is parsed."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The new token ids, if asked for."""
@@ -757,6 +785,10 @@ class Delta(_message.Message):
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
         """For each of the new tokens, where asked for."""
+
+    @_builtins.property
+    def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCallDelta]:
+        """More of its calls of tools, where the answer is parsed."""
 
     def __init__(
         self,
@@ -767,14 +799,50 @@ class Delta(_message.Message):
         num_tokens: _builtins.int = ...,
         num_text_bytes: _builtins.int = ...,
         logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
+        reasoning_text: _builtins.str = ...,
+        tool_calls: _abc.Iterable[Global___ToolCallDelta] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "logprobs", b"logprobs", "num_text_bytes", b"num_text_bytes", "num_tokens", b"num_tokens", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "logprobs", b"logprobs", "num_text_bytes", b"num_text_bytes", "num_tokens", b"num_tokens", "reasoning_text", b"reasoning_text", "text", b"text", "token_ids", b"token_ids", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Delta: _TypeAlias = Delta  # noqa: Y015
+
+@_typing.final
+class ToolCallDelta(_message.Message):
+    """More of a call of a tool."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """Which of the calls of the sequence, from 0."""
+    id: _builtins.str
+    """Its id; in its first piece."""
+    name: _builtins.str
+    """The tool's name, whole; in its first piece."""
+    arguments: _builtins.str
+    """More of its arguments, as the model writes them: JSON, but nobody has checked that it is."""
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        arguments: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments", b"arguments", "id", b"id", "index", b"index", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolCallDelta: _TypeAlias = ToolCallDelta  # noqa: Y015
 
 @_typing.final
 class TokenLogprob(_message.Message):
@@ -876,6 +944,7 @@ class Finished(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     DETERMINISM_ID_FIELD_NUMBER: _builtins.int
     SCORE_FIELD_NUMBER: _builtins.int
+    CALLS_TOOLS_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     WEIGHT_VERSIONS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
@@ -888,6 +957,8 @@ class Finished(_message.Message):
     """
     score: _builtins.float
     """Of a beam: its score."""
+    calls_tools: _builtins.bool
+    """It has called tools, and at least one call is whole; where the answer is parsed."""
     @_builtins.property
     def matched_stop(self) -> Global___MatchedStop:
         """What matched, where the reason is STOP."""
@@ -915,12 +986,13 @@ class Finished(_message.Message):
         usage: _sampling_pb2.Usage | None = ...,
         determinism_id: _builtins.str = ...,
         score: _builtins.float | None = ...,
+        calls_tools: _builtins.bool = ...,
         error: _status_pb2.Status | None = ...,
         weight_versions: _abc.Iterable[Global___WeightVersion] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "error", b"error", "matched_stop", b"matched_stop", "score", b"score", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "determinism_id", b"determinism_id", "error", b"error", "index", b"index", "matched_stop", b"matched_stop", "reason", b"reason", "score", b"score", "usage", b"usage", "weight_versions", b"weight_versions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_score", b"_score", "calls_tools", b"calls_tools", "determinism_id", b"determinism_id", "error", b"error", "index", b"index", "matched_stop", b"matched_stop", "reason", b"reason", "score", b"score", "usage", b"usage", "weight_versions", b"weight_versions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__score: _TypeAlias = _typing.Literal["score"]  # noqa: Y015
     _WhichOneofArgType__score: _TypeAlias = _typing.Literal["_score", b"_score"]  # noqa: Y015
@@ -993,10 +1065,14 @@ class Choice(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
+    TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    REASONING_TEXT_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """Which of the n sequences."""
     text: _builtins.str
     """The whole text."""
+    reasoning_text: _builtins.str
+    """What the model thought before it spoke, where the answer is parsed."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The token ids, if asked for."""
@@ -1009,6 +1085,10 @@ class Choice(_message.Message):
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
         """For each of its tokens, where asked for."""
 
+    @_builtins.property
+    def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
+        """Its calls of tools, where the answer is parsed."""
+
     def __init__(
         self,
         *,
@@ -1017,10 +1097,12 @@ class Choice(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         finished: Global___Finished | None = ...,
         logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
+        tool_calls: _abc.Iterable[Global___ToolCall] | None = ...,
+        reasoning_text: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "index", b"index", "logprobs", b"logprobs", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "index", b"index", "logprobs", b"logprobs", "reasoning_text", b"reasoning_text", "text", b"text", "token_ids", b"token_ids", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1965,6 +2047,7 @@ class Model(_message.Message):
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
     DETERMINISM_ID_FIELD_NUMBER: _builtins.int
     BATCH_INVARIANT_FIELD_NUMBER: _builtins.int
+    DIALECT_FIELD_NUMBER: _builtins.int
     PARENT_FIELD_NUMBER: _builtins.int
     TASK_FIELD_NUMBER: _builtins.int
     EMBEDDING_SIZE_FIELD_NUMBER: _builtins.int
@@ -1981,6 +2064,8 @@ class Model(_message.Message):
     """See Finished."""
     batch_invariant: _builtins.bool
     """Results do not depend on what runs beside them."""
+    dialect: _builtins.str
+    """How it writes calls of tools and reasoning: the name of a dialect; empty: not known, and its answers are text."""
     parent: _builtins.str
     """Of an adapter (LoRA): the model that it adapts."""
     task: _pooling_pb2.Task.ValueType
@@ -2000,6 +2085,7 @@ class Model(_message.Message):
         has_chat_template: _builtins.bool = ...,
         determinism_id: _builtins.str = ...,
         batch_invariant: _builtins.bool = ...,
+        dialect: _builtins.str = ...,
         parent: _builtins.str = ...,
         task: _pooling_pb2.Task.ValueType = ...,
         embedding_size: _builtins.int = ...,
@@ -2007,7 +2093,7 @@ class Model(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_invariant", b"batch_invariant", "determinism_id", b"determinism_id", "embedding_size", b"embedding_size", "has_chat_template", b"has_chat_template", "max_model_len", b"max_model_len", "name", b"name", "parent", b"parent", "task", b"task", "vocab_size", b"vocab_size", "warnings", b"warnings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_invariant", b"batch_invariant", "determinism_id", b"determinism_id", "dialect", b"dialect", "embedding_size", b"embedding_size", "has_chat_template", b"has_chat_template", "max_model_len", b"max_model_len", "name", b"name", "parent", b"parent", "task", b"task", "vocab_size", b"vocab_size", "warnings", b"warnings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.fronts.openai import logprobs as shapes
 from gateway.fronts.openai.errors import make_error_fields
-from gateway.request import Accepted, Delta, PromptLogprobs, Recovered
+from gateway.fronts.openai.schema.parsed_fields import parsed_delta, parsed_fields
+from gateway.request import Accepted, Delta, FinishReason, PromptLogprobs, Recovered
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,7 +80,9 @@ def _warnings(accepted: Sequence[Accepted]) -> dict[str, Any]:
 
 
 def _ending(finished: Finished) -> dict[str, Any]:
-    fields: dict[str, Any] = {"finish_reason": finished.reason.label, "stop_reason": finished.matched}
+    reason = finished.reason
+    label = "tool_calls" if finished.calls_tools and reason is FinishReason.STOP else reason.label
+    fields: dict[str, Any] = {"finish_reason": label, "stop_reason": finished.matched}
     if finished.score is not None:
         fields["score"] = finished.score
     if finished.error is not None:
@@ -116,9 +119,8 @@ class _ChoiceLogprobs:
 
 @dataclass(slots=True)
 class _Choice:
-    texts: list[str] = field(default_factory=list[str])
-    token_ids: list[int] = field(default_factory=list[int])
-    logprobs: list[TokenLogprobs] = field(default_factory=list["TokenLogprobs"])
+    echo: str = ""
+    deltas: list[Delta] = field(default_factory=list[Delta])
     finished: Finished | None = None
 
 
@@ -137,7 +139,7 @@ class WholeAnswer:
         self._prompt_logprobs: dict[int, Sequence[TokenLogprobs]] = {}
         for prompt, echo in enumerate(call.echoes):
             for choice in self._choices[prompt * call.n : (prompt + 1) * call.n]:
-                choice.texts.append(echo)
+                choice.echo = echo
 
     def add(self, prompt: int, event: Event) -> None:
         """Adds an event of the request number `prompt`."""
@@ -149,9 +151,7 @@ class WholeAnswer:
         number = prompt * self._call.n + event.index
         choice = self._choices[number]
         if isinstance(event, Delta):
-            choice.texts.append(event.text)
-            choice.token_ids.extend(event.token_ids)
-            choice.logprobs.extend(event.logprobs)
+            choice.deltas.append(event)
         else:
             choice.finished = event
             self._tally.add_choice(number, event)
@@ -171,16 +171,18 @@ class WholeAnswer:
         return _encode(body).encode()
 
     def _choice(self, number: int, choice: _Choice) -> dict[str, Any]:
-        text = "".join(choice.texts)
+        text = choice.echo + "".join(delta.text for delta in choice.deltas)
         fields: dict[str, Any] = {"index": number, "logprobs": self._logprobs(number // self._call.n, choice)}
         if self._call.is_chat:
-            fields["message"] = {"role": "assistant", "content": text, "refusal": None}
+            parsed = parsed_fields(choice.deltas, hides_reasoning=self._call.hides_reasoning)
+            content = None if "tool_calls" in parsed and not text else text
+            fields["message"] = {"role": "assistant", "content": content, "refusal": None} | parsed
         else:
             fields |= {"text": text} | self._prompt(number // self._call.n)
         if choice.finished is not None:
             fields |= _ending(choice.finished)
         if self._call.returns_token_ids:
-            fields["token_ids"] = choice.token_ids
+            fields["token_ids"] = [token_id for delta in choice.deltas for token_id in delta.token_ids]
         return fields
 
     def _prompt(self, prompt: int) -> dict[str, Any]:
@@ -196,10 +198,11 @@ class WholeAnswer:
         if not self._call.returns_logprobs:
             return None
         logprobs = _ChoiceLogprobs(self._call, prompt)
+        entries = [entry for delta in choice.deltas for entry in delta.logprobs]
         if not self._call.echoes_logprobs:
-            return logprobs.more(choice.logprobs)
+            return logprobs.more(entries)
         echo = logprobs.echo(self._prompt_logprobs.get(prompt, ()))
-        return shapes.join_rows(echo, logprobs.more(choice.logprobs))
+        return shapes.join_rows(echo, logprobs.more(entries))
 
 
 class ChunkedAnswer:
@@ -263,20 +266,25 @@ class ChunkedAnswer:
         return self._with_warnings(chunk) if is_last else chunk
 
     def _delta(self, number: int, delta: Delta) -> str | None:
-        if not (delta.text or delta.token_ids or delta.logprobs):
+        parsed = {}
+        if delta.reasoning_text or delta.tool_calls:
+            parsed = parsed_delta(delta, hides_reasoning=self._call.hides_reasoning)
+        if not (delta.text or delta.token_ids or delta.logprobs or parsed):
             return None
-        if self._logprobs:
-            return self._delta_with_logprobs(number, delta)
+        if self._logprobs or parsed:
+            return self._uncommon_delta(number, delta, parsed)
         # The hot path: what changes is put between what does not.
         token_ids = f',"token_ids":{list(delta.token_ids)}' if self._call.returns_token_ids else ""
         content = f"{self._before_text}{encode_basestring(delta.text)}{self._after_text}"
         return f'{self._before}{{"index":{number},{content}{token_ids}}}{self._end()}'
 
-    def _delta_with_logprobs(self, number: int, delta: Delta) -> str:
-        fields: dict[str, Any] = {"delta": {"content": delta.text}} if self._call.is_chat else {"text": delta.text}
+    def _uncommon_delta(self, number: int, delta: Delta, parsed: dict[str, Any]) -> str:
+        fields: dict[str, Any] = {"text": delta.text}
+        if self._call.is_chat:
+            fields = {"delta": {"content": delta.text} | parsed if delta.text or not parsed else parsed}
         if self._call.returns_token_ids:
             fields["token_ids"] = delta.token_ids
-        logprobs = self._logprobs[number].more(delta.logprobs)
+        logprobs = self._logprobs[number].more(delta.logprobs) if self._logprobs else None
         return self._chunk({"index": number, **fields, **_UNFINISHED, "logprobs": logprobs})
 
     def _prompt(self, prompt: int, entries: Sequence[TokenLogprobs]) -> str | None:

@@ -27,5 +27,6 @@ def decode_state(front_state: bytes, request_id: str) -> CallState:
         continuous_usage=message.continuous_usage,
         tokens_as_ids=message.tokens_as_ids,
         echo_text=message.echo_text,
+        hides_reasoning=message.hides_reasoning,
         response=message.response,
     )

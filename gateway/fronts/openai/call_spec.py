@@ -18,7 +18,7 @@ from gateway.request import (
     SamplingOptions,
     StopOptions,
 )
-from gateway.request_warnings import with_tool_warning
+from gateway.text.answer_parsing import with_parsing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,6 +58,8 @@ class CallSpec:
     tells_prompt_logprobs: bool = False
     # Log probabilities name tokens by their ids, not by their texts.
     tokens_as_ids: bool = False
+    # The answer leaves out what the model thinks.
+    hides_reasoning: bool = False
     # What the caller knows the core's fields as, where this differs from call to call.
     names: Mapping[str, str] = field(default_factory=dict[str, str])
 
@@ -132,6 +134,7 @@ def understand_chat(body: ChatBody, _tokenizer: Tokenizer) -> CallSpec:
         is_chat=True,
         requests=(request,),
         echoes=_echo_of(conversation) if body.echo else (),
+        hides_reasoning=body.include_reasoning is False,
         **_answer_options(body),
         names={"prompt": "messages", "max_tokens": length_name, "logprobs": "top_logprobs"},
     )
@@ -153,7 +156,7 @@ async def with_token_ids(call: CallSpec, service: GenerationService) -> CallSpec
         call,
         requests=tuple(
             # Of a conversation that is ids nobody knows any more that it had tools.
-            replace(with_tool_warning(request), prompt=prompt)
+            replace(with_parsing(request, tokenizer.dialect), prompt=prompt)
             for request, prompt in zip(call.requests, prompts, strict=True)
         ),
         # An empty prompt and one of foreign ids are refused later, with all else that is wrong.

@@ -29,6 +29,7 @@ class CallState:
     continuous_usage: bool = False
     tokens_as_ids: bool = False
     echo_text: str = ""
+    hides_reasoning: bool = False
     # Of a response in the background: the fields of its answer that repeat its body, as JSON.
     response: str = ""
 
@@ -46,6 +47,7 @@ def make_state(call: CallSpec, created: int) -> CallState:
         continuous_usage=call.continuous_usage,
         tokens_as_ids=call.tokens_as_ids,
         echo_text="".join(call.echoes) if call.is_chat else "",
+        hides_reasoning=call.hides_reasoning,
     )
 
 
@@ -62,6 +64,7 @@ def make_call(state: CallState, requests: list[GenerationRequest], tokenizer: To
         continuous_usage=state.continuous_usage,
         echoes=_echoes(state, prompts, tokenizer),
         tokens_as_ids=state.tokens_as_ids,
+        hides_reasoning=state.hides_reasoning,
         first_tokens=tuple(texts.of(prompt[0]) for prompt in prompts),
         tells_prompt_logprobs=state.tells_prompt_logprobs,
     )

@@ -42,10 +42,12 @@ _PARAMETERS = {
     "width": "best_of",
     "template_arguments": "chat_template_kwargs",
     "positions": "Last-Event-ID",
+    "named_tool": "tool_choice",
+    "one_tool_call": "parallel_tool_calls",
 }
 _PATH = re.compile(r"(?:sampling\.|stop\.|beam_search\.|conversation\.)?(\w+)(.*)", re.DOTALL)
 # What the proto says of a tool and of a call, the API says of their function.
-_OF_FUNCTION = re.compile(r"((?:tools|tool_calls)\[\d+\])\.(name|description|parameters|arguments)")
+_OF_FUNCTION = re.compile(r"((?:tools|tool_calls)\[\d+\])\.(name|description|parameters|strict|arguments)")
 
 
 def rename(error: BlockyardError, names: Mapping[str, str]) -> BlockyardError:

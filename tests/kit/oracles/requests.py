@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import grpc.aio
 
 from blockyard.client.codec import make_spec, to_event
-from blockyard.client.results import BeamSearch, CompletionBuilder, Delta, EarlyStopping, Finished
+from blockyard.client.completion_builder import CompletionBuilder
+from blockyard.client.results import BeamSearch, Delta, EarlyStopping, Finished
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
 
 if TYPE_CHECKING:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from gateway.live.reader import Reader
     from gateway.observe.metrics import GatewayMetrics
+    from gateway.text.tokenizer import Tokenizer
 
 FACTS = ModelFacts("digest", 4096, 1024, 16, "id", True)
 
@@ -105,6 +106,7 @@ class Core:
         clamps_max_tokens: bool = False,
         max_requests: int = 0,
         lora_root: Path | None = None,
+        tokenizer: Tokenizer | None = None,
         **windows: float,
     ) -> None:
         self.link = HandLink()
@@ -112,7 +114,7 @@ class Core:
         # The first sequence id of the request that was accepted last.
         self.first = 0
         self.service = GenerationService(
-            demo_tokenizer(),
+            tokenizer or demo_tokenizer(),
             self.link,
             self.live,
             model_name="demo",

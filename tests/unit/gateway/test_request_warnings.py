@@ -11,8 +11,8 @@ from blockyard.client.chat import Role, ToolChoice
 from blockyard.errors import BlockyardError, Reason
 from gateway.chat import Conversation, Message, Tool
 from gateway.request import Accepted, StopOptions
-from gateway.request_warnings import TOOLS
 from gateway.scheduler_messages import Acceptance
+from gateway.text.answer_parsing import UNKNOWN_DIALECT
 from tests.unit.gateway.core import FACTS, Core
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ async def warnings_of(reader: Reader) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("conversation", "told"),
     [
-        (Conversation(HELLO, tools=(Tool("f"),)), (TOOLS,)),
+        (Conversation(HELLO, tools=(Tool("f"),)), (UNKNOWN_DIALECT,)),
         (Conversation(HELLO, tools=(Tool("f"),), tool_choice=ToolChoice.NONE), ()),
         (Conversation(HELLO), ()),
     ],
@@ -60,7 +60,7 @@ async def test_a_warning_is_told_again_at_another_gateway() -> None:
     resuming = asyncio.ensure_future(there.resume("r"))
     await asyncio.sleep(0)
     there.told(resumed=[there.resumed(there.link.resumes[0].handle, submission, (9,))])
-    assert await warnings_of(await resuming) == (TOOLS,)
+    assert await warnings_of(await resuming) == (UNKNOWN_DIALECT,)
 
 
 @pytest.mark.parametrize("max_tokens", [ROOM + 1, 10**6])

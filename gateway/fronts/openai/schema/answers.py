@@ -12,7 +12,7 @@ from pydantic import Field
 from gateway.fronts.http_calls.body_types import Shape
 
 Text = str | None
-FinishReason = Literal["stop", "length", "abort", "error"]
+FinishReason = Literal["stop", "length", "tool_calls", "abort", "error"]
 
 
 class CachedTokens(Shape):
@@ -138,12 +138,31 @@ class ChatLogprobs(Shape):
     refusal: None
 
 
+class CalledFunction(Shape):
+    """A function that the model calls. `arguments`: as the model writes them, JSON as a rule."""
+
+    name: str
+    arguments: str
+
+
+class CalledTool(Shape):
+    """A call of a tool."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class ChatMessage(Shape):
-    """The answer's message. Calls of tools are in its text, as the model writes them."""
+    """The answer's message. `content` is null beside calls without any. What the model thinks has two names, of which
+    `reasoning` is vLLM's newer one."""
 
     role: Literal["assistant"]
-    content: str
+    content: Text
     refusal: None
+    tool_calls: list[CalledTool] | None = None
+    reasoning_content: Text = None
+    reasoning: Text = None
 
 
 class ChatChoice(Choice):
@@ -163,11 +182,30 @@ class ChatCompletion(Answer):
     prompt_logprobs: PromptLogprobs | None = None
 
 
+class CalledFunctionPiece(Shape):
+    """More of a function's arguments; its name in the first piece."""
+
+    name: Text = None
+    arguments: str
+
+
+class CalledToolPiece(Shape):
+    """More of the call number `index`; `id` and `type` in the first piece."""
+
+    index: int
+    id: Text = None
+    type: Literal["function"] | None = None
+    function: CalledFunctionPiece
+
+
 class ChatDelta(Shape):
     """More of a message."""
 
     role: Literal["assistant"] | None = None
     content: Text = None
+    tool_calls: list[CalledToolPiece] | None = None
+    reasoning_content: Text = None
+    reasoning: Text = None
 
 
 class ChatChunkChoice(Choice):

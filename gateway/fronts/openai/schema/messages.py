@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
 from blockyard.client.chat import Role, ToolChoice
@@ -85,12 +85,12 @@ class Message(Shape):
 
 
 class Function(Shape):
-    """A function that the model may call. `parameters` is a JSON schema; `strict` would need guided decoding."""
+    """A function that the model may call. `parameters` is a JSON schema, which arguments always follow if `strict`."""
 
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: Annotated[Any, Neutral(False)] = None
+    strict: bool | None = None
 
 
 class Tool(Shape):
@@ -103,13 +103,34 @@ class Tool(Shape):
         """Converts it to the core's value."""
         function = self.function
         parameters = "" if function.parameters is None else json.dumps(function.parameters, ensure_ascii=False)
-        return chat.Tool(function.name, function.description or "", parameters)
+        return chat.Tool(function.name, function.description or "", parameters, strict=bool(function.strict))
 
 
-def _check_tool_choice(value: Any) -> Any:
-    if value == "required" or isinstance(value, dict):
-        raise unsupported("cannot be forced yet: give auto or none")
-    return value
+class FunctionName(Shape):
+    """The name of a function."""
+
+    name: str
+
+
+class NamedTool(Shape):
+    """The tool that the model is to call."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+def _read_tool_choice(value: Any) -> Any:
+    # Read here: a union would report a violation for each of its branches.
+    if value is None or value in ("none", "auto", "required"):
+        return value
+    try:
+        return NamedTool.model_validate(value)
+    except ValidationError:
+        message = "should be 'none', 'auto', 'required' or {{'type': 'function', 'function': {{'name': …}}}}"
+        raise PydanticCustomError("tool_choice", message) from None
+
+
+_ToolChoice = Literal["none", "auto", "required"] | NamedTool | None
 
 
 class ChatShape(Shape):
@@ -120,7 +141,7 @@ class ChatShape(Shape):
         list[Message], Field(fail_fast=True, json_schema_extra={"minItems": 1}), at_most(chat.MAX_MESSAGES)
     ]
     tools: Annotated[list[Tool], Field(fail_fast=True), at_most(chat.MAX_TOOLS)] | None = None
-    tool_choice: Annotated[Literal["none", "auto"] | None, BeforeValidator(_check_tool_choice)] = None
+    tool_choice: Annotated[Any, BeforeValidator(_read_tool_choice, json_schema_input_type=_ToolChoice)] = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -136,10 +157,13 @@ class ChatShape(Shape):
     def conversation(self) -> chat.Conversation:
         """Converts it to the core's value."""
         own = {"documents": self.documents, "reasoning_effort": self.reasoning_effort}
+        named = self.tool_choice if isinstance(self.tool_choice, NamedTool) else None
+        choice = ToolChoice.REQUIRED if named else ToolChoice(self.tool_choice or "auto")
         return chat.Conversation(
             messages=tuple(message.as_message() for message in self.messages),
             tools=tuple(tool.as_tool() for tool in self.tools or ()),
-            tool_choice=ToolChoice(self.tool_choice or "auto"),
+            tool_choice=choice,
+            named_tool=named.function.name if named else "",
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=bool(self.continue_final_message),
             template_arguments={

@@ -9,7 +9,8 @@ as well, since a misspelt parameter would otherwise change an answer silently.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
@@ -17,6 +18,9 @@ from pydantic_core import PydanticCustomError
 from gateway.fronts.http_calls.body_types import Neutral, NotServed, Shape, TokenIdKey, at_most, unsupported
 from gateway.fronts.openai.schema.messages import ChatShape
 from gateway.validation import MAX_LOGIT_BIASES
+
+if TYPE_CHECKING:
+    from gateway import chat
 
 # As many inputs as OpenAI takes in one call elsewhere; each becomes a request of its own.
 MAX_PROMPTS = 2048
@@ -199,7 +203,6 @@ class ChatBody(GenerationBody, ChatShape):
     # They label a request, or tune what works by itself here.
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = GenerationBody.WITHOUT_EFFECT | {
         "metadata",
-        "parallel_tool_calls",
         "prediction",
         "prompt_cache_key",
         "prompt_cache_options",
@@ -214,11 +217,13 @@ class ChatBody(GenerationBody, ChatShape):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    parallel_tool_calls: bool | None = None
+    # vLLM's: false leaves out what the model thinks.
+    include_reasoning: bool | None = None
 
     audio: NotServed = None
     function_call: Annotated[Any, Neutral("none", "auto")] = None
     functions: Annotated[Any, Neutral([])] = None
-    include_reasoning: Annotated[Any, Neutral(True)] = None
     modalities: Annotated[Any, Neutral(["text"])] = None
     moderation: NotServed = None
     return_prompt_text: Annotated[Any, Neutral(False)] = None
@@ -226,7 +231,6 @@ class ChatBody(GenerationBody, ChatShape):
     web_search_options: NotServed = None
 
     metadata: Annotated[dict[str, str], at_most(MAX_METADATA)] | None = None
-    parallel_tool_calls: bool | None = None
     prediction: dict[str, Any] | None = None
     prompt_cache_key: str | None = None
     prompt_cache_options: dict[str, Any] | None = None
@@ -234,6 +238,10 @@ class ChatBody(GenerationBody, ChatShape):
     safety_identifier: str | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
     store: bool | None = None
+
+    def conversation(self) -> chat.Conversation:
+        """Converts it to the core's value."""
+        return replace(super().conversation(), parse_answer=True, one_tool_call=self.parallel_tool_calls is False)
 
     @field_validator("top_logprobs")
     @classmethod

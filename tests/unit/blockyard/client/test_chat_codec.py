@@ -106,6 +106,8 @@ def test_every_option_about_a_conversation_reaches_it() -> None:
         add_generation_prompt=False,
         continue_final_message=True,
         template_arguments={"a": [1, None, {"b": True}]},
+        named_tool="f",
+        one_tool_call=True,
     )
     assert len(told.ListFields()) == len(told.DESCRIPTOR.fields)
     assert told.tool_choice == inference_pb2.TOOL_CHOICE_NONE
@@ -168,7 +170,7 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
         Message("pilot"),
         {"role": "user", "mood": 1},
         tools=[{}, Tool("f", parameters={"x": object()})],
-        tool_choice="required",
+        tool_choice="sometimes",
         template_arguments={"x": object()},
         add_generation_prompt="perhaps",
         n="many",

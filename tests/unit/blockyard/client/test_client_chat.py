@@ -109,7 +109,7 @@ def test_leaving_a_chat_cancels_it(gateway: FakeGateway) -> None:
 @pytest.mark.parametrize("twin", TWINS)
 def test_what_is_no_message_is_refused_before_it_is_sent(gateway: FakeGateway, twin: str) -> None:
     with pytest.raises(BlockyardError) as raised:
-        chat(twin, gateway.target, tool_choice="required")
+        chat(twin, gateway.target, tool_choice="sometimes")
     assert raised.value.violations[0].field == "conversation.tool_choice"
     assert gateway.specs == []
 

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blockyard.client import codec
+from blockyard.client.completion_builder import CompletionBuilder
 from blockyard.client.results import (
     Accepted,
     BeamSearch,
     Choice,
     Completion,
-    CompletionBuilder,
     Delta,
     EarlyStopping,
     Finished,

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blockyard.client import codec
+from blockyard.client.completion_builder import CompletionBuilder
 from blockyard.client.results import (
     Accepted,
     Completion,
-    CompletionBuilder,
     Delta,
     Event,
     Finished,

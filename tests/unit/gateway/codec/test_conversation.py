@@ -28,21 +28,27 @@ def test_every_field_is_read() -> None:
     )
     conversation = inference_pb2.Conversation(
         messages=[message],
-        tools=[inference_pb2.Tool(name="f", description="d", parameters="{}")],
+        tools=[inference_pb2.Tool(name="f", description="d", parameters="{}", strict=True)],
         tool_choice=inference_pb2.TOOL_CHOICE_NONE,
         add_generation_prompt=False,
         continue_final_message=True,
         template_arguments={"a": 1},
+        parse_answer=True,
+        named_tool="f",
+        one_tool_call=True,
     )
     for filled in (message, conversation):
         assert len(filled.ListFields()) == len(filled.DESCRIPTOR.fields)
     assert decode_conversation(conversation) == Conversation(
         (Message(Role.ASSISTANT, "a\nb", "n", (ToolCall("f", "{}", "1"),), "2", "hm"),),
-        (Tool("f", "d", "{}"),),
+        (Tool("f", "d", "{}", strict=True),),
         ToolChoice.NONE,
         add_generation_prompt=False,
         continue_final_message=True,
         template_arguments={"a": 1},
+        parse_answer=True,
+        named_tool="f",
+        one_tool_call=True,
     )
 
 

@@ -23,6 +23,7 @@ class CharacterTokenizer:
     """A token for each character: its code point. 1 is a begin token, which is left out of texts."""
 
     has_chat_template = True
+    dialect = None
 
     def token_texts(self, *, skip_special_tokens: bool = True) -> CharacterTokenizer:
         return self

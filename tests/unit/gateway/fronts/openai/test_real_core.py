@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
+    from gateway.text.tokenizer import Tokenizer
+
 HELLO: Any = [{"role": "user", "content": "Hi"}]
 
 
@@ -35,16 +38,21 @@ class Both:
     http: httpx.AsyncClient
 
 
-@pytest.fixture
-async def both() -> AsyncIterator[Both]:
+@asynccontextmanager
+async def both_of(scheduler: FakeScheduler, tokenizer: Tokenizer | None = None) -> AsyncIterator[Both]:
     async with (
-        FakeScheduler() as scheduler,
-        serving(scheduler) as front,
+        serving(scheduler, tokenizer=tokenizer) as front,
         serve_openai(front.service) as url,
         httpx.AsyncClient(base_url=url, timeout=20, verify=False) as http,
     ):
         client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=http)
         yield Both(front, scheduler, client, http)
+
+
+@pytest.fixture
+async def both() -> AsyncIterator[Both]:
+    async with FakeScheduler() as scheduler, both_of(scheduler) as both:
+        yield both
 
 
 async def texts_of(stream: Any, count: int) -> list[str]:

@@ -98,7 +98,12 @@ def _put_tools(spec: Any, _path: str, tools: list[dict[str, Any]]) -> None:
     for tool in tools:
         schema = tool.get("parameters")
         parameters = schema if isinstance(schema, str) or schema is None else json.dumps(schema)
-        spec.conversation.tools.add(name=tool["name"], description=tool.get("description"), parameters=parameters)
+        spec.conversation.tools.add(
+            name=tool["name"],
+            description=tool.get("description"),
+            parameters=parameters,
+            strict=tool.get("strict"),
+        )
 
 
 def _put_sequences(spec: Any, _path: str, sequences: list[list[int]]) -> None:
@@ -137,6 +142,9 @@ def body_of(asked: Ask, family: str) -> dict[str, Any]:
     """Says it over HTTP."""
     body: dict[str, Any] = {}
     for path, value in asked.items():
+        if path == "conversation.parse_answer":
+            # Over HTTP an answer always is.
+            continue
         body[parameter_of(path, family)] = _VALUES.get(path, lambda value: value)(value)
         if path.startswith("beam_search."):
             body["use_beam_search"] = True
@@ -164,6 +172,7 @@ def _message_body(told: dict[str, Any]) -> dict[str, Any]:
 
 
 _VALUES = {
+    "conversation.one_tool_call": lambda one: not one,
     "conversation.messages": lambda messages: [_message_body(message) for message in messages],
     "conversation.tools": lambda tools: [{"type": "function", "function": tool} for tool in tools],
     "beam_search.early_stopping": lambda value: {"heuristic": False, "first": True}.get(value, value),

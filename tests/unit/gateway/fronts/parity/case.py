@@ -25,7 +25,10 @@ HI = [{"role": "user", "content": "Once upon a time"}]
 
 # What every request asks for, unless a case says otherwise.
 COMMON: Ask = {"sampling.seed": SEED, "stop.max_tokens": len(TOKEN_IDS)}
-BASE: dict[str, Ask] = {"text": {"prompt": "Once upon a time"}, "chat": {"conversation.messages": HI}}
+BASE: dict[str, Ask] = {
+    "text": {"prompt": "Once upon a time"},
+    "chat": {"conversation.messages": HI, "conversation.parse_answer": True},
+}
 
 # Shows everything that a message may have, behind it what else there is, and refuses or forgets if it is told to.
 TEMPLATE = (

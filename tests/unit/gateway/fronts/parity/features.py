@@ -70,8 +70,11 @@ FEATURES = [
             ]
         },
     ),
-    Case("tools", {"conversation.tools": [TOOL, {"name": "wait"}, {"name": "think", "parameters": {}}]}),
+    Case(
+        "tools", {"conversation.tools": [TOOL, {"name": "wait", "strict": False}, {"name": "think", "parameters": {}}]}
+    ),
     Case("tools at will", {"conversation.tools": [TOOL], "conversation.tool_choice": "auto"}),
+    Case("one call at most", {"conversation.tools": [TOOL], "conversation.one_tool_call": True}),
     Case(
         "tools that are not to be called",
         {"conversation.tools": [TOOL], "conversation.tool_choice": "none"},

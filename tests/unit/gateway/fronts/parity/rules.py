@@ -185,6 +185,13 @@ RULES = [
         "conversation.tools[0].parameters",
     ),
     rule("a choice that is none", {"conversation.tool_choice": "sometimes"}),
+    rule("a call that is forced", {"conversation.tool_choice": "required"}, reason=Reason.UNSUPPORTED_PARAMETER),
+    rule(
+        "a schema that arguments follow",
+        {"conversation.tools": [{"name": "f", "strict": True}]},
+        "conversation.tools[0].strict",
+        reason=Reason.UNSUPPORTED_PARAMETER,
+    ),
     rule("arguments that are the call's", {"conversation.template_arguments": {"messages": []}}),
     rule(
         "two ends",

@@ -1,0 +1,102 @@
+"""Parses the answer of one request: names its calls, and knows what of it a client may have already."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from gateway.dialects.scanner import Scanner
+from gateway.dialects.table import BY_NAME
+
+if TYPE_CHECKING:
+    from gateway.dialects.scanner import CallPiece
+
+
+class ToolSchema(NamedTuple):
+    """A tool that may be called. `parameters`: a JSON schema as text, or empty for none."""
+
+    name: str
+    parameters: str = ""
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ParsingRule:
+    """How the answer of a request is parsed.
+
+    Attributes:
+        dialect: the name of the model's.
+        tools: that it may call; none: calls are text.
+        one_call: what comes behind the first call is left out.
+    """
+
+    dialect: str
+    tools: tuple[ToolSchema, ...] = ()
+    one_call: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """More of a call of a tool; `call_id` and `name` in its first piece."""
+
+    index: int
+    call_id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+class ParsedPiece(NamedTuple):
+    """More of an answer."""
+
+    text: str
+    reasoning: str
+    calls: tuple[ToolCallDelta, ...]
+
+
+class AnswerParser:
+    """Parses one sequence from its beginning.
+
+    Args:
+        rule: of its request.
+        request_id: of its request; with `sequence`, it makes the ids of its calls.
+        sequence: the sequence's index.
+        reasoning_is_open: the prompt ends where reasoning begins.
+    """
+
+    def __init__(self, rule: ParsingRule, request_id: str, sequence: int, *, reasoning_is_open: bool) -> None:
+        self._dialect = BY_NAME[rule.dialect]
+        self._source = f"{request_id}\0{sequence}\0"
+        self._scanner = Scanner(
+            self._dialect,
+            {tool.name for tool in rule.tools},
+            reasoning_is_open=reasoning_is_open,
+            one_call=rule.one_call,
+        )
+
+    @property
+    def dialect(self) -> str:
+        """The name of the model's dialect."""
+        return self._dialect.name
+
+    @property
+    def calls_tools(self) -> bool:
+        """Whether a call is whole."""
+        return self._scanner.num_calls > 0
+
+    @property
+    def num_invalid_calls(self) -> int:
+        """The number of calls that were none, or ended too early."""
+        return self._scanner.num_invalid_calls
+
+    def push(self, text: str, *, is_last: bool) -> ParsedPiece:
+        """Takes more of the answer's text and returns what is certain now."""
+        parts = self._scanner.push(text, is_last=is_last)
+        return ParsedPiece(parts.text, parts.reasoning, tuple(map(self._name, parts.calls)))
+
+    def _name(self, piece: CallPiece) -> ToolCallDelta:
+        call_id = piece.call_id
+        if piece.name and not call_id:
+            digest = hashlib.sha256(f"{self._source}{piece.index}".encode()).hexdigest()
+            call_id = self._dialect.call_id.format(digest=digest, name=piece.name, index=piece.index)
+        return ToolCallDelta(piece.index, call_id, piece.name, piece.arguments)

@@ -1,0 +1,91 @@
+"""Describes how a family of models writes reasoning and calls of tools. Knows no requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Style(Enum):
+    """How a call says its tool's name and arguments."""
+
+    OBJECT = "object"
+    """A JSON object, or a list of such: `{"name": "f", "arguments": {"x": 1}}`."""
+    HEADED = "headed"
+    """A header with the name, then the arguments as a JSON object, or as one of PYTHONIC's and GEMMA's values."""
+    TAGS = "tags"
+    """The name, then a key and a value for each argument, each between markers; a text is not quoted."""
+    PYTHONIC = "pythonic"
+    """A list of Python calls: `[f(x=1), g()]`."""
+    GEMMA = "gemma"
+    """A name, then an object with bare keys, whose texts stand between markers: `call:f{x:<escape>a<escape>}`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of an answer. `begins` and `ends`: markers, of which each serves."""
+
+    begins: tuple[str, ...]
+    ends: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """How calls are written.
+
+    Attributes:
+        begins: what a call begins with; none: it stands where the answer begins.
+        ends: what ends it.
+        style: what is between.
+        header: of HEADED, an expression for all that is before the arguments, with a group `name` and perhaps an `id`.
+        key: of TAGS, the markers around an argument's name.
+        value: of TAGS, those around its value; the first may be none.
+        trims_lines: of TAGS, whether a value has a line of its own.
+        quotes: of GEMMA, markers around texts.
+        dropped: what may stand around calls and means nothing.
+    """
+
+    begins: tuple[str, ...]
+    ends: tuple[str, ...]
+    style: Style
+    header: str = ""
+    key: Span = Span((), ())
+    value: Span = Span((), ())
+    trims_lines: bool = False
+    quotes: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How a family of models answers.
+
+    Attributes:
+        name: for `--dialect`.
+        seen_in: what the chat templates of the family contain: all texts of one of these.
+        reasoning: the markers around what the model thinks.
+        calls: how it calls tools.
+        reasons_anywhere: whether reasoning begins wherever its marker stands, not at the beginning alone.
+        dropped: markers that mean nothing to a reader.
+        call_id: what the id of a call is made of: `digest`, `name`, `index`.
+    """
+
+    name: str
+    seen_in: tuple[tuple[str, ...], ...]
+    reasoning: Span | None = None
+    calls: Calls | None = None
+    reasons_anywhere: bool = False
+    dropped: tuple[str, ...] = ()
+    call_id: str = "call_{digest:.24}"
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Returns all texts that a tokenizer may have as special tokens."""
+        calls, reasoning = self.calls, self.reasoning
+        found = list(self.dropped)
+        if reasoning is not None:
+            found += reasoning.begins + reasoning.ends
+        if calls is not None:
+            spans = (*calls.key.begins, *calls.key.ends, *calls.value.begins, *calls.value.ends)
+            found += [*calls.begins, *calls.ends, *spans, *calls.quotes, *calls.dropped]
+        return tuple(dict.fromkeys(found))

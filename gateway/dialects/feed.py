@@ -1,0 +1,117 @@
+"""Holds the part of a text that is not understood yet. Readers are generators that yield where they need more."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from gateway.dialects.markers import Markers
+
+Waiting = "Generator[None, None, None]"
+# What a name may have; a longer one is none, and need not be held back.
+MAX_NAME_CHARACTERS = 256
+_SPACE = re.compile(r"\s*")
+_STRING = re.compile(rf'"(?:[^"\\]|\\.){{0,{MAX_NAME_CHARACTERS}}}"', re.DOTALL)
+
+
+class NotACall(Exception):
+    """What comes is no call after all."""
+
+
+class Feed:
+    """A text that comes in pieces.
+
+    Attributes:
+        text: all from the first character that nobody was told of, or before.
+        mark: where in it the first such character is.
+        place: where the next character is that nobody has looked at.
+        at_end: nothing comes any more.
+    """
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.mark = self.place = 0
+        self.at_end = False
+
+    def add(self, piece: str) -> None:
+        """Adds what has come."""
+        self.text = self.text[self.mark :] + piece
+        self.place -= self.mark
+        self.mark = 0
+
+    def commit(self) -> None:
+        """Notes that all to here is told, or means nothing."""
+        self.mark = self.place
+
+    def take(self, end: int) -> str:
+        """Moves on, and returns what is between."""
+        piece = self.text[self.place : end]
+        self.place = end
+        return piece
+
+    def take_untold(self) -> str:
+        """Returns all that was looked at and nobody was told of."""
+        piece = self.text[self.mark : self.place]
+        self.commit()
+        return piece
+
+    def peek(self) -> Generator[None, None, str]:
+        """Skips white space, and returns the character behind it without taking it; nothing at the end."""
+        while True:
+            found = _SPACE.match(self.text, self.place)
+            assert found is not None
+            self.place = found.end()
+            if self.place < len(self.text):
+                return self.text[self.place]
+            if self.at_end:
+                return ""
+            yield
+
+    def expect(self, character: str) -> Generator[None, None, None]:
+        """Skips white space and a character; raises NotACall for another."""
+        if (yield from self.peek()) != character:
+            raise NotACall
+        self.place += 1
+
+    def string(self) -> Generator[None, None, str]:
+        """Takes a short JSON string behind white space, and returns its text; raises NotACall for anything else."""
+        if (yield from self.peek()) != '"':
+            raise NotACall
+        while (found := _STRING.match(self.text, self.place)) is None:
+            if self.at_end or len(self.text) - self.place > 2 * MAX_NAME_CHARACTERS:
+                raise NotACall
+            yield
+        try:
+            text = json.loads(found[0], strict=False)
+        except ValueError:
+            raise NotACall from None
+        self.place = found.end()
+        return text
+
+    def name(self, ends: Markers) -> Generator[None, None, str]:
+        """Takes a short text up to one of some markers, and returns it without white space around it.
+
+        Raises NotACall where none comes.
+        """
+        while (found := ends.search(self.text, self.place, at_end=self.at_end)) is None:
+            if self.at_end or len(self.text) - self.place > 2 * MAX_NAME_CHARACTERS:
+                raise NotACall
+            yield
+        if found.start() - self.place > MAX_NAME_CHARACTERS:
+            raise NotACall
+        return self.take(found.start()).strip()
+
+    def accepts(self, markers: Markers) -> Generator[None, None, bool]:
+        """Takes one of some markers if it stands here, and returns whether it does."""
+        while True:
+            found = markers.search(self.text, self.place, at_end=self.at_end)
+            if found and found.start() == self.place:
+                self.place = found.end()
+                return True
+            if self.at_end or not markers.may_begin(self.text[self.place :]):
+                return False
+            yield

@@ -1,0 +1,212 @@
+"""Tells an answer apart into text, reasoning and calls of tools, as it comes.
+
+What has come out after a stretch of the answer depends on that stretch alone, not on the pieces it came in. All of its
+characters come out but those of markers, of the frame of a call around its name and arguments, and white space beside
+these: what cannot be understood is text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from gateway.dialects.calls import read_calls
+from gateway.dialects.dialect import Span
+from gateway.dialects.feed import Feed, NotACall
+from gateway.dialects.markers import Markers, markers_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Generator
+
+    from gateway.dialects.dialect import Calls, Dialect
+
+_NO_SPAN = Span((), ())
+# What a call that nothing marks begins with.
+_OPENERS = frozenset("{[")
+
+
+class _Enough(NotACall):
+    """One call more than the client wants."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallPiece:
+    """More of the call number `index`; `name` and `call_id` (where the model wrote one) in its first piece."""
+
+    index: int
+    name: str = ""
+    call_id: str = ""
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class Parts:
+    """What has come out."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: list[CallPiece] = field(default_factory=list[CallPiece])
+
+
+class Scanner:
+    """Reads one answer.
+
+    Args:
+        dialect: of the model.
+        tools: names of tools that it may call; none: calls are text.
+        reasoning_is_open: the prompt ends where reasoning begins.
+        one_call: what comes behind the first call is left out.
+
+    Attributes:
+        num_calls: calls that are whole.
+        num_invalid_calls: what looked like one, and was none or ended too early.
+    """
+
+    def __init__(
+        self,
+        dialect: Dialect,
+        tools: Collection[str] = (),
+        *,
+        reasoning_is_open: bool = False,
+        one_call: bool = False,
+    ) -> None:
+        self.num_calls = self.num_invalid_calls = 0
+        self._reasoning = dialect.reasoning or _NO_SPAN
+        self._calls = dialect.calls if tools else None
+        self._tools = tools
+        self._one_call = one_call
+        self._begins_anywhere = self._reasoning.begins if dialect.reasons_anywhere else ()
+        self._dropped = (*dialect.dropped, *(self._calls.dropped if self._calls else ()))
+        self._feed = Feed()
+        self._parts = Parts()
+        # Of calls that were begun; the last one may not be whole.
+        self._num_begun = 0
+        # The marker that ends the call before has not come yet.
+        self._is_in_call = False
+        self._machine = self._run(reasoning_is_open=reasoning_is_open)
+
+    def push(self, text: str, *, is_last: bool = False) -> Parts:
+        """Takes the next piece of the answer and returns what is certain now; with the last piece, all."""
+        self._feed.add(text)
+        self._feed.at_end = is_last
+        next(self._machine, None)
+        parts, self._parts = self._parts, Parts()
+        return parts
+
+    # What readers of calls tell: CallSink.
+
+    def knows(self, name: str) -> bool:
+        """Returns whether there is a tool of this name."""
+        return name in self._tools
+
+    def on_call(self, name: str, call_id: str = "") -> None:
+        """Takes note of a call."""
+        if self._one_call and self.num_calls:
+            raise _Enough
+        self._parts.calls.append(CallPiece(self._num_begun, name, call_id))
+        self._num_begun += 1
+        self._feed.commit()
+
+    def on_arguments(self, piece: str) -> None:
+        """Takes more of its arguments."""
+        self._feed.commit()
+        calls = self._parts.calls
+        if calls and calls[-1].index == self._num_begun - 1:
+            calls[-1] = replace(calls[-1], arguments=calls[-1].arguments + piece)
+        elif piece:
+            calls.append(CallPiece(self._num_begun - 1, arguments=piece))
+
+    def on_call_end(self) -> None:
+        """Takes note that it is whole."""
+        self.num_calls += 1
+        self._feed.commit()
+
+    # The machine. Each generator yields where it needs more.
+
+    def _run(self, *, reasoning_is_open: bool) -> Generator[None, None, None]:
+        if reasoning_is_open:
+            yield from self._reason()
+        is_start = True
+        while not (self._one_call and self.num_calls):
+            if is_start and (yield from self._starts_with(markers_of(*self._reasoning.begins))):
+                yield from self._reason()
+                continue
+            if is_start and self._calls and not self._calls.begins and (yield from self._feed.peek()) in _OPENERS:
+                yield from self._read_calls(self._calls)
+            is_start, self._feed.place = False, self._feed.mark
+            marker = yield from self._copy(self._find_markers(), self._on_text)
+            if marker is None:
+                return
+            if marker in self._reasoning.begins:
+                self._feed.commit()
+                yield from self._reason()
+            elif self._calls and marker in self._calls.begins:
+                yield from self._read_calls(self._calls)
+            else:
+                self._is_in_call = self._is_in_call and marker in self._dropped
+                yield from self._skip_space()
+        while not self._feed.at_end:
+            self._feed.place = len(self._feed.text)
+            self._feed.commit()
+            yield
+
+    def _find_markers(self) -> Markers:
+        calls = self._calls
+        of_calls = (*calls.begins, *(calls.ends if self._is_in_call else ())) if calls else ()
+        return markers_of(*self._dropped, *self._begins_anywhere, *of_calls)
+
+    def _starts_with(self, markers: Markers) -> Generator[None, None, bool]:
+        """Takes a marker that stands here, perhaps behind white space, and returns whether one does."""
+        yield from self._feed.peek()
+        if (yield from self._feed.accepts(markers)):
+            self._feed.commit()
+            return True
+        self._feed.place = self._feed.mark
+        return False
+
+    def _skip_space(self) -> Generator[None, None, None]:
+        yield from self._feed.peek()
+        self._feed.commit()
+
+    def _reason(self) -> Generator[None, None, None]:
+        yield from self._skip_space()
+        yield from self._copy(markers_of(*self._reasoning.ends), self._on_reasoning)
+        yield from self._skip_space()
+
+    def _copy(self, markers: Markers, emit: Callable[[str], None]) -> Generator[None, None, str | None]:
+        """Copies a text up to a marker, which it returns, or to the end; not the white space before a marker."""
+        feed = self._feed
+        while (found := markers.search(feed.text, feed.place, at_end=feed.at_end)) is None:
+            end = len(feed.text)
+            if not feed.at_end:
+                held = feed.text[feed.place : end - markers.num_held(feed.text, feed.place)]
+                end = feed.place + len(held.rstrip())
+            emit(feed.take(end))
+            if feed.at_end:
+                return None
+            yield
+        emit(feed.take(feed.place + len(feed.text[feed.place : found.start()].rstrip())))
+        feed.place = found.end()
+        return found[0]
+
+    def _on_text(self, text: str) -> None:
+        self._parts.text += text
+        self._feed.commit()
+
+    def _on_reasoning(self, text: str) -> None:
+        self._parts.reasoning += text
+        self._feed.commit()
+
+    def _read_calls(self, calls: Calls) -> Generator[None, None, None]:
+        feed, num_begun = self._feed, self._num_begun
+        try:
+            yield from read_calls(feed, calls, self)
+        except _Enough:
+            feed.commit()
+        except NotACall:
+            # What nothing marks need not have been meant as one.
+            self.num_invalid_calls += bool(calls.begins) or self._num_begun > num_begun
+            self._on_text(feed.take_untold())
+        else:
+            yield from self._skip_space()
+        self._is_in_call = self._num_begun > num_begun

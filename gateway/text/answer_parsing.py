@@ -1,0 +1,60 @@
+"""Decides how the answer to a conversation is parsed. `dialects` parses it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from blockyard.client.chat import ToolChoice
+from gateway.chat import Conversation
+from gateway.dialects.answer_parser import AnswerParser, ParsingRule, ToolSchema
+from gateway.dialects.table import BY_NAME
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from gateway.dialects.dialect import Dialect
+    from gateway.request import GenerationRequest
+    from gateway.text.tokenizer import Tokenizer
+
+_UNPARSED = (
+    "The chat template shows the tools to the model, and a call that the model makes is in the text of its answer"
+)
+UNKNOWN_DIALECT = f"tools: how this model writes calls of tools is not known. {_UNPARSED}, not in tool_calls"
+NOT_PARSED = f"tools: the request does not ask for parse_answer. {_UNPARSED}"
+# Tokens at the end of a prompt in which reasoning may begin.
+_NUM_LAST_TOKENS = 32
+
+
+def with_parsing(request: GenerationRequest, dialect: Dialect | None) -> GenerationRequest:
+    """Adds to a request how its answer is parsed, or the warning that calls of tools are not."""
+    prompt = request.prompt
+    if not isinstance(prompt, Conversation):
+        return request
+    tools = () if prompt.tool_choice is ToolChoice.NONE else prompt.tools
+    if prompt.named_tool:
+        tools = tuple(tool for tool in tools if tool.name == prompt.named_tool)
+    if tools and (dialect is None or dialect.calls is None or not prompt.parse_answer):
+        warning = NOT_PARSED if dialect and dialect.calls and not prompt.parse_answer else UNKNOWN_DIALECT
+        request = replace(request, warnings=(*request.warnings, warning))
+    if dialect is None or not prompt.parse_answer:
+        return request
+    schemas = tuple(ToolSchema(tool.name, tool.parameters, tool.strict) for tool in tools)
+    return replace(request, parsing=ParsingRule(dialect.name, schemas, prompt.one_tool_call))
+
+
+def parsers_of(
+    request: GenerationRequest, prompt_token_ids: Sequence[int], tokenizer: Tokenizer
+) -> Callable[[int], AnswerParser] | None:
+    """Returns what makes parsers of a request's sequences, by index; None where its answer is text.
+
+    A dialect that only another version of the gateway knows leaves the answer text.
+    """
+    rule = request.parsing
+    dialect = BY_NAME.get(rule.dialect) if rule else None
+    if rule is None or dialect is None:
+        return None
+    begins = dialect.reasoning.begins if dialect.reasoning else ()
+    prompt = tokenizer.decode(prompt_token_ids[-_NUM_LAST_TOKENS:], skip_special_tokens=False)
+    is_open = prompt.rstrip().endswith(begins)
+    return lambda index: AnswerParser(rule, request.request_id, index, reasoning_is_open=is_open)

@@ -1,0 +1,106 @@
+"""Calls of tools and reasoning over HTTP and gRPC, whole and streamed, as the clients of these APIs read them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from blockyard.client import AsyncClient, Message, Tool
+from tests.kit.fakes.fake_scheduler import FakeScheduler, scripted
+from tests.unit.gateway.fronts.openai.test_real_core import HELLO, Both, both_of
+from tests.unit.gateway.harness import END_TOKEN, ids_of
+from tests.unit.gateway.live.test_parsed_answers import ANSWER, hermes_tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+TOOLS: Any = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+ASKED: dict[str, Any] = {"model": "demo", "messages": HELLO, "max_tokens": 200}
+ARGUMENTS = '{"x": "é"}'
+
+
+@pytest.fixture
+async def both() -> AsyncIterator[Both]:
+    async with FakeScheduler() as scheduler, both_of(scheduler, hermes_tokenizer()) as both:
+        scheduler.script = scripted(*ids_of(ANSWER), END_TOKEN)
+        yield both
+
+
+async def test_a_whole_answer_and_a_stream_say_the_same(both: Both) -> None:
+    whole = await both.openai.chat.completions.create(**ASKED, tools=TOOLS)
+    (choice,) = whole.choices
+    (call,) = choice.message.tool_calls or ()
+    assert call.type == "function"
+    assert (call.function.name, call.function.arguments) == ("f", ARGUMENTS)
+    assert (choice.message.content, choice.finish_reason) == ("Let me see.", "tool_calls")
+    assert (choice.message.model_extra or {}) == {"reasoning_content": "Hm.", "reasoning": "Hm."}
+
+    text = reasoning = arguments = ""
+    heads: list[tuple[str | None, str | None, str | None]] = []
+    reasons: list[str | None] = []
+    async for chunk in await both.openai.chat.completions.create(
+        **ASKED, tools=TOOLS, stream=True, extra_body={"request_id": whole.id}
+    ):
+        delta = chunk.choices[0].delta
+        text += delta.content or ""
+        reasoning += (delta.model_extra or {}).get("reasoning_content", "")
+        for piece in delta.tool_calls or ():
+            assert piece.function
+            if piece.function.name:
+                heads.append((piece.id, piece.type, piece.function.name))
+            arguments += piece.function.arguments or ""
+        reasons.append(chunk.choices[0].finish_reason)
+    assert (text, reasoning, arguments) == ("Let me see.", "Hm.", ARGUMENTS)
+    assert heads == [(call.id, "function", "f")]
+    assert reasons[-1] == "tool_calls"
+
+
+async def test_a_client_of_ours_reads_the_same(both: Both) -> None:
+    async with AsyncClient(both.front.address) as client:
+        answer = await client.chat([Message("user", "Hi")], tools=[Tool("f")], max_tokens=200)
+        as_text = await client.chat([Message("user", "Hi")], tools=[Tool("f")], max_tokens=200, parse_answer=False)
+    (choice,) = answer.choices
+    assert (choice.text, choice.reasoning_text, choice.calls_tools) == ("Let me see.", "Hm.", True)
+    assert [(call.name, call.arguments) for call in answer.tool_calls] == [("f", ARGUMENTS)]
+    assert answer.warnings == ()
+    assert (as_text.text, as_text.tool_calls) == (ANSWER, ())
+    assert len(as_text.warnings) == 1
+
+
+async def test_a_call_without_text_has_no_content(both: Both) -> None:
+    both.scheduler.script = scripted(*ids_of('<tool_call>{"name": "f"}</tool_call>'), END_TOKEN)
+    answer = await both.openai.chat.completions.create(**ASKED, tools=TOOLS)
+    assert answer.choices[0].message.content is None
+
+
+async def test_reasoning_that_is_not_wanted_is_left_out(both: Both) -> None:
+    extra = {"extra_body": {"include_reasoning": False}}
+    whole = await both.openai.chat.completions.create(**ASKED, **extra)
+    assert whole.choices[0].message.model_extra == {}
+    async for chunk in await both.openai.chat.completions.create(**ASKED, stream=True, **extra):
+        assert not chunk.choices[0].delta.model_extra
+
+
+async def test_without_tools_calls_are_text(both: Both) -> None:
+    answer = await both.openai.chat.completions.create(**ASKED)
+    assert answer.choices[0].message.tool_calls is None
+    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (
+        ANSWER[ANSWER.index("Let") :],
+        "stop",
+    )
+
+
+async def test_an_answer_that_is_cut_within_a_call_ends_by_its_length(both: Both) -> None:
+    num_tokens = len(ids_of(ANSWER)) - 8
+    answer = await both.openai.chat.completions.create(**{**ASKED, "max_tokens": num_tokens}, tools=TOOLS)
+    (choice,) = answer.choices
+    assert choice.finish_reason == "length"
+    assert ARGUMENTS.startswith((choice.message.tool_calls or ())[0].function.arguments)  # type: ignore[union-attr]
+
+
+async def test_one_call_alone_if_asked(both: Both) -> None:
+    both.scheduler.script = scripted(*ids_of('<tool_call>{"name": "f"}</tool_call>' * 2), END_TOKEN)
+    for parallel, count in ((True, 2), (False, 1)):
+        answer = await both.openai.chat.completions.create(**ASKED, tools=TOOLS, parallel_tool_calls=parallel)
+        assert len(answer.choices[0].message.tool_calls or ()) == count
