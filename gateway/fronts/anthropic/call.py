@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gateway.fronts.anthropic.conversation import conversation_of
+from gateway.fronts.http_calls.formats import schema_format
 from gateway.request import GenerationRequest, SamplingOptions, StopOptions
 
 if TYPE_CHECKING:
     from gateway.fronts.anthropic.schema import CountBody, MessagesBody
+    from gateway.request import OutputFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +32,15 @@ def understand(body: MessagesBody, tenant: str) -> MessageCall:
         model=body.model,
         sampling=SamplingOptions(temperature=body.temperature, top_p=body.top_p, top_k=body.top_k),
         stop=StopOptions(max_tokens=body.max_tokens, stop_strings=tuple(body.stop_sequences or ())),
+        format=_format(body),
         tenant=tenant,
     )
     return MessageCall(request, body.max_tokens, bool(body.stream))
+
+
+def _format(body: MessagesBody) -> OutputFormat | None:
+    asked = (body.output_config and body.output_config.format) or body.output_format
+    return schema_format(asked.json_schema) if asked else None
 
 
 def understand_count(body: CountBody, tenant: str) -> GenerationRequest:

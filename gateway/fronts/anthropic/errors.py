@@ -15,6 +15,7 @@ from fastapi import Response
 
 from blockyard.errors import Reason
 from gateway.fronts.http_calls.errors import rename_violations, retry_headers
+from gateway.fronts.http_calls.formats import format_parameter
 from gateway.fronts.openai.errors import parameter
 from gateway.observe.metrics import note_error
 
@@ -45,7 +46,7 @@ def rename(error: BlockyardError) -> BlockyardError:
 
 
 def _parameter(field: str) -> str:
-    name = parameter(field, _NAMES)
+    name = format_parameter(field, "output_config.format") or parameter(field, _NAMES)
     return _OF_TOOL.sub(lambda match: match[1] + (".input_schema" if match[0].endswith("s") else "."), name)
 
 

@@ -76,11 +76,18 @@ class ThinkingShape(Shape):
     display: Literal["summarized", "omitted"] | None = None
 
 
+class OutputFormat(Shape):
+    """JSON that a schema allows."""
+
+    type: Literal["json_schema"]
+    json_schema: Annotated[dict[str, Any], Field(alias="schema")]
+
+
 class OutputConfig(Shape):
     """How the answer is written. `effort` goes to the chat template."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
-    format: NotServed = None
+    format: OutputFormat | None = None
     task_budget: NotServed = None
 
 
@@ -117,6 +124,8 @@ class PromptShape(Shape):
     tool_choice: ToolChoiceShape | None = None
     thinking: Annotated[ThinkingShape | None, BeforeValidator(_check_thinking)] = None
     output_config: OutputConfig | None = None
+    # What output_config.format was called before.
+    output_format: OutputFormat | None = None
 
     # They label a request, or tune what works by itself here.
     betas: list[str] | None = None
@@ -133,7 +142,6 @@ class PromptShape(Shape):
     fallbacks: Annotated[Any, Neutral([])] = None
     inference_geo: NotServed = None
     mcp_servers: Annotated[Any, Neutral([])] = None
-    output_format: NotServed = None
     speed: Annotated[Any, Neutral("standard")] = None
     thread: NotServed = None
 

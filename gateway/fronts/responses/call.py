@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING, Any
 from blockyard.client.chat import ToolChoice
 from blockyard.errors import BlockyardError, Reason
 from gateway import chat
+from gateway.fronts.http_calls.errors import rename_violations
+from gateway.fronts.http_calls.formats import format_parameter
+from gateway.fronts.openai import errors
 from gateway.fronts.openai.call_codec import decode_state, encode_state
 from gateway.fronts.openai.call_state import CallState
 from gateway.fronts.responses.items import messages_of
@@ -19,8 +22,7 @@ from gateway.request import GenerationRequest, OnDisconnect, SamplingOptions, St
 if TYPE_CHECKING:
     from gateway.fronts.responses.schema import ResponseBody
 
-# What the caller knows the core's fields as.
-NAMES = {"prompt": "input", "messages": "input", "max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
+_NAMES = {"prompt": "input", "messages": "input", "max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +56,18 @@ def understand(body: ResponseBody, tenant: str, created: int) -> ResponseCall:
             logprobs=body.top_logprobs or 0 if LOGPROBS in (body.include or ()) else None,
         ),
         stop=StopOptions(max_tokens=body.max_output_tokens),
+        format=body.text.format.as_format() if body.text and body.text.format else None,
         tenant=tenant,
     )
     call = ResponseCall(request, created, _echo(body), bool(body.stream), bool(body.background))
     return _kept(call) if call.background else call
+
+
+def rename(error: BlockyardError) -> BlockyardError:
+    """Renames the parameters of an error of the core to those of the API."""
+    return rename_violations(
+        error, lambda field: format_parameter(field, "text.format") or errors.parameter(field, _NAMES)
+    )
 
 
 def _conversation(body: ResponseBody) -> chat.Conversation:
@@ -72,7 +82,7 @@ def _conversation(body: ResponseBody) -> chat.Conversation:
 
 def _echo(body: ResponseBody) -> dict[str, Any]:
     """Returns the fields of the answer that repeat the body, those left out with the API's defaults."""
-    told = body.model_dump(exclude_unset=True, exclude={"input", "stream", "stream_options", "include"})
+    told = body.model_dump(by_alias=True, exclude_unset=True, exclude={"input", "stream", "stream_options", "include"})
     return {
         "background": False,
         "instructions": None,

@@ -16,7 +16,7 @@ from gateway.fronts.http_calls.single_reader import resumed, started
 from gateway.fronts.http_calls.streaming import Connection, EventStream
 from gateway.fronts.openai import errors
 from gateway.fronts.responses.answer import FROM_THE_BEGINNING, ResponseAnswer, encode, encode_event
-from gateway.fronts.responses.call import NAMES, call_of, understand
+from gateway.fronts.responses.call import call_of, rename, understand
 from gateway.fronts.responses.schema import ResponseBody
 from gateway.request import ResumeRequest
 
@@ -56,7 +56,7 @@ class ResponseEndpoints:
                 starting = resources.enter_async_context(started(self._generation, call.request))
                 reader, accepted = await connection.run(starting)
             except BlockyardError as error:
-                raise errors.rename(error, NAMES) from None
+                raise rename(error) from None
             answer = await self._make_answer(call, accepted)
             headers = {"x-request-id": accepted.request_id}
             if call.stream:

@@ -7,14 +7,20 @@ here; the API knows it and it is not served, which is an error that names it; or
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from gateway import chat
 from gateway.fronts.http_calls.body_types import Neutral, NotServed, Shape, at_most, unsupported
+from gateway.fronts.http_calls.formats import schema_format
 from gateway.fronts.openai.schema.requests import MAX_METADATA
 from gateway.fronts.responses.items import Items  # noqa: TC001 - pydantic reads the annotations
+from gateway.request import JsonObject
+
+if TYPE_CHECKING:
+    from gateway.request import OutputFormat
 
 LOGPROBS = "message.output_text.logprobs"
 # Reasoning is not encrypted here: it is told as it is, and taken back so.
@@ -71,10 +77,32 @@ class ReasoningShape(Shape):
     mode: Annotated[Any, Neutral("standard")] = None
 
 
-class TextShape(Shape):
-    """The form of the answer."""
+class FormatShape(Shape):
+    """The form of the answer. With a schema it is kept strictly, be it asked for or not."""
 
-    format: Annotated[Any, Neutral({"type": "text"})] = None
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    json_schema: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> Self:
+        if (self.json_schema is not None) != (self.type == "json_schema"):
+            raise PydanticCustomError("format", "has a schema where its type is 'json_schema', and only there")
+        return self
+
+    def as_format(self) -> OutputFormat | None:
+        """Converts it to the core's value."""
+        if self.json_schema is not None:
+            return schema_format(self.json_schema)
+        return JsonObject() if self.type == "json_object" else None
+
+
+class TextShape(Shape):
+    """How the answer is written."""
+
+    format: FormatShape | None = None
     verbosity: Annotated[Any, Neutral("medium")] = None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 import pytest
@@ -9,11 +10,13 @@ from anthropic.types import message_count_tokens_params, message_create_params
 from anthropic.types.beta import message_create_params as beta_params
 
 from blockyard.client.chat import Role
-from blockyard.errors import BlockyardError, Reason
+from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from gateway.chat import Conversation, Message, Tool, ToolCall
 from gateway.fronts.anthropic.call import understand
+from gateway.fronts.anthropic.errors import rename
 from gateway.fronts.anthropic.schema import CountBody, MessagesBody
 from gateway.fronts.http_calls.bodies import parse_body
+from gateway.request import JsonSchema
 from tests.unit.gateway.fronts.anthropic.agents import CODING_AGENT, TITLE_OF_AGENT
 
 if TYPE_CHECKING:
@@ -33,8 +36,6 @@ def conversation_of(body: dict[str, Any]) -> Conversation:
 
 
 def refusal_of(kind: type[MessagesBody | CountBody] = MessagesBody, **fields: Any) -> BlockyardError:
-    import json
-
     with pytest.raises(BlockyardError) as caught:
         parse_body(kind, json.dumps(ASKED | fields).encode())
     return caught.value
@@ -70,6 +71,24 @@ def test_an_answer_goes_on_with_a_final_message_of_the_assistant() -> None:
     conversation = conversation_of(TITLE_OF_AGENT)
     assert conversation.continue_final_message
     assert conversation.messages[-1] == Message(Role.ASSISTANT, "{")
+
+
+@pytest.mark.parametrize("name", ["output_config", "output_format"])
+def test_the_form_of_an_answer_is_a_schema(name: str) -> None:
+    output: dict[str, Any] = {"type": "json_schema", "schema": {"type": "object"}}
+    fields = {"output_config": {"format": output}} if name == "output_config" else {"output_format": output}
+    assert request_of(ASKED | fields).format == JsonSchema('{"type": "object"}')
+
+
+def test_what_is_wrong_with_a_schema_has_its_place_in_the_body() -> None:
+    error = rename(invalid([Violation("format.json_schema.schema.properties.a.not", "is not supported")]))
+    assert [each.field for each in error.violations] == ["output_config.format.schema.properties.a.not"]
+
+
+def test_what_is_wrong_with_a_tool_has_its_place_in_the_body() -> None:
+    fields = ("conversation.tools[0].parameters", "conversation.tools[1].name")
+    error = rename(invalid([Violation(field, "is wrong") for field in fields]))
+    assert [each.field for each in error.violations] == ["tools[0].input_schema", "tools[1].name"]
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,12 @@ import pytest
 from openai.types.responses import response_create_params
 
 from blockyard.client.chat import Role
-from blockyard.errors import BlockyardError, Reason
+from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from gateway.chat import Conversation, Message, Tool, ToolCall
 from gateway.fronts.http_calls.bodies import parse_body
-from gateway.fronts.responses.call import understand
+from gateway.fronts.responses.call import rename, understand
 from gateway.fronts.responses.schema import ResponseBody
+from gateway.request import JsonObject, JsonSchema
 
 # A turn in the middle of a task, as a coding agent sends it; written by hand.
 CODING_AGENT: dict[str, Any] = {
@@ -96,6 +97,34 @@ def test_answers_that_follow_each_other_stay_apart() -> None:
         Message(Role.ASSISTANT, "A"),
         Message(Role.ASSISTANT, None, tool_calls=(ToolCall("f", "{}", "c"),), reasoning_content="S"),
     )
+
+
+@pytest.mark.parametrize(
+    ("asked", "form"),
+    [
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, JsonObject()),
+        (
+            {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True},
+            JsonSchema('{"type": "object"}'),
+        ),
+    ],
+)
+def test_the_form_of_an_answer(asked: dict[str, Any], form: object) -> None:
+    body = ResponseBody.model_validate({"input": "Hi", "text": {"format": asked}})
+    call = understand(body, "", 0)
+    assert call.request.format == form
+    assert call.echo["text"]["format"] == asked
+
+
+def test_a_form_without_its_schema_is_wrong() -> None:
+    with pytest.raises(BlockyardError, match="has a schema where its type is 'json_schema'"):
+        parse_body(ResponseBody, b'{"input": "Hi", "text": {"format": {"type": "json_schema", "name": "n"}}}')
+
+
+def test_what_is_wrong_with_a_schema_has_its_place_in_the_body() -> None:
+    error = rename(invalid([Violation("format.json_schema.schema.properties.a.not", "is not supported")]))
+    assert [each.field for each in error.violations] == ["text.format.schema.properties.a.not"]
 
 
 @pytest.mark.parametrize(
