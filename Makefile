@@ -27,6 +27,8 @@ PYTEST = $(BIN)/python -m pytest -q --numprocesses $(or $(WORKERS),2) --dist loa
 COMPOSE = $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+# The tests start hundreds of processes, each of which would compile the sources anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup demo test unit check lint protos sanitize chaos fuzz soak bench up down e2e clean
 

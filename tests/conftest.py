@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -13,7 +14,7 @@ from hypothesis import settings
 from blockyard import telemetry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
 
 # A shell's background job, as some runners start this, is told to ignore SIGINT, and so are all its children.
@@ -24,6 +25,17 @@ settings.load_profile("blockyard")
 # Without a GPU Triton interprets. It looks when it is imported, which libraries do before the first of our tests.
 if os.environ.get("BLOCKYARD_TEST_DEVICE") == "cpu" or not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keeps the collector of garbage from what is collected: a million objects, which stay to the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(autouse=True)
