@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import gc
 import json
 import os
 import runpy
@@ -135,6 +136,10 @@ def _import_all() -> None:
     # Its program imports it when it knows what it is asked for.
     import worker_service.server
 
+    # What is imported is no garbage: a child that looked for some would have pages of its own of all of it.
+    gc.freeze()
+    # The worker's program turns it off until it has imported all.
+    gc.enable()
     for service in (gateway, scheduler_service, worker_service):
         # It will run as a program.
         del sys.modules[f"{service.__name__}.__main__"]
