@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
 
 from tests.kit.kernels.backends import INSTRUCTION_SETS
 from tests.kit.kernels.sanitizers import MEMORY, THREADS, Sanitized
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # The last one is the quickest to compile.
 RUNS = [
@@ -25,5 +20,5 @@ RUNS = [
 
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: f"{run.program}-{run.sanitizers}")
-def test_it_runs_clean(run: Sanitized, tmp_path: Path) -> None:
-    run.run(tmp_path)
+def test_it_runs_clean(run: Sanitized) -> None:
+    run.run()

@@ -7,14 +7,22 @@ runs each program under each sanitizer for each instruction set that this proces
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernels.cpu.build import COMMON_FLAGS, EMULATED_SETS, INSTRUCTION_SETS, SOURCES, WARNING_FLAGS, find_compiler
+from kernels.cpu.build import (
+    COMMON_FLAGS,
+    EMULATED_SETS,
+    INSTRUCTION_SETS,
+    SOURCES,
+    WARNING_FLAGS,
+    built_folder,
+    find_compiler,
+)
 from kernels.cpu.processors import supported_instruction_sets
 
 PROGRAMS = Path(__file__).parents[2] / "kernels" / "sanitized"
@@ -41,11 +49,20 @@ class Sanitized:
     optimization: str = "-O1"
     arguments: tuple[str, ...] = ()
 
-    def run(self, folder: Path) -> None:
-        """Builds it in a folder and runs it. Raises AssertionError with all that it said, unless it ran clean."""
+    def run(self) -> None:
+        """Builds it, unless it is built, and runs it. Raises AssertionError with what it said, unless it ran clean."""
+        # A sanitizer must be the first library of its process.
+        environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+        done = subprocess.run(
+            [self._build(), *self.arguments],
+            env=environment, capture_output=True, text=True, timeout=RUN_SECONDS, check=False,
+        )  # fmt: skip
+        assert (done.returncode, done.stdout) == (0, "clean\n"), f"{self}: {done.returncode}\n{done.stderr}"
+
+    def _build(self) -> Path:
+        """Builds it beside the libraries of the same kernels, under a name that tells what else it is made of."""
         compiler = find_compiler()
         assert compiler is not None, "the kernels' tests need a C++ compiler"
-        binary = folder / f"{self.program}-{self.sanitizers}-{self.instruction_set}"
         common = [flag for flag in COMMON_FLAGS if flag not in ("-O3", "-shared")]
         flags = [
             *common,
@@ -55,14 +72,16 @@ class Sanitized:
             "-g",
         ]
         flags += [f"-fsanitize={self.sanitizers}", "-fno-sanitize-recover=all", f"-I{SOURCES}"]
-        subprocess.run([compiler, *flags, "-o", binary, PROGRAMS / f"{self.program}.cpp"], check=True)
-        # A sanitizer must be the first library of its process.
-        environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-        done = subprocess.run(
-            [binary, *self.arguments],
-            env=environment, capture_output=True, text=True, timeout=RUN_SECONDS, check=False,
-        )  # fmt: skip
-        assert (done.returncode, done.stdout) == (0, "clean\n"), f"{self}: {done.returncode}\n{done.stderr}"
+        digest = hashlib.sha256(repr((compiler, flags)).encode())
+        for path in sorted(PROGRAMS.iterdir()):
+            digest.update(path.read_bytes())
+        binary = built_folder() / f"{self.program}-{digest.hexdigest()[:16]}"
+        if not binary.exists():
+            binary.parent.mkdir(parents=True, exist_ok=True)
+            unfinished = binary.with_suffix(f".{os.getpid()}")
+            subprocess.run([compiler, *flags, "-o", unfinished, PROGRAMS / f"{self.program}.cpp"], check=True)
+            unfinished.rename(binary)
+        return binary
 
 
 def main() -> None:
@@ -71,11 +90,10 @@ def main() -> None:
     for name in supported_instruction_sets():
         runs += [Sanitized("ops", MEMORY, name, arguments=("all",)), Sanitized("ops", THREADS, name)]
         runs += [Sanitized("sampling", MEMORY, name, arguments=("all",)), Sanitized("sampling", THREADS, name)]
-    with tempfile.TemporaryDirectory(prefix="sanitized-") as folder:
-        for run in runs:
-            run.run(Path(folder))
-            sys.stdout.write(f"{run.program}, {run.instruction_set}: clean under {run.sanitizers}\n")
-            sys.stdout.flush()
+    for run in runs:
+        run.run()
+        sys.stdout.write(f"{run.program}, {run.instruction_set}: clean under {run.sanitizers}\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":
