@@ -21,12 +21,17 @@ if TYPE_CHECKING:
 
 NUM_REQUESTS = 16
 COMMON = ("--dtype", "bfloat16", "--block-size", "16", "--max-model-len", "256", "--max-num-seqs", "64")
-# Of six KV groups: some six sequences' blocks, and a few to swap.
+# Of six KV groups: some four sequences' blocks, and a few to swap.
 EVERYTHING = (
-    *("--num-device-blocks", "160", "--num-host-blocks", "40", "--preemption-mode", "swap"),
+    *("--num-device-blocks", "110", "--num-host-blocks", "24", "--preemption-mode", "swap"),
     *("--max-prefill-chunk", "16", "--debug-integrity"),
 )
-HAPPENS = ("num_swapped_out_blocks", "num_swapped_in_blocks", "num_recomputed_sequences", "num_cached_tokens")
+HAPPENS = (
+    *("num_swapped_out_blocks", "num_swapped_in_blocks", "num_recomputed_sequences", "num_cached_tokens"),
+    *("num_copied_blocks", "num_given_back_blocks"),
+)
+# What a round lacks, since requests met otherwise, comes in another one.
+MAX_ROUNDS = 6
 
 
 def start(folder: Path, flags: Sequence[str], kernels: str, **sizes: int) -> System:
@@ -56,11 +61,14 @@ def test_blocks_are_given_back_and_answers_stay_as_they_are(
 ) -> None:
     with start(tmp_path, EVERYTHING, BEST, pipeline_parallel_size=num_stages) as system:
         specs = requests.make_specs(VOCAB_SIZE, NUM_REQUESTS)
-        answers = asyncio.run(requests.run(system.grpc_target, specs, concurrent=True))
-        status = scheduler_status(system).replicas[0]
-    for number, (answer, truth) in enumerate(zip(answers, alone, strict=True)):
-        assert answer == truth, f"request {number}"
-    for counter in (*HAPPENS, "num_copied_blocks", "num_given_back_blocks"):
+        for _ in range(MAX_ROUNDS):
+            answers = asyncio.run(requests.run(system.grpc_target, specs, concurrent=True))
+            for number, (answer, truth) in enumerate(zip(answers, alone, strict=True)):
+                assert answer == truth, f"request {number}"
+            status = scheduler_status(system).replicas[0]
+            if all(getattr(status, counter) for counter in HAPPENS):
+                break
+    for counter in HAPPENS:
         assert getattr(status, counter) > 0, counter
     assert status.device_blocks.num_free_blocks == status.device_blocks.num_blocks
     assert status.host_blocks.num_free_blocks == status.host_blocks.num_blocks
