@@ -13,6 +13,7 @@ from blockyard.capacity.weights import ITEM_BYTES, Product, WeightFormat, layer_
 from blockyard.errors import Violation
 from blockyard.lora.virtual_tokens import MAX_VIRTUAL_TOKENS
 from blockyard.model_config.decoder_config import Experts
+from blockyard.model_config.fields import unusable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -62,6 +63,12 @@ def wrong_limits(limits: LoraLimits) -> Iterable[Violation]:
     for name, (low, high) in ranges.items():
         if not low <= getattr(limits, name) <= high:
             yield Violation(f"lora.{name}", f"must be from {low} to {high}")
+
+
+def check_adapters(network: DecoderConfig, limits: LoraLimits) -> None:
+    """Refuses room for adapters of a model that takes none; raises BlockyardError MODEL_NOT_LOADED."""
+    if limits != NO_LORAS and network.pooling is not None:
+        raise unusable(f"a model that pools ({network.pooling.task}) takes no adapters: start without --max-loras")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from blockyard.capacity.weights import WeightFormat
+from blockyard.model_config.decoder_config import is_widely_served
 from blockyard.model_config.fields import unusable
 
 if TYPE_CHECKING:
@@ -52,6 +53,14 @@ def check_quantization(quantization: str, network: DecoderConfig, device_type: s
         f"{quantization} needs {on_processors if 'cpu' in devices else ''}a GPU with our kernels; "
         f"this is {dtype_name} on {device_type}, kernels: {kernels}"
     )
+
+
+def check_ops(network: DecoderConfig, device_type: str, kernels: str) -> None:
+    """Refuses a network some of whose ops our kernels for GPUs lack; raises BlockyardError MODEL_NOT_LOADED."""
+    if device_type == "cuda" and kernels != "reference" and not is_widely_served(network):
+        raise unusable(
+            f"our kernels for GPUs do not have all that {network.architecture} needs yet: --gpu-kernels reference has"
+        )
 
 
 def weight_format(

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from blockyard.capacity.adapters import adapter_format, lora_bytes, lora_limits, wrong_limits
+from blockyard.capacity.adapters import adapter_format, check_adapters, lora_bytes, lora_limits, wrong_limits
 from blockyard.capacity.devices import check_gpu_dtype, choose_device_type
-from blockyard.capacity.formats import check_quantization, held_in, weight_format
+from blockyard.capacity.formats import check_ops, check_quantization, held_in, weight_format
 from blockyard.capacity.kv_blocks import KvBlocks
 from blockyard.capacity.limits import (
     DEFAULT_BLOCK_SIZE,
@@ -131,9 +131,10 @@ def _differing_ranks(sizes: ParallelSizes) -> list[Parallel]:
     return [Parallel(tensor, pipeline, stage * tensor) for stage in range(pipeline)]
 
 
-def _plan_rank(
+def check_network(
     network: DecoderConfig, configuration: SystemConfiguration, hardware: Hardware, parallel: Parallel
-) -> CachePlan:
+) -> tuple[str, str]:
+    """Checks all but room, and returns the kind of device and the kernels; raises BlockyardError as a worker would."""
     device, worker = configuration.device, configuration.worker
     _refuse(wrong_parallel(parallel))
     kind = choose_device_type(device.device, "auto", has_gpu=hardware.has_gpu)
@@ -141,9 +142,19 @@ def _plan_rank(
         check_gpu_dtype(network.dtype_name, hardware.name, hardware.capability)
     if configuration.lora.max_loras:
         _refuse(wrong_limits(lora_limits(configuration.lora)))
+        check_adapters(network, lora_limits(configuration.lora))
     check_sizes(network, parallel)
     kernels = worker.gpu_kernels if kind == "cuda" else worker.cpu_kernels
     check_quantization(device.quantization, network, kind, kernels)
+    check_ops(network, kind, kernels)
+    return kind, kernels
+
+
+def _plan_rank(
+    network: DecoderConfig, configuration: SystemConfiguration, hardware: Hardware, parallel: Parallel
+) -> CachePlan:
+    device, worker = configuration.device, configuration.worker
+    kind, kernels = check_network(network, configuration, hardware, parallel)
     share = Share.of(network, parallel)
     invariant = worker.batch_invariant
     held = weight_format(kind, network.dtype_name, device.quantization, kernels, batch_invariant=invariant)

@@ -7,7 +7,7 @@ import sys
 import typer
 
 import blockyard
-from blockyard.cli import bench, chat, connection, generate, keys, lora, plan, serve
+from blockyard.cli import bench, chat, connection, generate, keys, lora, numbers, plan, serve
 from blockyard.cli.admin import commands as admin
 from blockyard.cli.admin import inspection
 from blockyard.cli.doctor import command as doctor
@@ -31,7 +31,7 @@ app.callback()(connection.read_options)
 serve.register(app)
 plan.register(app)
 doctor.register(app)
-for command in (generate.generate, chat.chat, bench.bench, top.top):
+for command in (generate.generate, chat.chat, numbers.embed, numbers.score, numbers.classify, bench.bench, top.top):
     app.command()(connection.with_connection(command))
 for command in (inspection.inspect, inspection.call):
     admin.app.command()(command)

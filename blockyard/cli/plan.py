@@ -21,6 +21,7 @@ from blockyard.errors import BlockyardError
 from blockyard.local.hardware import find_hardware
 from blockyard.local.local_system import check_num_gpus
 from blockyard.local.model_check import read_model
+from blockyard.local.model_trial import find_refusal
 from blockyard.model_config.fallback import Outline
 from blockyard.model_config.parallel_sizes import legal_tensor_sizes
 from blockyard.model_files import resolve_model
@@ -63,7 +64,9 @@ def plan(
         _refuse(error.message, as_json=as_json)
         return
     if isinstance(network, Outline):
-        _tell_outline(network, as_json=as_json)
+        if refusal := find_refusal(folder, configuration.device.dtype):
+            _refuse(refusal, as_json=as_json)
+        tell_outline(network, as_json=as_json)
         return
     hardware = find_hardware(configuration.device, memory, gpu)
     is_here = not (memory or gpu)
@@ -79,7 +82,7 @@ def plan(
         raise typer.Exit(1)
 
 
-def _tell_outline(outline: Outline, *, as_json: bool) -> None:
+def tell_outline(outline: Outline, *, as_json: bool) -> None:
     """Tells what is known of a model that transformers' code computes: little, before its network is there."""
     unknown = "what its weights, its KV and a step take is known once a worker has loaded it"
     if as_json:
@@ -152,6 +155,7 @@ class Report:
                 "dtype": self.network.dtype_name,
                 "quantization": stored.method if (stored := self.network.stored) else self.quantization,
                 "stored_format": stored.title if stored else None,
+                "task": self.network.task,
                 "max_model_len": self.network.max_model_len,
             },
             "device": {
@@ -190,10 +194,12 @@ class Report:
         network, hardware = self.network, self.hardware
         how = network.stored.title if network.stored else self.quantization
         held = network.dtype_name + ("" if how == "none" else f", {how}")
-        billions = count_elements(network) / 1e9
+        size = units.count(count_elements(network))
         free = units.size(hardware.available_bytes)
         facts = Table.grid(padding=(0, 2))
-        facts.add_row("model", f"{network.architecture}, {billions:.2f} billion parameters, {held}")
+        facts.add_row("model", f"{network.architecture}, {size} parameters, {held}")
+        if network.pooling is not None:
+            facts.add_row("task", f"to {network.pooling.task}, as {network.pooling.source} says")
         facts.add_row("length", f"up to {network.max_model_len} tokens")
         facts.add_row("device", f"{hardware.name}, {units.size(hardware.total_bytes)} ({free} free)")
         if self.asked.ranks:

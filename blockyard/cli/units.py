@@ -33,6 +33,13 @@ def size(num_bytes: float) -> str:
     return f"{num_bytes:.1f} TiB"
 
 
+def count(number: int) -> str:
+    """A large number in words, with about three digits."""
+    if number >= 1e9:
+        return f"{number / 1e9:.2f} billion"
+    return f"{number / 1e6:.3g} million" if number >= 1e6 else f"{number:,}"
+
+
 def rate(per_second: float) -> str:
     """So many a second: with thousands apart, and a digit more where there are few."""
     return f"{per_second:,.0f}" if per_second >= 10 or per_second == 0 else f"{per_second:.1f}"

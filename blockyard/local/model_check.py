@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from blockyard.model_config.fallback import check_settings, needs_transformers, read_outline
 from blockyard.model_config.network import read_network
+from blockyard.model_config.pooling.rule import Task
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -13,6 +14,11 @@ if TYPE_CHECKING:
     from blockyard.configuration import SystemConfiguration
     from blockyard.model_config.decoder_config import DecoderConfig
     from blockyard.model_config.fallback import Outline
+
+
+def task_of(configuration: SystemConfiguration) -> Task | None:
+    """Returns what the model is to be served for; None: as its files say."""
+    return None if configuration.load.task == "auto" else Task(configuration.load.task)
 
 
 def read_model(folder: Path, configuration: SystemConfiguration) -> DecoderConfig | Outline:
@@ -23,12 +29,13 @@ def read_model(folder: Path, configuration: SystemConfiguration) -> DecoderConfi
     """
     device = configuration.device
     if not needs_transformers(folder, configuration.worker.model_code):
-        return read_network(folder, device.dtype)
+        return read_network(folder, device.dtype, task_of(configuration))
     outline = read_outline(folder, device.dtype)
     check_settings(
         folder,
         quantization=device.quantization,
         load_format=configuration.load.load_format,
         num_workers=configuration.parallel.world_size,
+        task=task_of(configuration),
     )
     return outline

@@ -32,8 +32,8 @@ def legal_tensor_sizes(config: DecoderConfig) -> tuple[int, ...]:
     Each rank has whole leaves of both products that are cut along K, and whole heads; a head of keys and values stands
     on several ranks where there are fewer of these than ranks. None is without tokens of the vocabulary.
     """
-    if any(layer.attention.norms_whole_rows for layer in config.layers):
-        # Such a norm is of numbers that several ranks would have.
+    # Such a norm is of numbers that several ranks would have.
+    if config.pooling is not None or any(layer.attention.norms_whole_rows for layer in config.layers):
         return (1,)
     most = min(output_leaves(config), down_leaves(config))
     sizes = (1 << power for power in range(most.bit_length()))
@@ -51,6 +51,8 @@ def _leaves_no_rank_empty(config: DecoderConfig, size: int) -> bool:
 
 def check_sizes(config: DecoderConfig, parallel: Parallel) -> None:
     """Refuses sizes that a model does not allow: raises BlockyardError MODEL_NOT_LOADED, with those that it does."""
+    if config.pooling is not None and parallel.world_size > 1:
+        raise unusable("a model that pools is served by one worker, not by a group")
     legal = legal_tensor_sizes(config)
     if parallel.tensor_parallel_size in legal and parallel.pipeline_parallel_size <= config.num_layers:
         return

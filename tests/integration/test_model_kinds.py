@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.kit.oracles.model_kinds import KINDS, check_kind
+from tests.kit.oracles.model_kinds import check_kind
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -14,4 +14,4 @@ if TYPE_CHECKING:
 
 @pytest.mark.parametrize("kind", ["gpt_oss", "awq"])
 async def test_answers_are_those_of_running_alone(kind: str, tmp_path: Path) -> None:
-    await check_kind(KINDS[kind](), tmp_path)
+    await check_kind(kind, tmp_path)

@@ -28,6 +28,7 @@ from worker_service.models.fallback import network
 from worker_service.models.fallback.attention import IMPLEMENTATION, attend
 from worker_service.models.fallback.loading import load_network
 from worker_service.models.fallback.survey import Survey
+from worker_service.models.fallback.trial import find_refusal
 from worker_service.models.loader import load_model
 
 if TYPE_CHECKING:
@@ -123,6 +124,13 @@ def test_the_battery_finds_what_depends_on_the_rows_beside() -> None:
 def test_what_our_attention_does_not_compute_is_refused(name: str) -> None:
     with pytest.raises(BlockyardError, match=f"cannot be served: .*{REFUSED[name][1]}"):
         load(refused_model(name))
+
+
+def test_a_trial_needs_no_weights(tmp_path: Path) -> None:
+    shutil.copy(foreign_model("ApertusConfig") / "config.json", tmp_path)
+    assert find_refusal(tmp_path, "auto") == ""
+    shutil.copy(refused_model("DeepseekV3Config") / "config.json", tmp_path)
+    assert "our attention takes one width" in find_refusal(tmp_path, "auto")
 
 
 def test_an_unknown_keyword_of_attention_is_refused() -> None:

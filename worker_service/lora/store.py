@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from blockyard.capacity.adapters import NO_LORAS
+from blockyard.capacity.adapters import NO_LORAS, check_adapters
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.model_config.fields import unusable
 from blockyard.service import faults
@@ -161,6 +161,7 @@ def make_loras(loaded: LoadedModel, limits: LoraLimits, root: Path | None) -> Lo
     if limits == NO_LORAS:
         return None
     loaded.require_own_code("adapters (--max-loras)")
+    check_adapters(loaded.config, limits)
     takes_lora = limits.max_lora_rank > 0
     if loaded.backend.lora is None and takes_lora:
         instead = "start without --max-loras, or with --max-lora-rank 0 for soft prompts alone"

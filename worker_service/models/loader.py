@@ -320,8 +320,6 @@ def _check(config: ModelConfig, parallel: Parallel, device: torch.device, kernel
     for remark in config.remarks:
         log.warning(remark)
     check_sizes(config, parallel)
-    if config.pooling is not None and parallel.world_size > 1:
-        raise unusable("a model that pools is served by one worker, not by a group")
     check_quantization(quantization, config, device.type, kernels)
     held = weight_format(device.type, config.dtype_name, quantization, kernels)
     num_bytes = weights_bytes(config, Share.of(config, parallel), held)

@@ -17,7 +17,9 @@ from blockyard.inference.v1 import inference_pb2
 from blockyard.pooling.tasks import Task
 from gateway.fronts.openai.pooling import schema
 from tests.integration.pooling.harness import LABELS, WORDS, services
+from tests.kit.oracles.pooled_numbers import NUM_NUMBERS
 from tests.kit.waiting import until
+from tests.unit.blockyard.cli.invoking import run
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -257,3 +259,30 @@ async def test_a_model_that_generates_makes_no_numbers(tmp_path: Path, sockets: 
         answer = await running.http.post(path, json=bodies.get(path, {"input": "w1"}))
         assert (answer.status_code, answer.json()["error"]["code"]) == (412, "FEATURE_DISABLED")
         assert "--task" in answer.json()["error"]["message"]
+
+
+async def test_the_program_writes_numbers_and_nothing_else(
+    tmp_path: Path, sockets: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def out(*arguments: str) -> list[str]:
+        target = f"127.0.0.1:{running.gateway.grpc_port}"
+        code = await asyncio.to_thread(run, *arguments, "--target", target)
+        told = capsys.readouterr()
+        assert (code, told.err) == (0, "")
+        return told.out.splitlines()
+
+    async with services(tmp_path, sockets, Task.EMBED) as running:
+        first, second = map(json.loads, await out("embed", "w1 w2", "w3", "--prompt-name", "query"))
+        assert (len(first), first != second) == (NUM_NUMBERS, True)
+        assert len(json.loads(*await out("embed", "w3", "--dimensions", "3"))) == 3
+        assert json.loads(*await out("embed", "find: w3")) == second
+        lines = [line.split("\t") for line in await out("score", "w1", "w2", "w1", "w3 w4")]
+        assert {document for _, document in lines} == {"w2", "w1", "w3 w4"}
+        assert [float(told) for told, _ in lines] == sorted((float(told) for told, _ in lines), reverse=True)
+        assert await asyncio.to_thread(run, "classify", "w1", "--target", f"127.0.0.1:{running.gateway.grpc_port}") == 1
+        assert "embed" in capsys.readouterr().err
+    labels = tmp_path / "labels"
+    labels.mkdir()
+    async with services(labels, sockets, Task.CLASSIFY) as running:
+        lines = [line.split("\t") for line in await out("classify", "w1", "w2")]
+        assert [0 < float(told) <= 1 and label in LABELS.values() for told, label in lines] == [True, True]

@@ -17,7 +17,7 @@ from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
 from blockyard.service.servers import internal_channel
 from tests.kit.kernels.families import family_model
 from tests.kit.kernels.quantized_models import quantized_model
-from tests.kit.kernels.tiny_models import VOCAB_SIZE, save_tokenizer
+from tests.kit.kernels.tiny_models import VOCAB_SIZE, save_tokenizer, tiny_model
 from tests.kit.oracles import requests
 from tests.kit.processes.status import scheduler_status
 from tests.kit.processes.system import System
@@ -40,22 +40,24 @@ def _with_tokenizer(name: str) -> Path:
     return folder
 
 
-KINDS: dict[str, Callable[[], Path]] = {
-    **{name: partial(_with_tokenizer, name) for name in ("qwen3_moe", "gpt_oss")},
-    **{name: lambda name=name: quantized_model("qwen2", name)[0] for name in FORMATS},
+KINDS: dict[str, tuple[Callable[[], Path], tuple[str, ...]]] = {
+    **{name: (partial(_with_tokenizer, name), ()) for name in ("qwen3_moe", "gpt_oss")},
+    **{name: (lambda name=name: quantized_model("qwen2", name)[0], ()) for name in FORMATS},
+    "int8": (partial(tiny_model, "llama"), ("--quantization", "int8", "--dtype", "bfloat16")),
 }
-"""Makes the folder of each kind's model."""
+"""What makes the folder of each kind's model, and its settings."""
 
 
-async def check_kind(model: Path, folder: Path) -> None:
+async def check_kind(kind: str, folder: Path) -> None:
     """Raises AssertionError where an answer depends on what runs beside it, a dead worker or a sleep.
 
     Args:
-        model: the model's folder.
+        kind: one of KINDS.
         folder: for logs.
     """
+    make_model, settings = KINDS[kind]
     specs = requests.make_specs(VOCAB_SIZE, 8)
-    with System(model, folder, FLAGS, next_faults=dict(DIES)) as system:
+    with System(make_model(), folder, [*FLAGS, *settings], next_faults=dict(DIES)) as system:
         target = system.grpc_target
         answering = asyncio.create_task(requests.run(target, specs, concurrent=True))
         await asyncio.to_thread(system.services["worker"].wait)
@@ -77,5 +79,5 @@ async def check_kind(model: Path, folder: Path) -> None:
 if __name__ == "__main__":
     for kind in sys.argv[1:] or KINDS:
         with tempfile.TemporaryDirectory() as home:
-            asyncio.run(check_kind(KINDS[kind](), Path(home)))
+            asyncio.run(check_kind(kind, Path(home)))
         print(kind, "gives the answers of running alone")  # noqa: T201

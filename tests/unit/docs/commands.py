@@ -132,6 +132,7 @@ OUTPUTS: dict[str, tuple[str, ...]] = {
 AT_SERVICES = By("tests/integration/test_documented_commands.py::test_it_works_at_the_services")
 PROGRAMS = By("tests/integration/test_documented_commands.py::test_the_programs_of_a_page_run")
 AS_IT_STANDS = By("tests/e2e/test_first_steps.py::test_the_first_steps_as_they_stand")
+NUMBERS = By("tests/integration/pooling/test_calls.py::test_the_program_writes_numbers_and_nothing_else")
 SETTINGS = By("tests/unit/docs/test_commands.py::test_a_service_takes_what_it_is_given")
 ALONE = By("tests/unit/docs/test_commands.py::test_it_works_alone")
 OPERATE = By("tests/unit/blockyard/cli/admin/test_cli_admin.py::test_what_the_guide_says_works")
@@ -265,6 +266,9 @@ HOLDERS: dict[str, dict[str, By | NotRun]] = {
     "docs/guides/embeddings.md": {
         ".venv/bin/blockyard serve …": SETTINGS,
         "import openai": By("tests/integration/pooling/test_calls.py::test_openai_client_reads_both_encodings"),
+        ".venv/bin/blockyard embed …": NUMBERS,
+        ".venv/bin/blockyard score …": NUMBERS,
+        ".venv/bin/blockyard classify …": NUMBERS,
         "import blockyard": By(
             "tests/integration/pooling/test_real_worker.py::test_a_script_asks_for_vectors_and_scores"
         ),

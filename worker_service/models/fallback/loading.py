@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 # Whoever loads a model is told how far it is.
 transformers.utils.logging.disable_progress_bar()
 
-_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
+DTYPE_OF: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
 # transformers' classes read what they want of config.json, and say what is wrong with it in words of Python.
 _TROUBLE = (
     *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NotImplementedError),
@@ -75,7 +75,7 @@ def load_network(
         BlockyardError: MODEL_NOT_LOADED, with a message that says what to do.
     """
     outline = read_outline(folder, "auto" if dtype is None else str(dtype).removeprefix("torch."))
-    dtype = _DTYPES[outline.dtype_name]
+    dtype = DTYPE_OF[outline.dtype_name]
     try:
         backend = get_backend(device, dtype, kernels, batch_invariant=batch_invariant)
     except ValueError as error:
@@ -84,7 +84,7 @@ def load_network(
         raise refuse(outline.architecture, f"the {backend.name} kernels lack ops: --gpu-kernels reference has them")
     files = WeightFiles(folder, on_progress)
     check_room(_count_bytes(files, dtype), room_for_weights(device), outline.dtype_name, device.type)
-    survey, config = _survey(folder, outline, dtype)
+    survey, config = survey_model(folder, outline, dtype)
     model = _read_weights(folder, outline, dtype, device)
     for name, shape in files.shapes.items():
         files.pass_over(name, shape)
@@ -105,8 +105,11 @@ def _options(dtype: torch.dtype) -> dict[str, Any]:
     return {"dtype": dtype, "attn_implementation": IMPLEMENTATION, "trust_remote_code": False}
 
 
-def _survey(folder: Path, outline: Outline, dtype: torch.dtype) -> tuple[Survey, ModelConfig]:
-    """Reads the configuration by transformers' classes, and finds what their network asks for."""
+def survey_model(folder: Path, outline: Outline, dtype: torch.dtype) -> tuple[Survey, ModelConfig]:
+    """Reads the configuration by transformers' classes, and finds what their network asks for: without its weights.
+
+    Raises BlockyardError MODEL_NOT_LOADED.
+    """
     try:
         given = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         text = given.get_text_config(decoder=True)
@@ -129,7 +132,9 @@ def _survey(folder: Path, outline: Outline, dtype: torch.dtype) -> tuple[Survey,
 
 def _check_class(kind: Any, outline: Outline) -> None:
     """Refuses another network than config.json names, and one whose attention is its own."""
-    found = kind.__name__ if isinstance(kind, type) else "no causal language model"
+    if not isinstance(kind, type):
+        raise refuse(outline.architecture, "it is no causal language model, by its model_type")
+    found = kind.__name__
     if found != outline.architecture:
         raise refuse(outline.architecture, f"its model_type belongs to {found}, and config.json does not name that")
     if not kind._supports_attention_backend:

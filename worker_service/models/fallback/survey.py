@@ -71,7 +71,9 @@ class Survey:
         num_heads, num_kv_heads, head_dim = query.shape[1], key.shape[1], query.shape[3]
         if key.shape != value.shape or key.shape[3] != head_dim:
             sizes = f"{head_dim}, {key.shape[3]} and {value.shape[3]}"
-            raise self._refuse(f"queries, keys and values have {sizes} numbers a head")
+            raise self._refuse(
+                f"queries, keys and values have {sizes} numbers a head, and our attention takes one width"
+            )
         if given.get("dropout"):
             raise self._refuse(f"{name} drops what it attends to")
         scale = given.get("scaling")

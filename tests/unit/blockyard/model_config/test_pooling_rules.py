@@ -14,6 +14,7 @@ from blockyard.errors import BlockyardError, Reason
 from blockyard.model_config.activation import Activation
 from blockyard.model_config.pooling.reading import read_rule
 from blockyard.model_config.pooling.rule import Dense, Finish, PoolingKind, Task
+from tests.unit.blockyard.cli.invoking import run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -137,6 +138,22 @@ def test_what_no_file_states_is_refused(
     with pytest.raises(BlockyardError, match=words) as caught:
         read_rule(write(tmp_path, config, modules, **files), task)
     assert caught.value.reason is Reason.MODEL_NOT_LOADED
+
+
+def test_a_plan_refuses_what_a_worker_would(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ("intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+    fields = {**dict.fromkeys(sizes, 32), "hidden_size": 64, "architectures": ["BertModel"], "model_type": "bert"}
+    folder = str(write(tmp_path, fields, [TRANSFORMER, POOLING], **MEAN))
+    for flags, words in (
+        (("--tensor-parallel-size", "2"), "one worker, not by a group"),
+        (("--max-loras", "1"), "takes no adapters"),
+        (("--gpu", "h100"), "our kernels for GPUs do not have all that BertModel needs"),
+        (("--task", "score"), "has no head that makes labels or scores"),
+    ):
+        assert run("plan", folder, *flags, "--json") == 1
+        assert words in json.loads(capsys.readouterr().out)["refusal"]
+    assert run("plan", folder, "--memory", "8GiB") == 0
+    assert "to embed, as 1_Pooling/config.json: mean says" in capsys.readouterr().out
 
 
 def test_doctor_says_which_file_was_believed(tmp_path: Path) -> None:

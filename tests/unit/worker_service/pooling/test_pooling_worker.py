@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from blockyard.common.v1 import pooling_pb2
+from blockyard.common.v1 import administration_pb2, pooling_pb2
 from blockyard.errors import Reason
 from blockyard.worker.v1 import worker_pb2 as pb
 from tests.kit.kernels.pooling_models import HIDDEN, pooling_model
@@ -68,6 +68,30 @@ async def test_what_cannot_be_pooled_is_refused(tmp_path: Path, sequence: dict[s
         error = await worker.open(1).refused(new_sequences=new, sequence_ids=[1], num_new_tokens=[1])
         assert error.reason is Reason.FIELD_INVALID
         assert words in str(error.violations)
+
+
+async def test_what_a_model_that_pools_does_not_do_is_refused_by_name(tmp_path: Path) -> None:
+    async with running_worker(tmp_path, cpu_kernels="reference") as worker:
+        device = pb.InitDeviceRequest(device_type=pb.DEVICE_TYPE_CPU, dtype=pb.DTYPE_FLOAT32, configuration_digest="x")
+        await worker.stub.InitDevice(device)
+        limits = pb.LoraLimits(max_loras=1, max_lora_rank=8, max_cpu_loras=1)
+        model = str(pooling_model("qwen3_embedding"))
+
+        async def load(**fields: Any) -> None:
+            async for _ in worker.stub.LoadModel(pb.LoadModelRequest(model=model, **fields)):
+                pass
+
+        error = await fails(load(lora=limits))
+        assert (error.reason, "takes no adapters" in error.message) == (Reason.MODEL_NOT_LOADED, True)
+        await load()
+
+        async def save() -> None:
+            async for _ in worker.stub.SaveState(
+                pb.SaveStateRequest(folder="saved", format=administration_pb2.STATE_FORMAT_SHARDED)
+            ):
+                pass
+
+        assert "a model that pools are not saved" in (await fails(save())).message
 
 
 async def test_a_task_that_the_files_do_not_allow_is_refused_and_a_generating_model_pools_nothing(
