@@ -215,6 +215,7 @@ class Library:
         logits = (ctypes.c_void_p, *sizes)
         self._library.blockyard_find_finite_rows.argtypes = (ctypes.c_void_p, *logits, ctypes.c_void_p)
         self._library.blockyard_spell_out.argtypes = (ctypes.c_void_p,)
+        self._library.blockyard_apply_masks.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
         self._library.blockyard_choose.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
         self._library.blockyard_token_logprobs.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
 
@@ -272,6 +273,10 @@ class Executor:
     def find_finite_rows(self, logits: int, shape: tuple[int, int], finite: int) -> None:
         """Writes a byte for each row: 1 where all its numbers are finite."""
         self._library.blockyard_find_finite_rows(self._handle, logits, *shape, finite)
+
+    def apply_masks(self, masks: ctypes.Structure) -> None:
+        """Makes tokens impossible: see csrc/sampling.h."""
+        self._library.blockyard_apply_masks(self._handle, ctypes.byref(masks))
 
     def choose(self, choices: ctypes.Structure) -> None:
         """Chooses tokens: see csrc/sampling.h."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from kernels.launching import apply_masks, put_last_tokens, take_last_tokens
+from kernels.launching import put_last_tokens, take_last_tokens
 from kernels.sampling import TokenLogprobs
 
 if TYPE_CHECKING:
@@ -57,6 +57,16 @@ class _Wanted(ctypes.Structure):
     )
 
 
+class _Masks(ctypes.Structure):
+    _fields_ = (
+        ("logits", ctypes.c_void_p),
+        ("vocab_size", ctypes.c_int64),
+        ("num_rows", ctypes.c_int64),
+        ("rows", ctypes.c_void_p),
+        ("words", ctypes.c_void_p),
+    )
+
+
 class CpuSampling:
     """See `kernels.sampling.SamplingOps`. `executor` gives the team of the moment."""
 
@@ -77,7 +87,13 @@ class CpuSampling:
         """Chooses at once."""
         return torch.from_numpy(self.choose(logits, choices))
 
-    apply_masks = staticmethod(apply_masks)
+    def apply_masks(self, logits: Tensor, rows: Integers, words: npt.NDArray[np.uint32]) -> None:
+        """Makes tokens of some rows impossible."""
+        size = logits.shape[1]
+        places, bits = _column(rows, np.int64), _column(words, np.uint32)
+        if bits.shape != (len(places), -(-size // 32)):
+            raise ValueError(f"words {bits.shape} for {len(places)} rows of {size} tokens")
+        self.executor.apply_masks(_Masks(_address(logits), size, len(places), places.ctypes.data, bits.ctypes.data))
 
     def choose(self, logits: Tensor, choices: Choices) -> Integers:
         """Chooses a token of each row."""

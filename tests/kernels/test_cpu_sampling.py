@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kernels.reference.sampling import ReferenceSampling
 from kernels.sampling import Choices
-from tests.kit.kernels.backends import COMPILED, in_dtype
+from tests.kit.kernels.backends import COMPILED, KERNELS, in_dtype
 from tests.kit.kernels.choices import check_winners, choices, join, order_of, passing, random_logits, scores
 
 if TYPE_CHECKING:
@@ -24,6 +24,27 @@ SIZES = [1, 2, 7, 8, 9, 15, 16, 17, 31, 33, 63, 511, 512, 513, 1023, 1024, 1025,
 REFERENCE = ReferenceSampling(torch.device("cpu"))
 INFINITY = math.inf
 for_all = pytest.mark.parametrize("kernels", in_dtype(COMPILED, torch.float32), ids=str)
+
+
+# Masks
+
+for_each = pytest.mark.parametrize("kernels", in_dtype(KERNELS, torch.float32), ids=str)
+
+
+@for_each
+@pytest.mark.parametrize("size", SIZES)
+def test_tokens_without_a_bit_become_impossible_and_nothing_else_changes(kernels: Kernels, size: int) -> None:
+    generator = np.random.default_rng(size)
+    logits, words = random_logits(5, size), generator.integers(0, 2**32, (3, -(-size // 32)), np.uint32)
+    words[1], words[2, ::2] = 0, 2**32 - 1
+    rows = np.array([4, 0, 2])
+    allowed = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")[:, :size].astype(bool)
+    expected = logits.clone()
+    expected[torch.from_numpy(rows)] = expected[torch.from_numpy(rows)].masked_fill(
+        torch.from_numpy(~allowed), -INFINITY
+    )
+    kernels.backend.sampling.apply_masks(logits, rows, words)
+    assert torch.equal(logits, expected)
 
 
 # Rows that are not finite

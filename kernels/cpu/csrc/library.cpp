@@ -63,6 +63,7 @@ void blockyard_pack_int8(
 void blockyard_find_finite_rows(void* executor, const float* logits, int64_t rows, int64_t vocab_size, uint8_t* finite) {
     find_finite_rows(((Executor*)executor)->team(), logits, rows, vocab_size, finite);
 }
+void blockyard_apply_masks(void* executor, const Masks* masks) { apply_masks(((Executor*)executor)->team(), *masks); }
 void blockyard_choose(void* executor, const Choices* choices) { choose(((Executor*)executor)->team(), *choices); }
 void blockyard_token_logprobs(void* executor, const TokenLogprobs* wanted) {
     token_logprobs(((Executor*)executor)->team(), *wanted);

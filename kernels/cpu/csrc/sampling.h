@@ -35,6 +35,15 @@ struct TokenLogprobs {
     int64_t* ranks;                 // [R]: the tokens' places in the order, from 1
 };
 
+// Tokens that some rows allow. Mirrored in kernels/cpu/sampling.py.
+struct Masks {
+    float* logits;                  // [any, vocabulary]; written
+    int64_t vocab_size;
+    int64_t num_rows;
+    const int64_t* rows;            // [R]: which, none twice
+    const uint32_t* words;          // [R, vocabulary / 32, rounded up]: a bit for each token that is allowed
+};
+
 template <class RowFunction>
 class RowWork : public Work {
    public:
@@ -128,6 +137,22 @@ inline void token_logprobs_of_row(const TokenLogprobs& wanted, int64_t i) {
 
 inline void find_finite_rows(Team& team, const float* logits, int64_t num_rows, int64_t vocab_size, uint8_t* finite) {
     for_each_row(team, num_rows, [=](int64_t i) { finite[i] = is_finite_row(logits + i * vocab_size, vocab_size); });
+}
+
+inline void apply_mask(float* logits, const uint32_t* words, int64_t vocab_size) {
+    for (int64_t i = 0; i < vocab_size; i += 32) {
+        const uint32_t word = words[i / 32];
+        if (word == UINT32_MAX) continue;
+        const int num_tokens = (int)std::min<int64_t>(32, vocab_size - i);
+        for (int k = 0; k < num_tokens; k++) logits[i + k] = word >> k & 1 ? logits[i + k] : -INFINITY;
+    }
+}
+
+inline void apply_masks(Team& team, const Masks& masks) {
+    const int64_t num_words = (masks.vocab_size + 31) / 32;
+    for_each_row(team, masks.num_rows, [&](int64_t i) {
+        apply_mask(masks.logits + masks.rows[i] * masks.vocab_size, masks.words + i * num_words, masks.vocab_size);
+    });
 }
 
 inline void choose(Team& team, const Choices& choices) {
