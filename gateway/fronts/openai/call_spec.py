@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from blockyard.client.chat import Role
 from blockyard.errors import BlockyardError
+from gateway.fronts.openai.schema.formats import read_format
 from gateway.fronts.openai.schema.requests import StreamOptions
 from gateway.request import (
     BeamOptions,
@@ -117,6 +118,7 @@ def understand_completion(body: CompletionBody, tokenizer: Tokenizer) -> CallSpe
         default_length=body.max_tokens is None,
         echoes=tuple(_text_of(prompt, tokenizer) for prompt in prompts) if body.echo else (),
         **_answer_options(body),
+        names=_format_names(body),
     )
 
 
@@ -136,7 +138,7 @@ def understand_chat(body: ChatBody, _tokenizer: Tokenizer) -> CallSpec:
         echoes=_echo_of(conversation) if body.echo else (),
         hides_reasoning=body.include_reasoning is False,
         **_answer_options(body),
-        names={"prompt": "messages", "max_tokens": length_name, "logprobs": "top_logprobs"},
+        names={"prompt": "messages", "max_tokens": length_name, "logprobs": "top_logprobs", **_format_names(body)},
     )
 
 
@@ -202,7 +204,14 @@ def _request(body: GenerationBody, max_tokens: int | None) -> GenerationRequest:
         priority=body.priority or 0,
         max_queue_seconds=body.max_queue_time,
         beam_search=_beams(body) if body.use_beam_search else None,
+        format=asked.output if (asked := read_format(body)) else None,
     )
+
+
+def _format_names(body: GenerationBody) -> dict[str, str]:
+    """Returns what the caller knows the format as."""
+    asked = read_format(body)
+    return {asked.field: asked.parameter, "format": asked.parameter} if asked else {}
 
 
 def _beams(body: GenerationBody) -> BeamOptions:

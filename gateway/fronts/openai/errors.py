@@ -61,6 +61,9 @@ def rename(error: BlockyardError, names: Mapping[str, str]) -> BlockyardError:
 
 
 def parameter(field: str, names: Mapping[str, str]) -> str:
+    for path, name in names.items():
+        if "." in path and field.startswith(path):
+            return name + field[len(path) :]
     match = _PATH.fullmatch(field)
     if match is None:
         return field

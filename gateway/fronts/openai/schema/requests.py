@@ -16,6 +16,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from gateway.fronts.http_calls.body_types import Neutral, NotServed, Shape, TokenIdKey, at_most, unsupported
+from gateway.fronts.openai.schema.formats import FormatShape
 from gateway.fronts.openai.schema.messages import ChatShape
 from gateway.validation import MAX_LOGIT_BIASES
 
@@ -60,29 +61,23 @@ class NotServedYet(Shape):
 
     cache_salt: NotServed = None
     ec_transfer_params: NotServed = None
-    guided_choice: NotServed = None
     guided_decoding_backend: NotServed = None
-    guided_grammar: NotServed = None
-    guided_json: NotServed = None
-    guided_regex: NotServed = None
     guided_whitespace_pattern: NotServed = None
     kv_transfer_params: NotServed = None
     logits_processors: NotServed = None
     logprob_token_ids: NotServed = None
     repetition_detection: NotServed = None
-    response_format: Annotated[Any, Neutral({"type": "text"})] = None
     return_token_offsets: Annotated[Any, Neutral(False)] = None
     spaces_between_special_tokens: Annotated[Any, Neutral(True)] = None
     stream_interval: Annotated[Any, Neutral(1)] = None
     structural_tag: NotServed = None
-    structured_outputs: NotServed = None
     thinking_token_budget: Annotated[Any, Neutral(-1)] = None
     truncation_side: Annotated[Any, Neutral("left")] = None
     vllm_xargs: NotServed = None
     watermarking: Annotated[Any, Neutral(False)] = None
 
 
-class GenerationBody(NotServedYet):
+class GenerationBody(NotServedYet, FormatShape):
     """The parameters that both calls have."""
 
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"session_id", "user"})

@@ -181,7 +181,6 @@ def test_what_is_said_elsewhere_is_no_sampling_parameter(name: str) -> None:
     [
         ("lora_name", "mine"),
         ("guided_decoding", {"regex": "a+"}),
-        ("structured_outputs", {"regex": "a+"}),
         ("prompt_logprobs", 1),
         ("return_token_ids", True),
         ("detokenize", False),

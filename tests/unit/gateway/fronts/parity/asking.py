@@ -133,8 +133,23 @@ def names_of_chat() -> Mapping[str, str]:
 NAMES: dict[str, Mapping[str, str]] = {"text": {}, "chat": names_of_chat()}
 
 
+# vLLM's parameters for the forms of answers; each of them alone.
+_STRUCTURED = {
+    "format.json_schema.schema": "json",
+    "format.json_schema.compact": "disable_any_whitespace",
+    "format.json_object": "json_object",
+    "format.regex": "regex",
+    "format.choices.texts": "choice",
+    "format.grammar": "grammar",
+    "format": "json_object",
+}
+
+
 def parameter_of(path: str, family: str) -> str:
     """The parameter of the OpenAI API that a path of the proto is."""
+    for known, name in _STRUCTURED.items():
+        if path.startswith(known):
+            return f"structured_outputs.{name}{path[len(known) :]}"
     return rename(invalid([Violation(path, "")]), NAMES[family]).violations[0].field
 
 
@@ -145,7 +160,12 @@ def body_of(asked: Ask, family: str) -> dict[str, Any]:
         if path == "conversation.parse_answer":
             # Over HTTP an answer always is.
             continue
-        body[parameter_of(path, family)] = _VALUES.get(path, lambda value: value)(value)
+        parameter, value = parameter_of(path, family), _VALUES.get(path, lambda value: value)(value)
+        if path in _STRUCTURED:
+            section, _, parameter = parameter.partition(".")
+            body.setdefault(section, {})[parameter] = value
+        else:
+            body[parameter] = value
         if path.startswith("beam_search."):
             body["use_beam_search"] = True
         if path == "sampling.logprobs" and family == "chat":

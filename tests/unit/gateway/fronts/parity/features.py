@@ -57,6 +57,14 @@ FEATURES = [
     Case("beams by their length", {"beam_search.width": 2, "beam_search.length_penalty": -0.5}),
     Case("beams that end early", {"beam_search.width": 2, "beam_search.early_stopping": "first"}),
     Case("beams that never end early", {"beam_search.width": 2, "beam_search.early_stopping": "never"}),
+    # Forms of the answer.
+    Case("JSON by a schema", {"format.json_schema.schema": '{"type": "object"}'}),
+    Case("compact JSON", {"format.json_schema.schema": '{"type": "object"}', "format.json_schema.compact": True}),
+    Case("a JSON object", {"format.json_object": True}),
+    Case("a regular expression", {"format.regex": "a+/b"}),
+    Case("one of several texts", {"format.choices.texts": ["yes", "no"]}),
+    Case("a text of a grammar", {"format.grammar": 'start: "a"'}),
+    Case("a grammar", {"sampling.grammar": 'start: "a"'}, only="grpc", why="over HTTP it is a text of a grammar"),
     # Conversations.
     Case(
         "a conversation",

@@ -119,6 +119,27 @@ RULES = [
         {"beam_search.width": 2, "beam_search.early_stopping": "sometimes"},
         "beam_search.early_stopping",
     ),
+    # Forms of the answer.
+    rule("a keyword that is not served", {"format.json_schema.schema": '{"not": {}}'}, "format.json_schema.schema.not"),
+    rule("a form by no schema", {"format.json_schema.schema": "[]"}),
+    rule("a regular expression that is none", {"format.regex": "("}),
+    rule("no choices", {"format.choices.texts": []}),
+    rule("a grammar that is none", {"format.grammar": "start: ("}),
+    rule("a form that is none", {"format.json_object": False}, "format", only="grpc", why="over HTTP it asks for none"),
+    rule(
+        "two grammars",
+        {"format.regex": "a", "sampling.grammar": 'start: "a"'},
+        "sampling.grammar",
+        only="grpc",
+        why="over HTTP there is no other place for one",
+    ),
+    rule("a form that goes on", {"format.regex": "a", "stop.ignore_eos": True}, "stop.ignore_eos"),
+    rule(
+        "beams in a form",
+        {"format.json_object": True, "beam_search.width": 2},
+        "format",
+        reason=Reason.UNSUPPORTED_PARAMETER,
+    ),
     rule("a way to leave that is none", {"on_disconnect": "sometimes"}),
     rule("an end of weights that is none", {"on_update": "sometimes"}),
     # Conversations.

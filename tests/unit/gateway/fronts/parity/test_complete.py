@@ -31,6 +31,11 @@ ONLY_HTTP = {
     "documents": "over gRPC a variable of the template, as all others are",
     "reasoning_effort": "the same",
     "logprobs": "over gRPC how many, as top_logprobs",
+    "response_format": "OpenAI's name of structured_outputs",
+    "guided_choice": "another name of structured_outputs.choice",
+    "guided_grammar": "another name of structured_outputs.grammar",
+    "guided_json": "another name of structured_outputs.json",
+    "guided_regex": "another name of structured_outputs.regex",
     "use_beam_search": "over gRPC there is a beam_search, or none",
     "include_reasoning": "over gRPC reasoning has a field of its own",
 }
