@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any, cast
 
 from blockyard.client import chat_codec
@@ -18,6 +19,7 @@ from blockyard.client.results import (
     Model,
     PromptLogprobs,
     Recovered,
+    StructuredOutputsParams,
     TokenLogprob,
     TokenLogprobs,
     ToolCallDelta,
@@ -158,11 +160,31 @@ def _put_beam_search(spec: inference_pb2.GenerationSpec, search: BeamSearch) -> 
     spec.beam_search.early_stopping = _EARLY_STOPPING[EarlyStopping(search.early_stopping)]
 
 
+def _put_structured_outputs(spec: inference_pb2.GenerationSpec, params: StructuredOutputsParams) -> None:
+    given = [params.json is not None, params.regex is not None, params.choice is not None, params.grammar is not None]
+    if sum(given) + params.json_object != 1:
+        raise ValueError("it is one of json, regex, choice, grammar and json_object")
+    if params.json is not None:
+        schema = params.json if isinstance(params.json, str) else json.dumps(params.json, ensure_ascii=False)
+        spec.format.json_schema.schema = schema
+        spec.format.json_schema.compact = params.disable_any_whitespace
+    elif params.regex is not None:
+        spec.format.regex = params.regex
+    elif params.choice is not None:
+        spec.format.choices.SetInParent()
+        spec.format.choices.texts.extend(params.choice)
+    elif params.grammar is not None:
+        spec.format.grammar = params.grammar
+    else:
+        spec.format.json_object = True
+
+
 _PUT = {
     "on_disconnect": _put_on_disconnect,
     "on_update": _put_on_update,
     "max_queue_time": _put_max_queue_time,
     "beam_search": _put_beam_search,
+    "structured_outputs": _put_structured_outputs,
 }
 
 

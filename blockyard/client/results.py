@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,6 +31,24 @@ class BeamSearch:
     width: int
     length_penalty: float = 1.0
     early_stopping: EarlyStopping = EarlyStopping.HEURISTIC
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutputsParams:
+    """The form that an answer must have: one of these, under vLLM's names."""
+
+    json: str | Mapping[str, Any] | bool | None = None
+    """JSON that this JSON Schema allows."""
+    regex: str | None = None
+    """A text that this regular expression matches as a whole."""
+    choice: Sequence[str] | None = None
+    """One of these texts."""
+    grammar: str | None = None
+    """A text of this grammar, in llguidance's kind of Lark."""
+    json_object: bool = False
+    """Any JSON object."""
+    disable_any_whitespace: bool = False
+    """JSON by a schema has no white space between its tokens."""
 
 
 class GenerationOptions(TypedDict, total=False):
@@ -91,6 +109,8 @@ class GenerationOptions(TypedDict, total=False):
     """Less is sooner, where the scheduler's policy is by priority. [0]"""
     max_queue_time: float
     """Seconds that it may wait for its first step; then it fails with QUEUE_DEADLINE. [as long as it takes]"""
+    structured_outputs: StructuredOutputsParams
+    """The form that the answer must have: JSON by a schema, say. [any]"""
     beam_search: BeamSearch
     """Search for the likeliest continuations instead of sampling; the tokens come all at the end. [sampling]"""
     logprobs: int

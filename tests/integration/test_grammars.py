@@ -6,8 +6,11 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import grpc
+import openai
 import pytest
+from pydantic import BaseModel, Field
 
+from blockyard import Client, StructuredOutputsParams
 from blockyard.errors import Reason, from_rpc_error
 from blockyard.inference.v1 import inference_pb2 as pb
 from blockyard.inference.v1 import inference_pb2_grpc as rpcs
@@ -28,6 +31,13 @@ PERSON = json.dumps(
         "additionalProperties": False,
     }
 )
+
+
+class Person(BaseModel):
+    """What a client asks for."""
+
+    name: str = Field(max_length=8)
+    age: int = Field(ge=0, le=99)
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +72,26 @@ def test_answers_have_their_form(stub: rpcs.InferenceServiceStub) -> None:
     choices = make_spec({"choices": pb.Choices(texts=["yes", "no"])}, n=4)
     assert set(ask(stub, choices)) <= {"yes", "no"}
     assert ask(stub, make_spec(grammar='start: "a" "b"')) == ["ab"]
+
+
+def test_clients_parse_what_they_ask_for(demo: System) -> None:
+    with openai.OpenAI(base_url=f"{demo.http_url}/v1", api_key="none", max_retries=0) as client:
+        answer = client.chat.completions.parse(
+            model="demo",
+            messages=[{"role": "user", "content": "Who?"}],
+            response_format=Person,
+            max_tokens=200,
+            temperature=2,
+            seed=1,
+        )
+        wrong: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}
+        with pytest.raises(openai.BadRequestError) as raised:
+            client.completions.create(model="demo", prompt="a", extra_body={"response_format": wrong})
+    assert isinstance(answer.choices[0].message.parsed, Person)
+    assert raised.value.param == "response_format.json_schema.schema.not"
+    with Client(demo.grpc_target) as client:
+        form = StructuredOutputsParams(choice=["yes", "no"])
+        assert client.generate("Well?", structured_outputs=form).text in ("yes", "no")
 
 
 def test_an_end_wins_over_min_tokens(stub: rpcs.InferenceServiceStub) -> None:

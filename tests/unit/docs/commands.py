@@ -263,6 +263,10 @@ HOLDERS: dict[str, dict[str, By | NotRun]] = {
     "docs/guides/open-inference.md": {
         "import json": By("tests/integration/test_open_inference.py::test_the_programs_of_the_guide"),
     },
+    "docs/guides/structured-outputs.md": {
+        "from blockyard import Client, StructuredOutputsParams": PROGRAMS,
+        "from openai import OpenAI": PROGRAMS,
+    },
     "docs/guides/embeddings.md": {
         ".venv/bin/blockyard serve …": SETTINGS,
         "import openai": By("tests/integration/pooling/test_calls.py::test_openai_client_reads_both_encodings"),

@@ -24,6 +24,7 @@ from blockyard.client.results import (
     GenerationOptions,
     PromptLogprobs,
     Recovered,
+    StructuredOutputsParams,
     TokenLogprob,
     TokenLogprobs,
     Usage,
@@ -58,6 +59,7 @@ EVERY_OPTION: dict[str, Any] = {
     "priority": -3,
     "max_queue_time": 1.5,
     "beam_search": BeamSearch(4, 0.5, EarlyStopping.NEVER),
+    "structured_outputs": StructuredOutputsParams(json={"type": "object"}, disable_any_whitespace=True),
     "logprobs": 0,
     "prompt_logprobs": 2,
     "allowed_token_ids": [3, 4],
@@ -104,6 +106,7 @@ def test_every_option_reaches_its_field() -> None:
         beam_search=sampling_pb2.BeamSearch(
             width=4, length_penalty=0.5, early_stopping=sampling_pb2.EARLY_STOPPING_NEVER
         ),
+        format={"json_schema": {"schema": '{"type": "object"}', "compact": True}},
         stop=sampling_pb2.StopCriteria(
             max_tokens=5,
             min_tokens=1,
@@ -155,6 +158,23 @@ def test_beam_search_says_all_of_itself(search: BeamSearch) -> None:
     assert told.early_stopping in (sampling_pb2.EARLY_STOPPING_HEURISTIC, sampling_pb2.EARLY_STOPPING_FIRST)
 
 
+@pytest.mark.parametrize(
+    ("params", "told"),
+    [
+        (StructuredOutputsParams(json="{}"), {"json_schema": {"schema": "{}"}}),
+        (StructuredOutputsParams(json_object=True), {"json_object": True}),
+        (StructuredOutputsParams(regex="a+"), {"regex": "a+"}),
+        (StructuredOutputsParams(choice=["a", "b"]), {"choices": {"texts": ["a", "b"]}}),
+        (StructuredOutputsParams(choice=[]), {"choices": {}}),
+        (StructuredOutputsParams(grammar='start: "a"'), {"grammar": 'start: "a"'}),
+    ],
+    ids=str,
+)
+def test_a_form_says_all_of_itself(params: StructuredOutputsParams, told: dict[str, Any]) -> None:
+    spec = codec.make_spec("hi", {"structured_outputs": params})
+    assert spec.format == inference_pb2.OutputFormat(**told)
+
+
 def test_every_value_that_its_field_cannot_hold_is_a_violation() -> None:
     options: Any = {
         "top_k": -1,
@@ -201,6 +221,8 @@ def test_every_value_that_its_field_cannot_hold_is_a_violation() -> None:
         ("max_queue_time", "soon"),
         ("beam_search", BeamSearch(-1)),
         ("beam_search", BeamSearch(2, early_stopping="later")),  # type: ignore[arg-type]
+        ("structured_outputs", StructuredOutputsParams()),
+        ("structured_outputs", StructuredOutputsParams(json_object=True, regex="a")),
         ("on_disconnect", 3),
         ("on_update", "forget"),
     ],
