@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parents[1]), str(HERE)]
 
+from agents_page import agents_page  # noqa: E402
 from dashboard import dashboard, prometheus_rule  # noqa: E402
 from metrics_page import metrics_page  # noqa: E402
 from models_page import models_page  # noqa: E402
@@ -343,6 +344,7 @@ PAGES = {
     "metrics.md": lambda: metrics_page(NOTE),
     "models.md": lambda: models_page(NOTE),
     "openai.md": openai_page,
+    "agents.md": lambda: agents_page(NOTE, _parameters),
     "protos.md": lambda: protos_page(NOTE),
 }
 

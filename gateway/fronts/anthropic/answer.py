@@ -55,7 +55,9 @@ class MessageAnswer:
     def add(self, event: Event) -> Iterator[dict[str, Any]]:
         """Takes an event of the core and makes those of the stream."""
         if isinstance(event, Delta):
-            yield from map(self._of_step, self._parts.add(event))
+            for step in self._parts.add(event):
+                if not (isinstance(step, Grown) and self._hides(step.part)):
+                    yield self._of_step(step)
         elif isinstance(event, Finished) and event.error is None:
             self._finished = event
             yield from map(self._of_step, self._parts.end())
@@ -86,9 +88,14 @@ class MessageAnswer:
 
     def _block(self, part: Part) -> dict[str, Any]:
         block = self._empty_block(part)
+        if self._hides(part):
+            return block
         if part.kind is PartKind.CALL:
             return block | {"input": _read_input(part.text)}
         return block | {_DELTAS[part.kind][1]: part.text}
+
+    def _hides(self, part: Part) -> bool:
+        return self._call.hides_thinking and part.kind is PartKind.REASONING
 
     def _ending(self) -> dict[str, Any]:
         finished = self._finished
@@ -102,6 +109,8 @@ class MessageAnswer:
             # The model's length has left less than was asked for.
             is_short = finished.num_completion_tokens < self._call.max_tokens
             return "model_context_window_exceeded" if is_short else "max_tokens"
+        if finished.calls_tools:
+            return "tool_use"
         return "stop_sequence" if isinstance(finished.matched, str) else "end_turn"
 
     def _usage(self) -> dict[str, Any]:

@@ -22,6 +22,8 @@ class MessageCall:
     request: GenerationRequest
     max_tokens: int
     stream: bool
+    # Blocks of thinking are there, and empty.
+    hides_thinking: bool
 
 
 def understand(body: MessagesBody, tenant: str) -> MessageCall:
@@ -35,7 +37,8 @@ def understand(body: MessagesBody, tenant: str) -> MessageCall:
         format=_format(body),
         tenant=tenant,
     )
-    return MessageCall(request, body.max_tokens, bool(body.stream))
+    hides_thinking = body.thinking is not None and body.thinking.display == "omitted"
+    return MessageCall(request, body.max_tokens, bool(body.stream), hides_thinking)
 
 
 def _format(body: MessagesBody) -> OutputFormat | None:

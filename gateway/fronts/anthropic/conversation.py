@@ -14,13 +14,25 @@ if TYPE_CHECKING:
     from gateway.fronts.anthropic.schema import MessageShape, PromptShape
 
 
+_CHOICES = {
+    "auto": ToolChoice.AUTO,
+    "any": ToolChoice.REQUIRED,
+    "tool": ToolChoice.REQUIRED,
+    "none": ToolChoice.NONE,
+}
+
+
 def conversation_of(body: PromptShape) -> chat.Conversation:
     """Makes the conversation: a system message, then those of the body. An answer continues a final assistant's."""
     messages = [*_system(body), *(message for each in body.messages for message in _messages(each))]
+    choice = body.tool_choice
     return chat.Conversation(
         messages=tuple(messages),
         tools=tuple(tool.as_tool() for tool in body.tools or ()),
-        tool_choice=ToolChoice(body.tool_choice.type if body.tool_choice else "auto"),
+        tool_choice=_CHOICES[choice.type] if choice else ToolChoice.AUTO,
+        named_tool=(choice.name if choice else None) or "",
+        one_tool_call=bool(choice and choice.disable_parallel_tool_use),
+        parse_answer=True,
         continue_final_message=bool(messages) and messages[-1].role is Role.ASSISTANT,
         template_arguments=_template_arguments(body),
     )

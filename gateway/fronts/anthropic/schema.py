@@ -7,9 +7,9 @@ here; the API knows it and it is not served, which is an error that names it; or
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from gateway import chat
@@ -42,7 +42,7 @@ class ToolShape(Shape):
     description: str | None = None
     input_schema: dict[str, Any]
     type: Literal["custom"] | None = None
-    strict: Annotated[Any, Neutral(False)] = None
+    strict: bool | None = None
     cache_control: dict[str, Any] | None = None
     # Arguments are streamed as they are written.
     eager_input_streaming: bool | None = None
@@ -52,14 +52,22 @@ class ToolShape(Shape):
 
     def as_tool(self) -> chat.Tool:
         """Converts it to the core's value."""
-        return chat.Tool(self.name, self.description or "", json.dumps(self.input_schema, ensure_ascii=False))
+        schema = json.dumps(self.input_schema, ensure_ascii=False)
+        return chat.Tool(self.name, self.description or "", schema, strict=bool(self.strict))
 
 
 class ToolChoiceShape(Shape):
-    """Whether the model may call tools."""
+    """Whether the model may call tools, or has to."""
 
-    type: Literal["auto", "none"]
-    disable_parallel_tool_use: Annotated[Any, Neutral(False)] = None
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    @model_validator(mode="after")
+    def _check_name(self) -> Self:
+        if (self.name is not None) != (self.type == "tool"):
+            raise PydanticCustomError("tool_choice", "has a name where its type is 'tool', and only there")
+        return self
 
 
 def _check_thinking(value: Any) -> Any:

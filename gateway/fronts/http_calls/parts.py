@@ -86,9 +86,18 @@ class AnswerParts:
         return "".join(part.text for part in self.parts if part.kind is PartKind.REASONING)
 
     def add(self, delta: Delta) -> Iterator[Step]:
-        """Takes more of the answer."""
+        """Takes more of the answer: the rest of a call first, then what may stand before another."""
+        calls = list(delta.tool_calls)
+        if calls and not calls[0].name:
+            yield from self._grow(PartKind.CALL, calls.pop(0).arguments)
+        if delta.reasoning_text:
+            yield from self._grow(PartKind.REASONING, delta.reasoning_text)
         if delta.text:
             yield from self._grow(PartKind.TEXT, delta.text)
+        for call in calls:
+            yield from self._begin(Part(len(self.parts), PartKind.CALL, call.call_id, call.name))
+            if call.arguments:
+                yield from self._grow(PartKind.CALL, call.arguments)
 
     def end(self) -> Iterator[Step]:
         """Takes note that the answer has ended."""

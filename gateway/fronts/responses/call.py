@@ -16,7 +16,7 @@ from gateway.fronts.openai import errors
 from gateway.fronts.openai.call_codec import decode_state, encode_state
 from gateway.fronts.openai.call_state import CallState
 from gateway.fronts.responses.items import messages_of
-from gateway.fronts.responses.schema import LOGPROBS
+from gateway.fronts.responses.schema import LOGPROBS, NamedTool
 from gateway.request import GenerationRequest, OnDisconnect, SamplingOptions, StopOptions
 
 if TYPE_CHECKING:
@@ -72,10 +72,15 @@ def rename(error: BlockyardError) -> BlockyardError:
 
 def _conversation(body: ResponseBody) -> chat.Conversation:
     effort = body.reasoning.effort if body.reasoning else None
+    named = body.tool_choice if isinstance(body.tool_choice, NamedTool) else None
+    choice = body.tool_choice if isinstance(body.tool_choice, str) else "auto"
     return chat.Conversation(
         messages=messages_of(body.instructions, body.input),
         tools=tuple(tool.as_tool() for tool in body.tools or ()),
-        tool_choice=ToolChoice(body.tool_choice or "auto"),
+        tool_choice=ToolChoice.REQUIRED if named else ToolChoice(choice),
+        named_tool=named.name if named else "",
+        one_tool_call=body.parallel_tool_calls is False,
+        parse_answer=True,
         template_arguments={"reasoning_effort": effort} if effort else {},
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from gateway import chat
@@ -58,13 +58,30 @@ class ToolShape(Shape):
     def as_tool(self) -> chat.Tool:
         """Converts it to the core's value."""
         parameters = "" if self.parameters is None else json.dumps(self.parameters, ensure_ascii=False)
-        return chat.Tool(self.name, self.description or "", parameters)
+        # Where it is left out, a model of OpenAI tries to; here that would refuse schemas that cannot be kept.
+        return chat.Tool(self.name, self.description or "", parameters, strict=bool(self.strict))
+
+
+class NamedTool(Shape):
+    """The function that the model has to call."""
+
+    type: Literal["function"]
+    name: str
 
 
 def _check_tool_choice(value: Any) -> Any:
-    if value == "required" or isinstance(value, dict):
-        raise unsupported("cannot be forced yet: give auto or none")
-    return value
+    """Refuses choices of tools that are not served by name."""
+    # Read here: a union would report a violation for each of its branches.
+    if value is None or value in ("none", "auto", "required"):
+        return value
+    kind = value.get("type") if isinstance(value, dict) else None
+    if isinstance(kind, str) and kind != "function":
+        raise unsupported(f"of the type {kind!r} is not supported")
+    try:
+        return NamedTool.model_validate(value)
+    except ValidationError:
+        message = "should be 'none', 'auto', 'required' or {{'type': 'function', 'name': …}}"
+        raise PydanticCustomError("tool_choice", message) from None
 
 
 class ReasoningShape(Shape):
@@ -140,7 +157,7 @@ class ResponseBody(Shape):
     stream_options: StreamOptions | None = None
     temperature: float | None = None
     text: TextShape | None = None
-    tool_choice: Annotated[Literal["none", "auto"] | None, BeforeValidator(_check_tool_choice)] = None
+    tool_choice: Annotated[Any, BeforeValidator(_check_tool_choice)] = None
     tools: (
         Annotated[
             list[Annotated[ToolShape, BeforeValidator(_check_tool)]], Field(fail_fast=True), at_most(chat.MAX_TOOLS)

@@ -6,9 +6,9 @@ Owns their shape. `gateway.chat` has the rules of a conversation, for all fronts
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from blockyard.client.chat import Role, ToolChoice
@@ -71,6 +71,16 @@ class Message(Shape):
     audio: NotServed = None
     function_call: NotServed = None
     refusal: Annotated[Any, Neutral("")] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_reasoning(cls, value: Any) -> Any:
+        """Reads vLLM's newer name of reasoning_content: answers have both, and clients send them again as they are."""
+        if not (isinstance(value, dict) and "reasoning" in value):
+            return value
+        fields = cast("dict[str, Any]", value)
+        named = {name: item for name, item in fields.items() if name != "reasoning"}
+        return {"reasoning_content": fields["reasoning"]} | named
 
     def as_message(self) -> chat.Message:
         """Converts it to the core's value."""

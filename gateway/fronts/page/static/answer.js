@@ -18,12 +18,18 @@ export class Choice {
   #offset = 0;
   numTokens = 0;
   finishReason = null;
+  /** What the model thought before it spoke. */
+  reasoning = "";
+  /** Its calls of tools, as the API has them in messages. */
+  calls = [];
   stopReason = null;
 
   /** Takes the choice of a chunk, of either call; returns how many tokens it had. */
   take(choice) {
     const text = choice.text ?? choice.delta?.content ?? "";
     this.#text += text;
+    this.reasoning += choice.delta?.reasoning_content ?? "";
+    for (const piece of choice.delta?.tool_calls ?? []) this.#addCall(piece);
     for (const character of text) this.#characters.push(character);
     const tokens = choice.logprobs?.content
       ? choice.logprobs.content.map((token) => this.#chatToken(token))
@@ -34,6 +40,11 @@ export class Choice {
     this.stopReason = choice.stop_reason ?? this.stopReason;
     this.numTokens += tokens.length;
     return tokens.length;
+  }
+
+  #addCall({ index, id, function: { name, arguments: more } }) {
+    this.calls[index] ??= { id, type: "function", function: { name, arguments: "" } };
+    this.calls[index].function.arguments += more ?? "";
   }
 
   #chatToken({ token, logprob, bytes, top_logprobs: top }) {

@@ -2,6 +2,7 @@
 
 import { copyFrom } from "./clipboard.js";
 import { byId, make } from "./elements.js";
+import { CallsView, ReasoningView } from "./parts.js";
 import { RenderedView } from "./rendered.js";
 import { TokenView } from "./tokens.js";
 
@@ -64,7 +65,7 @@ export class Chat {
   /** Shows a choice as it grows; returns its views. */
   begin(choice, hasTokens) {
     this.show();
-    const views = [new RenderedView(choice), ...(hasTokens ? [new TokenView(choice, this.#card)] : [])];
+    const views = [...partsOf(choice), ...(hasTokens ? [new TokenView(choice, this.#card)] : [])];
     const element = article("assistant", ...views.map((view) => view.element));
     this.#growing = { choice, element };
     this.#log.append(element);
@@ -75,13 +76,13 @@ export class Chat {
   end(isWhole) {
     const { choice, element } = this.#growing;
     this.#growing = null;
-    if (!choice.text && !isWhole) {
+    if (!choice.text && !choice.calls.length && !isWhole) {
       element.remove();
       const asked = this.#conversation.undo();
       this.#save();
       return asked;
     }
-    const message = this.#conversation.answer(choice.text, isWhole);
+    const message = this.#conversation.answer(choice, isWhole);
     this.#items.push({ message, element });
     this.#finish(element, message);
     this.#save();
@@ -90,7 +91,7 @@ export class Chat {
 
   /** Keeps what there is, as when the page is left while an answer is being read. */
   keep() {
-    this.#conversation.save(this.#growing?.choice.text);
+    this.#conversation.save(this.#growing?.choice);
   }
 
   /** Reads again what was kept, as when another tab changed it. */
@@ -174,12 +175,19 @@ function article(role, ...content) {
 }
 
 /** Shows a message that is there already. */
-function said({ role, content }) {
+function said({ role, content, reasoning, calls }) {
   if (role === "user") return article(role, make("div", { className: "said" }, content));
-  const view = new RenderedView({ text: content });
-  view.show();
-  view.element.classList.remove("growing");
-  return article(role, view.element);
+  const views = partsOf({ text: content, reasoning: reasoning ?? "", calls: calls ?? [] });
+  for (const view of views) {
+    view.show();
+    view.element.classList.remove("growing");
+  }
+  return article(role, ...views.map((view) => view.element));
+}
+
+/** Makes the views of an answer, in their order. */
+function partsOf(choice) {
+  return [new ReasoningView(choice), new RenderedView(choice), new CallsView(choice)];
 }
 
 function button(text, onClick) {

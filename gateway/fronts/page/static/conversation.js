@@ -4,7 +4,10 @@
 const NAME = "chat";
 const ROLES = new Set(["user", "assistant"]);
 
-/** Messages as {role, content, isWhole}; an answer that ended too early is not whole. */
+/**
+ * Messages as {role, content, isWhole}; an answer that ended too early is not whole, and may have `reasoning` and
+ * `calls`.
+ */
 export class Conversation {
   messages = [];
   #store;
@@ -22,15 +25,17 @@ export class Conversation {
   }
 
   /** Keeps it, with an answer so far if there is one; returns whether that worked. */
-  save(answerSoFar = "") {
-    const partial = answerSoFar ? [answer(answerSoFar, false)] : [];
+  save(answerSoFar = null) {
+    const partial = answerSoFar?.text ? [answer(answerSoFar, false)] : [];
     const messages = [...this.messages, ...partial];
     return this.#store.set(NAME, messages.length ? JSON.stringify({ version: 1, messages }) : "");
   }
 
   /** The messages before one of them, by its index, as the API takes them. */
   toSend(end = this.messages.length) {
-    return this.messages.slice(0, end).map(({ role, content }) => ({ role, content }));
+    return this.messages
+      .slice(0, end)
+      .map(({ role, content, calls }) => ({ role, content, ...(calls?.length ? { tool_calls: calls } : {}) }));
   }
 
   /** Adds a message behind the first ones, in place of what follows them. */
@@ -45,10 +50,10 @@ export class Conversation {
     if (this.messages.at(-1)?.role === "assistant") this.messages = this.messages.slice(0, -1);
   }
 
-  /** Adds the answer; returns its message. */
-  answer(content, isWhole) {
+  /** Adds the answer, a choice; returns its message. */
+  answer(choice, isWhole) {
     this.#before = null;
-    const message = answer(content, isWhole);
+    const message = answer(choice, isWhole);
     this.messages = [...this.messages, message];
     return message;
   }
@@ -69,8 +74,9 @@ export class Conversation {
   }
 }
 
-function answer(content, isWhole) {
-  return { role: "assistant", content, isWhole };
+function answer({ text, reasoning, calls }, isWhole) {
+  const parts = { ...(reasoning ? { reasoning } : {}), ...(calls?.length ? { calls } : {}) };
+  return { role: "assistant", content: text, isWhole, ...parts };
 }
 
 function parse(text) {
@@ -78,7 +84,10 @@ function parse(text) {
     const { version, messages } = JSON.parse(text ?? "{}");
     const isKnown = ({ role, content }) => ROLES.has(role) && typeof content === "string";
     if (version !== 1 || !messages.every(isKnown)) return [];
-    return messages.map(({ role, content, isWhole }) => ({ role, content, isWhole: isWhole !== false }));
+    return messages.map((message) => {
+      if (message.role === "assistant") return answer({ ...message, text: message.content }, message.isWhole !== false);
+      return { role: message.role, content: message.content, isWhole: message.isWhole !== false };
+    });
   } catch {
     return [];
   }

@@ -15,6 +15,8 @@ export function makeRequest({ fields, messages, model }) {
     ...(isChat ? { messages } : { prompt: fields.prompt }),
     ...numbers(fields, isChat ? PARAMETERS : [...PARAMETERS, "n"]),
     ...(isChat && !fields.tokens ? {} : logprobs(fields.logprobs, isChat)),
+    ...form(fields.schema),
+    ...(isChat ? tools(fields.tools) : {}),
     stream: true,
     stream_options: { include_usage: true },
     return_token_ids: true,
@@ -36,6 +38,28 @@ function parse(text) {
 function logprobs(text, isChat) {
   if ((text ?? "").trim() === "") return {};
   return isChat ? { logprobs: true, top_logprobs: parse(text) } : { logprobs: parse(text) };
+}
+
+/** Has the answer be JSON that a schema allows. What cannot be read goes as it is, too. */
+function form(text) {
+  if (!(text ?? "").trim()) return {};
+  return { response_format: { type: "json_schema", json_schema: { name: "answer", schema: parseJson(text) } } };
+}
+
+/** Offers functions: {name, parameters} each, or as the API has them. */
+function tools(text) {
+  if (!(text ?? "").trim()) return {};
+  const listed = parseJson(text);
+  if (!Array.isArray(listed)) return { tools: listed };
+  return { tools: listed.map((tool) => (tool?.type ? tool : { type: "function", function: tool })) };
+}
+
+function parseJson(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return text;
+  }
 }
 
 /** Gives a command that sends the same request. The key is named, not shown. */

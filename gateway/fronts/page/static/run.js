@@ -5,7 +5,7 @@ import { newRequestId, streamAgain, streamAnswer } from "./client.js";
 import { count, counted, duration, UNKNOWN } from "./format.js";
 import { Timing } from "./meter.js";
 
-const ENDS = { stop: "the model ended it", length: "max tokens reached", error: "it failed" };
+const ENDS = { stop: "the model ended it", length: "max tokens reached", error: "it failed", tool_calls: "it calls tools" };
 const BROKEN = "The connection broke. The answer goes on in the gateway; reading on …";
 const CUT_OFF = "The answer ends here: what follows was not received.";
 

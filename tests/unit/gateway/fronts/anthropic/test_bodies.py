@@ -9,7 +9,7 @@ import pytest
 from anthropic.types import message_count_tokens_params, message_create_params
 from anthropic.types.beta import message_create_params as beta_params
 
-from blockyard.client.chat import Role
+from blockyard.client.chat import Role, ToolChoice
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from gateway.chat import Conversation, Message, Tool, ToolCall
 from gateway.fronts.anthropic.call import understand
@@ -73,6 +73,24 @@ def test_an_answer_goes_on_with_a_final_message_of_the_assistant() -> None:
     assert conversation.messages[-1] == Message(Role.ASSISTANT, "{")
 
 
+@pytest.mark.parametrize(
+    ("asked", "choice", "named", "is_one"),
+    [
+        (None, ToolChoice.AUTO, "", False),
+        ({"type": "auto", "disable_parallel_tool_use": True}, ToolChoice.AUTO, "", True),
+        ({"type": "any"}, ToolChoice.REQUIRED, "", False),
+        ({"type": "tool", "name": "t"}, ToolChoice.REQUIRED, "t", False),
+        ({"type": "none"}, ToolChoice.NONE, "", False),
+    ],
+)
+def test_the_choice_of_a_tool(asked: Any, choice: ToolChoice, named: str, is_one: bool) -> None:
+    tool = {"name": "t", "input_schema": {"type": "object"}, "strict": True}
+    conversation = conversation_of(ASKED | {"tools": [tool], "tool_choice": asked})
+    assert (conversation.tool_choice, conversation.named_tool, conversation.one_tool_call) == (choice, named, is_one)
+    assert conversation.parse_answer
+    assert conversation.tools[0].strict
+
+
 @pytest.mark.parametrize("name", ["output_config", "output_format"])
 def test_the_form_of_an_answer_is_a_schema(name: str) -> None:
     output: dict[str, Any] = {"type": "json_schema", "schema": {"type": "object"}}
@@ -117,6 +135,7 @@ def test_what_the_api_knows_and_is_not_served_is_refused_by_name(fields: dict[st
         ({"temprature": 1}, "temprature"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"messages": [{"role": "robot", "content": "Hi"}]}, "messages[0].role"),
+        ({"tool_choice": {"type": "tool"}}, "tool_choice"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text.text"),
     ],

@@ -11,7 +11,16 @@ import pytest
 
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from gateway.request import FinishReason, OnDisconnect
-from tests.unit.gateway.fronts.openai.scripted import accepted, answer, deltas, finished
+from tests.unit.gateway.fronts.openai.scripted import (
+    ARGUMENTS,
+    SAID,
+    THOUGHT,
+    accepted,
+    answer,
+    calling,
+    deltas,
+    finished,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -181,3 +190,34 @@ async def test_what_else_the_api_has_is_refused_by_name(http: httpx.AsyncClient)
 
 async def test_somebody_is_there(http: httpx.AsyncClient) -> None:
     assert (await http.head("/")).status_code == 200
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+async def test_thinking_and_calls_of_tools_are_blocks(
+    client: anthropic.AsyncAnthropic, service: ScriptedService, size: int
+) -> None:
+    service.script = lambda request: calling(request, size=size)
+    whole = await client.messages.create(**ASKED)
+    async with client.messages.stream(**ASKED) as stream:
+        streamed = await stream.get_final_message()
+    for message in (whole, streamed):
+        assert [block.model_dump(exclude_none=True) for block in message.content] == [
+            {"type": "thinking", "thinking": THOUGHT, "signature": ""},
+            {"type": "text", "text": SAID},
+            {"type": "tool_use", "id": "call_1", "name": "read", "input": json.loads(ARGUMENTS)},
+            {"type": "tool_use", "id": "call_2", "name": "list", "input": {}},
+        ]
+        assert message.stop_reason == "tool_use"
+
+
+async def test_thinking_is_left_out_where_nobody_wants_it(
+    client: anthropic.AsyncAnthropic, service: ScriptedService
+) -> None:
+    service.script = calling
+    thinking: Any = {"type": "adaptive", "display": "omitted"}
+    whole = await client.messages.create(**ASKED, thinking=thinking)
+    async with client.messages.stream(**ASKED, thinking=thinking) as stream:
+        streamed = await stream.get_final_message()
+    for message in (whole, streamed):
+        assert [block.type for block in message.content] == ["thinking", "text", "tool_use", "tool_use"]
+        assert message.content[0].thinking == ""  # type: ignore[union-attr]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from blockyard.errors import BlockyardError, Reason
 from gateway.chat import Conversation, prompt_of
+from gateway.dialects.answer_parser import ToolCallDelta
 from gateway.request import Accepted, Delta, Finished, FinishReason, ModelCard, Recovered, TokenLogprob, TokenLogprobs
 
 if TYPE_CHECKING:
@@ -166,6 +167,30 @@ def finished(
 ) -> Finished:
     """The end of a sequence."""
     return Finished(index, reason, matched, 3, 2, num_tokens, "d-1")
+
+
+# What is told of an answer that thinks, says something and calls two tools, one of them without arguments.
+THOUGHT, SAID, ARGUMENTS = "A file, or two?", "I look.", '{"path": "a \\"b\\"", "lines": [1, 2]}'
+
+
+def calling(request: GenerationRequest, *, size: int = 1) -> Sequence[Step]:
+    """A script of that answer, in pieces of so many characters."""
+    calls = [
+        ToolCallDelta(0, "call_1", "read"),
+        *(ToolCallDelta(0, arguments=piece) for piece in cut(ARGUMENTS, size)),
+        ToolCallDelta(1, "call_2", "list"),
+        ToolCallDelta(1, arguments="{}"),
+    ]
+    steps: list[Step] = [accepted(request)]
+    steps += [Delta(0, "", (), 1, 1, reasoning_text=piece) for piece in cut(THOUGHT, size)]
+    steps += [Delta(0, piece, (), 1, 1) for piece in cut(SAID, size)]
+    steps += [Delta(0, "", (), 1, 1, tool_calls=(call,)) for call in calls]
+    return [*steps, replace(finished(30), calls_tools=True)]
+
+
+def cut(text: str, size: int) -> list[str]:
+    """Cuts a text into pieces."""
+    return [text[begin : begin + size] for begin in range(0, len(text), size)]
 
 
 def answer(text: str) -> Callable[[GenerationRequest], Sequence[Step]]:

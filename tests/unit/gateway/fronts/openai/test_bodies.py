@@ -267,3 +267,10 @@ async def test_a_body_of_pieces_is_measured_too(http: httpx.AsyncClient) -> None
 
     response = await http.post("/v1/completions", content=pieces(), headers={"Content-Type": "application/json"})
     assert response.json()["error"]["code"] == "MESSAGE_TOO_LARGE"
+
+
+@pytest.mark.parametrize("names", [("reasoning",), ("reasoning_content",), ("reasoning", "reasoning_content")])
+def test_an_answers_message_is_taken_as_it_was_told(names: tuple[str, ...]) -> None:
+    message = {"role": "assistant", "content": "Yes.", **dict.fromkeys(names, "I think.")}
+    body = ChatBody.model_validate({"messages": [message]})
+    assert body.conversation().messages[0].reasoning_content == "I think."

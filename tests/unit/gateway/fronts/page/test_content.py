@@ -132,7 +132,7 @@ def test_unlikely_tokens_are_tinted_in_completions_and_in_chats() -> None:
 def test_fields_are_named_as_the_api_names_them() -> None:
     names = {attributes.get("name") for attributes in PAGE.all("input", "textarea")} - {None}
     parameters = {"temperature", "top_p", "top_k", "max_tokens", "seed", "logprobs", "n"}
-    assert names == parameters | {"mode", "system", "prompt", "tokens"}
+    assert names == parameters | {"mode", "system", "prompt", "tokens", "schema", "tools"}
 
 
 def test_files_are_small() -> None:

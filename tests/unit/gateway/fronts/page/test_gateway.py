@@ -61,6 +61,9 @@ async def test_files_are_for_all_and_the_status_for_those_with_a_key(tmp_path: P
 
 async def test_can_be_turned_off() -> None:
     async with running(enable_page=False) as http:
-        for path in ("/", "/page/main.js", STATUS_PATH):
+        for path in ("/page/main.js", STATUS_PATH):
             assert (await http.get(path)).status_code == 404
+        # There is an answer to HEAD, for clients that ask whether somebody is there.
+        assert (await http.get("/")).status_code == 405
+        assert (await http.head("/")).status_code == 200
         assert (await http.get("/version")).status_code == 200

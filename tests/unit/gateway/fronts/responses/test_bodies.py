@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from openai.types.responses import response_create_params
 
-from blockyard.client.chat import Role
+from blockyard.client.chat import Role, ToolChoice
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from gateway.chat import Conversation, Message, Tool, ToolCall
 from gateway.fronts.http_calls.bodies import parse_body
@@ -100,6 +100,21 @@ def test_answers_that_follow_each_other_stay_apart() -> None:
 
 
 @pytest.mark.parametrize(
+    ("asked", "choice", "named"),
+    [
+        ("none", ToolChoice.NONE, ""),
+        ("required", ToolChoice.REQUIRED, ""),
+        ({"type": "function", "name": "t"}, ToolChoice.REQUIRED, "t"),
+    ],
+)
+def test_the_choice_of_a_tool(asked: Any, choice: ToolChoice, named: str) -> None:
+    tool = {"type": "function", "name": "t", "parameters": {"type": "object"}, "strict": True}
+    conversation = conversation_of({"input": "Hi", "tools": [tool], "tool_choice": asked, "parallel_tool_calls": False})
+    assert (conversation.tool_choice, conversation.named_tool) == (choice, named)
+    assert (conversation.one_tool_call, conversation.parse_answer, conversation.tools[0].strict) == (True, True, True)
+
+
+@pytest.mark.parametrize(
     ("asked", "form"),
     [
         ({"type": "text"}, None),
@@ -137,6 +152,7 @@ def test_what_is_wrong_with_a_schema_has_its_place_in_the_body() -> None:
         ({"truncation": "auto"}, "truncation"),
         ({"include": ["file_search_call.results"]}, "include"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+        ({"tool_choice": {"type": "web_search"}}, "tool_choice"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
         ({"input": [{"type": "item_reference", "id": "i"}]}, "input"),

@@ -10,8 +10,8 @@ import pytest
 from gateway.fronts.responses.answer import FROM_THE_BEGINNING, ResponseAnswer
 from gateway.fronts.responses.call import understand
 from gateway.fronts.responses.schema import ResponseBody
-from gateway.request import Accepted, Delta, TokenLogprob, TokenLogprobs
-from tests.unit.gateway.fronts.openai.scripted import finished
+from gateway.request import Accepted, Delta, GenerationRequest, TokenLogprob, TokenLogprobs
+from tests.unit.gateway.fronts.openai.scripted import ARGUMENTS, SAID, THOUGHT, calling, finished
 
 if TYPE_CHECKING:
     from gateway.request import Event
@@ -55,3 +55,16 @@ def test_another_reader_goes_on_where_the_first_one_stopped(seed: int) -> None:
         assert [each for each in rest if "delta" not in each] == [
             each for each in first[place + 1 :] if "delta" not in each
         ]
+
+
+@pytest.mark.parametrize(("size", "other"), [(1, 4), (4, 1), (1000, 3), (3, 1000)])
+def test_reasoning_and_calls_go_on_where_they_stopped(size: int, other: int) -> None:
+    def read(size: int, starting_after: int = FROM_THE_BEGINNING) -> list[dict[str, Any]]:
+        core: Any = calling(GenerationRequest("Hi"), size=size)
+        return events_of(core[1:], starting_after)
+
+    first = read(size)
+    for place, event in enumerate(first):
+        together = [*first[: place + 1], *read(other, event["sequence_number"])]
+        assert "".join(each["delta"] for each in together if "delta" in each) == THOUGHT + SAID + ARGUMENTS + "{}"
+        assert [each for each in together if "delta" not in each] == [each for each in first if "delta" not in each]

@@ -10,7 +10,16 @@ import pytest
 
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from gateway.request import FinishReason, OnDisconnect
-from tests.unit.gateway.fronts.openai.scripted import accepted, deltas, finished, likely
+from tests.unit.gateway.fronts.openai.scripted import (
+    ARGUMENTS,
+    SAID,
+    THOUGHT,
+    accepted,
+    calling,
+    deltas,
+    finished,
+    likely,
+)
 
 if TYPE_CHECKING:
     import httpx
@@ -118,3 +127,27 @@ async def test_what_else_the_api_has_is_refused_by_name(http: httpx.AsyncClient)
         refusal = await http.request(method, f"/v1/responses/{path}")
         assert refusal.status_code == 400
         assert f"{method} /v1/responses/{path} is not supported" in refusal.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+async def test_reasoning_and_calls_of_tools_are_items(
+    client: openai.AsyncOpenAI, service: ScriptedService, size: int
+) -> None:
+    service.script = lambda request: calling(request, size=size)
+    whole: Any = await client.responses.create(**ASKED)
+    events: list[Any] = [event async for event in await client.responses.create(**ASKED, stream=True)]
+    for response in (whole, events[-1].response):
+        thought, said, first, second = response.output
+        assert (thought.type, thought.content[0].text, said.content[0].text) == ("reasoning", THOUGHT, SAID)
+        assert (first.type, first.call_id, first.name, first.arguments) == (
+            "function_call",
+            "call_1",
+            "read",
+            ARGUMENTS,
+        )
+        assert (second.call_id, second.name, second.arguments) == ("call_2", "list", "{}")
+        assert response.usage.output_tokens_details.reasoning_tokens == len(THOUGHT)
+    done = [item for item in events if item.type == "response.output_item.done"]
+    assert [event.item for event in done] == events[-1].response.output
+    arguments = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+    assert "".join(arguments) == ARGUMENTS + "{}"

@@ -122,3 +122,21 @@ test("what cannot be seen is made visible", () => {
   assert.equal(visible("  "), "␣␣");
   assert.equal(visible(""), "∅");
 });
+
+test("reasoning and calls of tools grow beside the text", () => {
+  const choice = new Choice();
+  const grow = (delta) => choice.take({ index: 0, delta, logprobs: null });
+  grow({ reasoning_content: "h" });
+  grow({ reasoning_content: "m" });
+  grow({ content: "I look." });
+  grow({ tool_calls: [{ index: 0, id: "a", type: "function", function: { name: "f", arguments: "" } }] });
+  grow({ tool_calls: [{ index: 0, function: { arguments: '{"x"' } }] });
+  grow({ tool_calls: [{ index: 0, function: { arguments: ": 1}" } }] });
+  grow({ tool_calls: [{ index: 1, id: "b", type: "function", function: { name: "g", arguments: "{}" } }] });
+  assert.equal(choice.reasoning, "hm");
+  assert.equal(choice.text, "I look.");
+  assert.deepEqual(choice.calls, [
+    { id: "a", type: "function", function: { name: "f", arguments: '{"x": 1}' } },
+    { id: "b", type: "function", function: { name: "g", arguments: "{}" } },
+  ]);
+});

@@ -32,7 +32,7 @@ test("a conversation is there again, and another path has its own", () => {
   const { area, store } = kept();
   const conversation = new Conversation(store);
   conversation.ask("one");
-  conversation.answer("two", true);
+  conversation.answer({ text: "two" }, true);
   assert.ok(conversation.save());
   assert.deepEqual(new Conversation(store).messages, conversation.messages);
   assert.deepEqual(new Conversation(new Store(() => area, "/other/")).messages, []);
@@ -45,7 +45,7 @@ test("an answer so far is kept as one that is not whole", () => {
   const { store } = kept();
   const conversation = new Conversation(store);
   conversation.ask("one");
-  conversation.save("tw");
+  conversation.save({ text: "tw" });
   assert.deepEqual(contents(conversation), ["one"]);
   const again = new Conversation(store);
   assert.deepEqual(again.messages.at(-1), { role: "assistant", content: "tw", isWhole: false });
@@ -59,7 +59,7 @@ test("a message that is changed takes the place of what followed it, unless noth
   const conversation = new Conversation(kept().store);
   for (const text of ["a", "c"]) {
     conversation.ask(text);
-    conversation.answer(text.toUpperCase(), true);
+    conversation.answer({ text: text.toUpperCase() }, true);
   }
   const before = conversation.messages;
   conversation.ask("b", 0);
@@ -67,7 +67,7 @@ test("a message that is changed takes the place of what followed it, unless noth
   assert.equal(conversation.undo(), "b");
   assert.deepEqual(conversation.messages, before);
   conversation.ask("b", 2);
-  conversation.answer("B", true);
+  conversation.answer({ text: "B" }, true);
   assert.deepEqual(contents(conversation), ["a", "A", "b", "B"]);
   assert.equal(conversation.messages[0], before[0], "what stays is the same");
   assert.equal(conversation.undo(), "", "an answer came of it");
@@ -76,12 +76,12 @@ test("a message that is changed takes the place of what followed it, unless noth
 test("another answer takes the place of the last one", () => {
   const conversation = new Conversation(kept().store);
   conversation.ask("a");
-  conversation.answer("b", true);
+  conversation.answer({ text: "b" }, true);
   conversation.askAgain();
   assert.deepEqual(contents(conversation), ["a"]);
   conversation.askAgain();
   assert.deepEqual(contents(conversation), ["a"], "a message without an answer stays");
-  conversation.answer("c", true);
+  conversation.answer({ text: "c" }, true);
   assert.deepEqual(contents(conversation), ["a", "c"]);
 });
 
@@ -109,4 +109,16 @@ test("a store without room says so", () => {
     throw new DOMException("full", "QuotaExceededError");
   };
   assert.equal(new Store(() => area, "/").set("chat", "x"), false);
+});
+
+test("what an answer has beside its text is there again, and its calls are sent", () => {
+  const { store } = kept();
+  const conversation = new Conversation(store);
+  conversation.ask("one");
+  const calls = [{ id: "c", type: "function", function: { name: "f", arguments: "{}" } }];
+  conversation.answer({ text: "", reasoning: "hm", calls }, true);
+  conversation.save();
+  const again = new Conversation(store);
+  assert.deepEqual(again.messages.at(-1), { role: "assistant", content: "", isWhole: true, reasoning: "hm", calls });
+  assert.deepEqual(again.toSend().at(-1), { role: "assistant", content: "", tool_calls: calls });
 });

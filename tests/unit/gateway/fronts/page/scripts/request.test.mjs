@@ -60,3 +60,17 @@ test("a key is named and not told", () => {
   assert.match(asCommand("http://h/", {}, true), /"Authorization: Bearer \$BLOCKYARD_API_KEY"/);
   assert.doesNotMatch(asCommand("http://h/", {}, false), /Authorization/);
 });
+
+test("a schema and tools go as the API has them; what is no JSON goes as it is", () => {
+  const f = { name: "f", parameters: {} };
+  const fields = { ...FIELDS, mode: "chat", schema: '{"type": "object"}', tools: JSON.stringify([f]) };
+  const { body } = makeRequest({ fields, messages: [], model: "" });
+  const schema = { type: "object" };
+  assert.deepEqual(body.response_format, { type: "json_schema", json_schema: { name: "answer", schema } });
+  assert.deepEqual(body.tools, [{ type: "function", function: f }]);
+  const wrong = makeRequest({ fields: { ...fields, schema: "{", tools: "f" }, messages: [], model: "" }).body;
+  assert.deepEqual([wrong.response_format.json_schema.schema, wrong.tools], ["{", "f"]);
+  const completion = makeRequest({ fields: { ...fields, mode: "completion" }, messages: [], model: "" }).body;
+  assert.equal("tools" in completion, false);
+  assert.ok(completion.response_format);
+});

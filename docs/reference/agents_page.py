@@ -1,0 +1,80 @@
+"""Makes the page of the Messages and the Responses API: what works, what has no effect, what is refused."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gateway.fronts.anthropic.schema import CountBody, MessagesBody
+from gateway.fronts.responses.schema import ResponseBody
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pydantic import BaseModel
+
+AGENTS = """\
+# The Messages and the Responses API
+{note}
+
+Two APIs that agents speak, on the HTTP port beside [the OpenAI API](openai.md): [how to point an agent
+here](../guides/agents.md). What that page says of bodies, limits, tenants and keys holds here too. A parameter, a tool,
+a block or an item that an API knows and that is not served is refused with `UNSUPPORTED_PARAMETER` by its name; one
+that nobody knows with `FIELD_INVALID`.
+
+## /v1/messages, /v1/messages/count_tokens
+
+{messages}
+
+- Blocks are `text`, `thinking`, `redacted_thinking` (left out: nobody can read it here), `tool_use` and `tool_result`.
+  A line of the system prompt that begins with `x-anthropic-billing-header:` is left out: it is for a provider, and it
+  changes with every request, so that no prefix would be found in the cache.
+- `thinking` sets the template's `enable_thinking`, `output_config.effort` its `reasoning_effort`. What the model thinks
+  comes in `thinking` blocks, whose `signature` is empty; with `display: "omitted"` they are empty. `budget_tokens` and
+  `cache_control` are taken without effect: the prefix cache works by itself, and `cache_read_input_tokens` says how
+  much it found.
+- `output_config.format` is a JSON schema that the answer keeps to.
+- An answer goes on with a final message of the assistant.
+- `max_tokens` gives way where the model's length leaves less; an answer that ends there has the `stop_reason`
+  `model_context_window_exceeded`. The others are `end_turn`, `max_tokens`, `stop_sequence` and `tool_use`.
+- `tool_use.input` is an object: arguments that are no JSON object, as of a call that was cut off, are an empty one. In
+  a stream they come as the model writes them.
+- Errors have Anthropic's form, `{{"type": "error", "error": {{"type", "message"}}}}`, with our `reason` and
+  `violations`. A message on a prompt that is too long begins with `prompt is too long`, by which agents know to
+  shorten it.
+- `anthropic-beta` and `anthropic-version` are not read. `HEAD /` is answered with 200.
+
+`/v1/messages/count_tokens` takes the parameters of the prompt: {count}.
+
+## /v1/responses
+
+{responses}
+
+- `input` is a text or items: messages, `function_call`, `function_call_output` and `reasoning`. The consecutive items
+  of an answer become one message of the assistant; `instructions` and the system's and developer's messages behind
+  them become one system message.
+- Nothing is stored: `store: true`, `previous_response_id` and `conversation` are refused. Send the earlier items again:
+  the prefix cache has them.
+- Tools are functions. `text.format` is `text`, `json_object` or `json_schema`, which is kept strictly.
+  `reasoning.effort` is the template's `reasoning_effort`.
+- `include` takes `message.output_text.logprobs`, of which `top_logprobs` says how many, and
+  `reasoning.encrypted_content`: reasoning is not encrypted here, but told in `content`.
+- `usage.output_tokens_details.reasoning_tokens` is how many tokens the text of the reasoning has by itself.
+- `background: true` answers at once. The response runs on without its client, and can be had at any gateway as long as
+  it runs and for `--resume-window-seconds` after: `GET /v1/responses/{{id}}` returns it, with `stream=true` it is
+  streamed, `starting_after=N` leaves out the events up to the sequence number N, and
+  `POST /v1/responses/{{id}}/cancel` cancels it.
+- `sequence_number` grows with every event, by the number of its characters where it is a piece of a text: so it is the
+  same for every reader ([why](../adr/0032-sequence-numbers-count-characters.md)).
+- Errors are those of the OpenAI API. A stream ends with `response.completed`, `response.incomplete`
+  (`max_output_tokens`) or `response.failed`.
+"""
+
+
+def agents_page(note: str, parameters: Callable[[type[BaseModel]], str]) -> str:
+    """Returns the page. `parameters`: describes those of a body."""
+    return AGENTS.format(
+        note=note,
+        messages=parameters(MessagesBody),
+        count=", ".join(f"`{name}`" for name in CountBody.model_fields if name not in CountBody.WITHOUT_EFFECT),
+        responses=parameters(ResponseBody),
+    )
