@@ -134,6 +134,10 @@ class CpuBackend:
         packed = self._linear_type(self._ops.executor, HostArena(), [weight], None, gated=False, leaves=leaves)
         return self.linear(rows, packed, wide=True)
 
+    def _grouped_product(self, rows: Tensor, weight: QuantizedWeight, leaves: int) -> Tensor:
+        packed = Int4Linear(self._ops.executor, HostArena(), weight, None, gated=False, leaves=leaves)
+        return self.linear(rows, packed, wide=True)
+
     def set_num_threads(self, num_threads: int) -> None:
         """Sets how many threads compute, torch's own among them."""
         torch.set_num_threads(num_threads)
@@ -347,7 +351,9 @@ class CpuBackend:
 
         Else it is tried.
         """
-        if self.arithmetic is not None:
+        has_groups = any(isinstance(linear, Int4Linear) for linear in linears)
+        knows_groups = not has_groups or self_test.knows_groups(self._grouped_product, self._dtype)
+        if self.arithmetic is not None and knows_groups:
             return True
         alike = {(linear.in_features, linear.out_features, type(linear)): linear for linear in linears}
         # As the reference does.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kernels.cpu.packed import ELEMENT_TYPES
+from kernels.packed import QuantizedWeight
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     # (rows [R, K], weight [N, K], leaves) -> [R, N] float32.
     Product = Callable[[Tensor, Tensor, int], Tensor]
+    GroupedProduct = Callable[[Tensor, QuantizedWeight, int], Tensor]
 
 
 class Arithmetic(IntEnum):
@@ -117,6 +119,45 @@ def candidates(instruction_set: str, dtype: torch.dtype, quantization: str) -> S
         return (Arithmetic.WHOLE_NUMBERS,)
     bfloat16 = _OF_BFLOAT16.get(instruction_set, (Arithmetic.FUSED,))
     return bfloat16 if dtype == torch.bfloat16 else (Arithmetic.FUSED,)
+
+
+# Rows, groups, inputs of a group, outputs, leaves.
+GROUPED_SHAPES = ((1, 6, 32, 48, 1), (7, 4, 64, 33, 4), (13, 2, 128, 64, 1))
+
+
+def knows_groups(product: GroupedProduct, dtype: torch.dtype) -> bool:
+    """Returns whether products of weights of four bits have, on this processor, the bits of csrc/int4.h.
+
+    Sums of whole numbers are exact in float64, and torch's elementwise ops round each result once.
+    """
+    generator = torch.Generator().manual_seed(4)
+    for num_rows, num_groups, group, num_outputs, leaves in GROUPED_SHAPES:
+        rows = torch.randn(num_rows, num_groups * group, generator=generator).to(dtype)
+        levels, zeros = (
+            torch.randint(0, 16, (num_outputs, width), generator=generator, dtype=torch.uint8)
+            for width in (num_groups * group, num_groups)
+        )
+        weight = QuantizedWeight(dtype, levels, torch.rand(num_outputs, num_groups, generator=generator), zeros)
+        if not torch.equal(product(rows, weight, leaves), _spell_groups(rows.float(), weight, leaves)):
+            return False
+    return True
+
+
+def _spell_groups(rows: Tensor, weight: QuantizedWeight, leaves: int) -> Tensor:
+    assert weight.zeros is not None
+    shifted = weight.levels.double() - weight.zeros.double().repeat_interleave(weight.group, 1)
+    sums = [torch.zeros(len(rows), weight.num_rows) for _ in range(leaves)]
+    num_groups = weight.scales.shape[1]
+    for index in range(num_groups):
+        columns = slice(index * weight.group, (index + 1) * weight.group)
+        largest = rows[:, columns].abs().amax(1, keepdim=True)
+        whole = (rows[:, columns] * (127.0 / largest)).round()
+        exact = (whole.double() @ shifted[:, columns].T).float()
+        leaf = index * leaves // num_groups
+        sums[leaf] = sums[leaf] + exact * (weight.scales[:, index] * (largest / 127.0))
+    while len(sums) > 1:
+        sums = [first + second for first, second in zip(sums[::2], sums[1::2], strict=True)]
+    return sums[0]
 
 
 def find_arithmetic(

@@ -12,6 +12,7 @@ from kernels.cpu.backend import CpuBackend, choose_backend
 from kernels.cpu.library import Library
 from kernels.cpu.processors import chosen_instruction_sets
 from kernels.cpu.self_test import SHAPES, Arithmetic, Trial, candidates
+from kernels.packed import QuantizedWeight
 from kernels.shapes import AttentionShape
 from tests.kit.kernels.backends import BEST, COMPILED, INSTRUCTION_SETS, Kernels, build_kernels
 from tests.kit.kernels.random_tensors import random
@@ -42,6 +43,29 @@ def test_every_set_has_an_arithmetic_here_and_it_is_part_of_its_identity(kernels
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_so_it_is_in_int8(instruction_set: str, dtype: torch.dtype):
     assert CpuBackend(dtype, instruction_set, "int8").arithmetic is Arithmetic.WHOLE_NUMBERS
+
+
+@pytest.mark.parametrize("kernels", COMPILED, ids=str)
+def test_products_of_four_bits_are_held_to_their_definition(kernels: Kernels):
+    """Also that they are told from the next number."""
+    product = backend_of(kernels)._grouped_product
+    assert self_test.knows_groups(product, kernels.dtype)
+    above = torch.tensor(float("inf"))
+    assert not self_test.knows_groups(lambda *given: product(*given).nextafter(above), kernels.dtype)
+
+
+def test_no_promise_is_made_where_they_are_others(monkeypatch: pytest.MonkeyPatch):
+    backend = CpuBackend(torch.float32, BEST)
+    levels = torch.ones(32, 32, dtype=torch.uint8)
+    weight = QuantizedWeight(torch.float32, levels, torch.ones(32, 1), torch.ones(32, 1, dtype=torch.uint8))
+    packed = backend.pack_linear(weight)
+    tried = list[object]()
+    monkeypatch.setattr(backend, "_keeps_rows", lambda linear: tried.append(linear))
+    assert backend.probe([packed], AttentionShape(2, 1, 8, 0.4))
+    assert not tried
+    monkeypatch.setattr(backend, "_grouped_product", lambda rows, weight, leaves: torch.zeros(len(rows), 1))
+    assert not backend.probe([packed], AttentionShape(2, 1, 8, 0.4))
+    assert tried == [packed]
 
 
 @pytest.mark.parametrize("kernels", BFLOAT16, ids=str)

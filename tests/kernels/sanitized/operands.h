@@ -61,6 +61,8 @@ inline float next_random() {
     return (float)(int32_t)(state >> 32) * 0x1p-31f;
 }
 
+inline uint8_t random_byte() { return (uint8_t)(int32_t)(next_random() * 0x1p23f); }
+
 inline void set(float& place, float value) { place = value; }
 inline void set(bf16& place, float value) {
     uint32_t bits;

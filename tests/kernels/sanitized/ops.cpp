@@ -99,36 +99,76 @@ void run_head(Op op, int64_t num_rows) {
         }
 }
 
-template <class E>
-void products(int64_t num_rows, int64_t width, int64_t count, Scheme scheme, int leaves = 1) {
+// A weight of four bits, whose levels, scales and zero points are any.
+struct Grouped {
+    Grouped(int64_t num_panels, int64_t width, int64_t group)
+        : bytes(num_panels * (width / group) * group_bytes(group)), order(width) {
+        auto* next = (uint8_t*)bytes.data();
+        for (int64_t i = 0; i < num_panels * (width / group); i++) {
+            for (int64_t k = 0; k < group / 2 * TILE_COLUMNS; k++) *next++ = random_byte();
+            for (int c = 0; c < TILE_COLUMNS; c++, next += 4) *(float*)next = 0.01f * (1 + c);
+            for (int c = 0; c < TILE_COLUMNS; c++, next += 2) set(*(bf16*)next, random_byte() & 15);
+        }
+        for (int64_t i = 0; i < width; i++) order[i] = (int32_t)(width - 1 - i);
+    }
+
+    Fenced<uint8_t> bytes;
+    Fenced<int32_t> order;
+};
+
+// `hold`: gives an operation its weight.
+template <class E, class Hold>
+void run_products(int64_t num_rows, int64_t width, int64_t count, bool gated, int leaves, Hold hold) {
     const int64_t stride = width + 2 * PER_WORD<E>;
     auto input = random_values<E>(count ? (count - 1) * stride + width : 0), bias = random_values<E>(num_rows);
+    Op op = op_of<E>(gated ? LINEAR_GATED : LINEAR);
+    op.input = input->data(), op.input_stride = stride;
+    op.in_features = width, op.out_features = num_rows, op.leaves = leaves;
+    hold(op);
+    const int64_t num_outputs = count * (gated ? num_rows / 2 : num_rows);
+    for (const void* added : {(const void*)nullptr, (const void*)bias->data()}) {
+        op.bias = added;
+        op.activation = gated ? SILU : AS_IT_IS;
+        run_for_all<E>(op, rows_alone(count), num_outputs);
+        // All in turn: they differ in nothing but their arithmetic.
+        op.activation = GELU_TANH + (num_rows + count) % 4;
+        run_for_all<E>(op, rows_alone(count), num_outputs);
+    }
+    if (gated) return;
+    op.wide = 1;
+    run_for_all<float>(op, rows_alone(count), num_outputs);
+    op.scale = 0.5f, op.softcap = 3;
+    run_for_all<float>(op, rows_alone(count), num_outputs);
+    op.kind = HEAD;
+    run_head<E>(op, count);
+    op.bias = nullptr, op.scale = 1, op.softcap = 0;
+    run_head<E>(op, count);
+}
+
+template <class E>
+void products(int64_t num_rows, int64_t width, int64_t count, Scheme scheme, int leaves = 1) {
     for (bool gated : {false, true}) {
         if (gated && num_rows % 2) continue;
         Packed<E> packed(num_rows, width, gated, scheme, leaves);
-        Op op = op_of<E>(gated ? LINEAR_GATED : LINEAR);
-        op.input = input->data(), op.input_stride = stride;
-        op.in_features = width, op.out_features = num_rows;
-        op.weight = packed.words->data(), op.leaves = leaves;
-        op.scheme = scheme, op.scales = packed.scales->data(), op.sums = packed.sums->data();
-        const int64_t num_outputs = count * (gated ? num_rows / 2 : num_rows);
-        for (const void* added : {(const void*)nullptr, (const void*)bias->data()}) {
-            op.bias = added;
-            op.activation = gated ? SILU : AS_IT_IS;
-            run_for_all<E>(op, rows_alone(count), num_outputs);
-            // All in turn: they differ in nothing but their arithmetic.
-            op.activation = GELU_TANH + (num_rows + count) % 4;
-            run_for_all<E>(op, rows_alone(count), num_outputs);
-        }
-        if (gated) continue;
-        op.wide = 1;
-        run_for_all<float>(op, rows_alone(count), num_outputs);
-        op.scale = 0.5f, op.softcap = 3;
-        run_for_all<float>(op, rows_alone(count), num_outputs);
-        op.kind = HEAD;
-        run_head<E>(op, count);
-        op.bias = nullptr, op.scale = 1, op.softcap = 0;
-        run_head<E>(op, count);
+        run_products<E>(num_rows, width, count, gated, leaves, [&](Op& op) {
+            op.weight = packed.words->data(), op.scheme = scheme;
+            op.scales = packed.scales->data(), op.sums = packed.sums->data();
+        });
+    }
+}
+
+template <class E>
+void grouped_products(int64_t num_rows, int64_t num_groups, int64_t group, int64_t count, int leaves = 1) {
+    const int64_t width = num_groups * group;
+    auto dense = random_values<E>(num_rows * width);
+    for (bool gated : {false, true}) {
+        if (gated && num_rows % 2) continue;
+        const int64_t num_panels = columns_of(*dense, num_rows, width, gated).size() / TILE_COLUMNS;
+        Grouped grouped(num_panels, width, group);
+        for (const int32_t* order : {(const int32_t*)nullptr, (const int32_t*)grouped.order.data()})
+            run_products<E>(num_rows, width, count, gated, leaves, [&](Op& op) {
+                op.weight = grouped.bytes.data(), op.scheme = INT4, op.group = group, op.order = order;
+            });
     }
 }
 
@@ -370,6 +410,9 @@ void run_all(bool all_sizes) {
     products<E>(34, 6, 200, INT8);
     // So many elements that the threads quantize them together.
     products<E>(34, 1000, 20, INT8);
+    for (int64_t group : {32, 64, 128})
+        for (int64_t count : {0, 1, 13, 25}) grouped_products<E>(50, 4, group, count, group == 64 ? 4 : 1);
+    grouped_products<E>(25, 3, 32, 40);
     // Rows that a sum of bytes ends in the middle of.
     for (int64_t width : {33, 35})
         if (width % PER_WORD<E> == 0) products<E>(17, width, 3, INT8);
