@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -88,12 +89,25 @@ def _widen(handle: Any) -> Any:
     return _convert_float(handle.data, handle.dtype.scalar, tl.float32, None).view(np.float32)
 
 
+def _init_tuple_type(self: Any, types: Any, fields: Any = None) -> None:
+    """Makes no name, which the interpreter's own makes for the shape of each value, and which few ask for."""
+    self.types, self.fields = types, fields or [""] * len(types)
+
+
+def _name_tuple_type(self: Any) -> str:
+    return "[" + ",".join(f"{field}:{kind}" for field, kind in zip(self.fields, self.types, strict=False)) + "]"
+
+
 if IS_INTERPRETED:
     assert isinstance(tl.zeros, interpreter.InterpretedFunction), "Triton was imported too early"
     interpreter._patch_lang = lambda fn: _patch_language()
     interpreter._get_np_dtype = _get_np_dtype
     interpreter.InterpreterBuilder.create_dot = _create_dot
     interpreter._convert_float = _convert_float
+    # It would compute each sum of integers once more, in 64 bits, for an assertion that only `debug` has it make.
+    interpreter.interpreter_builder.options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
+    tl.core.tuple_type.__init__ = _init_tuple_type
+    tl.core.tuple_type.name = property(_name_tuple_type)
 
 
 def reverse_programs(monkeypatch: pytest.MonkeyPatch) -> None:
