@@ -112,4 +112,4 @@ e2e: setup
 	$(BIN)/python -m pytest -q -m e2e tests
 
 clean:
-	rm -rf $(VENV) kernels/cpu/built .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) kernels/cpu/built .pytest_cache .ruff_cache .hypothesis .import_linter_cache .triton_cache
