@@ -6,7 +6,7 @@ Owns their shape. `gateway.chat` has the rules of a conversation, for all fronts
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
@@ -48,9 +48,12 @@ class FunctionCall(Shape):
 
 
 class ToolCall(Shape):
-    """A call that an assistant's message has made."""
+    """A call that an assistant's message has made. Clients that join the pieces of a stream leave its `index` in it."""
+
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"index"})
 
     id: str
+    index: int | None = None
     type: Literal["function"] = "function"
     function: FunctionCall
 

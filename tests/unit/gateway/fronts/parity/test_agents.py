@@ -1,0 +1,111 @@
+"""The APIs of agents beside the chat of the OpenAI API: the same asked, told and refused, over one gateway."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from blockyard.errors import TABLE, BlockyardError, Reason
+from blockyard.gateway.v1 import state_pb2
+from gateway.text.tokenizer import load_tokenizer
+from tests.kit.fakes.fake_scheduler import FakeScheduler, scripted
+from tests.unit.gateway.fronts.openai.serving import serve_openai
+from tests.unit.gateway.fronts.parity.agents import APIS, CHAT, MESSAGES, RESPONSES, Api, told_by, whole_of_stream
+from tests.unit.gateway.harness import DEMO_MODEL, END_OF_TURN, ids_of, serving
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
+    from blockyard.scheduler.v1 import scheduler_pb2
+
+CALL = '<think>Hm.</think>I read.<tool_call>{"name": "read", "arguments": {"path": "b"}}</tool_call>'
+ANSWERS = {"stop": "<think>Hm.</think>Done.", "length": "word " * 64, "calls": CALL}
+
+
+class EveryRequest(dict[str, BlockyardError]):
+    """An error for requests of any name."""
+
+    error: BlockyardError
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+    def __getitem__(self, name: str) -> BlockyardError:
+        return self.error
+
+
+class Gateway:
+    """A gateway whose model speaks a dialect, on a scheduler that answers a text."""
+
+    def __init__(self, scheduler: FakeScheduler, http: httpx.AsyncClient) -> None:
+        self.scheduler = scheduler
+        self.http = http
+
+    async def post(self, api: Api, **fields: Any) -> httpx.Response:
+        return await self.http.post(api.path, json=api.body | fields)
+
+
+@asynccontextmanager
+async def gateway_that_answers(text: str) -> AsyncGenerator[Gateway, None]:
+    template = DEMO_MODEL.parents[1] / "examples" / "tools.jinja"
+    tokenizer = load_tokenizer(DEMO_MODEL, chat_template_file=template)
+    async with (
+        FakeScheduler(script=scripted(*ids_of(text), then=END_OF_TURN)) as scheduler,
+        serving(scheduler, tokenizer=tokenizer) as front,
+        serve_openai(front.service) as url,
+        httpx.AsyncClient(base_url=url, timeout=20, verify=False) as http,
+    ):
+        yield Gateway(scheduler, http)
+
+
+def asked_of(added: scheduler_pb2.AddRequest) -> tuple[bytes, bytes]:
+    """What a request asks of the scheduler and of other gateways, but for its name, its seed and its front's state."""
+    asked = type(added)()
+    asked.CopyFrom(added)
+    state = state_pb2.RequestState.FromString(asked.gateway_state)
+    state.spec.ClearField("request_id")
+    state.spec.sampling.ClearField("seed")
+    state.ClearField("front_state")
+    asked.sampling.ClearField("seed")
+    for name in ("handle", "request_id", "body_digest", "gateway_state", "trace_context"):
+        asked.ClearField(name)
+    return asked.SerializeToString(deterministic=True), state.SerializeToString(deterministic=True)
+
+
+async def test_each_api_asks_the_same() -> None:
+    async with gateway_that_answers("Done.") as gateway:
+        for api in APIS:
+            assert (await gateway.post(api)).status_code == 200
+        first, *others = map(asked_of, gateway.scheduler.added)
+    assert others == [first, first]
+
+
+@pytest.mark.parametrize("ending", ANSWERS)
+async def test_each_api_tells_the_same_whole_and_streamed(ending: str) -> None:
+    async with gateway_that_answers(ANSWERS[ending]) as gateway:
+        whole = {api.path: told_by(api, (await gateway.post(api)).json()) for api in APIS}
+        streamed = {
+            api.path: told_by(api, whole_of_stream(api, (await gateway.post(api, stream=True)).text))
+            for api in (MESSAGES, RESPONSES)
+        }
+    expected = whole[CHAT.path]
+    assert expected.calls == ((("read", {"path": "b"}),) if ending == "calls" else ())
+    for api in APIS:
+        assert whole[api.path] == expected._replace(ending=api.endings[ending]), api.path
+        assert streamed.get(api.path, whole[api.path]) == whole[api.path]
+
+
+async def test_each_api_tells_the_error_of_the_scheduler() -> None:
+    async with gateway_that_answers("Done.") as gateway:
+        gateway.scheduler.refusals = refusals = EveryRequest()
+        for reason in Reason:
+            refusals.error = BlockyardError(reason, "so it is", retry_after_seconds=1.5)
+            for api in APIS:
+                refusal = await gateway.post(api)
+                error = refusal.json()["error"]
+                assert (refusal.status_code, error["reason"]) == (TABLE[reason].http_status, str(reason)), api.path
+                assert "so it is" in error["message"]
+                assert refusal.headers["retry-after-ms"] == "1500"
