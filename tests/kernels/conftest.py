@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -13,6 +12,9 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
+    # Not before there are tests: pytest's first process, which waits for the others, reads this file too.
+    import torch
+
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
