@@ -32,11 +32,29 @@ FLAGS = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
 PROMPTS = [f"Question {number}: what is" for number in range(12)]
 
 
-def test_llm_gives_together_what_it_gives_alone_and_outlives_its_worker() -> None:
+@pytest.fixture(scope="module")
+def single() -> Iterator[LLM]:
+    """One worker."""
     with LLM(**SMALL) as llm:
-        alone = [llm.generate([prompt], max_tokens=12, temperature=0)[0].text for prompt in PROMPTS]
-        assert [completion.text for completion in llm.generate(PROMPTS, max_tokens=12, temperature=0)] == alone
-        assert answers_through(llm, children(llm)[0], signal.SIGKILL) == alone
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[LLM]:
+    """Two workers, each a replica."""
+    with LLM(**SMALL, data_parallel_size=2) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def alone(single: LLM) -> list[str]:
+    """What each prompt is answered by itself."""
+    return [single.generate([prompt], max_tokens=12, temperature=0)[0].text for prompt in PROMPTS]
+
+
+def test_llm_gives_together_what_it_gives_alone_and_outlives_its_worker(single: LLM, alone: list[str]) -> None:
+    assert [completion.text for completion in single.generate(PROMPTS, max_tokens=12, temperature=0)] == alone
+    assert answers_through(single, children(single)[0], signal.SIGKILL) == alone
 
 
 def children(llm: LLM) -> list[Child]:
@@ -61,37 +79,31 @@ def answers_through(llm: LLM, child: Child, number: signal.Signals) -> list[str]
     return answers
 
 
-def test_each_service_of_a_system_with_two_workers_comes_back() -> None:
-    with LLM(**SMALL, data_parallel_size=2) as llm:
-        expected = [completion.text for completion in llm.generate(PROMPTS, max_tokens=12, temperature=0)]
-        assert [child.service.name for child in children(llm)] == ["worker-0", "worker-1", "scheduler", "gateway"]
-        for child in children(llm):
-            os.kill(child.pid, signal.SIGKILL)
-            answers = llm.generate(PROMPTS, max_tokens=12, temperature=0)
-            assert [completion.text for completion in answers] == expected, child.service.name
+def test_each_service_of_a_system_with_two_workers_comes_back(pair: LLM, alone: list[str]) -> None:
+    assert [child.service.name for child in children(pair)] == ["worker-0", "worker-1", "scheduler", "gateway"]
+    for child in children(pair):
+        os.kill(child.pid, signal.SIGKILL)
+        answers = pair.generate(PROMPTS, max_tokens=12, temperature=0)
+        assert [completion.text for completion in answers] == alone, child.service.name
 
 
-def test_two_workers_of_one_replica_answer_as_one_and_outlive_each_other() -> None:
-    with LLM(**SMALL) as llm:
-        expected = [completion.text for completion in llm.generate(PROMPTS, max_tokens=12, temperature=0)]
+def test_two_workers_of_one_replica_answer_as_one_and_outlive_each_other(alone: list[str]) -> None:
     with LLM(**SMALL, tensor_parallel_size=2) as llm:
         answers = llm.generate(PROMPTS, max_tokens=12, temperature=0)
-        assert [completion.text for completion in answers] == expected
+        assert [completion.text for completion in answers] == alone
         for child in children(llm)[:2]:
-            assert answers_through(llm, child, signal.SIGKILL) == expected, child.service.name
+            assert answers_through(llm, child, signal.SIGKILL) == alone, child.service.name
 
 
-def test_a_worker_that_is_told_to_stop_loses_nothing_and_is_replaced() -> None:
-    with LLM(**SMALL, data_parallel_size=2) as llm:
-        expected = [completion.text for completion in llm.generate(PROMPTS, max_tokens=12, temperature=0)]
-        for child in children(llm)[:2]:
-            pid = child.pid
-            assert answers_through(llm, child, signal.SIGTERM) == expected
-            deadline = time.monotonic() + 20
-            while child.pid == pid:
-                assert time.monotonic() < deadline
-                # Another process's end, of which only its supervisor is told.
-                time.sleep(0.01)
+def test_a_worker_that_is_told_to_stop_loses_nothing_and_is_replaced(pair: LLM, alone: list[str]) -> None:
+    for child in children(pair)[:2]:
+        pid = child.pid
+        assert answers_through(pair, child, signal.SIGTERM) == alone
+        deadline = time.monotonic() + 20
+        while child.pid == pid:
+            assert time.monotonic() < deadline
+            # Another process's end, of which only its supervisor is told.
+            time.sleep(0.01)
 
 
 def test_llm_tells_what_to_repair_instead_of_waiting(tmp_path: Path) -> None:
