@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 
+from blockyard.model_config.families import encoders
 from blockyard.model_config.families.table import MODULES
 from gateway.text.vocabulary import VOCABULARY_FILES
 
@@ -20,8 +21,13 @@ def models_page(note: str) -> str:
         + ", ".join(f"`{name}`" for name in VOCABULARY_FILES)
         + "; of several files the first one in this order.\n",
     ]
-    for module in MODULES:
+    for module in (*MODULES, encoders):
         title = (inspect.getdoc(module) or "").partition("\n")[0].rstrip(".")
         rows = (f"| `{name}` | `{family.model_type}` |" for name, family in sorted(module.FAMILIES.items()))
         parts.append("\n".join([f"## {title}\n", "| `architectures` | `model_type` |", "|---|---|", *rows, ""]))
+    parts.append(
+        "`…ForSequenceClassification` and `…ForMaskedLM` of an encoder, and `…ForSequenceClassification` and `…Model` "
+        "of a decoder, are served too where a file says what to make of their rows"
+        " ([vectors, scores and labels](../guides/run.md#vectors-scores-and-labels)).\n"
+    )
     return "\n".join(parts)

@@ -31,7 +31,10 @@ _FIRST_TOKEN_SECONDS = (
     *(20.0, 40.0, 80.0, 160.0, 320.0),
 )
 
-REQUESTS = counter("blockyard_requests_total", "Requests that were begun here, valid ones.")
+REQUESTS = counter(
+    "blockyard_requests_total",
+    "Requests that were begun here, valid ones; of a call for vectors, scores or labels each input is one.",
+)
 FINISHED_REQUESTS = counter(
     "blockyard_finished_requests_total",
     f"Requests that ended here, by result: `{WHOLE}`, or the reason of the error that ended them. One that"

@@ -1,4 +1,4 @@
-"""BERT, RoBERTa, XLM-RoBERTa, DistilBERT and ModernBERT: rows see those behind them too, and make no tokens."""
+"""Encoders: BERT, RoBERTa, XLM-RoBERTa, DistilBERT and ModernBERT."""
 
 from __future__ import annotations
 

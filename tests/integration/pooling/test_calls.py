@@ -9,6 +9,7 @@ import math
 from array import array
 from typing import TYPE_CHECKING, Any
 
+import grpc.aio
 import openai
 import pytest
 
@@ -259,6 +260,27 @@ async def test_a_model_that_generates_makes_no_numbers(tmp_path: Path, sockets: 
         answer = await running.http.post(path, json=bodies.get(path, {"input": "w1"}))
         assert (answer.status_code, answer.json()["error"]["code"]) == (412, "FEATURE_DISABLED")
         assert "--task" in answer.json()["error"]["message"]
+
+
+async def test_a_call_has_one_line_in_the_log_and_counts_each_input(
+    tmp_path: Path, sockets: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with services(tmp_path, sockets, Task.EMBED) as running:
+        with caplog.at_level("INFO"):
+            await running.embed(["w1 w2", "w3", "w4"])
+            with pytest.raises(grpc.aio.AioRpcError):
+                await running.embed([])
+        values = (await running.http.get("/metrics")).text.splitlines()
+    finished, refused = (
+        [record.fields for record in caplog.records if record.message == f"request {end}"]  # type: ignore[attr-defined]
+        for end in ("finished", "refused")
+    )
+    assert [(each["num_prompt_tokens"], each["num_completion_tokens"]) for each in finished] == [(10, 0)]
+    assert finished[0]["method"].endswith("/Embed")
+    assert [each["fields"] for each in refused] == ["inputs"]
+    assert {"blockyard_requests_total 3.0", 'blockyard_finished_requests_total{result="whole"} 3.0'} <= {*values}
+    assert "blockyard_request_prompt_tokens_sum 10.0" in values
+    assert "blockyard_output_tokens_total 0.0" in values
 
 
 async def test_the_program_writes_numbers_and_nothing_else(

@@ -15,12 +15,15 @@ import blockyard
 from blockyard import Client
 from tests.integration.pooling.harness import WORDS, write_tokenizer
 from tests.kit.kernels.pooling_models import pooling_model
+from tests.kit.processes.status import scheduler_status
 from tests.kit.processes.system import System
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 TEXTS = [" ".join(WORDS[(place * 7 + step * 3) % 90] for step in range(1 + place % 6)) for place in range(256)]
+
+LONG_TEXTS = [" ".join(WORDS[(place * 7 + step * 3) % 90] for step in range(20 + place % 40)) for place in range(128)]
 
 
 def model(name: str) -> Path:
@@ -46,17 +49,22 @@ def test_a_script_asks_for_vectors_and_scores() -> None:
             assert score == pytest.approx(torch.sigmoid(logits)[0, 0].item(), abs=1e-5)
 
 
-def test_vectors_have_their_bits_alone_among_others_in_pieces_and_after_a_killed_worker(tmp_path: Path) -> None:
-    # Of a step that holds so many tokens the last prompt is cut.
-    flags = ["--dtype", "float32", "--policy", "priority", "--num-device-blocks", "100", "--debug-integrity"]
-    flags += ["--max-num-batched-tokens", "97"]
+def test_vectors_have_their_bits_alone_among_others_in_pieces_preempted_and_after_a_killed_worker(
+    tmp_path: Path,
+) -> None:
+    # Most prompts come in pieces, and three or four have room at a time.
+    flags = ["--dtype", "float32", "--policy", "priority", "--num-device-blocks", "9", "--num-host-blocks", "20"]
+    flags += ["--block-size", "16", "--max-model-len", "100", "--max-num-batched-tokens", "24", "--debug-integrity"]
+    flags += ["--preemption-mode", "swap"]
     with System(model("llama_mean"), tmp_path, flags) as system, Client(system.grpc_target) as client:
-        undisturbed = client.embed(TEXTS).vectors
-        assert [client.embed([text]).vectors[0] for text in TEXTS[:16:5]] == undisturbed[:16:5]
+        undisturbed = client.embed(LONG_TEXTS).vectors
+        assert [client.embed([text]).vectors[0] for text in LONG_TEXTS[:16:5]] == undisturbed[:16:5]
         with ThreadPoolExecutor(2) as threads:
-            patient = threads.submit(client.embed, TEXTS, priority=9)
-            # It comes first, and then the others are not done.
-            assert client.embed(TEXTS[:8], priority=0).vectors == undisturbed[:8]
+            patient = threads.submit(client.embed, LONG_TEXTS, priority=9)
+            while not scheduler_status(system).replicas[0].num_swapped_in_blocks:
+                # It comes first, and those that run give way.
+                assert client.embed(LONG_TEXTS[:8], priority=0).vectors == undisturbed[:8]
+                assert not patient.done()
             system.services["worker"].stop(signal.SIGKILL)
             assert not patient.done()
             system.start_service("worker")

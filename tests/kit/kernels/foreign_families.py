@@ -37,6 +37,10 @@ SERVED: dict[str, dict[str, Any]] = {
     "BitNetConfig": {},
     "AfmoeConfig": {**_EXPERTS, **_HEADS, "sliding_window": WINDOW, "global_attn_every_n_layers": 2},
     "Dots1Config": {**_EXPERTS, "sliding_window": WINDOW},
+    # Shared experts, one of them behind a sigmoid, and routers whose choice has a bias of its own.
+    "Qwen2MoeConfig": {**_EXPERTS, "shared_expert_intermediate_size": 80},
+    "Glm4MoeConfig": {**_EXPERTS, **_HEADS},
+    "Ernie4_5_MoeConfig": {**_EXPERTS, "moe_num_experts": 6, "moe_k": 2},
     "GptOssConfig": {**_EXPERTS, **_HEADS, "sliding_window": WINDOW},
 }
 """By the configuration that transformers has for it: what is not as of `families.SIZES`."""
