@@ -51,7 +51,7 @@ class PoolingHead:
         return tuple(tensor for tensor in (table, *self.norms) if tensor is not None)
 
     def multiply(self, backend: Backend, rows: Tensor) -> Tensor:
-        """Computes the products of pooled rows [n, hidden_size], float32 or the model's dtype -> [n, width] float32."""
+        """Computes the products of pooled rows [n, hidden_size], in the products' dtype -> [n, width] float32."""
         for product, norm, dense in zip(self.products, self.norms, self.rule.products, strict=True):
             is_wide = dense is self.rule.products[-1] and dense.activation is None
             rows = backend.linear(rows, product, wide=is_wide)
