@@ -65,7 +65,7 @@ class GrammarChecks:
             raise BlockyardError(Reason.TENANT_QUOTA, message, retry_after_seconds=RETRY_SECONDS)
         self._running[request.tenant] += 1
         try:
-            work = _check_format if output is not None else _check_given
+            work = check_format if output is not None else _check_given
             argument: Any = output if output is not None else given
             return await asyncio.get_running_loop().run_in_executor(self._executor, work, argument)
         finally:
@@ -78,7 +78,8 @@ def _check_given(text: str) -> str:
     return text
 
 
-def _check_format(output: OutputFormat) -> str:
+def check_format(output: OutputFormat) -> str:
+    """Makes the grammar of a format; raises BlockyardError as `GrammarChecks.grammar_of` does."""
     match output:
         case JsonSchema():
             schema = read_schema(output.schema, "format.json_schema.schema")

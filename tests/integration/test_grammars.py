@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ from blockyard import Client, StructuredOutputsParams
 from blockyard.errors import Reason, from_rpc_error
 from blockyard.inference.v1 import inference_pb2 as pb
 from blockyard.inference.v1 import inference_pb2_grpc as rpcs
+from tests.kit.oracles import grammar_answers
+from tests.kit.oracles.schemas import SCHEMAS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -122,3 +125,10 @@ def test_what_goes_against_a_grammar_is_refused(stub: rpcs.InferenceServiceStub)
     assert refusal(stub, past_end) is Reason.FIELD_INVALID
     assert refusal(stub, both) is Reason.FIELD_INVALID
     assert refusal(stub, make_spec({"json_object": False})) is Reason.FIELD_INVALID
+
+
+def test_every_schema_is_kept_whatever_the_model_wants(demo: System) -> None:
+    tally = asyncio.run(grammar_answers.ask(demo.grpc_target, 2 * len(SCHEMAS), vocab_size=4096))
+    assert not tally.wrong
+    assert tally.num_answers == 2 * len(SCHEMAS)
+    assert tally.share_ended >= 0.6

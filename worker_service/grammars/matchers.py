@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     Words = npt.NDArray[np.uint32]
     Ids = npt.NDArray[np.int64]
+    Bits = tuple[Ids, Words]
 
 log = EventLogger(__name__)
 
@@ -43,8 +44,6 @@ class Grammars:
     def __init__(self, vocabulary: LLTokenizer | BlockyardError, vocab_size: int) -> None:
         """`vocabulary`: the error is what sequences with a grammar fail with."""
         self._vocabulary = vocabulary
-        known = not isinstance(vocabulary, BlockyardError)
-        self._ends = bits_of(np.array(vocabulary.eos_tokens if known else [], np.int64))
         self._num_words = -(-vocab_size // WORD_BITS)
         self._compilers = ThreadPoolExecutor(2, "grammars")
         self._masker = ThreadPoolExecutor(1, "masks")
@@ -75,7 +74,16 @@ class Grammars:
 
     def follow(self, grammar: str, output: Ids, stop_token_ids: Ids) -> GrammarState:
         """Begins to follow a sequence that has this output, and ends by any of `stop_token_ids`."""
-        return GrammarState(self.prepare(grammar), output.tolist(), stop_token_ids, self._ends)
+        return GrammarState(self.prepare(grammar), output.tolist(), self._find_ends(stop_token_ids))
+
+    def _find_ends(self, stop_token_ids: Ids) -> Ends:
+        vocabulary = self._vocabulary
+        if isinstance(vocabulary, BlockyardError):
+            return Ends(frozenset(), NO_BITS, NO_BITS, NO_BITS)
+        ids = stop_token_ids.tolist()
+        plain = [each for each in ids if each < vocabulary.vocab_size and not vocabulary.is_special_token(each)]
+        own = [each for each in vocabulary.eos_tokens if each < WORD_BITS * self._num_words]
+        return Ends(frozenset(ids), bits_of(ids), bits_of(plain), bits_of(own))
 
     def begin_masks(self, states: Sequence[tuple[int, GrammarState]]) -> Masks:
         """Begins to make the masks of some rows, each by its place in the step."""
@@ -99,19 +107,25 @@ def _fill(states: Sequence[tuple[int, GrammarState]], words: Words) -> None:
         state.fill(row)
 
 
+class Ends(NamedTuple):
+    """The ids that end a sequence, and their bits: of `all`, of those that are `plain` text, and those that llguidance
+    sets by its `own` idea where a grammar may end."""
+
+    token_ids: frozenset[int]
+    all: Bits
+    plain: Bits
+    own: Bits
+
+
 class GrammarState:
     """Where one sequence is in its grammar."""
 
-    def __init__(
-        self, compiled: Future[LLMatcher], token_ids: list[int], stop_token_ids: Ids, ends: tuple[Ids, Words]
-    ) -> None:
-        """`ends`: the bits that llguidance sets where the grammar may end; `stop_token_ids` stand in their place."""
+    def __init__(self, compiled: Future[LLMatcher], token_ids: list[int], ends: Ends) -> None:
         self._compiled = compiled
         self._matcher: LLMatcher | None = None
         # Not consumed yet.
         self._token_ids = token_ids
-        self._stops = frozenset(stop_token_ids.tolist())
-        self._stop_token_ids, self._ends = stop_token_ids, ends
+        self._ends = ends
         self.failure: BlockyardError | None = None
         """Why no token is allowed any more."""
 
@@ -121,7 +135,7 @@ class GrammarState:
 
     def copy(self) -> GrammarState:
         """Makes the state of a fork. No mask of this one may be on its way."""
-        twin = GrammarState(self._compiled, list(self._token_ids), self._stop_token_ids, self._ends)
+        twin = GrammarState(self._compiled, list(self._token_ids), self._ends)
         twin._matcher = self._matcher.deep_copy() if self._matcher is not None else None
         twin.failure = self.failure
         return twin
@@ -146,7 +160,9 @@ class GrammarState:
         matcher = self._matcher = self._matcher or self._compiled.result().deep_copy()
         for token_id in self._token_ids:
             # An end is no part of what the grammar says. Before min_tokens there may be several.
-            if not (token_id in self._stops and matcher.is_accepting()) and not matcher.consume_token(token_id):
+            if not (token_id in self._ends.token_ids and matcher.is_accepting()) and not matcher.consume_token(
+                token_id
+            ):
                 raise _refusal(matcher, Reason.GRAMMAR_DEAD_END)
         self._token_ids = []
         mask = np.frombuffer(matcher.compute_bitmask(), np.uint32)
@@ -154,14 +170,26 @@ class GrammarState:
             raise _refusal(matcher, Reason.GRAMMAR_DEAD_END)
         words[:] = mask[: len(words)]
         if matcher.is_accepting():
-            index, bits = self._ends
-            np.bitwise_and.at(words, index, ~bits)
-            np.bitwise_or.at(words, *bits_of(self._stop_token_ids))
+            _clear(words, self._ends.own)
+            index, bits = self._ends.all
+            np.bitwise_or.at(words, index, bits)
+        else:
+            # As a part of the text it would end the sequence all the same.
+            _clear(words, self._ends.plain)
 
 
-def bits_of(token_ids: Ids) -> tuple[Ids, Words]:
+def _clear(words: Words, which: Bits) -> None:
+    index, bits = which
+    np.bitwise_and.at(words, index, ~bits)
+
+
+def bits_of(token_ids: Sequence[int] | Ids) -> Bits:
     """Returns the words that ids stand in, and their bits there."""
-    return token_ids // WORD_BITS, np.left_shift(np.uint32(1), (token_ids % WORD_BITS).astype(np.uint32))
+    ids = np.asarray(token_ids, np.int64)
+    return ids // WORD_BITS, np.left_shift(np.uint32(1), (ids % WORD_BITS).astype(np.uint32))
+
+
+NO_BITS: Bits = bits_of(())
 
 
 def _refusal(matcher: LLMatcher, reason: Reason) -> BlockyardError:
@@ -190,6 +218,5 @@ class Masks:
         if place == len(self.rows) or self.rows[place] != row:
             return False
         others = self.join()[place].copy()
-        index, bits = bits_of(token_ids)
-        np.bitwise_and.at(others, index, ~bits)
+        _clear(others, bits_of(token_ids))
         return not others.any()

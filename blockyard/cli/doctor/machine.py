@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from blockyard.capacity.memory import ControlGroups, read_host_memory, read_text
 from blockyard.cli import units
 from blockyard.cli.doctor.findings import bad, doubtful, good
+from blockyard.grammars.limits import HINT, library_version
 from blockyard.local.hardware import query_gpus
 from blockyard.local.local_system import uses_gpu
 
@@ -41,6 +42,14 @@ def look_at_machine(configuration: SystemConfiguration) -> Iterator[Finding]:
     yield look_at_files(most, configuration.security.max_connections)
     yield look_at_clock(_read_clock())
     yield from look_at_gpus(configuration)
+    yield look_at_grammars(library_version())
+
+
+def look_at_grammars(version: str) -> Finding:
+    """Looks for what answers of a given form need; `version`: of llguidance, empty: it is not installed."""
+    if version:
+        return good("grammars", f"llguidance {version}")
+    return doubtful("grammars", "llguidance is not installed: no answers of a given form", HINT)
 
 
 def look_at_memory(groups: ControlGroups) -> Finding:

@@ -6,6 +6,8 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from blockyard.client.results import StructuredOutputsParams
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -63,6 +65,11 @@ def _several_penalized(draw: random.Random) -> GenerationOptions:
     return {**_penalized(draw), "n": 3, "min_tokens": 10}
 
 
+def _bounded(draw: random.Random) -> GenerationOptions:
+    form = StructuredOutputsParams(regex="([a-z]{1,6}[ ,.]){60}")
+    return {**_seeded(draw), "n": 2, "structured_outputs": form, "ignore_eos": False}
+
+
 KINDS: dict[str, Callable[[random.Random], GenerationOptions]] = {
     "greedy": _greedy,
     "seeded": _seeded,
@@ -71,6 +78,7 @@ KINDS: dict[str, Callable[[random.Random], GenerationOptions]] = {
     "penalties": _penalized,
     "shared prefix": _seeded,
     "text": _seeded,
+    "grammar": _bounded,
     "n=3, penalties, stop string": _several_penalized,
 }
 

@@ -12,13 +12,21 @@ import grpc.aio
 
 from blockyard.client.codec import make_spec, to_event
 from blockyard.client.completion_builder import CompletionBuilder
-from blockyard.client.results import BeamSearch, Delta, EarlyStopping, Finished
+from blockyard.client.results import BeamSearch, Delta, EarlyStopping, Finished, StructuredOutputsParams
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from blockyard.client.results import Choice, Completion, GenerationOptions, TokenLogprobs
+
+
+# Of answers that go on for as long as they may, and of some that end before.
+FORMS = (
+    StructuredOutputsParams(json={"type": "array", "items": {"type": "integer"}, "minItems": 40}),
+    StructuredOutputsParams(regex="([a-z]{1,3}[ ,]){30}"),
+    StructuredOutputsParams(json={"type": "object", "additionalProperties": {"enum": ["yes", 1, None]}}),
+)
 
 
 @dataclass(frozen=True)
@@ -64,6 +72,8 @@ def _make_options(number: int, rng: random.Random) -> GenerationOptions:
         options["prompt_logprobs"] = 2
     if number % 5 == 2:
         options["stop"] = ["ab", "e", "t"]
+    if number % 8 in (1, 6):
+        options["structured_outputs"] = FORMS[number % len(FORMS)]
     return options
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from kernels.capture import CaptureSizes
 from worker_service.batch.input_batch import BatchLimits, InputBatch
 from worker_service.cache_engine import BlockFormat, CacheEngine
+from worker_service.grammars.matchers import make_grammars
 from worker_service.runner.pooling_runner import make_runner
 from worker_service.step import NewSequence, SamplingParams, Step
 from worker_service.steps.step_executor import StepExecutor
@@ -50,7 +51,7 @@ def make_executor(
         sizes = CaptureSizes(max_captured_tokens, 4, BLOCK_SIZE, loaded.config.sliding_window, max_model_len)
         runner.capture(cache.device_pool, sizes)
     limits = BatchLimits.of(loaded.config, loaded.model.kv_groups.windows, max_model_len, 16, BLOCK_SIZE, 1000)
-    return StepExecutor(InputBatch(limits), cache, runner, ranks)
+    return StepExecutor(InputBatch(limits, make_grammars(loaded)), cache, runner, ranks)
 
 
 def new_sequence(

@@ -61,6 +61,7 @@ SAMPLINGS = [
         presence_penalty=1.5,
         bad_token_sequences=[{"token_ids": (i, i % 7)} for i in range(200)],
     ),
+    SamplingParams(seed=5, temperature=1.5, grammar="start: /([a-z]{1,3}[ ,]){99}/", logprobs=1),
 ]
 
 

@@ -41,6 +41,7 @@ SAMPLINGS = (
         presence_penalty=1.5,
         bad_token_sequences=tuple((i, i % 7) for i in range(200)),
     ),
+    SamplingParams(seed=5, temperature=1.5, grammar="start: /([a-z]{1,3}[ ,]){99}/", logprobs=1),
 )
 
 
@@ -259,7 +260,12 @@ def alone(executor: StepExecutor, one: Live) -> list[int]:
 def sequences(seed: int, vocab_size: int) -> list[Live]:
     generator = random.Random(seed)
     return [
-        Live(i, [generator.randrange(vocab_size) for _ in range(generator.randint(1, 30))], SAMPLINGS[i % 6], i % 3)
+        Live(
+            i,
+            [generator.randrange(vocab_size) for _ in range(generator.randint(1, 30))],
+            SAMPLINGS[i % len(SAMPLINGS)],
+            i % 3,
+        )
         for i in range(6)
     ]
 

@@ -151,6 +151,7 @@ def test_what_needs_tokens_on_the_host_waits_for_them(executors: LateExecutor) -
     for asks in (
         SamplingParams(temperature=0.0, logprobs=2),
         SamplingParams(temperature=0.0, presence_penalty=2.0, frequency_penalty=2.0),
+        SamplingParams(temperature=0.0, grammar="start: /[a-z ]{200}/"),
         SamplingParams(temperature=0.0, bad_token_sequences=((plain[0], plain[1]), (plain[1], plain[2]))),
     ):
         truth = executors.alone(prompt_of(1), asks)

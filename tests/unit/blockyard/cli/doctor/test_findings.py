@@ -10,7 +10,14 @@ import pytest
 from blockyard.capacity.memory import ControlGroups
 from blockyard.cli.doctor.findings import Finding, Level
 from blockyard.cli.doctor.kernels import read_answer
-from blockyard.cli.doctor.machine import CLOCK_ERROR, look_at_clock, look_at_files, look_at_huge_pages, look_at_memory
+from blockyard.cli.doctor.machine import (
+    CLOCK_ERROR,
+    look_at_clock,
+    look_at_files,
+    look_at_grammars,
+    look_at_huge_pages,
+    look_at_memory,
+)
 from blockyard.cli.doctor.services import look_at_certificate, look_at_settings
 from blockyard.configuration import InternalSecuritySettings, SystemConfiguration
 from blockyard.settings import resolve
@@ -41,6 +48,11 @@ def test_open_files(most: int, expected: str) -> None:
 @pytest.mark.parametrize(("state", "expected"), [(0, "ok"), (CLOCK_ERROR, "warn"), (None, "ok")])
 def test_the_clock(state: int | None, expected: str) -> None:
     assert level(look_at_clock(state)) == expected
+
+
+@pytest.mark.parametrize(("version", "expected"), [("1.9.1", "ok"), ("", "warn")])
+def test_grammars(version: str, expected: str) -> None:
+    assert level(look_at_grammars(version)) == expected
 
 
 def test_memory_is_what_a_control_group_leaves(tmp_path: Path) -> None:

@@ -1,0 +1,182 @@
+"""Rows with grammars: what their masks allow, whatever has become of the row, and failures that stay their own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from blockyard.errors import BlockyardError, Reason, from_status
+from tests.unit.worker_service import driver
+from worker_service.grammars.matchers import WORD_BITS, Grammars, GrammarState
+from worker_service.grammars.vocabulary import read_vocabulary
+from worker_service.models.loader import load_model
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from llguidance import LLTokenizer
+
+    from tests.unit.worker_service.driver import WorkerDriver
+
+END = 2
+SOME = "start: /[ab]{3}/ /[cd]+/"
+MALFORMED = {
+    "start: (": Reason.FIELD_INVALID,
+    "": None,
+    '{"grammars": [{}]}': Reason.FIELD_INVALID,
+    "start: <no_such_token>": Reason.FIELD_INVALID,
+    'start: %json {"not": {}}': Reason.FIELD_INVALID,
+    f'start: "{"x" * 400_000}"': Reason.GRAMMAR_TOO_COMPLEX,
+    'start: "a" "\x00': Reason.FIELD_INVALID,
+}
+
+
+@pytest.fixture(scope="module")
+def size(model_config: Any) -> int:
+    return model_config.vocab_size
+
+
+@pytest.fixture(scope="session")
+def model_config(model: Path) -> Any:
+    return load_model(model, torch.float32, torch.device("cpu"), lambda done, total: None, "reference").config
+
+
+@pytest.fixture(scope="module")
+def vocabulary(model: Path, size: int) -> LLTokenizer:
+    return read_vocabulary(model, size)
+
+
+@pytest.fixture(scope="module")
+def grammars(vocabulary: LLTokenizer, size: int) -> Grammars:
+    return Grammars(vocabulary, size)
+
+
+def follow(grammars: Grammars, grammar: str, output: list[int] | None = None) -> GrammarState:
+    return grammars.follow(grammar, np.array(output or [], np.int64), np.array([END], np.int64))
+
+
+def allowed(grammars: Grammars, *states: GrammarState) -> list[list[int]]:
+    """The ids that each state's mask allows."""
+    words = grammars.begin_masks(list(enumerate(states))).join()
+    bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
+    return [np.flatnonzero(row).tolist() for row in bits]
+
+
+def test_a_mask_allows_what_the_grammar_says_next(grammars: Grammars, vocabulary: LLTokenizer) -> None:
+    texts = ["a", "b", "ab", "ba", "aab", "c", "cd"]
+    single = {text: ids[0] for text in texts if len(ids := vocabulary.tokenize_str(text)) == 1}
+    assert {"a", "b", "c"} <= single.keys()
+    state = follow(grammars, SOME)
+    [first] = allowed(grammars, state)
+    assert single["a"] in first
+    assert single["c"] not in first
+    assert END not in first
+    for _ in range(3):
+        state.add(single["a"])
+    [then] = allowed(grammars, state)
+    assert single["c"] in then
+    assert {single["a"], END}.isdisjoint(then)
+    state.add(single["c"])
+    [last] = allowed(grammars, state)
+    assert {single["c"], END} <= set(last)
+
+
+def test_a_state_is_a_function_of_its_output(grammars: Grammars) -> None:
+    state, output = follow(grammars, SOME), list[int]()
+    twin = state.copy()
+    for _ in range(8):
+        again, early = follow(grammars, SOME, output), twin.copy()
+        masks = allowed(grammars, state, again, early)
+        assert masks[0] == masks[1] == masks[2]
+        token_id = masks[0][len(output) * 7 % len(masks[0])]
+        if token_id == END:
+            break
+        output.append(token_id)
+        state.add(token_id)
+        twin.add(token_id)
+
+
+def test_forks_go_their_own_ways(grammars: Grammars, vocabulary: LLTokenizer) -> None:
+    a, c = (vocabulary.tokenize_str(text)[0] for text in "ac")
+    parent = follow(grammars, 'start: ("a" "a") | ("c" "c")')
+    before = parent.copy()
+    allowed(grammars, parent)
+    after = parent.copy()
+    for each, token_id in ((parent, a), (before, c), (after, c)):
+        each.add(token_id)
+    masks = allowed(grammars, parent, before, after)
+    assert masks[0] == [a]
+    assert masks[1] == masks[2] == [c]
+
+
+def test_ends_before_min_tokens_are_no_part_of_the_grammar(grammars: Grammars, vocabulary: LLTokenizer) -> None:
+    a = vocabulary.tokenize_str("a")[0]
+    state = follow(grammars, 'start: "a"', [a, END, END])
+    assert allowed(grammars, state) == [[END]]
+    assert grammars.begin_masks([(4, state)]).leaves_only(4, np.array([END]))
+    assert not grammars.begin_masks([(4, state)]).leaves_only(3, np.array([END]))
+
+
+def test_a_stop_token_of_plain_text_comes_at_an_end_alone(grammars: Grammars, vocabulary: LLTokenizer) -> None:
+    a, b = (vocabulary.tokenize_str(text)[0] for text in "ab")
+    state = grammars.follow("start: /[ab]{3}/", np.array([], np.int64), np.array([a, END], np.int64))
+    for _ in range(3):
+        [ids] = allowed(grammars, state)
+        assert b in ids
+        assert {a, END}.isdisjoint(ids)
+        state.add(b)
+    assert set(allowed(grammars, state)[0]) == {a, END}
+
+
+def test_no_id_beyond_the_model_is_allowed(vocabulary: LLTokenizer, size: int) -> None:
+    few = size - WORD_BITS // 2
+    grammars = Grammars(vocabulary, few)
+    words = grammars.begin_masks([(0, follow(grammars, "start: /.*/"))]).join()
+    assert words.shape == (1, -(-few // WORD_BITS))
+
+
+def test_an_output_that_is_not_of_the_grammar_fails(grammars: Grammars, vocabulary: LLTokenizer) -> None:
+    state = follow(grammars, SOME, vocabulary.tokenize_str("x"))
+    assert allowed(grammars, state) == [[]]
+    assert state.failure is not None
+    assert state.failure.reason is Reason.GRAMMAR_DEAD_END
+
+
+def test_without_a_vocabulary_rows_say_why(model: Path, tmp_path: Path, size: int) -> None:
+    with pytest.raises(BlockyardError) as raised:
+        read_vocabulary(tmp_path, size)
+    grammars = Grammars(raised.value, size)
+    state = follow(grammars, SOME)
+    assert allowed(grammars, state) == [[]]
+    assert state.failure is not None
+    assert state.failure.reason is Reason.FEATURE_DISABLED
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(BlockyardError, match="cannot be used for grammars"):
+        read_vocabulary(tmp_path, size)
+
+
+async def test_a_malformed_grammar_fails_alone(worker: WorkerDriver) -> None:
+    alone = await decode(worker.open(1), SOME)
+    stream, hostile = worker.open(2), dict(enumerate(MALFORMED, 10))
+    new = [sequence(1, [5, 6, 7], SOME), *(sequence(number, [5, 6], text) for number, text in hostile.items())]
+    ids, num_new_tokens = [1, *hostile], [3] + [2] * len(hostile)
+    response = await stream.step(new_sequences=new, sequence_ids=ids, num_new_tokens=num_new_tokens)
+    told = {each.sequence_id: from_status(each.status).reason for each in response.failures}
+    assert told == {number: reason for number, text in hostile.items() if (reason := MALFORMED[text])}
+    tokens = dict(zip(response.sequence_ids, response.token_ids, strict=True))
+    assert [tokens[1], *await stream.decode(1, 3)] == alone
+
+
+async def decode(stream: driver.StepDriver, grammar: str) -> list[int]:
+    new = [sequence(1, [5, 6, 7], grammar)]
+    first = await stream.sampled(new_sequences=new, sequence_ids=[1], num_new_tokens=[3])
+    return [first[1], *await stream.decode(1, 3)]
+
+
+def sequence(sequence_id: int, token_ids: list[int], grammar: str) -> Any:
+    sampling = driver.sampling(grammar=grammar)
+    blocks = [3 * sequence_id]
+    return driver.new_sequence(sequence_id, token_ids, blocks, sampling=sampling, stop_token_ids=[END])
