@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,23 +14,33 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from blockyard.configuration import ModelSettings, PublicSettings
-from gateway.config import GatewayConfiguration, ServiceSettings
+from gateway.config import GatewayConfiguration, ServiceSettings, TextSettings
 from gateway.server import Server
-from tests.kit.fakes.fake_scheduler import FakeScheduler
-from tests.unit.gateway.harness import DEMO_MODEL, demo_tokenizer
+from tests.kit.fakes.fake_scheduler import FakeScheduler, Script, hashed_tokens
+from tests.unit.gateway.harness import DEMO_MODEL, END_OF_TURN, demo_tokenizer, ids_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator
+
+    from blockyard.scheduler.v1 import scheduler_pb2
 
 ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
 async def gateway() -> AsyncIterator[Server]:
-    async with FakeScheduler(model_digest=demo_tokenizer().model_digest) as scheduler:
+    async with running_gateway() as server:
+        yield server
+
+
+@asynccontextmanager
+async def running_gateway(chat_template: str = "", script: Script = hashed_tokens) -> AsyncGenerator[Server, None]:
+    """A gateway of the demo model, on a scheduler that follows a script."""
+    async with FakeScheduler(model_digest=demo_tokenizer().model_digest, script=script) as scheduler:
         gateway = Server(
             GatewayConfiguration(
                 model=ModelSettings(model=str(DEMO_MODEL)),
+                text=TextSettings(chat_template=chat_template),
                 public=PublicSettings(grpc_port=0, http_port=0, admin_port=0),
                 service=ServiceSettings(scheduler_address=scheduler.address),
             )
@@ -65,6 +76,20 @@ async def run_example(name: str, address: str) -> str:
     return output.decode()
 
 
+def in_turns(*texts: str) -> Script:
+    """A script of these texts, one for each request."""
+    answers: dict[str, list[int]] = {}
+    rest = [ids_of(text) for text in texts]
+
+    def script(request: scheduler_pb2.AddRequest, _index: int, position: int) -> int:
+        if request.request_id not in answers:
+            answers[request.request_id] = rest.pop(0)
+        answer = answers[request.request_id]
+        return answer[position] if position < len(answer) else END_OF_TURN
+
+    return script
+
+
 async def test_the_client_library(gateway: Server) -> None:
     output = await run_example("python_client.py", f"127.0.0.1:{gateway.grpc_port}")
     assert "demo: up to 1024 tokens" in output
@@ -77,3 +102,15 @@ async def test_the_openai_package(gateway: Server) -> None:
     assert "model: demo" in output
     assert "completion_tokens=60" in output
     assert "400 FIELD_INVALID top_p" in output
+
+
+async def test_an_agent() -> None:
+    call = '<tool_call>{"name": "temperature", "arguments": {"city": "Oslo"}}</tool_call>'
+    script = in_turns(call, "It is 4 degrees.", '{"coat": "thick", "layers": 3}')
+    async with running_gateway(str(ROOT / "examples" / "tools.jinja"), script) as gateway:
+        output = await run_example("agent.py", f"http://127.0.0.1:{gateway.http_port}")
+    assert output.splitlines() == [
+        'calls temperature({"city": "Oslo"})',
+        "says 'It is 4 degrees.'",
+        "parsed Clothes(coat='thick', layers=3)",
+    ]

@@ -216,7 +216,15 @@ HOLDERS: dict[str, dict[str, By | NotRun]] = {
         "cd examples/java && make run ADDRESS=127.0.0.1:50051": EXAMPLES,
         "cd examples/cpp && cmake -B build && cmake --build build && build/stream 127.0.0.1:50051": EXAMPLES,
     },
-    "docs/guides/agents.md": {"import json": PROGRAMS},
+    "docs/guides/agents.md": {
+        "import json": PROGRAMS,
+        "python examples/agent.py http://127.0.0.1:8000": By(
+            "tests/integration/examples/test_examples.py::test_an_agent"
+        ),
+        "cd examples/node-agent && npm install && node index.js http://127.0.0.1:8000": By(
+            "tests/e2e/test_agents.py::test_the_example_in_node_runs"
+        ),
+    },
     "docs/guides/compose.md": {
         "docker compose up --build --detach": By(COMPOSE + "test_each_starts_when_the_one_behind_it_is_healthy"),
         "curl http://127.0.0.1:8000/v1/models": AT_SERVICES,
