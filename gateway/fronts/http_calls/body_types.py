@@ -1,4 +1,4 @@
-"""Types of the OpenAI API's bodies: strict shapes, and parameters that are known but not served.
+"""Types of the bodies of HTTP calls: strict shapes, and parameters that are known but not served.
 
 Knows no parameter by name.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -13,21 +14,33 @@ from tests.unit.gateway.fronts.openai.serving import serve_openai
 from tests.unit.gateway.harness import serving
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator
 
 ASKED: dict[str, Any] = {"model": "demo", "input": "Tell me a story", "max_output_tokens": 24, "background": True}
 
 
-@pytest.fixture
-async def client() -> AsyncIterator[openai.AsyncOpenAI]:
+@asynccontextmanager
+async def client_of(scheduler: FakeScheduler) -> AsyncGenerator[openai.AsyncOpenAI, None]:
+    """A client of a gateway of its own."""
     async with (
-        FakeScheduler() as scheduler,
         serving(scheduler) as front,
         serve_openai(front.service) as url,
         httpx.AsyncClient(base_url=url, timeout=20, verify=False) as http,
     ):
         connection: Any = http
         yield openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=connection)
+
+
+@pytest.fixture
+async def scheduler() -> AsyncIterator[FakeScheduler]:
+    async with FakeScheduler() as scheduler:
+        yield scheduler
+
+
+@pytest.fixture
+async def client(scheduler: FakeScheduler) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with client_of(scheduler) as client:
+        yield client
 
 
 async def test_a_response_in_the_background_is_read_later(client: openai.AsyncOpenAI) -> None:
@@ -61,6 +74,15 @@ async def test_a_response_in_the_background_is_cancelled(client: openai.AsyncOpe
     begun = await client.responses.create(**unbounded)
     cancelled = await client.responses.cancel(begun.id)
     assert (cancelled.id, cancelled.status) == (begun.id, "cancelled")
+
+
+async def test_any_gateway_has_it(client: openai.AsyncOpenAI, scheduler: FakeScheduler) -> None:
+    begun = await client.responses.create(**ASKED, instructions="Be brief.")
+    async with client_of(scheduler) as other:
+        events: list[Any] = [event async for event in await other.responses.retrieve(begun.id, stream=True)]
+        told = await other.responses.retrieve(begun.id)
+    assert told == events[-1].response == await client.responses.retrieve(begun.id)
+    assert (told.status, told.instructions) == ("incomplete", "Be brief.")
 
 
 async def test_others_are_not_known(client: openai.AsyncOpenAI) -> None:
