@@ -53,9 +53,10 @@ def run(client: openai.OpenAI, model: str, question: str, tool_choice: Any) -> l
         )
         message = answer.choices[0].message
         messages.append(message.model_dump(exclude_none=True))
-        if not message.tool_calls:
+        calls = [call for call in message.tool_calls or () if call.type == "function"]
+        if not calls:
             break
-        for call in message.tool_calls:
+        for call in calls:
             print(f"calls {call.function.name}({call.function.arguments})")
             result = temperature(**json.loads(call.function.arguments))
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
