@@ -49,9 +49,8 @@ class TextSettings:
     served_model_name: str = option("", "the model's name in requests; empty: the last part of --model")
     chat_template: str = option("", "file with a Jinja chat template, instead of the model's own")
     seed: NotNegative = option(0, "mixed into the seed of requests that bring none")
-    clamp_max_tokens: bool = option(
-        False, "cut a max_tokens that does not fit behind its prompt to what fits, and warn, instead of refusing it"
-    )
+    dialect: str = option("auto", "form of calls of tools and reasoning: auto (by the chat template), none or its name")
+    clamp_max_tokens: bool = option(False, "cut a max_tokens that does not fit, with a warning, instead of refusing it")
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,8 +78,8 @@ class Server:
         identity = InternalIdentity(configuration.internal)
         gateway_id = secrets.token_hex(8)
         folder = resolve_model(configuration.model.model, configuration.model.revision, "tokenizer")
-        template = configuration.text.chat_template
-        tokenizer = load_tokenizer(folder, chat_template_file=Path(template) if template else None)
+        template, dialect = configuration.text.chat_template, configuration.text.dialect
+        tokenizer = load_tokenizer(folder, chat_template_file=Path(template) if template else None, dialect=dialect)
         self._link = SchedulerLink(
             configuration.service.scheduler_address,
             gateway_id=gateway_id,
@@ -181,6 +181,7 @@ class Server:
         log.info(
             "listening",
             model=self.generation.model_name,
+            dialect=dialect.name if (dialect := self.generation.tokenizer.dialect) else "none",
             grpc=join_address(host, self.grpc_port),
             http=join_address(host, self.http_port),
             admin=join_address(admin_host, self.admin_port),

@@ -1,166 +1,29 @@
-"""Reads calls of tools, from behind the marker that begins them. The scanner makes text of what is not told."""
+"""Reads calls of tools in each style, from behind the marker that begins them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from gateway.dialects.arguments import JsonValue, TextOfString
 from gateway.dialects.dialect import Style
-from gateway.dialects.feed import NotACall
+from gateway.dialects.literal_calls import read_gemma, read_python
+from gateway.dialects.object_calls import read_headed, read_objects
+from gateway.dialects.tag_calls import read_tags
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Generator
 
     from gateway.dialects.dialect import Calls
-    from gateway.dialects.feed import Feed
+    from gateway.dialects.feed import CallSink, Feed
 
-# Keys of a call beside its name that say what it is called with, and those that mean nothing to a client.
-_ARGUMENT_KEYS = frozenset({"arguments", "parameters"})
-_OTHER_KEYS = frozenset({"id", "type"})
-
-
-class CallSink(Protocol):
-    """Takes what calls consist of."""
-
-    def knows(self, name: str) -> bool:
-        """Returns whether there is a tool of this name."""
-        ...
-
-    def on_call(self, name: str, call_id: str = "") -> None:
-        """Takes note of a call, with the id that the model has written, if it has."""
-        ...
-
-    def on_arguments(self, piece: str) -> None:
-        """Takes more of its arguments."""
-        ...
-
-    def on_call_end(self) -> None:
-        """Takes note that it is whole."""
-        ...
+_READERS = {
+    Style.OBJECT: read_objects,
+    Style.HEADED: read_headed,
+    Style.TAGS: read_tags,
+    Style.PYTHONIC: read_python,
+    Style.GEMMA: read_gemma,
+}
 
 
 def read_calls(feed: Feed, calls: Calls, sink: CallSink) -> Generator[None, None, None]:
-    """Reads one stretch of calls. Raises NotACall where it is none, or is broken."""
+    """Reads one stretch of calls. Raises NotACall where it is none, or is broken: what was not told then is text."""
     yield from _READERS[calls.style](feed, calls, sink)
-
-
-def _read_objects(feed: Feed, calls: Calls, sink: CallSink) -> Generator[None, None, None]:
-    """Reads an object, or objects one behind another, or a list of them."""
-    is_list = (yield from feed.peek()) == "["
-    feed.place += is_list
-    while True:
-        yield from _ObjectReader(feed, calls, sink).read()
-        character, place = (yield from feed.peek()), feed.place
-        if character and character in ",;":
-            feed.place += 1
-            character = yield from feed.peek()
-        if character == "{":
-            continue
-        if is_list and character == "]":
-            feed.place += 1
-        else:
-            feed.place = place
-        return
-
-
-class _ObjectReader:
-    """Reads one call that is an object."""
-
-    def __init__(self, feed: Feed, calls: Calls, sink: CallSink) -> None:
-        self._feed = feed
-        self._ends = calls.ends
-        self._sink = sink
-        self._name: str | None = None
-        # None before they came; afterwards those that wait for the name.
-        self._arguments: list[str] | None = None
-        self._is_whole = False
-
-    def read(self) -> Generator[None, None, None]:
-        feed = self._feed
-        yield from feed.expect("{")
-        while True:
-            character = yield from feed.peek()
-            if character == '"':
-                yield from self._read_member((yield from feed.string()))
-            elif character == ",":
-                feed.place += 1
-            elif character == "}" or self._is_whole:
-                feed.place += character == "}"
-                return self._end()
-            else:
-                raise NotACall
-
-    def _end(self) -> None:
-        if self._name is None:
-            raise NotACall
-        if self._arguments is None:
-            self._sink.on_call(self._name)
-            self._sink.on_arguments("{}")
-        self._sink.on_call_end()
-
-    def _read_member(self, key: str) -> Generator[None, None, None]:
-        feed = self._feed
-        yield from feed.expect(":")
-        character = yield from feed.peek()
-        if key == "name" and self._name is None:
-            self._name = yield from feed.string()
-            if not self._sink.knows(self._name):
-                raise NotACall
-            if self._arguments is not None:
-                self._tell(self._arguments)
-        elif key in _ARGUMENT_KEYS and self._arguments is None:
-            yield from self._read_arguments(character)
-        elif key in _OTHER_KEYS or self._is_told:
-            yield from copy_value(feed, JsonValue(character, self._ends), lambda _: None)
-        else:
-            raise NotACall
-
-    @property
-    def _is_told(self) -> bool:
-        return self._name is not None and self._arguments is not None
-
-    def _tell(self, pieces: list[str]) -> None:
-        assert self._name is not None
-        self._sink.on_call(self._name)
-        for piece in pieces:
-            self._sink.on_arguments(piece)
-
-    def _read_arguments(self, first: str) -> Generator[None, None, None]:
-        self._arguments = waiting = []
-        if self._name is not None:
-            self._tell(waiting)
-        emit = waiting.append if self._name is None else self._sink.on_arguments
-        if first == "{":
-            yield from copy_value(self._feed, JsonValue(first, self._ends), emit)
-        elif first == '"':
-            yield from _copy_string(self._feed, JsonValue(first, self._ends), emit)
-        else:
-            raise NotACall
-        self._is_whole = True
-
-
-def copy_value(feed: Feed, value: JsonValue, emit: Callable[[str], None]) -> Generator[None, None, None]:
-    """Copies a JSON value. Raises NotACall for one that ends before it is whole."""
-    while True:
-        emit(feed.take(value.read(feed.text, feed.place, at_end=feed.at_end)))
-        if value.is_broken:
-            raise NotACall
-        if value.is_whole:
-            return
-        yield
-
-
-def _copy_string(feed: Feed, value: JsonValue, emit: Callable[[str], None]) -> Generator[None, None, None]:
-    """Copies the text of a JSON string: arguments that were printed twice."""
-    text = TextOfString()
-    feed.place += 1
-    value.skip_quote()
-
-    def push(piece: str) -> None:
-        emit(text.push(piece.removesuffix('"') if value.is_whole else piece))
-
-    yield from copy_value(feed, value, push)
-    emit(text.flush())
-
-
-_READERS = {Style.OBJECT: _read_objects}

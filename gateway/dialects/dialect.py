@@ -12,13 +12,13 @@ class Style(Enum):
     OBJECT = "object"
     """A JSON object, or a list of such: `{"name": "f", "arguments": {"x": 1}}`."""
     HEADED = "headed"
-    """A header with the name, then the arguments as a JSON object, or as one of PYTHONIC's and GEMMA's values."""
+    """A header with the name, then the arguments as a JSON object. What begins like an OBJECT is one."""
     TAGS = "tags"
     """The name, then a key and a value for each argument, each between markers; a text is not quoted."""
     PYTHONIC = "pythonic"
     """A list of Python calls: `[f(x=1), g()]`."""
     GEMMA = "gemma"
-    """A name, then an object with bare keys, whose texts stand between markers: `call:f{x:<escape>a<escape>}`."""
+    """A header, then an object with bare keys, whose texts stand between markers: `call:f{x:<escape>a<escape>}`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +34,15 @@ class Calls:
     """How calls are written.
 
     Attributes:
-        begins: what a call begins with; none: it stands where the answer begins.
+        begins: what a call begins with.
         ends: what ends it.
         style: what is between.
-        header: of HEADED, an expression for all that is before the arguments, with a group `name` and perhaps an `id`.
+        starts: what a call begins with that stands where the answer begins, the prompt having the rest of its marker.
+        bare: a call may also stand where the answer begins, without a marker.
+        header: of HEADED and GEMMA, an expression for all that is before the arguments, with a group `name` and perhaps
+            an `id`.
+        inner: markers within it.
+        name_ends: of TAGS, what ends the name; none: what comes behind it.
         key: of TAGS, the markers around an argument's name.
         value: of TAGS, those around its value; the first may be none.
         trims_lines: of TAGS, whether a value has a line of its own.
@@ -48,7 +53,11 @@ class Calls:
     begins: tuple[str, ...]
     ends: tuple[str, ...]
     style: Style
+    starts: tuple[str, ...] = ()
+    bare: bool = False
     header: str = ""
+    inner: tuple[str, ...] = ()
+    name_ends: tuple[str, ...] = ()
     key: Span = Span((), ())
     value: Span = Span((), ())
     trims_lines: bool = False
@@ -87,5 +96,5 @@ class Dialect:
             found += reasoning.begins + reasoning.ends
         if calls is not None:
             spans = (*calls.key.begins, *calls.key.ends, *calls.value.begins, *calls.value.ends)
-            found += [*calls.begins, *calls.ends, *spans, *calls.quotes, *calls.dropped]
+            found += [*calls.begins, *calls.ends, *calls.inner, *calls.name_ends, *spans, *calls.quotes, *calls.dropped]
         return tuple(dict.fromkeys(found))

@@ -4,22 +4,46 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
     from gateway.dialects.markers import Markers
 
-Waiting = "Generator[None, None, None]"
 # What a name may have; a longer one is none, and need not be held back.
 MAX_NAME_CHARACTERS = 256
 _SPACE = re.compile(r"\s*")
+_WORD = re.compile(r"[\w.-]+")
 _STRING = re.compile(rf'"(?:[^"\\]|\\.){{0,{MAX_NAME_CHARACTERS}}}"', re.DOTALL)
 
 
 class NotACall(Exception):
     """What comes is no call after all."""
+
+
+class CallSink(Protocol):
+    """Takes what calls consist of."""
+
+    def knows(self, name: str) -> bool:
+        """Returns whether there is a tool of this name."""
+        ...
+
+    def types_of(self, name: str, key: str) -> frozenset[str]:
+        """Returns the JSON types that an argument may have; none where its schema does not say."""
+        ...
+
+    def on_call(self, name: str, call_id: str = "") -> None:
+        """Takes note of a call, with the id that the model has written, if it has."""
+        ...
+
+    def on_arguments(self, piece: str) -> None:
+        """Takes more of its arguments."""
+        ...
+
+    def on_call_end(self) -> None:
+        """Takes note that it is whole."""
+        ...
 
 
 class Feed:
@@ -105,13 +129,25 @@ class Feed:
             raise NotACall
         return self.take(found.start()).strip()
 
+    def word(self) -> Generator[None, None, str]:
+        """Takes a short name of letters, digits, points and dashes behind white space; raises NotACall without any."""
+        yield from self.peek()
+        while True:
+            found = _WORD.match(self.text, self.place)
+            end = found.end() if found else self.place
+            if end == self.place or end - self.place > MAX_NAME_CHARACTERS:
+                raise NotACall
+            if end < len(self.text) or self.at_end:
+                return self.take(end)
+            yield
+
     def accepts(self, markers: Markers) -> Generator[None, None, bool]:
         """Takes one of some markers if it stands here, and returns whether it does."""
         while True:
-            found = markers.search(self.text, self.place, at_end=self.at_end)
-            if found and found.start() == self.place:
+            if found := markers.match(self.text, self.place, at_end=self.at_end):
                 self.place = found.end()
                 return True
-            if self.at_end or not markers.may_begin(self.text[self.place :]):
+            is_open = self.place == len(self.text) or markers.may_become(self.text, self.place)
+            if self.at_end or not is_open:
                 return False
             yield

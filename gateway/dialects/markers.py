@@ -14,23 +14,32 @@ class Markers:
         self._pattern = re.compile("|".join(map(re.escape, by_length))) if by_length else None
         self._prefixes = {text[:end] for text in texts for end in range(1, len(text))}
         self._longest = max(map(len, self._prefixes), default=0)
+        firsts = {text[0] for text in self._prefixes}
+        self._first = re.compile("|".join(map(re.escape, firsts))) if firsts else None
 
     def search(self, text: str, start: int = 0, *, at_end: bool = False) -> re.Match[str] | None:
         """Finds the first marker; none while what comes, unless the text is `at_end`, may make it a longer one."""
-        found = self._pattern.search(text, start) if self._pattern else None
-        if found and not at_end and found.end() == len(text) and found[0] in self._prefixes:
-            return None
-        return found
+        return self._certain(self._pattern.search(text, start), at_end=at_end) if self._pattern else None
 
-    def may_begin(self, text: str) -> bool:
-        """Returns whether a text, and nothing less, may become a marker."""
-        return not text or text in self._prefixes
+    def match(self, text: str, start: int, *, at_end: bool = False) -> re.Match[str] | None:
+        """Finds the marker that stands at a place; none while what comes may make it a longer one."""
+        return self._certain(self._pattern.match(text, start), at_end=at_end) if self._pattern else None
+
+    def _certain(self, found: re.Match[str] | None, *, at_end: bool) -> re.Match[str] | None:
+        return None if found is None or (self.may_become(found.string, found.start()) and not at_end) else found
+
+    def may_become(self, text: str, start: int) -> bool:
+        """Returns whether all of a text from a place on may become a marker, or a longer one."""
+        return len(text) - start <= self._longest and text[start:] in self._prefixes
 
     def num_held(self, text: str, start: int = 0) -> int:
         """Returns how many characters at the end of a text may be the beginning of a marker."""
-        for length in range(min(self._longest, len(text) - start), 0, -1):
-            if text[-length:] in self._prefixes:
-                return length
+        place = max(start, len(text) - self._longest)
+        while self._first is not None and (found := self._first.search(text, place)):
+            place = found.start()
+            if text[place:] in self._prefixes:
+                return len(text) - place
+            place += 1
         return 0
 
 

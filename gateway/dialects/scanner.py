@@ -7,18 +7,20 @@ these: what cannot be understood is text.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gateway.dialects.calls import read_calls
 from gateway.dialects.dialect import Span
 from gateway.dialects.feed import Feed, NotACall
 from gateway.dialects.markers import Markers, markers_of
+from gateway.dialects.schemas import NO_TOOLS, types_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator
+    from collections.abc import Callable, Generator, Mapping
 
     from gateway.dialects.dialect import Calls, Dialect
+    from gateway.dialects.schemas import Schema
 
 _NO_SPAN = Span((), ())
 # What a call that nothing marks begins with.
@@ -29,7 +31,7 @@ class _Enough(NotACall):
     """One call more than the client wants."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CallPiece:
     """More of the call number `index`; `name` and `call_id` (where the model wrote one) in its first piece."""
 
@@ -53,7 +55,7 @@ class Scanner:
 
     Args:
         dialect: of the model.
-        tools: names of tools that it may call; none: calls are text.
+        tools: tools that it may call, by name, with the schemas of their parameters; none: calls are text.
         reasoning_is_open: the prompt ends where reasoning begins.
         one_call: what comes behind the first call is left out.
 
@@ -65,7 +67,7 @@ class Scanner:
     def __init__(
         self,
         dialect: Dialect,
-        tools: Collection[str] = (),
+        tools: Mapping[str, Schema] = NO_TOOLS,
         *,
         reasoning_is_open: bool = False,
         one_call: bool = False,
@@ -99,6 +101,10 @@ class Scanner:
         """Returns whether there is a tool of this name."""
         return name in self._tools
 
+    def types_of(self, name: str, key: str) -> frozenset[str]:
+        """Returns the JSON types that an argument may have; none where its schema does not say."""
+        return types_of(self._tools[name], key)
+
     def on_call(self, name: str, call_id: str = "") -> None:
         """Takes note of a call."""
         if self._one_call and self.num_calls:
@@ -112,7 +118,7 @@ class Scanner:
         self._feed.commit()
         calls = self._parts.calls
         if calls and calls[-1].index == self._num_begun - 1:
-            calls[-1] = replace(calls[-1], arguments=calls[-1].arguments + piece)
+            calls[-1].arguments += piece
         elif piece:
             calls.append(CallPiece(self._num_begun - 1, arguments=piece))
 
@@ -129,10 +135,13 @@ class Scanner:
         is_start = True
         while not (self._one_call and self.num_calls):
             if is_start and (yield from self._starts_with(markers_of(*self._reasoning.begins))):
+                self._feed.commit()
                 yield from self._reason()
                 continue
-            if is_start and self._calls and not self._calls.begins and (yield from self._feed.peek()) in _OPENERS:
+            if is_start and self._calls and (yield from self._starts_with(markers_of(*self._calls.starts))):
                 yield from self._read_calls(self._calls)
+            elif is_start and self._calls and self._calls.bare and (yield from self._feed.peek()) in _OPENERS:
+                yield from self._read_calls(self._calls, is_marked=False)
             is_start, self._feed.place = False, self._feed.mark
             marker = yield from self._copy(self._find_markers(), self._on_text)
             if marker is None:
@@ -159,7 +168,6 @@ class Scanner:
         """Takes a marker that stands here, perhaps behind white space, and returns whether one does."""
         yield from self._feed.peek()
         if (yield from self._feed.accepts(markers)):
-            self._feed.commit()
             return True
         self._feed.place = self._feed.mark
         return False
@@ -197,7 +205,7 @@ class Scanner:
         self._parts.reasoning += text
         self._feed.commit()
 
-    def _read_calls(self, calls: Calls) -> Generator[None, None, None]:
+    def _read_calls(self, calls: Calls, *, is_marked: bool = True) -> Generator[None, None, None]:
         feed, num_begun = self._feed, self._num_begun
         try:
             yield from read_calls(feed, calls, self)
@@ -205,7 +213,7 @@ class Scanner:
             feed.commit()
         except NotACall:
             # What nothing marks need not have been meant as one.
-            self.num_invalid_calls += bool(calls.begins) or self._num_begun > num_begun
+            self.num_invalid_calls += is_marked or self._num_begun > num_begun
             self._on_text(feed.take_untold())
         else:
             yield from self._skip_space()

@@ -2,21 +2,196 @@
 
 from __future__ import annotations
 
+from blockyard.errors import BlockyardError, Reason
 from gateway.dialects.dialect import Calls, Dialect, Span, Style
 
 _THINK = Span(("<think>",), ("</think>",))
+_NAME = r"(?P<name>[\w.-]+)"
 
 # Where the texts of several are in one template, the first counts: the most specific come first.
 DIALECTS = (
     Dialect(
+        "harmony",
+        seen_in=(("<|channel|>", "<|message|>"),),
+        reasoning=Span(("<|channel|>analysis<|message|>",), ("<|end|>",)),
+        reasons_anywhere=True,
+        dropped=(
+            *("<|start|>assistant", "<|end|>", "<|return|>", "<|call|>"),
+            *("<|channel|>final<|message|>", "<|channel|>commentary<|message|>"),
+            "<|channel|>final <|constrain|>json<|message|>",
+        ),
+        calls=Calls(
+            (
+                "<|channel|>commentary to=functions.",
+                "<|channel|>analysis to=functions.",
+                "<|start|>assistant to=functions.",
+            ),
+            ("<|call|>",),
+            Style.HEADED,
+            starts=("to=functions.",),
+            header=rf"{_NAME}\s*(<\|channel\|>\w+)?\s*(<\|constrain\|>)?\s*(json)?\s*<\|message\|>",
+        ),
+    ),
+    Dialect(
+        "kimi",
+        seen_in=(("<|tool_call_argument_begin|>",),),
+        reasoning=_THINK,
+        calls=Calls(
+            ("<|tool_call_begin|>",),
+            ("<|tool_call_end|>",),
+            Style.HEADED,
+            header=rf"(?P<id>(functions\.)?{_NAME}(:\d+)?)\s*<\|tool_call_argument_begin\|>",
+            inner=("<|tool_call_argument_begin|>",),
+            dropped=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+        ),
+        call_id="functions.{name}:{index}",
+    ),
+    Dialect(
+        "deepseek",
+        seen_in=(("<｜tool▁call▁begin｜>",),),
+        reasoning=_THINK,
+        calls=Calls(
+            ("<｜tool▁call▁begin｜>",),
+            ("```<｜tool▁call▁end｜>", "<｜tool▁call▁end｜>"),
+            Style.HEADED,
+            header=rf"(function<｜tool▁sep｜>)?{_NAME}\s*(<｜tool▁sep｜>|```(json)?)",
+            inner=("<｜tool▁sep｜>",),
+            dropped=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+        ),
+    ),
+    Dialect(
+        "minimax",
+        seen_in=(("<minimax:tool_call>",),),
+        reasoning=_THINK,
+        calls=Calls(
+            ('<invoke name="',),
+            ("</invoke>",),
+            Style.TAGS,
+            name_ends=('">',),
+            key=Span(('<parameter name="',), ('">',)),
+            value=Span((), ("</parameter>",)),
+            dropped=("<minimax:tool_call>", "</minimax:tool_call>"),
+        ),
+    ),
+    Dialect(
+        "gemma",
+        seen_in=(("<|tool_call>", "call:"), ("<start_function_call>",)),
+        reasoning=Span(("<|channel>thought",), ("<channel|>",)),
+        calls=Calls(
+            ("<|tool_call>", "<start_function_call>"),
+            ("<tool_call|>", "<end_function_call>"),
+            Style.GEMMA,
+            header=rf"call:{_NAME}",
+            quotes=('<|"|>', "<escape>"),
+        ),
+    ),
+    Dialect(
+        "glm",
+        seen_in=(("<arg_key>",),),
+        reasoning=_THINK,
+        calls=Calls(
+            ("<tool_call>",),
+            ("</tool_call>",),
+            Style.TAGS,
+            key=Span(("<arg_key>",), ("</arg_key>",)),
+            value=Span(("<arg_value>",), ("</arg_value>",)),
+        ),
+    ),
+    Dialect(
+        "qwen3_coder",
+        seen_in=(("<function=", "<parameter="),),
+        reasoning=_THINK,
+        calls=Calls(
+            ("<function=",),
+            ("</function>",),
+            Style.TAGS,
+            name_ends=(">",),
+            key=Span(("<parameter=",), (">",)),
+            value=Span((), ("</parameter>",)),
+            trims_lines=True,
+            dropped=("<tool_call>", "</tool_call>"),
+        ),
+    ),
+    Dialect(
+        "mistral",
+        seen_in=(("[TOOL_CALLS]",),),
+        reasoning=Span(("[THINK]",), ("[/THINK]",)),
+        calls=Calls(
+            ("[TOOL_CALLS]",),
+            (),
+            Style.HEADED,
+            header=rf"{_NAME}\s*(\[CALL_ID\]\s*(?P<id>\w+)\s*)?\[ARGS\]",
+            inner=("[CALL_ID]", "[ARGS]"),
+        ),
+        # Its templates refuse any other length.
+        call_id="{digest:.9}",
+    ),
+    Dialect(
+        "phi4",
+        seen_in=(("<|/tool_call|>",), ("<|tool|>", "functools")),
+        reasoning=_THINK,
+        calls=Calls(("<|tool_call|>", "functools"), ("<|/tool_call|>",), Style.OBJECT),
+    ),
+    Dialect(
+        "pythonic",
+        seen_in=(("<|python_start|>",), ("<|tool_call_start|>",), ("<function_calls>",), ("[func_name1(",)),
+        reasoning=_THINK,
+        calls=Calls(
+            ("<|python_start|>", "<|tool_call_start|>", "<function_calls>"),
+            ("<|python_end|>", "<|tool_call_end|>", "</function_calls>"),
+            Style.PYTHONIC,
+            bare=True,
+        ),
+    ),
+    Dialect(
+        "llama3_json",
+        seen_in=(
+            ("<|python_tag|>",),
+            ('"parameters": dictionary of argument name and its value',),
+            ("ipython", '"parameters":'),
+        ),
+        calls=Calls(("<|python_tag|>",), (), Style.OBJECT, bare=True),
+    ),
+    Dialect(
+        "granite",
+        seen_in=(
+            ("<|tool_call|>", "<|start_of_role|>"),
+            ("<tool_call>[", "<|start_of_role|>"),
+            ("Here is my thought process:",),
+        ),
+        reasoning=Span(
+            ("Here is my thought process:", "Here's my thought process:"),
+            ("Here is my response:", "Here's my response:"),
+        ),
+        calls=Calls(("<|tool_call|>", "<tool_call>"), ("</tool_call>",), Style.OBJECT),
+    ),
+    Dialect(
         "hermes",
-        seen_in=(("<tool_call>", '"arguments"'), ("<tool_call>", "tool_call.arguments")),
+        seen_in=(("<tool_call>", "arguments"),),
         reasoning=_THINK,
         calls=Calls(("<tool_call>",), ("</tool_call>",), Style.OBJECT),
     ),
+    # Nothing but what it thinks is known.
+    Dialect("think", seen_in=(("<think>",), ("</think>",)), reasoning=_THINK),
 )
 BY_NAME = {dialect.name: dialect for dialect in DIALECTS}
-"""Returns a dialect by its name."""
+"""The dialects by their names."""
+
+
+AUTO, NONE = "auto", "none"
+
+
+def choose_dialect(name: str, template: str) -> Dialect | None:
+    """Finds a dialect by its name; "auto" is the one that a chat template speaks, "none" is none.
+
+    Raises BlockyardError MODEL_NOT_LOADED for a name that there is not.
+    """
+    if name == AUTO:
+        return find_dialect(template)
+    if name not in {*BY_NAME, NONE}:
+        message = f"--dialect {name} is unknown: it is one of {', '.join((AUTO, NONE, *BY_NAME))}"
+        raise BlockyardError(Reason.MODEL_NOT_LOADED, message)
+    return BY_NAME.get(name)
 
 
 def find_dialect(template: str) -> Dialect | None:

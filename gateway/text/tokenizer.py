@@ -14,7 +14,7 @@ from blockyard.model_config.fields import read_object
 from blockyard.model_config.own_code import asks_for_own_code
 from blockyard.model_files import model_digest
 from blockyard.telemetry import EventLogger
-from gateway.dialects.table import find_dialect
+from gateway.dialects.table import AUTO, choose_dialect
 from gateway.text.chat_template import ChatTemplate
 from gateway.text.detokenizer import DetokenizerFactory
 from gateway.text.token_texts import TokenTexts
@@ -87,12 +87,14 @@ class Tokenizer:
         model_digest: str = "",
         special_tokens: dict[str, str] | None = None,
         truncation_side: str = "right",
+        dialect: str = AUTO,
     ) -> None:
         self._vocabulary = vocabulary
         self._backend = backend = vocabulary.backend
         self.truncation_side = truncation_side
         self._chat_template = chat_template
-        self.dialect = find_dialect(chat_template.source) if chat_template else None
+        self._named_dialect = dialect
+        self.dialect = choose_dialect(dialect, chat_template.source if chat_template else "")
         self._detokenizers = DetokenizerFactory(backend, self.dialect.markers if self.dialect else ())
         self._token_texts = {skip: TokenTexts(self._detokenizers, skip_special_tokens=skip) for skip in (False, True)}
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
@@ -135,6 +137,7 @@ class Tokenizer:
             generation_defaults=self.generation_defaults,
             model_digest=self.model_digest,
             special_tokens=special_tokens,
+            dialect=self._named_dialect,
         )
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -218,7 +221,7 @@ class Tokenizer:
         )
 
 
-def load_tokenizer(folder: Path, *, chat_template_file: Path | None = None) -> Tokenizer:
+def load_tokenizer(folder: Path, *, chat_template_file: Path | None = None, dialect: str = AUTO) -> Tokenizer:
     """Reads a model folder; raises BlockyardError MODEL_NOT_LOADED that says what is wrong and what to do.
 
     Args:
@@ -226,6 +229,7 @@ def load_tokenizer(folder: Path, *, chat_template_file: Path | None = None) -> T
             merges.txt), and perhaps tokenizer_config.json, special_tokens_map.json, added_tokens.json,
             generation_config.json and chat_template.jinja.
         chat_template_file: a Jinja template that goes before the model's own.
+        dialect: the name of a dialect, or how to choose one; see `choose_dialect`.
     """
     config = _read_json(folder / "config.json")
     tokenizer_config = _read_json(folder / "tokenizer_config.json")
@@ -242,6 +246,7 @@ def load_tokenizer(folder: Path, *, chat_template_file: Path | None = None) -> T
         model_digest=model_digest(folder),
         special_tokens=special_tokens,
         truncation_side="left" if tokenizer_config.get("truncation_side") == "left" else "right",
+        dialect=dialect,
     )
 
 

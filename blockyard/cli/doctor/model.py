@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +19,9 @@ from blockyard.model_config.fallback import Outline
 from blockyard.model_config.pooling.reading import read_rule
 from blockyard.model_files import resolve_model
 from blockyard.parallel import Parallel
+
+# To start an interpreter and read a vocabulary.
+_SECONDS = 120.0
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,6 +40,28 @@ def look_at_model(configuration: SystemConfiguration) -> Iterator[Finding]:
         yield bad("task", error.message, "take a model whose files say it, or write them as sentence-transformers does")
         return
     yield good("task", "to generate" if rule is None else f"to {rule.task}, as {rule.source} says")
+
+
+def look_at_dialect(configuration: SystemConfiguration) -> Iterator[Finding]:
+    """Finds how a folder's model writes calls of tools, and whether these come out again. Asks the gateway's code."""
+    named, text = configuration.model, configuration.text
+    folder = Path(named.model or ".").expanduser()
+    if not named.model or not folder.is_dir() or find_spec("gateway") is None:
+        return
+    program = [sys.executable, "-m", "gateway.text.round_trip", str(folder), text.chat_template, text.dialect]
+    done = subprocess.run(program, capture_output=True, text=True, check=False, timeout=_SECONDS)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]
+        yield bad("dialect", reason, "name another --dialect, or look at the tokenizer's files")
+        return
+    dialect, problem = (json.loads(done.stdout)[key] for key in ("dialect", "problem"))
+    advice = "name the right --dialect, or take its answers as text: docs/guides/tools.md"
+    if problem:
+        yield doubtful("dialect", f"{dialect or 'none'}: {problem}", advice)
+    elif not dialect:
+        yield doubtful("dialect", "its chat template shows no form of calls of tools that is known", advice)
+    else:
+        yield good("dialect", f"{dialect}: calls of tools that its chat template writes come out again")
 
 
 def look_at_code(configuration: SystemConfiguration) -> Iterator[Finding]:

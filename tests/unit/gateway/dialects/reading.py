@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, NamedTuple
+from collections import Counter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gateway.dialects.scanner import Scanner
 from gateway.dialects.table import BY_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-TOOLS = ("f", "g", "get_weather")
+    from gateway.dialects.schemas import Schema
+
+_TYPES = {"text": "string", "num": "number", "flag": "boolean", "obj": "object", "maybe": ["string", "null"]}
+_SCHEMA = {"type": "object", "properties": {name: {"type": kind} for name, kind in _TYPES.items()}}
+TOOLS: Mapping[str, Schema] = {"f": _SCHEMA, "g": {}}
 
 
 class Read(NamedTuple):
@@ -30,22 +35,26 @@ def pieces_of(text: str, cuts: Iterable[int]) -> list[str]:
     return [text[start:end] for start, end in itertools.pairwise(places)]
 
 
-def read(
-    dialect: str,
-    pieces: Sequence[str],
-    *,
-    tools: Sequence[str] = TOOLS,
-    is_open: bool = False,
-    one_call: bool = False,
-    ends: bool = True,
-) -> Read:
-    """Reads an answer; `ends`: to its end."""
-    scanner = Scanner(BY_NAME[dialect], tools, reasoning_is_open=is_open, one_call=one_call)
-    text = reasoning = ""
-    calls: list[tuple[str, str, str]] = []
-    for number, piece in enumerate(pieces):
-        parts = scanner.push(piece, is_last=ends and number == len(pieces) - 1)
-        text, reasoning = text + parts.text, reasoning + parts.reasoning
+class Reading:
+    """Reads an answer and joins what comes out."""
+
+    def __init__(
+        self,
+        dialect: str,
+        *,
+        tools: Mapping[str, Schema] = TOOLS,
+        is_open: bool = False,
+        one_call: bool = False,
+    ) -> None:
+        self._scanner = Scanner(BY_NAME[dialect], tools, reasoning_is_open=is_open, one_call=one_call)
+        self._text = self._reasoning = ""
+        self._calls: list[tuple[str, str, str]] = []
+
+    def push(self, piece: str, *, is_last: bool = False) -> Read:
+        """Reads on, and returns all that came out so far."""
+        parts = self._scanner.push(piece, is_last=is_last)
+        self._text, self._reasoning = self._text + parts.text, self._reasoning + parts.reasoning
+        calls = self._calls
         for call in parts.calls:
             if call.name:
                 assert call.index == len(calls), "a call begins before the one before it"
@@ -53,4 +62,23 @@ def read(
             else:
                 name, call_id, arguments = calls[call.index]
                 calls[call.index] = (name, call_id, arguments + call.arguments)
-    return Read(text, reasoning, tuple(calls), scanner.num_calls, scanner.num_invalid_calls)
+        scanner = self._scanner
+        return Read(self._text, self._reasoning, tuple(calls), scanner.num_calls, scanner.num_invalid_calls)
+
+
+def read(dialect: str, pieces: Sequence[str], **options: Any) -> Read:
+    """Reads an answer to its end."""
+    reading = Reading(dialect, **options)
+    for piece in pieces[:-1]:
+        reading.push(piece)
+    return reading.push(pieces[-1], is_last=True)
+
+
+def payload(text: str) -> Counter[str]:
+    """Characters that stand in no marker and in no frame of a call."""
+    return Counter(character for character in text if character > "\u2fff" and character not in "｜")
+
+
+def told(read: Read) -> str:
+    """All characters that came out."""
+    return "".join((read.text, read.reasoning, *(name + arguments for name, _, arguments in read.calls)))

@@ -1,0 +1,206 @@
+"""Reads calls whose arguments are literals of Python's or Gemma's form, and writes these as JSON."""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import re
+from typing import TYPE_CHECKING
+
+from gateway.dialects.feed import NotACall
+from gateway.dialects.markers import markers_of
+from gateway.dialects.object_calls import read_header
+from gateway.dialects.tag_calls import write_string
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from gateway.dialects.dialect import Calls
+    from gateway.dialects.feed import CallSink, Feed
+    from gateway.dialects.markers import Markers
+
+_WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
+_SCALAR = re.compile(r"[^,)\]}]*")
+_MAX_SCALAR_CHARACTERS = 4096
+_PLAIN = {quote: re.compile(rf"[^\\{quote}]*") for quote in "\"'"}
+_ESCAPE = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-7]{1,3}|.)", re.DOTALL)
+# What an escape has at most.
+_ESCAPE_CHARACTERS = 10
+_MAX_DEPTH = 32
+
+
+def read_python(feed: Feed, calls: Calls, sink: CallSink) -> Generator[None, None, None]:
+    """Reads `[f(x=1), g()]`, or calls one behind another."""
+    is_list = (yield from feed.peek()) == "["
+    feed.place += is_list
+    while True:
+        name = yield from feed.word()
+        yield from feed.expect("(")
+        if not sink.knows(name):
+            raise NotACall
+        sink.on_call(name)
+        yield from _Literals(feed, sink.on_arguments, None).members("=", ")")
+        sink.on_call_end()
+        character = yield from feed.peek()
+        if is_list and character == "]":
+            feed.place += 1
+            return
+        if is_list:
+            yield from feed.expect(",")
+        elif not character.isidentifier():
+            return
+
+
+def read_gemma(feed: Feed, calls: Calls, sink: CallSink) -> Generator[None, None, None]:
+    """Reads a header, and an object with bare keys."""
+    yield from read_header(feed, calls, sink)
+    feed.place += 1
+    yield from _Literals(feed, sink.on_arguments, markers_of(*calls.quotes)).members(":", "}")
+    sink.on_call_end()
+
+
+class _Literals:
+    """Writes literals as JSON. `quotes`: what texts stand between; None: Python's quotes."""
+
+    def __init__(self, feed: Feed, emit: Callable[[str], None], quotes: Markers | None) -> None:
+        self._feed = feed
+        self._emit = emit
+        self._quotes = quotes
+        self._depth = 0
+
+    def members(self, equals: str, close: str) -> Generator[None, None, None]:
+        """Copies keys and values up to what closes them, as an object."""
+        yield from self._sequence("{}", close, lambda: self._member(equals))
+
+    def _sequence(
+        self, brackets: str, close: str, item: Callable[[], Generator[None, None, None]]
+    ) -> Generator[None, None, None]:
+        separator = brackets[0]
+        while (character := (yield from self._feed.peek())) != close:
+            if character == "," and separator != brackets[0]:
+                self._feed.place += 1
+                continue
+            self._emit(separator)
+            separator = ", "
+            yield from item()
+        self._feed.place += 1
+        self._emit(brackets if separator == brackets[0] else brackets[1])
+
+    def _member(self, equals: str) -> Generator[None, None, None]:
+        character = yield from self._feed.peek()
+        if not (yield from self._string(character)):
+            self._emit(write_string((yield from self._feed.word())))
+        yield from self._feed.expect(equals)
+        self._emit(": ")
+        yield from self.value()
+
+    def value(self) -> Generator[None, None, None]:
+        """Copies one value. Raises NotACall for what is none."""
+        character = yield from self._feed.peek()
+        if self._depth == _MAX_DEPTH:
+            raise NotACall
+        self._depth += 1
+        if character in ("[", "("):
+            self._feed.place += 1
+            yield from self._sequence("[]", "]" if character == "[" else ")", self.value)
+        elif character == "{":
+            self._feed.place += 1
+            yield from self.members(":", "}")
+        elif not (yield from self._string(character)):
+            yield from self._scalar()
+        self._depth -= 1
+
+    def _scalar(self) -> Generator[None, None, None]:
+        feed = self._feed
+        while True:
+            found = _SCALAR.match(feed.text, feed.place)
+            assert found is not None
+            if found.end() < len(feed.text) or feed.at_end:
+                break
+            if found.end() - feed.place > _MAX_SCALAR_CHARACTERS:
+                raise NotACall
+            yield
+        text = feed.text[feed.place : found.end()].strip()
+        value = _WORDS.get(text) or _number(text) or self._bare(text)
+        feed.place = found.end()
+        self._emit(value)
+
+    def _bare(self, text: str) -> str:
+        if self._quotes is None or not text:
+            raise NotACall
+        return write_string(text)
+
+    def _string(self, first: str) -> Generator[None, None, bool]:
+        """Copies a text, if one begins here, and returns whether one does."""
+        if self._quotes is not None:
+            if not (yield from self._feed.accepts(self._quotes)):
+                return False
+            self._emit('"')
+            yield from self._copy_marked(self._quotes)
+        else:
+            if first not in _PLAIN:
+                return False
+            self._feed.place += 1
+            self._emit('"')
+            yield from self._copy_quoted(first)
+        self._emit('"')
+        return True
+
+    def _copy_marked(self, quotes: Markers) -> Generator[None, None, None]:
+        feed = self._feed
+        while (found := quotes.search(feed.text, feed.place, at_end=feed.at_end)) is None:
+            self._emit(write_string(feed.take(len(feed.text) - quotes.num_held(feed.text, feed.place)))[1:-1])
+            if feed.at_end:
+                raise NotACall
+            yield
+        self._emit(write_string(feed.take(found.start()))[1:-1])
+        feed.place = found.end()
+
+    def _copy_quoted(self, quote: str) -> Generator[None, None, None]:
+        feed = self._feed
+        while True:
+            found = _PLAIN[quote].match(feed.text, feed.place)
+            assert found is not None
+            self._emit(write_string(feed.take(found.end()))[1:-1])
+            if feed.text.startswith(quote, feed.place):
+                feed.place += 1
+                return
+            if len(feed.text) - feed.place < _ESCAPE_CHARACTERS and not feed.at_end and not self._ends_escape():
+                yield
+                continue
+            escape = _ESCAPE.match(feed.text, feed.place)
+            if escape is None:
+                raise NotACall
+            feed.place = escape.end()
+            self._emit(_unescape(escape[0]))
+
+    def _ends_escape(self) -> bool:
+        """Returns whether an escape of one character stands here, which is certain at once."""
+        following = self._feed.text[self._feed.place + 1 : self._feed.place + 2]
+        return following not in "xuU01234567" if following else False
+
+
+def _number(text: str) -> str | None:
+    """Returns a number as JSON: as it is written where that is JSON."""
+    try:
+        value = float(text.replace("_", ""))
+        if not math.isfinite(value):
+            return None
+        return text if isinstance(json.loads(text), int | float) else None
+    except ValueError:
+        pass
+    try:
+        return repr(ast.literal_eval(text)) if re.fullmatch(r"[-+]?[\d._eE+-]+", text) else None
+    except (ValueError, SyntaxError):
+        return None
+
+
+def _unescape(escape: str) -> str:
+    try:
+        text = ast.literal_eval(f"'{escape}'") if escape != "\\'" else "'"
+    except (ValueError, SyntaxError):
+        text = escape
+    # Half a pair has no other form, and two halves make a character again.
+    is_half = "\ud800" <= text[:1] <= "\udfff"
+    return json.dumps(text)[1:-1] if is_half else write_string(text)[1:-1]

@@ -1,0 +1,70 @@
+"""Reads of a tool's schema what scanning needs: the types of its arguments."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any, cast
+
+Schema = Mapping[str, Any]
+NO_TOOLS: Mapping[str, Schema] = MappingProxyType({})
+_TYPES: dict[type, str] = {
+    str: "string",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    list: "array",
+    dict: "object",
+}
+# A schema may refer to itself.
+_MAX_DEPTH = 8
+
+
+@lru_cache(256)
+def read_schema(text: str) -> Schema:
+    """Reads the schema of a tool's parameters; an empty one where there is none that can be read."""
+    try:
+        schema = json.loads(text) if text else {}
+    except (ValueError, RecursionError):
+        return {}
+    return cast("Schema", schema) if isinstance(schema, dict) else {}
+
+
+def types_of(schema: Schema, key: str) -> frozenset[str]:
+    """Returns the JSON types that an argument may have; none where the schema does not say."""
+    properties = schema.get("properties")
+    found = cast("Schema", properties).get(key) if isinstance(properties, dict) else None
+    return _types(found, schema, 0)
+
+
+def _types(found: object, schema: Schema, depth: int) -> frozenset[str]:
+    if not isinstance(found, dict) or depth == _MAX_DEPTH:
+        return frozenset()
+    part = cast("Schema", found)
+    told = part.get("type")
+    if isinstance(told, str):
+        return frozenset({told})
+    if isinstance(told, list):
+        return frozenset(each for each in cast("list[object]", told) if isinstance(each, str))
+    values = [part["const"]] if "const" in part else part.get("enum")
+    if isinstance(values, list):
+        return frozenset(type_of(value) for value in cast("list[object]", values))
+    if isinstance(reference := part.get("$ref"), str):
+        return _types(_resolve(reference, schema), schema, depth + 1)
+    branches = [each for name in ("anyOf", "oneOf", "allOf") for each in cast("list[object]", part.get(name) or [])]
+    types = [_types(each, schema, depth + 1) for each in branches]
+    return frozenset().union(*types) if all(types) else frozenset()
+
+
+def _resolve(reference: str, schema: Schema) -> object:
+    found: object = schema
+    for name in reference.removeprefix("#/").split("/"):
+        found = cast("Schema", found).get(name) if isinstance(found, dict) else None
+    return found
+
+
+def type_of(value: object) -> str:
+    """Returns the JSON type of a value."""
+    return _TYPES.get(type(value), "null")

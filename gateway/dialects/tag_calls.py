@@ -1,0 +1,108 @@
+"""Reads calls whose arguments stand between tags, and writes these as JSON."""
+
+from __future__ import annotations
+
+import json
+from json.encoder import encode_basestring
+from typing import TYPE_CHECKING
+
+from gateway.dialects.feed import NotACall
+from gateway.dialects.markers import markers_of
+from gateway.dialects.schemas import type_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from gateway.dialects.dialect import Calls
+    from gateway.dialects.feed import CallSink, Feed
+
+_STRING = frozenset({"string"})
+# As templates of Jinja print them.
+_PYTHON_NAMES = {"True": "true", "False": "false", "None": "null"}
+
+
+def read_tags(feed: Feed, calls: Calls, sink: CallSink) -> Generator[None, None, None]:
+    """Reads one call."""
+    name = yield from feed.name(markers_of(*(calls.name_ends or (*calls.key.begins, *calls.ends))))
+    if not sink.knows(name):
+        raise NotACall
+    yield from feed.accepts(markers_of(*calls.name_ends))
+    sink.on_call(name)
+    separator = "{"
+    while True:
+        yield from feed.peek()
+        if (yield from feed.accepts(markers_of(*calls.ends))):
+            sink.on_arguments("{}" if separator == "{" else "}")
+            return sink.on_call_end()
+        key = yield from _read_key(feed, calls)
+        sink.on_arguments(f"{separator}{write_string(key)}: ")
+        separator = ", "
+        yield from _Value(feed, calls, sink.types_of(name, key), sink.on_arguments).read()
+
+
+def _read_key(feed: Feed, calls: Calls) -> Generator[None, None, str]:
+    if not (yield from feed.accepts(markers_of(*calls.key.begins))):
+        raise NotACall
+    key_ends = markers_of(*calls.key.ends)
+    key = yield from feed.name(key_ends)
+    yield from feed.accepts(key_ends)
+    if calls.value.begins:
+        yield from feed.peek()
+        if not (yield from feed.accepts(markers_of(*calls.value.begins))):
+            raise NotACall
+    return key
+
+
+class _Value:
+    """Reads the value of one argument."""
+
+    def __init__(self, feed: Feed, calls: Calls, types: frozenset[str], emit: Callable[[str], None]) -> None:
+        self._feed = feed
+        self._ends = markers_of(*calls.value.ends)
+        self._trims_lines = calls.trims_lines
+        self._types = types
+        self._emit = emit
+
+    def read(self) -> Generator[None, None, None]:
+        if self._trims_lines:
+            yield from self._feed.accepts(markers_of("\n"))
+        if self._types == _STRING:
+            self._emit('"')
+            yield from self._copy(lambda piece: self._emit(write_string(piece)[1:-1]))
+            self._emit('"')
+            return
+        pieces: list[str] = []
+        yield from self._copy(pieces.append)
+        self._emit(write_value("".join(pieces), self._types))
+
+    def _copy(self, emit: Callable[[str], None]) -> Generator[None, None, None]:
+        """Copies what is before the end. Raises NotACall without one."""
+        feed = self._feed
+        while (found := self._ends.search(feed.text, feed.place, at_end=feed.at_end)) is None:
+            end = len(feed.text) - (0 if feed.at_end else self._ends.num_held(feed.text, feed.place))
+            if self._trims_lines and not feed.at_end and feed.text.endswith("\n", feed.place, end):
+                end -= 1
+            emit(feed.take(end))
+            if feed.at_end:
+                raise NotACall
+            yield
+        piece = feed.take(found.start())
+        emit(piece.removesuffix("\n") if self._trims_lines else piece)
+        feed.place = found.end()
+
+
+def write_string(text: str) -> str:
+    """Writes a text as JSON."""
+    return encode_basestring(text)
+
+
+def write_value(text: str, types: frozenset[str]) -> str:
+    """Returns what a model has written as JSON: as it is where that is JSON of a type that is right, else a string."""
+    stripped = text.strip()
+    value = _PYTHON_NAMES.get(stripped, stripped)
+    try:
+        found = type_of(json.loads(value))
+    except (ValueError, RecursionError):
+        return write_string(text)
+    may_be = types - {"string"} | ({"number", "integer"} if types & {"number", "integer"} else set())
+    return value if not types or found in may_be else write_string(text)

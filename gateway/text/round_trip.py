@@ -1,0 +1,96 @@
+"""Holds a model's chat template to its dialect: the calls that the template writes come out of the scanner again.
+
+`python -m gateway.text.round_trip FOLDER` prints what it finds as JSON, for `blockyard doctor`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from blockyard.client.chat import Role
+from blockyard.errors import BlockyardError
+from gateway.chat import Conversation, Message, Tool, ToolCall, prompt_of
+from gateway.dialects.scanner import Scanner
+from gateway.dialects.schemas import read_schema
+from gateway.text.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from gateway.chat import Renderer
+    from gateway.dialects.dialect import Dialect
+    from gateway.text.tokenizer import Tokenizer
+
+_SCHEMA = {"type": "object", "properties": {"place": {"type": "string"}, "days": {"type": "integer"}}}
+_TOOLS = tuple(Tool(name, "Looks it up.", json.dumps(_SCHEMA)) for name in ("look_up", "forecast"))
+_QUESTION = Message(Role.USER, "How is the weather?")
+_ARGUMENTS = {"place": 'St. John\'s, "NL" é', "days": 3}
+
+
+class RoundTrip(NamedTuple):
+    """What came of it. `problem`: empty where the calls have come out again."""
+
+    dialect: str
+    problem: str = ""
+
+
+def try_round_trip(renderer: Renderer, dialect: Dialect) -> RoundTrip:
+    """Writes a call by a chat template, one in a message, and reads it again."""
+    arguments = json.dumps(_ARGUMENTS, ensure_ascii=False)
+    for tool in _TOOLS:
+        answer = Message(Role.ASSISTANT, "", tool_calls=(ToolCall(tool.name, arguments, "a1b2c3d4e"),))
+        try:
+            rendered = _render(renderer, (_QUESTION, answer), adds=False)
+            prompt = _render(renderer, (_QUESTION,), adds=True)
+        except BlockyardError as error:
+            return RoundTrip(dialect.name, error.message)
+        written = rendered[_num_common(rendered, prompt) :]
+        if (found := _read(written, dialect)) != [(tool.name, _ARGUMENTS)]:
+            return RoundTrip(dialect.name, f"of a call that the template writes {found or 'nothing'} comes out")
+    return RoundTrip(dialect.name)
+
+
+def _num_common(first: str, second: str) -> int:
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((place for place, (one, other) in pairs if one != other), min(len(first), len(second)))
+
+
+def _render(renderer: Renderer, messages: tuple[Message, ...], *, adds: bool) -> str:
+    return prompt_of(Conversation(messages, _TOOLS, add_generation_prompt=adds), renderer)
+
+
+def _read(written: str, dialect: Dialect) -> list[tuple[str, object]]:
+    scanner = Scanner(dialect, {tool.name: read_schema(tool.parameters) for tool in _TOOLS})
+    calls: dict[int, list[str]] = {}
+    for piece in scanner.push(written, is_last=True).calls:
+        name, arguments = calls.get(piece.index, ["", ""])
+        calls[piece.index] = [name + piece.name, arguments + piece.arguments]
+    return [(name, _value(arguments)) for name, arguments in calls.values()]
+
+
+def _value(arguments: str) -> object:
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return arguments
+
+
+def main(arguments: list[str]) -> None:
+    """Prints the dialect of a model folder, and what is wrong with it, as one line of JSON."""
+    folder, template, dialect = arguments
+    tokenizer = load_tokenizer(
+        Path(folder), chat_template_file=Path(template) if template else None, dialect=dialect or "auto"
+    )
+    print(json.dumps(_find(tokenizer)._asdict()))  # noqa: T201 - a program's answer
+
+
+def _find(tokenizer: Tokenizer) -> RoundTrip:
+    dialect = tokenizer.dialect
+    if dialect is None:
+        return RoundTrip("", "" if tokenizer.has_chat_template else "there is no chat template")
+    return try_round_trip(tokenizer, dialect) if dialect.calls else RoundTrip(dialect.name)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
