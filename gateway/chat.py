@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from blockyard.client.chat import Role, ToolChoice
-from blockyard.errors import Reason, Violation, invalid
+from blockyard.errors import Violation, invalid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -228,9 +228,6 @@ def _of_tools(conversation: Conversation) -> Iterator[Violation]:
     for number, tool in enumerate(conversation.tools[:MAX_TOOLS]):
         if not tool.name:
             yield Violation(f"conversation.tools[{number}].name", "must not be empty")
-        if tool.strict:
-            description = "is not supported yet: arguments need not follow the schema"
-            yield Violation(f"conversation.tools[{number}].strict", description, Reason.UNSUPPORTED_PARAMETER)
         if _read_object(tool.parameters) is None:
             yield Violation(f"conversation.tools[{number}].parameters", "must be a JSON schema, which is an object")
     yield from _of_tool_choice(conversation)
@@ -239,9 +236,15 @@ def _of_tools(conversation: Conversation) -> Iterator[Violation]:
 def _of_tool_choice(conversation: Conversation) -> Iterator[Violation]:
     if conversation.tool_choice is None:
         yield Violation("conversation.tool_choice", "must be auto, none or required")
-    if conversation.tool_choice is ToolChoice.REQUIRED:
-        description = "cannot be forced yet: give auto or none"
-        yield Violation("conversation.tool_choice", description, Reason.UNSUPPORTED_PARAMETER)
+    is_forced = conversation.tool_choice is ToolChoice.REQUIRED
+    if is_forced and not conversation.tools:
+        yield Violation("conversation.tool_choice", "must not be required without tools")
+    if not conversation.named_tool:
+        return
+    if not is_forced:
+        yield Violation("conversation.named_tool", "goes with a tool_choice of required alone")
+    if all(tool.name != conversation.named_tool for tool in conversation.tools):
+        yield Violation("conversation.named_tool", "must be the name of one of the tools")
 
 
 def _of_the_end(conversation: Conversation) -> Iterator[Violation]:

@@ -19,7 +19,7 @@ from gateway.naming import wire_id
 from gateway.request import Accepted, OnDisconnect
 from gateway.request_warnings import with_clamped_length
 from gateway.text.adapter_tokenizers import require_vocabulary
-from gateway.text.answer_parsing import parsers_of, with_parsing
+from gateway.text.answer_parsing import parsers_of, speech_of, with_parsing
 from gateway.validation import ModelLimits, complete, find_violations
 
 if TYPE_CHECKING:
@@ -119,7 +119,9 @@ class Preparation:
         tokenizer = await self.find_tokenizer(adapter)
         token_ids, wrong = await _result_or_violations(self.prompt_of(request, facts_of_adapter, tokenizer))
         bad_word_ids, wrong_words = await _result_or_violations(self._encoding.bad_words_of(request, tokenizer))
-        grammar, wrong_grammar = await _result_or_violations(self._grammars.grammar_of(request))
+        request = with_parsing(request, tokenizer.dialect)
+        speech = speech_of(request, token_ids or (), tokenizer)
+        grammar, wrong_grammar = await _result_or_violations(self._grammars.grammar_of(request, speech))
         known = facts_of_adapter()
         if adapter is not None and tokenizer is not self._tokenizers.model:
             require_vocabulary(adapter.name, tokenizer, known.vocab_size)
@@ -132,7 +134,6 @@ class Preparation:
             tokenizer.end_token_ids,
             known.max_num_seqs,
         )
-        request = with_parsing(request, tokenizer.dialect)
         if self._clamps_max_tokens and token_ids is not None:
             request = with_clamped_length(request, len(token_ids), known.max_model_len)
         found = find_violations(request, token_ids, limits, bad_word_ids=bad_word_ids)

@@ -30,11 +30,18 @@ class ParsingRule:
         dialect: the name of the model's.
         tools: that it may call; none: calls are text.
         one_call: what comes behind the first call is left out.
+        must_call: it is held to calling one of the tools.
     """
 
     dialect: str
     tools: tuple[ToolSchema, ...] = ()
     one_call: bool = False
+    must_call: bool = False
+
+    @property
+    def needs_grammar(self) -> bool:
+        """Whether calls have to have a form."""
+        return self.must_call or any(tool.strict for tool in self.tools)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class Style(Enum):
@@ -30,6 +34,22 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
+class CallForm:
+    """What a model is held to that has to call: the texts around the calls, and those around a name and its arguments.
+
+    `separator`: None where it may call once alone. `parameter`: of TAGS, what stands behind each argument.
+    """
+
+    before: str
+    middle: str
+    after: str = ""
+    separator: str | None = None
+    opens: str = ""
+    shuts: str = ""
+    parameter: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Calls:
     """How calls are written.
 
@@ -48,6 +68,7 @@ class Calls:
         trims_lines: of TAGS, whether a value has a line of its own.
         quotes: of GEMMA, markers around texts.
         dropped: what may stand around calls and means nothing.
+        form: what grammars allow of all this; None: a model that speaks so cannot be held to it.
     """
 
     begins: tuple[str, ...]
@@ -63,6 +84,7 @@ class Calls:
     trims_lines: bool = False
     quotes: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
+    form: CallForm | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +98,8 @@ class Dialect:
         calls: how it calls tools.
         reasons_anywhere: whether reasoning begins wherever its marker stands, not at the beginning alone.
         dropped: markers that mean nothing to a reader.
+        behind_reasoning: what stands behind it, before anything else.
+        before_text: what stands before a text.
         call_id: what the id of a call is made of: `digest`, `name`, `index`.
     """
 
@@ -85,6 +109,8 @@ class Dialect:
     calls: Calls | None = None
     reasons_anywhere: bool = False
     dropped: tuple[str, ...] = ()
+    behind_reasoning: str = ""
+    before_text: str = ""
     call_id: str = "call_{digest:.24}"
 
     @property
@@ -98,3 +124,18 @@ class Dialect:
             spans = (*calls.key.begins, *calls.key.ends, *calls.value.begins, *calls.value.ends)
             found += [*calls.begins, *calls.ends, *calls.inner, *calls.name_ends, *spans, *calls.quotes, *calls.dropped]
         return tuple(dict.fromkeys(found))
+
+
+@dataclass(frozen=True, slots=True)
+class Speech:
+    """How a model speaks.
+
+    Attributes:
+        dialect: its own.
+        reasoning_is_open: the prompt ends where it begins to think.
+        special_ids: ids of its special tokens by their texts: no other tokens can spell these.
+    """
+
+    dialect: Dialect
+    reasoning_is_open: bool = False
+    special_ids: Mapping[str, int] = field(default_factory=dict[str, int])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from blockyard.errors import BlockyardError, Reason
-from gateway.dialects.dialect import Calls, Dialect, Span, Style
+from gateway.dialects.dialect import CallForm, Calls, Dialect, Span, Style
 
 _THINK = Span(("<think>",), ("</think>",))
+_NAME_KEY, _ARGUMENTS_KEY = '{"name": "', '", "arguments": '
 _NAME = r"(?P<name>[\w.-]+)"
 
 # Where the texts of several are in one template, the first counts: the most specific come first.
@@ -15,6 +16,8 @@ DIALECTS = (
         seen_in=(("<|channel|>", "<|message|>"),),
         reasoning=Span(("<|channel|>analysis<|message|>",), ("<|end|>",)),
         reasons_anywhere=True,
+        behind_reasoning="<|start|>assistant",
+        before_text="<|channel|>final<|message|>",
         dropped=(
             *("<|start|>assistant", "<|end|>", "<|return|>", "<|call|>"),
             *("<|channel|>final<|message|>", "<|channel|>commentary<|message|>"),
@@ -30,6 +33,7 @@ DIALECTS = (
             Style.HEADED,
             starts=("to=functions.",),
             header=rf"{_NAME}\s*(<\|channel\|>\w+)?\s*(<\|constrain\|>)?\s*(json)?\s*<\|message\|>",
+            form=CallForm("<|channel|>commentary to=functions.", " <|constrain|>json<|message|>"),
         ),
     ),
     Dialect(
@@ -43,6 +47,13 @@ DIALECTS = (
             header=rf"(?P<id>(functions\.)?{_NAME}(:\d+)?)\s*<\|tool_call_argument_begin\|>",
             inner=("<|tool_call_argument_begin|>",),
             dropped=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+            form=CallForm(
+                "<|tool_call_begin|>functions.",
+                ":0<|tool_call_argument_begin|>",
+                "<|tool_call_end|>",
+                opens="<|tool_calls_section_begin|>",
+                shuts="<|tool_calls_section_end|>",
+            ),
         ),
         call_id="functions.{name}:{index}",
     ),
@@ -57,6 +68,14 @@ DIALECTS = (
             header=rf"(function<｜tool▁sep｜>)?{_NAME}\s*(<｜tool▁sep｜>|```(json)?)",
             inner=("<｜tool▁sep｜>",),
             dropped=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+            form=CallForm(
+                "<｜tool▁call▁begin｜>",
+                "<｜tool▁sep｜>",
+                "<｜tool▁call▁end｜>",
+                "",
+                opens="<｜tool▁calls▁begin｜>",
+                shuts="<｜tool▁calls▁end｜>",
+            ),
         ),
     ),
     Dialect(
@@ -71,6 +90,9 @@ DIALECTS = (
             key=Span(('<parameter name="',), ('">',)),
             value=Span((), ("</parameter>",)),
             dropped=("<minimax:tool_call>", "</minimax:tool_call>"),
+            form=CallForm(
+                '<invoke name="', '">\n', "</invoke>\n", "", "<minimax:tool_call>\n", "</minimax:tool_call>", "\n"
+            ),
         ),
     ),
     Dialect(
@@ -95,6 +117,7 @@ DIALECTS = (
             Style.TAGS,
             key=Span(("<arg_key>",), ("</arg_key>",)),
             value=Span(("<arg_value>",), ("</arg_value>",)),
+            form=CallForm("<tool_call>", "\n", "</tool_call>", "\n", parameter="\n"),
         ),
     ),
     Dialect(
@@ -110,6 +133,7 @@ DIALECTS = (
             value=Span((), ("</parameter>",)),
             trims_lines=True,
             dropped=("<tool_call>", "</tool_call>"),
+            form=CallForm("<tool_call>\n<function=", ">\n", "</function>\n</tool_call>", "\n", parameter="\n"),
         ),
     ),
     Dialect(
@@ -122,6 +146,7 @@ DIALECTS = (
             Style.HEADED,
             header=rf"{_NAME}\s*(\[CALL_ID\]\s*(?P<id>\w+)\s*)?\[ARGS\]",
             inner=("[CALL_ID]", "[ARGS]"),
+            form=CallForm("[TOOL_CALLS]", "[ARGS]", separator=""),
         ),
         # Its templates refuse any other length.
         call_id="{digest:.9}",
@@ -130,7 +155,12 @@ DIALECTS = (
         "phi4",
         seen_in=(("<|/tool_call|>",), ("<|tool|>", "functools")),
         reasoning=_THINK,
-        calls=Calls(("<|tool_call|>", "functools"), ("<|/tool_call|>",), Style.OBJECT),
+        calls=Calls(
+            ("<|tool_call|>", "functools"),
+            ("<|/tool_call|>",),
+            Style.OBJECT,
+            form=CallForm(_NAME_KEY, _ARGUMENTS_KEY, "}", ", ", "<|tool_call|>[", "]<|/tool_call|>"),
+        ),
     ),
     Dialect(
         "pythonic",
@@ -150,7 +180,9 @@ DIALECTS = (
             ('"parameters": dictionary of argument name and its value',),
             ("ipython", '"parameters":'),
         ),
-        calls=Calls(("<|python_tag|>",), (), Style.OBJECT, bare=True),
+        calls=Calls(
+            ("<|python_tag|>",), (), Style.OBJECT, bare=True, form=CallForm(_NAME_KEY, '", "parameters": ', "}", "; ")
+        ),
     ),
     Dialect(
         "granite",
@@ -163,13 +195,23 @@ DIALECTS = (
             ("Here is my thought process:", "Here's my thought process:"),
             ("Here is my response:", "Here's my response:"),
         ),
-        calls=Calls(("<|tool_call|>", "<tool_call>"), ("</tool_call>",), Style.OBJECT),
+        calls=Calls(
+            ("<|tool_call|>", "<tool_call>"),
+            ("</tool_call>",),
+            Style.OBJECT,
+            form=CallForm(_NAME_KEY, _ARGUMENTS_KEY, "}", ", ", "<|tool_call|>[", "]"),
+        ),
     ),
     Dialect(
         "hermes",
         seen_in=(("<tool_call>", "arguments"),),
         reasoning=_THINK,
-        calls=Calls(("<tool_call>",), ("</tool_call>",), Style.OBJECT),
+        calls=Calls(
+            ("<tool_call>",),
+            ("</tool_call>",),
+            Style.OBJECT,
+            form=CallForm(f"<tool_call>\n{_NAME_KEY}", _ARGUMENTS_KEY, "}\n</tool_call>", "\n"),
+        ),
     ),
     # Nothing but what it thinks is known.
     Dialect("think", seen_in=(("<think>",), ("</think>",)), reasoning=_THINK),

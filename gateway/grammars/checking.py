@@ -6,6 +6,7 @@ Without a tokenizer: what is wrong with a grammar does not depend on one, but fo
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -21,11 +22,14 @@ from blockyard.grammars.limits import (
     is_limit,
     library_version,
 )
-from gateway.grammars.expressions import grammar_of, json_expression
+from gateway.grammars.calls import write_answer, write_calls
+from gateway.grammars.expressions import expression_of, grammar_of, json_expression
 from gateway.grammars.schemas import find_place, read_schema
 from gateway.request import Choices, JsonSchema, Lark, Regex
 
 if TYPE_CHECKING:
+    from gateway.dialects.answer_parser import ParsingRule, ToolSchema
+    from gateway.dialects.dialect import Dialect, Speech
     from gateway.request import GenerationRequest, OutputFormat
 
 # At once, of one tenant: two threads do the work of all.
@@ -47,14 +51,17 @@ class GrammarChecks:
         """Stops its threads."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
-    async def grammar_of(self, request: GenerationRequest) -> str:
+    async def grammar_of(self, request: GenerationRequest, speech: Speech | None = None) -> str:
         """Returns the grammar that a request's answers have to have; empty: none.
 
+        `speech`: how the model speaks whose answer is parsed.
+
         Raises BlockyardError: FIELD_INVALID with the path of what is wrong; GRAMMAR_TOO_COMPLEX; TENANT_QUOTA;
-        FEATURE_DISABLED where llguidance is not installed.
+        FEATURE_DISABLED where llguidance is not installed; UNSUPPORTED_PARAMETER for calls whose form is not known.
         """
-        output, given = request.format, request.sampling.grammar
-        if output is None and not given:
+        output, given, rule = request.format, request.sampling.grammar, request.parsing
+        needs_calls = rule is not None and rule.needs_grammar
+        if output is None and not given and not needs_calls:
             return ""
         if not library_version():
             raise BlockyardError(Reason.FEATURE_DISABLED, f"this gateway checks no grammars: {HINT}")
@@ -65,9 +72,10 @@ class GrammarChecks:
             raise BlockyardError(Reason.TENANT_QUOTA, message, retry_after_seconds=RETRY_SECONDS)
         self._running[request.tenant] += 1
         try:
-            work = check_format if output is not None else _check_given
-            argument: Any = output if output is not None else given
-            return await asyncio.get_running_loop().run_in_executor(self._executor, work, argument)
+            work = functools.partial(_check_given, given)
+            if output is not None or needs_calls:
+                work = functools.partial(_check_said, output, rule, speech)
+            return await asyncio.get_running_loop().run_in_executor(self._executor, work)
         finally:
             self._running[request.tenant] -= 1
             self._running += Counter()
@@ -76,6 +84,50 @@ class GrammarChecks:
 def _check_given(text: str) -> str:
     _require(text, "sampling.grammar")
     return text
+
+
+def _check_said(output: OutputFormat | None, rule: ParsingRule | None, speech: Speech | None) -> str:
+    """Checks the form of an answer and that of calls each by itself, and joins them behind what the model thinks."""
+    text = "" if output is None else check_format(output)
+    answer = "" if output is None else expression_of(output)
+    if rule is not None and rule.tools and (output is not None or rule.needs_grammar):
+        dialect = speech.dialect if speech else None
+        if dialect is not None and dialect.calls is not None and dialect.calls.form is not None:
+            assert speech is not None
+            if output is not None and dialect.calls.bare and not rule.must_call:
+                description = f"is not supported beside tools of models that speak {dialect.name}"
+                raise invalid([Violation("format", description, Reason.UNSUPPORTED_PARAMETER)])
+            tools = [_checked(tool) for tool in rule.tools]
+            text = write_calls(speech, tools, must_call=rule.must_call, one_call=rule.one_call, answer=answer)
+        elif rule.needs_grammar:
+            raise _no_form(rule, dialect)
+    elif speech is not None and (speech.dialect.reasoning or speech.dialect.before_text):
+        text = write_answer(speech, answer)
+    if complaint := _complaint(text):
+        raise _refusal("conversation.tools", complaint)
+    return text
+
+
+def _no_form(rule: ParsingRule, dialect: Dialect | None) -> BlockyardError:
+    field = "conversation.tool_choice" if rule.must_call else "conversation.tools"
+    why = f"models that speak {dialect.name}" if dialect else "this model, or of an answer that is not parsed"
+    description = f"calls of tools have no form to be held to of {why}: give auto, and no strict tools"
+    return invalid([Violation(field, description, Reason.UNSUPPORTED_PARAMETER)])
+
+
+def _checked(tool: ToolSchema) -> ToolSchema:
+    """Returns a tool whose schema can be followed: one that cannot is left out, unless it has to be followed."""
+    field = "conversation.tools"
+    try:
+        schema = read_schema(tool.parameters or "{}", field)
+        if not (complaint := _complaint(_schema_text({"type": "object", **schema}))):
+            return tool
+        error = _refusal(field, f"of {tool.name!r}: {complaint}")
+    except BlockyardError as refused:
+        error = refused
+    if tool.strict:
+        raise error
+    return tool._replace(parameters="")
 
 
 def check_format(output: OutputFormat) -> str:

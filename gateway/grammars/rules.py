@@ -21,9 +21,12 @@ def wrong_format(request: GenerationRequest, tokenizer: Tokenizer, model: Tokeni
         tokenizer: of the request.
         model: that of the model, which workers make masks by.
     """
-    if request.format is None and not request.sampling.grammar:
+    needs_calls = request.parsing is not None and request.parsing.needs_grammar
+    if request.format is None and not request.sampling.grammar and not needs_calls:
         return
-    field = "sampling.grammar" if request.format is None else "format"
+    field = (
+        "format" if request.format else "sampling.grammar" if request.sampling.grammar else "conversation.tool_choice"
+    )
     if request.beam_search is not None:
         yield Violation(field, "is not supported with a beam search", Reason.UNSUPPORTED_PARAMETER)
     if tokenizer.backend is not model.backend:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from blockyard.client.chat import ToolChoice
 from gateway.chat import Conversation
 from gateway.dialects.answer_parser import AnswerParser, ParsingRule, ToolSchema
+from gateway.dialects.dialect import Speech
 from gateway.dialects.table import BY_NAME
 
 if TYPE_CHECKING:
@@ -34,13 +35,30 @@ def with_parsing(request: GenerationRequest, dialect: Dialect | None) -> Generat
     tools = () if prompt.tool_choice is ToolChoice.NONE else prompt.tools
     if prompt.named_tool:
         tools = tuple(tool for tool in tools if tool.name == prompt.named_tool)
+    schemas = tuple(ToolSchema(tool.name, tool.parameters, tool.strict) for tool in tools)
+    name = dialect.name if dialect and prompt.parse_answer else ""
+    must_call = prompt.tool_choice is ToolChoice.REQUIRED
     if tools and (dialect is None or dialect.calls is None or not prompt.parse_answer):
         warning = NOT_PARSED if dialect and dialect.calls and not prompt.parse_answer else UNKNOWN_DIALECT
         request = replace(request, warnings=(*request.warnings, warning))
-    if dialect is None or not prompt.parse_answer:
-        return request
-    schemas = tuple(ToolSchema(tool.name, tool.parameters, tool.strict) for tool in tools)
-    return replace(request, parsing=ParsingRule(dialect.name, schemas, prompt.one_tool_call))
+    rule = ParsingRule(name, schemas, prompt.one_tool_call, must_call)
+    # What is not parsed, and has to have a form, is refused with the reason for it.
+    return replace(request, parsing=rule) if name or rule.needs_grammar else request
+
+
+def is_reasoning_open(dialect: Dialect, prompt_token_ids: Sequence[int], tokenizer: Tokenizer) -> bool:
+    """Returns whether a prompt ends where reasoning begins."""
+    begins = dialect.reasoning.begins if dialect.reasoning else ()
+    prompt = tokenizer.decode(prompt_token_ids[-_NUM_LAST_TOKENS:], skip_special_tokens=False)
+    return prompt.rstrip().endswith(begins)
+
+
+def speech_of(request: GenerationRequest, prompt_token_ids: Sequence[int], tokenizer: Tokenizer) -> Speech | None:
+    """Returns how the model of a request speaks whose answer is parsed."""
+    dialect = BY_NAME.get(request.parsing.dialect) if request.parsing else None
+    if dialect is None:
+        return None
+    return Speech(dialect, is_reasoning_open(dialect, prompt_token_ids, tokenizer), tokenizer.special_ids)
 
 
 def parsers_of(
@@ -54,7 +72,5 @@ def parsers_of(
     dialect = BY_NAME.get(rule.dialect) if rule else None
     if rule is None or dialect is None:
         return None
-    begins = dialect.reasoning.begins if dialect.reasoning else ()
-    prompt = tokenizer.decode(prompt_token_ids[-_NUM_LAST_TOKENS:], skip_special_tokens=False)
-    is_open = prompt.rstrip().endswith(begins)
+    is_open = is_reasoning_open(dialect, prompt_token_ids, tokenizer)
     return lambda index: AnswerParser(rule, request.request_id, index, reasoning_is_open=is_open)

@@ -79,9 +79,11 @@ def _value(arguments: str) -> object:
 def main(arguments: list[str]) -> None:
     """Prints the dialect of a model folder, and what is wrong with it, as one line of JSON."""
     folder, template, dialect = arguments
-    tokenizer = load_tokenizer(
-        Path(folder), chat_template_file=Path(template) if template else None, dialect=dialect or "auto"
-    )
+    file = Path(template) if template else None
+    try:
+        tokenizer = load_tokenizer(Path(folder), chat_template_file=file, dialect=dialect or "auto")
+    except BlockyardError as error:
+        sys.exit(error.message)
     print(json.dumps(_find(tokenizer)._asdict()))  # noqa: T201 - a program's answer
 
 

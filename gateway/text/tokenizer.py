@@ -114,6 +114,12 @@ class Tokenizer:
         return self._vocabulary.backend_encodes
 
     @cached_property
+    def special_ids(self) -> dict[str, int]:
+        """The ids of special tokens by their texts."""
+        added = self._backend.get_added_tokens_decoder()
+        return {token.content: token_id for token_id, token in added.items() if token.special}
+
+    @cached_property
     def num_ids(self) -> int:
         """The largest id that has a piece, and 1."""
         return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1

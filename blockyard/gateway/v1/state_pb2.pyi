@@ -68,10 +68,13 @@ class AnswerParsing(_message.Message):
     DIALECT_FIELD_NUMBER: _builtins.int
     TOOLS_FIELD_NUMBER: _builtins.int
     ONE_TOOL_CALL_FIELD_NUMBER: _builtins.int
+    MUST_CALL_FIELD_NUMBER: _builtins.int
     dialect: _builtins.str
     """The name of the model's dialect."""
     one_tool_call: _builtins.bool
     """What comes behind the first call is left out."""
+    must_call: _builtins.bool
+    """It is held to calling one of the tools."""
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.Tool]:
         """Tools that it may call; none: calls are text. Without their descriptions."""
@@ -82,10 +85,11 @@ class AnswerParsing(_message.Message):
         dialect: _builtins.str = ...,
         tools: _abc.Iterable[_inference_pb2.Tool] | None = ...,
         one_tool_call: _builtins.bool = ...,
+        must_call: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dialect", b"dialect", "one_tool_call", b"one_tool_call", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dialect", b"dialect", "must_call", b"must_call", "one_tool_call", b"one_tool_call", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

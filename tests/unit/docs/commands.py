@@ -272,6 +272,11 @@ HOLDERS: dict[str, dict[str, By | NotRun]] = {
     "docs/guides/open-inference.md": {
         "import json": By("tests/integration/test_open_inference.py::test_the_programs_of_the_guide"),
     },
+    "docs/guides/tools.md": {
+        "from blockyard import Client, Message, Tool": By(
+            "tests/unit/gateway/fronts/openai/test_tool_calls.py::test_a_client_of_ours_reads_the_same"
+        ),
+    },
     "docs/guides/structured-outputs.md": {
         "from blockyard import Client, StructuredOutputsParams": PROGRAMS,
         "from openai import OpenAI": PROGRAMS,

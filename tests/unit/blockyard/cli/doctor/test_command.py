@@ -46,8 +46,9 @@ def test_a_model_that_is_named_is_looked_at(tmp_path: Path, capsys: Captured) ->
     (tmp_path / "config.json").write_text('{"architectures": ["BloomForCausalLM"]}')
     assert run("doctor", *PORTS, f"--model={tmp_path}", "--model-code=native", "--json") == 1
     failed = [each for each in json.loads(capsys.readouterr().out) if each["level"] == "fail"]
-    assert [each["subject"] for each in failed] == ["model"]
+    assert [each["subject"] for each in failed] == ["model", "dialect"]
     assert "'BloomForCausalLM' is not supported" in failed[0]["text"]
+    assert "tokenizer" in failed[1]["text"]
 
 
 @pytest.fixture

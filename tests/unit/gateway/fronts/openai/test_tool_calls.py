@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import openai
 import pytest
 
 from blockyard.client import AsyncClient, Message, Tool
@@ -104,3 +105,47 @@ async def test_one_call_alone_if_asked(both: Both) -> None:
     for parallel, count in ((True, 2), (False, 1)):
         answer = await both.openai.chat.completions.create(**ASKED, tools=TOOLS, parallel_tool_calls=parallel)
         assert len(answer.choices[0].message.tool_calls or ()) == count
+
+
+NAMED: Any = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(("choice", "strict"), [("required", False), (NAMED, False), ("auto", True)])
+async def test_calls_that_must_have_a_form_get_a_grammar(both: Both, choice: Any, strict: bool) -> None:
+    function = {"name": "f", "parameters": {"type": "object", "properties": {"x": {"const": 7}}}, "strict": strict}
+    others = [{"type": "function", "function": {"name": "g"}}]
+    asked = {**ASKED, "tools": [{"type": "function", "function": function}, *others]}
+    await both.openai.chat.completions.create(**asked, tool_choice=choice)
+    grammar = both.scheduler.added[-1].sampling.grammar
+    assert "<tool_call>" in grammar
+    assert '"const": 7' in grammar
+    assert "</think>" in grammar, "it may think first"
+    assert ('"g\\"' in grammar) == (choice is not NAMED)
+    await both.openai.chat.completions.create(**{**asked, "tools": others})
+    assert both.scheduler.added[-1].sampling.grammar == ""
+
+
+async def test_a_schema_that_cannot_be_followed_is_refused_if_it_is_strict(both: Both) -> None:
+    function: dict[str, Any] = {"name": "f", "parameters": {"type": "object", "not": {"required": ["x"]}}}
+    tools: Any = [{"type": "function", "function": function}]
+    await both.openai.chat.completions.create(**ASKED, tools=tools, tool_choice="required")
+    assert "not" not in both.scheduler.added[-1].sampling.grammar
+    tools[0]["function"]["strict"] = True
+    with pytest.raises(openai.BadRequestError, match=r"of 'f'.*not") as caught:
+        await both.openai.chat.completions.create(**ASKED, tools=tools)
+    assert caught.value.param == "tools"
+
+
+async def test_a_format_begins_behind_what_is_thought(both: Both) -> None:
+    asked: dict[str, Any] = {**ASKED, "response_format": {"type": "json_object"}}
+    await both.openai.chat.completions.create(**asked)
+    assert "</think>" in both.scheduler.added[-1].sampling.grammar
+    await both.openai.chat.completions.create(**asked, tools=TOOLS)
+    assert "<tool_call>" in both.scheduler.added[-1].sampling.grammar
+
+
+async def test_what_has_no_form_cannot_be_forced() -> None:
+    async with FakeScheduler() as scheduler, both_of(scheduler) as both:
+        with pytest.raises(openai.BadRequestError, match="have no form to be held to") as caught:
+            await both.openai.chat.completions.create(**ASKED, tools=TOOLS, tool_choice="required")
+    assert (caught.value.param, caught.value.code) == ("tool_choice", "UNSUPPORTED_PARAMETER")

@@ -32,6 +32,8 @@ BASE: dict[str, Ask] = {
 
 # Shows everything that a message may have, behind it what else there is, and refuses or forgets if it is told to.
 TEMPLATE = (
+    # It speaks hermes.
+    "{# <tool_call> arguments #}"
     "{{ bos_token }}"
     "{% if refuse is defined %}{{ raise_exception('not like this') }}{% endif %}"
     "{% if tools %}{{ tools | tojson }}{% endif %}"

@@ -82,6 +82,16 @@ FEATURES = [
         "tools", {"conversation.tools": [TOOL, {"name": "wait", "strict": False}, {"name": "think", "parameters": {}}]}
     ),
     Case("tools at will", {"conversation.tools": [TOOL], "conversation.tool_choice": "auto"}),
+    Case("tools to be called", {"conversation.tools": [TOOL], "conversation.tool_choice": "required"}),
+    Case(
+        "a tool to be called",
+        {
+            "conversation.tools": [TOOL, {"name": "wait"}],
+            "conversation.tool_choice": "required",
+            "conversation.named_tool": "wait",
+        },
+    ),
+    Case("tools to the letter", {"conversation.tools": [{**TOOL, "strict": True}]}),
     Case("one call at most", {"conversation.tools": [TOOL], "conversation.one_tool_call": True}),
     Case(
         "tools that are not to be called",

@@ -206,12 +206,22 @@ RULES = [
         "conversation.tools[0].parameters",
     ),
     rule("a choice that is none", {"conversation.tool_choice": "sometimes"}),
-    rule("a call that is forced", {"conversation.tool_choice": "required"}, reason=Reason.UNSUPPORTED_PARAMETER),
+    rule("a call of no tool", {"conversation.tool_choice": "required"}),
     rule(
-        "a schema that arguments follow",
-        {"conversation.tools": [{"name": "f", "strict": True}]},
-        "conversation.tools[0].strict",
-        reason=Reason.UNSUPPORTED_PARAMETER,
+        "a call of another tool",
+        {
+            "conversation.tools": [{"name": "f"}],
+            "conversation.tool_choice": "required",
+            "conversation.named_tool": "g",
+        },
+        "conversation.named_tool",
+    ),
+    rule(
+        "a named tool at will",
+        {"conversation.tools": [{"name": "f"}], "conversation.named_tool": "f"},
+        "conversation.named_tool",
+        only="grpc",
+        why="over HTTP whoever names a tool requires it",
     ),
     rule("arguments that are the call's", {"conversation.template_arguments": {"messages": []}}),
     rule(

@@ -39,8 +39,6 @@ ONLY_HTTP = {
     "use_beam_search": "over gRPC there is a beam_search, or none",
     "include_reasoning": "over gRPC reasoning has a field of its own",
 }
-# What is refused until grammars can force it.
-NOT_YET = {"blockyard.inference.v1.Conversation.named_tool", "blockyard.inference.v1.Tool.strict"}
 
 # A part of a content is joined before its shape is looked at.
 TEXT_PART: dict[str, set[str]] = {"messages": {"type", "text"}, "tools": set()}
@@ -69,7 +67,7 @@ def all_fields(descriptor: Descriptor) -> set[str]:
 def test_every_field_of_the_proto_has_a_feature() -> None:
     asked = [case.ask(front) for front in FRONTS for case in (BASES, *FEATURES) if case.concerns(front)]
     told = {field.full_name for each in asked for field in set_fields(spec_of({**each, "request_id": "r"}))}
-    assert told == all_fields(inference_pb2.GenerationSpec.DESCRIPTOR) - NOT_YET
+    assert told == all_fields(inference_pb2.GenerationSpec.DESCRIPTOR)
 
 
 def parameters_of(kind: Any) -> set[str]:

@@ -1,0 +1,180 @@
+"""Writes what a model may say around its thoughts: calls of tools in the form of its dialect, and formats of answers.
+
+start: (begin thought)? calls
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, cast
+
+from gateway.dialects.dialect import Style
+from gateway.dialects.schemas import read_schema, types_of
+from gateway.grammars.expressions import json_expression, quote
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gateway.dialects.answer_parser import ToolSchema
+    from gateway.dialects.dialect import CallForm, Calls, Speech
+    from gateway.dialects.schemas import Schema
+
+_STRING = frozenset({"string"})
+_SPACE = r"/[\n ]{0,2}/"
+
+
+class Grammar:
+    """One text for llguidance, rule by rule."""
+
+    def __init__(self, speech: Speech) -> None:
+        self._speech = speech
+        self._rules: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """The whole."""
+        return "\n".join(self._rules)
+
+    @property
+    def before_text(self) -> str:
+        """What stands for that which goes before a text."""
+        return self.literal(self._speech.dialect.before_text)
+
+    def is_special(self, text: str) -> bool:
+        """Returns whether a text begins with a special token."""
+        return text.startswith(tuple(self._speech.special_ids))
+
+    def add(self, name: str, expression: str) -> str:
+        """Adds a rule, and returns its name."""
+        self._rules.append(f"{name}: {expression}")
+        return name
+
+    def literal(self, text: str) -> str:
+        """Returns what stands for a text in which special tokens may be."""
+        written: list[str] = []
+        special = sorted((each for each in self._speech.special_ids if each in text), key=len, reverse=True)
+        while text:
+            found = [(text.find(each), each) for each in special if each in text]
+            place, token = min(found, key=lambda each: (each[0], -len(each[1]))) if found else (len(text), "")
+            written += [quote(text[:place])] if place else []
+            written += [f"<[{self._speech.special_ids[token]}]>"] if token else []
+            text = text[place + len(token) :]
+        return " ".join(written)
+
+    def until(self, name: str, end: str) -> str:
+        """Adds a rule for any text and the end that follows it, and returns its name."""
+        places = [end.find(each) for each in self._speech.special_ids if each in end]
+        if not places:
+            self._rules.append(f"{name}[suffix={quote(end)}]: /(?s:.*)/")
+            return name
+        # What stands before the token is a part of the text: no grammar could tell them apart.
+        self._rules.append(f"{name.upper()}_TEXT: /(?s:.+)/")
+        return self.add(name, f"{name.upper()}_TEXT? {self.literal(end[min(places) :])}")
+
+    def thought(self) -> str:
+        """Adds what may be thought before anything is said, and returns what stands for it."""
+        reasoning = self._speech.dialect.reasoning
+        if reasoning is None:
+            return ""
+        behind = self.literal(self._speech.dialect.behind_reasoning) or _SPACE
+        thought = f"{self.until('thought', reasoning.ends[0])} {behind}"
+        if self._speech.reasoning_is_open:
+            return f"{thought} "
+        return f"({self.literal(reasoning.begins[0])} {thought})? "
+
+
+def write_answer(speech: Speech, expression: str) -> str:
+    """Writes the grammar of an answer of a form, behind what the model thinks."""
+    grammar = Grammar(speech)
+    grammar.add("start", f"{grammar.thought()}{grammar.before_text} answer")
+    grammar.add("answer", expression)
+    return grammar.text
+
+
+def write_calls(
+    speech: Speech, tools: Sequence[ToolSchema], *, must_call: bool, one_call: bool, answer: str = ""
+) -> str:
+    """Writes the grammar of calls of tools, behind what the model thinks.
+
+    Args:
+        speech: of a model whose calls have a form.
+        tools: with schemas that llguidance can read.
+        must_call: it calls at least one; else it may say something first, or `answer` alone.
+        one_call: it calls one at most.
+        answer: what stands for the form of an answer without calls; empty: any text.
+    """
+    calls = speech.dialect.calls
+    assert calls is not None and calls.form is not None
+    form, grammar = calls.form, Grammar(speech)
+    grammar.add("named", " | ".join(_add_call(grammar, number, tool, calls, form) for number, tool in enumerate(tools)))
+    before = grammar.literal(form.before)
+    several = "" if one_call or form.separator is None else f" ({grammar.literal(form.separator)} {before} named)*"
+    grammar.add("behind", f"named{several} {grammar.literal(form.shuts)}")
+    grammar.add("calls", f"{grammar.literal(form.opens + form.before)} behind")
+    said = "calls" if must_call else _choice(grammar, calls, form, answer)
+    grammar.add("start", f"{grammar.thought()}{said}")
+    return grammar.text
+
+
+def _choice(grammar: Grammar, calls: Calls, form: CallForm, answer: str) -> str:
+    """Returns what stands for calls, or for something said: the form of an answer, or any text."""
+    if answer:
+        grammar.add("answer", answer)
+        return f"(calls | {grammar.before_text} answer)"
+    markers = (*calls.begins, *calls.dropped)
+    begin = next((each for each in markers if (form.opens or form.before).startswith(each)), "")
+    if not begin:
+        # It stands where the answer begins, and what begins otherwise is none.
+        grammar.add("TEXT", r"/(?s:\s*[^\s{\[].*)?/")
+        return "(calls | TEXT)"
+    if grammar.is_special(begin):
+        # No text can spell it.
+        grammar.add("TEXT", "/(?s:.+)/")
+        return f"({grammar.before_text} TEXT)? (calls ({grammar.before_text} TEXT)?)*"
+    others = [_pattern(each) for each in calls.begins if each != begin and not begin.startswith(each)]
+    text = f" & ~/(?s:.*)({'|'.join(others)})(?s:.*)/" if others else ""
+    grammar.add("TEXT", f"/(?s:.*)/{text}")
+    grammar.add("LAST", f"/(?s:.*)/ & ~/(?s:.*)({'|'.join([_pattern(begin), *others])})(?s:.*)/")
+    grammar.add(f"before[suffix={quote(begin)}]", "TEXT")
+    rest = grammar.literal((form.opens + form.before).removeprefix(begin))
+    return grammar.add("said", f"before {rest} behind said | LAST")
+
+
+def _pattern(text: str) -> str:
+    return re.escape(text).replace("/", "\\/")
+
+
+def _add_call(grammar: Grammar, number: int, tool: ToolSchema, calls: Calls, form: CallForm) -> str:
+    """Adds the rule of a call of one tool, and returns its name."""
+    name = quote(tool.name)[1:-1] if calls.style is Style.OBJECT else tool.name
+    schema = {"type": "object", **read_schema(tool.parameters)}
+    if calls.style is Style.TAGS:
+        arguments = _add_parameters(grammar, number, schema, calls, form)
+    else:
+        arguments = grammar.add(f"arguments_{number}", json_expression(json.dumps(schema)))
+    head, tail = grammar.literal(f"{name}{form.middle}"), grammar.literal(form.after)
+    return grammar.add(f"named_{number}", f"{head} {arguments} {tail}")
+
+
+def _add_parameters(grammar: Grammar, number: int, schema: Schema, calls: Calls, form: CallForm) -> str:
+    """Adds a rule for each argument of a tool, and returns what stands for all of them, in the order of the schema."""
+    required: list[str] = schema.get("required") or []
+    shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    expressions: list[str] = []
+    for place, (key, part) in enumerate((schema.get("properties") or {}).items()):
+        name, line = f"argument_{number}_{place}", "\n" if calls.trims_lines else ""
+        between = f"\n{calls.value.begins[0]}" if calls.value.begins else line
+        head = grammar.literal(f"{calls.key.begins[0]}{key}{calls.key.ends[0]}{between}")
+        end = f"{line}{calls.value.ends[0]}{form.parameter}"
+        choices: object = part.get("enum") if isinstance(part, dict) else None
+        if types_of(schema, key) != _STRING:
+            part = {**part, **shared} if isinstance(part, dict) else part
+            value = f"{json_expression(json.dumps(part))} {grammar.literal(end)}"
+        elif isinstance(choices, list):
+            value = f"({' | '.join(map(quote, cast('list[str]', choices)))}) {grammar.literal(end)}"
+        else:
+            value = grammar.until(f"text_{number}_{place}", end)
+        grammar.add(name, f"{head} {value}")
+        expressions.append(name if key in required else f"{name}?")
+    return " ".join(expressions)

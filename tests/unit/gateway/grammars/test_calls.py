@@ -1,0 +1,146 @@
+"""What grammars of calls allow: the form of each dialect, for every tool, behind thoughts, and nothing else."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from typing import Any
+
+import pytest
+import tokenizers
+from llguidance import LLMatcher, LLTokenizer
+
+from gateway.dialects.answer_parser import ToolSchema
+from gateway.dialects.dialect import Speech, Style
+from gateway.dialects.table import BY_NAME, DIALECTS
+from gateway.grammars.calls import write_answer, write_calls
+from gateway.grammars.expressions import json_expression
+from tests.unit.gateway.dialects.reading import read
+from tests.unit.gateway.harness import DEMO_MODEL
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"text": {"type": "string"}, "num": {"type": "number"}},
+    "required": ["text", "num"],
+    "additionalProperties": False,
+}
+TOOLS = (ToolSchema("f", json.dumps(SCHEMA), strict=True), ToolSchema("g"))
+FORCED = [dialect.name for dialect in DIALECTS if dialect.calls and dialect.calls.form]
+# With markers that are special tokens, which no text spells, and with texts as markers; harmony has none of these.
+BOTH = [(name, special) for name in FORCED for special in (True, False) if special or name != "harmony"]
+
+
+class Vocabulary:
+    """The demo model's, with a dialect's markers as special tokens or without."""
+
+    def __init__(self, dialect: str, *, special: bool) -> None:
+        self._backend = tokenizers.Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+        markers = " ".join(BY_NAME[dialect].markers) if special else "<|end|>"
+        texts = sorted(set(re.findall(r"<[^<>\s=\"]+>|\[[A-Z_/]+\]", markers)))
+        self._backend.add_special_tokens([tokenizers.AddedToken(text, special=True) for text in texts])
+        self.special_ids = {text: self._backend.token_to_id(text) for text in texts}
+        self._library = LLTokenizer(self._backend.to_str(), n_vocab=self._backend.get_vocab_size(), eos_token=0)
+
+    def allows(self, grammar: str, text: str) -> bool:
+        """Whether a text is allowed as a whole answer."""
+        matcher = LLMatcher(self._library, grammar)
+        assert not matcher.get_error(), f"{matcher.get_error()}\n{grammar}"
+        token_ids = self._backend.encode(text, add_special_tokens=False).ids
+        return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
+
+
+@functools.cache
+def vocabulary(dialect: str, special: bool) -> Vocabulary:
+    return Vocabulary(dialect, special=special)
+
+
+def call(name: str, dialect: str, *, num: str = "1.5") -> str:
+    """A call in the form that grammars allow, by the dialect's own words."""
+    calls = BY_NAME[dialect].calls
+    assert calls is not None and calls.form is not None
+    form = calls.form
+    arguments = f'{{"text": "a <b>", "num": {num}}}' if name == "f" else "{}"
+    if calls.style is Style.TAGS:
+        line = "\n" if calls.trims_lines else ""
+        between = f"\n{calls.value.begins[0]}" if calls.value.begins else line
+        values = {"text": "a <b>", "num": num} if name == "f" else {}
+        end = f"{line}{calls.value.ends[0]}{form.parameter}"
+        arguments = "".join(
+            f"{calls.key.begins[0]}{key}{calls.key.ends[0]}{between}{value}{end}" for key, value in values.items()
+        )
+    return f"{form.before}{name}{form.middle}{arguments}{form.after}"
+
+
+def whole(dialect: str, *calls: str) -> str:
+    form = BY_NAME[dialect].calls.form  # type: ignore[union-attr]
+    assert form is not None
+    return form.opens + (form.separator or "").join(calls) + form.shuts
+
+
+def thought(dialect: str) -> str:
+    known = BY_NAME[dialect]
+    if known.reasoning is None:
+        return ""
+    return f"{known.reasoning.begins[0]}hm {{x}}{known.reasoning.ends[0]}{known.behind_reasoning}"
+
+
+@pytest.mark.parametrize(("dialect", "special"), BOTH)
+def test_a_model_that_must_call_calls(dialect: str, special: bool) -> None:
+    words = vocabulary(dialect, special)
+    speech = Speech(BY_NAME[dialect], special_ids=words.special_ids)
+    grammar = write_calls(speech, TOOLS, must_call=True, one_call=False)
+    one, two = whole(dialect, call("f", dialect)), whole(dialect, call("f", dialect), call("g", dialect))
+    several = BY_NAME[dialect].calls.form.separator is not None  # type: ignore[union-attr]
+    assert words.allows(grammar, one)
+    assert words.allows(grammar, thought(dialect) + one)
+    assert words.allows(grammar, two) == several
+    for wrong in (whole(dialect, call("x", dialect)), whole(dialect, call("f", dialect, num='"1"')), "Hello.", ""):
+        assert not words.allows(grammar, wrong), wrong
+    alone = write_calls(speech, TOOLS, must_call=True, one_call=True)
+    assert words.allows(alone, one)
+    assert not words.allows(alone, two)
+    # What it writes then is read.
+    found = read(dialect, [thought(dialect) + (two if several else one)])
+    assert (found.text, found.num_calls, found.num_invalid) == ("", 1 + several, 0)
+
+
+@pytest.mark.parametrize(("dialect", "special"), BOTH)
+def test_a_model_that_may_call_says_anything_or_calls_in_form(dialect: str, special: bool) -> None:
+    words = vocabulary(dialect, special)
+    speech = Speech(BY_NAME[dialect], special_ids=words.special_ids)
+    grammar = write_calls(speech, TOOLS, must_call=False, one_call=False)
+    said, called = f"{BY_NAME[dialect].before_text}Hi <b>. ", whole(dialect, call("f", dialect))
+    assert words.allows(grammar, said)
+    assert words.allows(grammar, called)
+    assert words.allows(grammar, thought(dialect) + said)
+    assert not words.allows(grammar, whole(dialect, call("x", dialect)))
+    if not BY_NAME[dialect].calls.bare and not BY_NAME[dialect].before_text:  # type: ignore[union-attr]
+        assert words.allows(grammar, said + called)
+        assert not words.allows(grammar, said + whole(dialect, call("x", dialect)))
+
+
+@pytest.mark.parametrize(("dialect", "special"), [("hermes", True), ("hermes", False), ("harmony", True)])
+def test_a_format_begins_behind_what_is_thought(dialect: str, special: bool) -> None:
+    words = vocabulary(dialect, special)
+    expression = json_expression(json.dumps(SCHEMA))
+    before, answer = BY_NAME[dialect].before_text, '{"text": "a", "num": 1}'
+    for is_open in (False, True):
+        grammar = write_answer(Speech(BY_NAME[dialect], is_open, words.special_ids), expression)
+        thinks = thought(dialect)
+        if is_open and thinks:
+            begin = BY_NAME[dialect].reasoning.begins[0]  # type: ignore[union-attr]
+            thinks = thinks.removeprefix(begin)
+        assert words.allows(grammar, f"{thinks}{before}{answer}")
+        assert not words.allows(grammar, f"{thinks}{before}Hello.")
+        assert words.allows(grammar, f"{before}{answer}") == (not is_open or not thinks)
+    calls = write_calls(
+        Speech(BY_NAME[dialect], special_ids=words.special_ids),
+        TOOLS,
+        must_call=False,
+        one_call=True,
+        answer=expression,
+    )
+    assert words.allows(calls, f"{before}{answer}")
+    assert words.allows(calls, whole(dialect, call("g", dialect)))
+    assert not words.allows(calls, f"{before}Hello.")
