@@ -16,7 +16,7 @@ WORKDIR /opt/blockyard
 COPY pyproject.toml ./
 # Without the code, which changes more often than what it needs.
 RUN mkdir blockyard && touch README.md LICENSE blockyard/__init__.py \
-    && pip install --editable '.[cli,gateway,scheduler,tracing]' \
+    && pip install --editable '.[cli,gateway,grammar,scheduler,tracing]' \
     && pip uninstall --yes setuptools pip
 
 FROM ${BASE_IMAGE}

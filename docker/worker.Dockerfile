@@ -28,7 +28,7 @@ RUN sh install_torch.sh python "${TORCH_INDEX_URL}"
 COPY pyproject.toml ./
 # Without the code, which changes more often than what it needs. setuptools stays: torch requires it.
 RUN mkdir blockyard && touch README.md LICENSE blockyard/__init__.py \
-    && pip install --editable '.[worker,tracing]' \
+    && pip install --editable '.[worker,grammar,tracing]' \
     && pip uninstall --yes pip
 # Torch's own tests, and headers that nothing here is compiled with: 145 MB.
 RUN rm -rf /opt/venv/lib/python3*/site-packages/torch/test /opt/venv/lib/python3*/site-packages/torch/include

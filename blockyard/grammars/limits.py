@@ -16,16 +16,16 @@ MAX_CHOICES = 4096
 
 PARSER_LIMITS: dict[str, Any] = {
     "max_items_in_row": 2_000,
-    "initial_lexer_fuel": 1_000_000,
+    "initial_lexer_fuel": 100_000,
     "step_lexer_fuel": 200_000,
     "step_max_items": 50_000,
     # Of one to two kilobytes each, for each sequence.
     "max_lexer_states": 25_000,
-    "max_grammar_size": 500_000,
+    "max_grammar_size": 60_000,
     # No grammars and no output in what is told and logged.
     "verbose_errors": False,
 }
-"""The arguments of llguidance.LLParserLimits. At full use a grammar takes some 0.1 s to compile, a step 20 ms."""
+"""The arguments of llguidance.LLParserLimits. At full use a grammar takes some 0.4 s to compile, a mask 20 ms."""
 
 HINT = 'install it: pip install "blockyard[grammar]"'
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 MAX_CHECKS = 64
 RETRY_SECONDS = 1.0
 # Texts whose check is not made again: clients send the same few.
-_MAX_KNOWN = 256
+_MAX_KNOWN = 64
 _MAX_COMPLAINT = 400
 
 

@@ -7,13 +7,17 @@ answer: %json {"type": "object"}
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
+from gateway.grammars.schemas import walk
 from gateway.request import Choices, JsonObject, JsonSchema, Lark, Regex
 
 if TYPE_CHECKING:
     from gateway.request import OutputFormat
 
+# Of characters, in a regular expression.
+_CLASS = re.compile(r"\[(?:\\.|[^\]\\])+\]", re.DOTALL)
 # Without a bound a model that has nothing to say writes newlines until its length ends.
 WHITE_SPACE = r"[\x20\n\r\t]{0,12}"
 
@@ -45,8 +49,33 @@ def json_expression(schema: str, *, compact: bool = False) -> str:
         tree = {} if tree else {"enum": []}
     white_space = {"whitespace_flexible": False} if compact else {"whitespace_pattern": WHITE_SPACE}
     # It stands for whatever options the schema itself brings: some of these would let keywords be ignored.
-    tree["x-guidance"] = {"lenient": False, **white_space}
+    tree["x-guidance"] = {"lenient": False, **white_space, **_escapes(tree)}
     return f"%json {json.dumps(tree, ensure_ascii=False)}"
+
+
+def _escapes(tree: Any) -> dict[str, str]:
+    r"""Leaves out escapes that llguidance would take wrongly.
+
+    llguidance 1.9 takes a class that holds control characters for one that holds quotes and backslashes too: it allows
+    \" for [^"]. Where a pattern has such a class, no string of the schema has that escape.
+    """
+    patterns = [place.value for place in walk(tree) if place.keyword == "pattern"]
+    for place in walk(tree):
+        patterns += place.value if place.keyword == "patternProperties" and isinstance(place.value, dict) else ()
+    classes = {each for pattern in patterns if isinstance(pattern, str) for each in _CLASS.findall(pattern)}
+    kept = [character for character in '"\\' if not any(_is_taken_wrongly(each, character) for each in classes)]
+    return {} if len(kept) == 2 else {"json_allowed_escapes": "nrbtfu" + "".join(kept)}
+
+
+def _is_taken_wrongly(character_class: str, character: str) -> bool:
+    if "[" in character_class[1:] or any(each in character_class for each in ("&&", "--", "~~", "||")):
+        # Rust's operations on sets: nobody here knows.
+        return True
+    try:
+        known = re.compile(character_class)
+    except re.error:
+        return True
+    return known.fullmatch("\x01") is not None and known.fullmatch(character) is None
 
 
 def regex_expression(pattern: str) -> str:

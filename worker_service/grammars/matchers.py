@@ -35,6 +35,8 @@ log = EventLogger(__name__)
 WORD_BITS = 32
 # Grammars that are kept compiled: requests of one application have the same few.
 _MAX_COMPILED = 64
+# Of the texts of all of them: compiled, a grammar takes up to 300 times its text.
+_MAX_COMPILED_CHARACTERS = 512 * 1024
 _MAX_COMPLAINT = 300
 
 
@@ -55,9 +57,12 @@ class Grammars:
         with self._lock:
             found = self._compiled.pop(grammar, None) or self._compilers.submit(self._compile, grammar)
             self._compiled[grammar] = found
-            if len(self._compiled) > _MAX_COMPILED:
+            while len(self._compiled) > 1 and self._has_too_many():
                 self._compiled.popitem(last=False)
         return found
+
+    def _has_too_many(self) -> bool:
+        return len(self._compiled) > _MAX_COMPILED or sum(map(len, self._compiled)) > _MAX_COMPILED_CHARACTERS
 
     def _compile(self, grammar: str) -> LLMatcher:
         """Compiles a grammar; raises BlockyardError."""

@@ -121,7 +121,8 @@ def _spec(text: str = "Once upon a time") -> inference_pb2.GenerationSpec:
         temperature=0.5, top_k=3, top_p=0.9, seed=5, logit_bias={5: 1.0}, bad_words=["no"], logprobs=2
     )
     stop = sampling_pb2.StopCriteria(max_tokens=8, min_tokens=1, stop_strings=["end"], stop_token_ids=[9])
-    return inference_pb2.GenerationSpec(text=text, sampling=sampling, stop=stop, n=2, model="demo")
+    form = inference_pb2.OutputFormat(json_schema={"schema": '{"type": "array", "items": {"pattern": "a+"}}'})
+    return inference_pb2.GenerationSpec(text=text, sampling=sampling, stop=stop, n=2, model="demo", format=form)
 
 
 def bases() -> dict[str, Message]:

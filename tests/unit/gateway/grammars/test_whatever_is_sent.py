@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from typing import Any
 
 import pytest
@@ -54,6 +55,39 @@ def can_go_on(grammar: str) -> bool:
     """Whether a worker could compile it, and a first byte, or an end, is possible; or a limit says no."""
     matcher = LLMatcher(BYTES, grammar, log_level=0, limits=LLParserLimits(**PARSER_LIMITS))
     return matcher.is_error() or any(matcher.compute_bitmask()) or matcher.is_error()
+
+
+CLASSES = [
+    "[^\\\\]",
+    '[^"\\\\]',
+    '[^"]',
+    "[^a]",
+    "[^\\n]",
+    '[^\\n"]',
+    '(a|[^"])',
+    "[\\x00-!]",
+    "[!-~]",
+    "[\\s\\S]",
+    "[^ -~]",
+]
+STRINGS = ['"\\\\"', '"\\""', '"\\n"', '"\\t"', '"a"', '"\\u0001"', '" "', '"\u00e9"', '"\\u005c"', '"\\u0022"']
+
+
+def accepts(grammar: str, text: str) -> bool:
+    matcher, ids = LLMatcher(BYTES, grammar, log_level=0), list(text.encode())
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+@pytest.mark.parametrize("pattern", CLASSES)
+def test_a_class_allows_no_escape_of_what_it_excludes(pattern: str) -> None:
+    anchored = f"^{pattern}$"
+    grammar = check_format(JsonSchema(json.dumps({"type": "string", "pattern": anchored})))
+    named = {"patternProperties": {anchored: {}}, "additionalProperties": False, "type": "object", "minProperties": 1}
+    as_name = check_format(JsonSchema(json.dumps(named)))
+    for text in STRINGS:
+        if accepts(grammar, text) or accepts(as_name, f"{{{text}:1}}"):
+            assert re.search(anchored, json.loads(text)), text
+    assert any(accepts(grammar, text) for text in STRINGS)
 
 
 @pytest.mark.parametrize("part", range(4))

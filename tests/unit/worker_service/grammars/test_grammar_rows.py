@@ -145,6 +145,15 @@ def test_an_output_that_is_not_of_the_grammar_fails(grammars: Grammars, vocabula
     assert state.failure.reason is Reason.GRAMMAR_DEAD_END
 
 
+def test_few_grammars_are_kept(vocabulary: LLTokenizer, size: int) -> None:
+    grammars = Grammars(vocabulary, size)
+    first = grammars.prepare(SOME)
+    assert grammars.prepare(SOME) is first
+    large = [grammars.prepare(f'start: "a" // {number} {"x" * 200_000}') for number in range(3)]
+    assert grammars.prepare(SOME) is not first
+    assert grammars.prepare(f'start: "a" // 2 {"x" * 200_000}') is large[2]
+
+
 def test_without_a_vocabulary_rows_say_why(model: Path, tmp_path: Path, size: int) -> None:
     with pytest.raises(BlockyardError) as raised:
         read_vocabulary(tmp_path, size)
