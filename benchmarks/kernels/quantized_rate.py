@@ -46,6 +46,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any] | None]] = {
     ),
     "W4A16, groups of 128": ("none", {**_GPTQ, "group_size": 128}),
     "W4A16, groups of 32": ("none", {**_GPTQ, "group_size": 32}),
+    "W4A16, groups of 128, --quantization int8": ("int8", {**_GPTQ, "group_size": 128}),
+    "W4A16, groups of 32, --quantization int8": ("int8", {**_GPTQ, "group_size": 32}),
 }
 """`--quantization`, and the `quantization_config` of the checkpoint."""
 

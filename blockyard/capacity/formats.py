@@ -19,12 +19,14 @@ CPU_WORD_BYTES, CPU_SCALE_BYTES = 4, 8
 GPU_SCALE_BYTES = 4
 # Dtypes that the kernels for processors compute in; torch computes in others.
 CPU_DTYPES = ("float32", "bfloat16")
+# What may be asked of the products that a checkpoint has not quantized, such as its head.
+_BESIDE_STORED = ("none", "int8")
 
 
 def held_in(network: DecoderConfig, quantization: str) -> str:
     """Returns how weights are held, in a word or two."""
     if network.stored is not None:
-        return network.stored.title
+        return network.stored.title + (f", the rest in {quantization}" if quantization != "none" else "")
     return network.dtype_name if quantization == "none" else quantization
 
 
@@ -35,9 +37,10 @@ def check_quantization(quantization: str, network: DecoderConfig, device_type: s
         BlockyardError: MODEL_NOT_LOADED.
     """
     stored, dtype_name = network.stored, network.dtype_name
-    if stored is not None and quantization != "none":
+    if stored is not None and quantization not in _BESIDE_STORED:
         raise unusable(
-            f"the weights are quantized already ({stored.title}): leave --quantization out, or take the original model"
+            f"the weights are quantized already ({stored.title}): leave --quantization out, or let it be int8 for those "
+            "that are not, or take the original model"
         )
     if stored is not None and device_type == "cuda":
         raise unusable(

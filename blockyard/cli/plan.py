@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from blockyard.capacity.formats import held_in
 from blockyard.capacity.replica_plan import plan_replica
 from blockyard.capacity.weights import count_elements
 from blockyard.cli import units
@@ -192,8 +193,8 @@ class Report:
     def show(self, console: Console) -> None:
         """Prints all for a person."""
         network, hardware = self.network, self.hardware
-        how = network.stored.title if network.stored else self.quantization
-        held = network.dtype_name + ("" if how == "none" else f", {how}")
+        how = held_in(network, self.quantization)
+        held = network.dtype_name + ("" if how == network.dtype_name else f", {how}")
         size = units.count(count_elements(network))
         free = units.size(hardware.available_bytes)
         facts = Table.grid(padding=(0, 2))

@@ -115,6 +115,23 @@ def test_it_tells_what_it_holds(name: str, quantization: str):
     assert loaded.model.probe()
 
 
+@pytest.mark.parametrize("model", ["qwen2", "llama_tied"])
+def test_what_the_checkpoint_has_not_quantized_may_be_held_in_8_bits(model: str, tmp_path: Path):
+    """That is the head: the layers are the checkpoint's."""
+    folder, plain = quantized_model(model, "awq")
+    ours = load(folder, torch.bfloat16, quantization="int8", packed_cache=tmp_path)
+    again = load(folder, torch.bfloat16, quantization="int8", packed_cache=tmp_path)
+    assert (again.origin.source, again.model.fingerprint()) == ("packed", ours.model.fingerprint())
+    without = load(folder, torch.bfloat16, packed_cache=tmp_path)
+    dense = load(plain, torch.bfloat16, quantization="int8")
+    assert ours.parameter_bytes < without.parameter_bytes or model == "llama_tied"
+    held = weight_format("cpu", "bfloat16", "int8", "auto")
+    assert weights_bytes(ours.config, Share.of(ours.config, ALONE), held) == ours.parameter_bytes
+    rows = ours.model._fixed_rows()
+    assert torch.equal(rows, without.model._fixed_rows())
+    assert torch.equal(ours.model.compute_logits(rows), dense.model.compute_logits(rows))
+
+
 @pytest.mark.parametrize("name", ["w8a8", "gptq_ordered", "w4a16_channel"])
 def test_packed_weights_are_read_as_they_were_written(name: str, tmp_path: Path):
     folder = quantized_model("qwen2", name)[0]
@@ -166,7 +183,7 @@ def test_sizes_that_would_cut_a_group_are_refused():
 
 
 def test_a_second_quantization_is_refused():
-    assert "are quantized already" in refusal(quantized_model("qwen2", "awq")[0], quantization="int8")
+    assert "are quantized already" in refusal(quantized_model("qwen2", "awq")[0], quantization="fp8")
 
 
 def test_a_gpu_is_refused():

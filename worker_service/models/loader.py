@@ -171,7 +171,7 @@ def load_model(
     loaded = _load_packed(pack, target, on_progress) if pack else None
     if loaded is None:
         loaded = target.build(open_weights(config, folder, device, load_format, on_progress, parallel))
-    _log_loaded(loaded)
+    _log_loaded(loaded, held_in(config, quantization))
     if pack and pack.is_cached and loaded.origin.source != "packed":
         _write_cached(pack, loaded)
     return loaded
@@ -209,7 +209,7 @@ def _load_by_transformers(
         found.files.tensors,
         (),
     )
-    _log_loaded(loaded)
+    _log_loaded(loaded, loaded.config.dtype_name)
     return loaded
 
 
@@ -326,13 +326,12 @@ def _check(config: ModelConfig, parallel: Parallel, device: torch.device, kernel
     check_room(num_bytes, room_for_weights(device), held_in(config, quantization), device.type)
 
 
-def _log_loaded(loaded: LoadedModel) -> None:
-    stored = loaded.config.stored
+def _log_loaded(loaded: LoadedModel, held: str) -> None:
     log.info(
         "model loaded",
         architecture=loaded.config.architecture,
         kernels=loaded.backend.name,
-        quantization=stored.title if stored is not None else loaded.quantization,
+        held_in=held,
         bytes=loaded.parameter_bytes,
         source=loaded.origin.source,
         seconds=round(loaded.origin.seconds, 3),
