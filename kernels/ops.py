@@ -87,7 +87,7 @@ class Backend(Protocol):
 
     @property
     def is_complete(self) -> bool:
-        """Whether it has all ops; else those alone that decoders of dense layers need."""
+        """Whether it has all ops; else those alone that decoders of dense layers need, which are one KV group."""
         ...
 
     @property

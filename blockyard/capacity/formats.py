@@ -39,7 +39,7 @@ def check_quantization(quantization: str, network: DecoderConfig, device_type: s
     stored, dtype_name = network.stored, network.dtype_name
     if stored is not None and quantization not in _BESIDE_STORED:
         raise unusable(
-            f"the weights are quantized already ({stored.title}): leave --quantization out, or let it be int8 for those "
+            f"the weights are quantized already ({stored.title}): leave --quantization out, let it be int8 for those "
             "that are not, or take the original model"
         )
     if stored is not None and device_type == "cuda":

@@ -65,7 +65,7 @@ class DecoderModel:
         self.share = share
         self.layers: Sequence[DecoderLayer] = layers
         self.names = names
-        self.kv_groups = KvGroups.of(config, backend.device.type)
+        self.kv_groups = KvGroups.of(config, backend.device.type if backend.is_complete else "cuda")
         self._backend = backend
         self._beginning = beginning
         self._ending = ending
