@@ -134,8 +134,10 @@ class Speech:
         dialect: its own.
         reasoning_is_open: the prompt ends where it begins to think.
         special_ids: ids of its special tokens by their texts: no other tokens can spell these.
+        may_think: it may begin with thoughts; always where reasoning is open.
     """
 
     dialect: Dialect
     reasoning_is_open: bool = False
     special_ids: Mapping[str, int] = field(default_factory=dict[str, int])
+    may_think: bool = True

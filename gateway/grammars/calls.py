@@ -75,7 +75,7 @@ class Grammar:
     def thought(self) -> str:
         """Adds what may be thought before anything is said, and returns what stands for it."""
         reasoning = self._speech.dialect.reasoning
-        if reasoning is None:
+        if reasoning is None or not self._speech.may_think:
             return ""
         behind = self.literal(self._speech.dialect.behind_reasoning) or _SPACE
         thought = f"{self.until('thought', reasoning.ends[0])} {behind}"

@@ -101,7 +101,7 @@ def _check_said(output: OutputFormat | None, rule: ParsingRule | None, speech: S
             text = write_calls(speech, tools, must_call=rule.must_call, one_call=rule.one_call, answer=answer)
         elif rule.needs_grammar:
             raise _no_form(rule, dialect)
-    elif speech is not None and (speech.dialect.reasoning or speech.dialect.before_text):
+    elif speech is not None and (speech.may_think or speech.dialect.before_text):
         text = write_answer(speech, answer)
     if complaint := _complaint(text):
         raise _refusal("conversation.tools", complaint)

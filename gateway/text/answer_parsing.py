@@ -46,11 +46,14 @@ def with_parsing(request: GenerationRequest, dialect: Dialect | None) -> Generat
     return replace(request, parsing=rule) if name or rule.needs_grammar else request
 
 
-def is_reasoning_open(dialect: Dialect, prompt_token_ids: Sequence[int], tokenizer: Tokenizer) -> bool:
+def _end_of(prompt_token_ids: Sequence[int], tokenizer: Tokenizer) -> str:
+    return tokenizer.decode(prompt_token_ids[-_NUM_LAST_TOKENS:], skip_special_tokens=False).rstrip()
+
+
+def _is_reasoning_open(dialect: Dialect, prompt_token_ids: Sequence[int], tokenizer: Tokenizer) -> bool:
     """Returns whether a prompt ends where reasoning begins."""
     begins = dialect.reasoning.begins if dialect.reasoning else ()
-    prompt = tokenizer.decode(prompt_token_ids[-_NUM_LAST_TOKENS:], skip_special_tokens=False)
-    return prompt.rstrip().endswith(begins)
+    return _end_of(prompt_token_ids, tokenizer).endswith(begins)
 
 
 def speech_of(request: GenerationRequest, prompt_token_ids: Sequence[int], tokenizer: Tokenizer) -> Speech | None:
@@ -58,7 +61,11 @@ def speech_of(request: GenerationRequest, prompt_token_ids: Sequence[int], token
     dialect = BY_NAME.get(request.parsing.dialect) if request.parsing else None
     if dialect is None:
         return None
-    return Speech(dialect, is_reasoning_open(dialect, prompt_token_ids, tokenizer), tokenizer.special_ids)
+    is_open = _is_reasoning_open(dialect, prompt_token_ids, tokenizer)
+    # A prompt in which it has thought already leaves nothing to think.
+    ends = dialect.reasoning.ends if dialect.reasoning else ()
+    may_think = tokenizer.shows_reasoning and not _end_of(prompt_token_ids, tokenizer).endswith(ends)
+    return Speech(dialect, is_open, tokenizer.special_ids, may_think=is_open or may_think)
 
 
 def parsers_of(
@@ -72,5 +79,5 @@ def parsers_of(
     dialect = BY_NAME.get(rule.dialect) if rule else None
     if rule is None or dialect is None:
         return None
-    is_open = is_reasoning_open(dialect, prompt_token_ids, tokenizer)
+    is_open = _is_reasoning_open(dialect, prompt_token_ids, tokenizer)
     return lambda index: AnswerParser(rule, request.request_id, index, reasoning_is_open=is_open)

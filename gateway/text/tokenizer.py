@@ -114,6 +114,13 @@ class Tokenizer:
         return self._vocabulary.backend_encodes
 
     @cached_property
+    def shows_reasoning(self) -> bool:
+        """Whether the chat template writes what the model thinks: models of one dialect think, or do not."""
+        begins = self.dialect.reasoning.begins if self.dialect and self.dialect.reasoning else ()
+        template = self._chat_template.source if self._chat_template else ""
+        return any(begin in template for begin in begins)
+
+    @cached_property
     def special_ids(self) -> dict[str, int]:
         """The ids of special tokens by their texts."""
         added = self._backend.get_added_tokens_decoder()

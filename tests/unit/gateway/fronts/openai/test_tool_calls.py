@@ -10,7 +10,7 @@ import pytest
 from blockyard.client import AsyncClient, Message, Tool
 from tests.kit.fakes.fake_scheduler import FakeScheduler, scripted
 from tests.unit.gateway.fronts.openai.test_real_core import HELLO, Both, both_of
-from tests.unit.gateway.harness import END_TOKEN, ids_of
+from tests.unit.gateway.harness import END_TOKEN, demo_tokenizer, ids_of
 from tests.unit.gateway.live.test_parsed_answers import ANSWER, hermes_tokenizer
 
 if TYPE_CHECKING:
@@ -142,6 +142,22 @@ async def test_a_format_begins_behind_what_is_thought(both: Both) -> None:
     assert "</think>" in both.scheduler.added[-1].sampling.grammar
     await both.openai.chat.completions.create(**asked, tools=TOOLS)
     assert "<tool_call>" in both.scheduler.added[-1].sampling.grammar
+
+
+@pytest.mark.parametrize(
+    ("template", "thinks"),
+    [
+        ("{# <tool_call> arguments #}", False),
+        ("{# <tool_call> arguments #}<think>\n", True),
+        ("{# <tool_call> arguments #}<think>\n\n</think>\n\n", False),
+        ("{# <tool_call> arguments <think> #}", True),
+    ],
+)
+async def test_only_who_thinks_may_think_before_a_call_that_must_come(template: str, thinks: bool) -> None:
+    tokenizer = demo_tokenizer().adapt(None, "{{ messages[0].content }}" + template, {})
+    async with FakeScheduler() as scheduler, both_of(scheduler, tokenizer) as both:
+        await both.openai.chat.completions.create(**ASKED, tools=TOOLS, tool_choice="required")
+        assert ("</think>" in scheduler.added[-1].sampling.grammar) == thinks
 
 
 async def test_what_has_no_form_cannot_be_forced() -> None:
