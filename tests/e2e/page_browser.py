@@ -374,6 +374,28 @@ def markdown(browser: Browser, url: str, _: str) -> dict[str, Any]:
         }
 
 
+def tools(browser: Browser, url: str, _: str) -> dict[str, Any]:
+    """A chat whose answer thinks and calls tools, before and after a reload; and what was asked for."""
+    with opened(browser, url) as (page, watch):
+        asked: list[dict[str, Any]] = []
+        page.on("request", lambda request: asked.append(request.post_data_json) if request.method == "POST" else None)
+        choose(page, "Chat")
+        page.locator("#settings > summary").click()
+        page.fill("#tools", '[{"name": "read", "parameters": {}}]')
+        page.fill("#schema", '{"type": "object"}')
+        say(page, "Go.")
+        wait_until_done(page)
+        seen = [parts(page)]
+        page.reload()
+        wait_until_ready(page)
+        return {"parts": [*seen, parts(page)], "asked": asked[0], **watch.told()}
+
+
+def parts(page: Page) -> list[list[str]]:
+    """What an answer thinks, says and calls."""
+    return [page.locator(each).all_text_contents() for each in (".reasoning", ".rendered", ".calls li")]
+
+
 def key(browser: Browser, url: str, secret: str) -> dict[str, Any]:
     """A gateway that wants a key."""
     with opened(browser, url) as (page, watch):
@@ -465,7 +487,7 @@ SCENARIOS: dict[str, Callable[[Browser, str, str], dict[str, Any]]] = {
     scenario.__name__: scenario
     for scenario in (
         *(completion, chat, reload, follow, stop, refusal, outlive, hostile, markdown),
-        *(key, looking, access, screenshot),
+        *(tools, key, looking, access, screenshot),
     )
 }
 

@@ -24,7 +24,15 @@ from tests.kit.fakes.fake_scheduler import FakeScheduler
 from tests.kit.processes.browser import Browser
 from tests.kit.processes.status import scheduler_status
 from tests.kit.processes.system import ROOT, System
-from tests.unit.gateway.fronts.openai.scripted import ScriptedService, accepted, finished
+from tests.unit.gateway.fronts.openai.scripted import (
+    ARGUMENTS,
+    SAID,
+    THOUGHT,
+    ScriptedService,
+    accepted,
+    calling,
+    finished,
+)
 from tests.unit.gateway.fronts.openai.serving import serve
 from tests.unit.gateway.harness import demo_tokenizer
 
@@ -217,8 +225,13 @@ async def test_output_that_attacks_stays_text(browser: Browser) -> None:
 
 def look_at_answer(browser: Browser, scenario: str, text: str) -> dict[str, Any]:
     """What is seen of a model that always answers with this text, in small pieces."""
+    return look_at_script(browser, scenario, lambda request: pieces(request, text))
+
+
+def look_at_script(browser: Browser, scenario: str, script: Any) -> dict[str, Any]:
+    """What is seen of a model that follows a script."""
     service = ScriptedService()
-    service.script = lambda request: pieces(request, text)
+    service.script = script
 
     async def ask() -> admin_pb2.GetStatusResponse:
         response = admin_pb2.GetStatusResponse()
@@ -240,6 +253,14 @@ def pieces(request: GenerationRequest, text: str, size: int = 200) -> list[Any]:
         piece = text[start : start + size]
         steps.append(Delta(0, piece, (number,), number + 1, len(text[: start + size].encode())))
     return [*steps, finished(len(steps) - 1)]
+
+
+def test_reasoning_and_calls_of_tools_are_shown_and_kept(browser: Browser) -> None:
+    told = look_at_script(browser, "tools", calling)
+    assert well(told), told
+    assert told["parts"] == [[[THOUGHT], [SAID], [f"read{ARGUMENTS}", "list{}"]]] * 2
+    assert told["asked"]["tools"] == [{"type": "function", "function": {"name": "read", "parameters": {}}}]
+    assert told["asked"]["response_format"]["json_schema"]["schema"] == {"type": "object"}
 
 
 def test_markdown_that_attacks_is_text_and_the_page_stays_quick(browser: Browser) -> None:

@@ -3,11 +3,10 @@
 import { framed, make } from "./elements.js";
 
 class PartView {
-  /** `choice` has what is shown; `element` is hidden while that is nothing. */
-  constructor(choice, element) {
+  /** `choice` has what is shown. The element is empty while that is nothing. */
+  constructor(choice) {
     this.choice = choice;
-    this.element = element;
-    this.element.hidden = true;
+    this.element = make("div");
   }
 
   /** Takes note that there is more, which it shows with the next frame. */
@@ -21,32 +20,27 @@ class PartView {
 
 /** What the model thought, which can be folded away. */
 export class ReasoningView extends PartView {
-  #text = make("div", { className: "reasoning" });
-
-  constructor(choice) {
-    super(choice, make("details", { open: true }));
-    this.element.append(make("summary", {}, "Reasoning"), this.#text);
-  }
+  #text = null;
 
   /** Shows all that there is. */
   show() {
-    this.element.hidden = !this.choice.reasoning;
+    if (!this.choice.reasoning) return;
+    if (!this.#text) {
+      this.#text = make("div", { className: "reasoning" });
+      this.element.append(make("details", { open: true }, make("summary", {}, "Reasoning"), this.#text));
+    }
     this.#text.textContent = this.choice.reasoning;
   }
 }
 
 /** The calls of tools, each with its arguments as the model wrote them. */
 export class CallsView extends PartView {
-  constructor(choice) {
-    super(choice, make("ul", { className: "calls", "aria-label": "Calls of tools" }));
-  }
-
   /** Shows all that there is. */
   show() {
-    this.element.hidden = !this.choice.calls.length;
+    if (!this.choice.calls.length) return;
     const shown = this.choice.calls.map(({ function: called }) =>
       make("li", {}, make("strong", {}, called.name), make("code", {}, called.arguments)),
     );
-    this.element.replaceChildren(...shown);
+    this.element.replaceChildren(make("ul", { className: "calls", "aria-label": "Calls of tools" }, ...shown));
   }
 }
