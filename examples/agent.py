@@ -49,7 +49,12 @@ def run(client: openai.OpenAI, model: str, question: str, tool_choice: Any) -> l
     messages: list[Any] = [{"role": "user", "content": question}]
     for _ in range(MAX_TURNS):
         answer = client.chat.completions.create(
-            model=model, messages=messages, tools=[TOOL], tool_choice=tool_choice, max_completion_tokens=60
+            model=model,
+            messages=messages,
+            tools=[TOOL],
+            tool_choice=tool_choice,
+            parallel_tool_calls=False,
+            max_completion_tokens=200,
         )
         message = answer.choices[0].message
         messages.append(message.model_dump(exclude_none=True))
@@ -75,7 +80,7 @@ def main() -> None:
 
         messages.append({"role": "user", "content": "What should I wear?"})
         parsed = client.chat.completions.parse(
-            model=model, messages=messages, response_format=Clothes, max_completion_tokens=60
+            model=model, messages=messages, response_format=Clothes, max_completion_tokens=200
         )
         print(f"parsed {parsed.choices[0].message.parsed!r}")
 

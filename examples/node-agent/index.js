@@ -45,7 +45,7 @@ function temperature({ city }) {
 async function run(model, question, choice) {
   const messages = [{ role: "user", content: question }];
   for (let turn = 0; turn < MAX_TURNS; turn++) {
-    const asked = { model, messages, tools: [tool], max_completion_tokens: 60 };
+    const asked = { model, messages, tools: [tool], parallel_tool_calls: false, max_completion_tokens: 200 };
     const answer = await client.chat.completions.create({ ...asked, tool_choice: turn ? "auto" : choice });
     const { message } = answer.choices[0];
     messages.push(message);
@@ -66,7 +66,7 @@ console.log(`says ${JSON.stringify(messages.at(-1).content)}`);
 const conclusion = await client.chat.completions.create({
   model,
   messages: [...messages, { role: "user", content: "What should I wear?" }],
-  max_completion_tokens: 60,
+  max_completion_tokens: 200,
   response_format: { type: "json_schema", json_schema: { name: "clothes", schema: clothes } },
 });
 console.log(`parsed ${JSON.stringify(JSON.parse(conclusion.choices[0].message.content))}`);

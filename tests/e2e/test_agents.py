@@ -1,10 +1,11 @@
-"""The examples of agents on the real services and the demo model, with packages of others.
+"""Loops of agents with a tool that is forced, on the real services and the demo model, by clients of others.
 
 Needs packages from the network.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from typing import TYPE_CHECKING
@@ -25,6 +26,11 @@ DEMO = ROOT / "models" / "demo"
 FLAGS = ["--dtype", "float32", "--num-device-blocks", "400"]
 # The demo model's own knows no tools.
 TEMPLATE = ["--chat-template", str(EXAMPLES / "tools.jinja")]
+PACKAGES = {
+    "anthropic": ["anthropic"],
+    "litellm": ["litellm", "mcp"],
+    "agents": ["openai-agents"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -33,15 +39,25 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
         yield system
 
 
+@pytest.mark.parametrize("client", PACKAGES)
+def test_a_client_runs_a_loop(demo: System, tmp_path: Path, client: str) -> None:
+    environment = Environment.with_packages(tmp_path / "environment", *PACKAGES[client])
+    program = str(ROOT / "tests" / "e2e" / "agent_loops.py")
+    output = environment.run("python", program, client, demo.http_url, LITELLM_LOCAL_MODEL_COST_MAP="True")
+    told = json.loads(output.splitlines()[-1])
+    assert told["called"]
+    assert isinstance(told["said"], str)
+
+
 def check_example(output: str) -> None:
     lines = output.splitlines()
-    assert lines[-2].startswith("says ")
+    assert lines[0].startswith("calls temperature(")
     assert lines[-1].startswith("parsed ")
 
 
 def test_the_example_in_python_runs(demo: System, tmp_path: Path) -> None:
     environment = Environment.with_packages(tmp_path / "environment", "openai", "pydantic")
-    check_example(environment.run("python", str(EXAMPLES / "agent.py"), demo.http_url))
+    check_example(environment.run("python", str(EXAMPLES / "agent.py"), demo.http_url, "required"))
 
 
 def test_the_example_in_node_runs(demo: System, tmp_path: Path) -> None:
@@ -49,7 +65,7 @@ def test_the_example_in_node_runs(demo: System, tmp_path: Path) -> None:
     shutil.copytree(EXAMPLES / "node-agent", folder, ignore=shutil.ignore_patterns("node_modules", "package-lock.json"))
     install = ["npm", "install", "--no-audit", "--no-fund"]
     subprocess.run(install, cwd=folder, check=True, timeout=400, capture_output=True)
-    line = ["node", "index.js", demo.http_url]
+    line = ["node", "index.js", demo.http_url, "required"]
     done = subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     check_example(done.stdout)

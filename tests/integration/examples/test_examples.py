@@ -105,7 +105,7 @@ async def test_the_openai_package(gateway: Server) -> None:
 
 
 async def test_an_agent() -> None:
-    call = '<tool_call>{"name": "temperature", "arguments": {"city": "Oslo"}}</tool_call>'
+    call = '{"name": "temperature", "parameters": {"city": "Oslo"}}'
     script = in_turns(call, "It is 4 degrees.", '{"coat": "thick", "layers": 3}')
     async with running_gateway(str(ROOT / "examples" / "tools.jinja"), script) as gateway:
         output = await run_example("agent.py", f"http://127.0.0.1:{gateway.http_port}")

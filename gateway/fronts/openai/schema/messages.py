@@ -63,7 +63,12 @@ class ToolCall(Shape):
 
 
 class Message(Shape):
-    """One message of a chat. `developer` is what newer models call `system`; templates get it under the old name."""
+    """One message of a chat. `developer` is what newer models call `system`; templates get it under the old name.
+
+    litellm sends `provider_specific_fields` of an answer's message again.
+    """
+
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"provider_specific_fields"})
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: _Content = None
@@ -71,6 +76,7 @@ class Message(Shape):
     reasoning_content: str | None = None
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True), at_most(chat.MAX_TOOLS)] | None = None
     tool_call_id: str | None = None
+    provider_specific_fields: dict[str, Any] | None = None
     audio: NotServed = None
     function_call: NotServed = None
     refusal: Annotated[Any, Neutral("")] = None

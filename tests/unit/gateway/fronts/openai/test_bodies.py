@@ -271,6 +271,9 @@ async def test_a_body_of_pieces_is_measured_too(http: httpx.AsyncClient) -> None
 
 @pytest.mark.parametrize("names", [("reasoning",), ("reasoning_content",), ("reasoning", "reasoning_content")])
 def test_an_answers_message_is_taken_as_it_was_told(names: tuple[str, ...]) -> None:
-    message = {"role": "assistant", "content": "Yes.", **dict.fromkeys(names, "I think.")}
+    call = {"id": "c", "index": 0, "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    message = {"role": "assistant", "content": "Yes.", "tool_calls": [call], **dict.fromkeys(names, "I think.")}
+    # litellm's.
+    message["provider_specific_fields"] = {"refusal": None}
     body = ChatBody.model_validate({"messages": [message]})
     assert body.conversation().messages[0].reasoning_content == "I think."

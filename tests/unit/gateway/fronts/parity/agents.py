@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any, NamedTuple
 
+# Of a model that thinks, and calls tools.
+TEMPLATE = Path(__file__).with_name("hermes.jinja")
 SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
 PATH = {"path": "/src/a.py"}
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from gateway.text.tokenizer import load_tokenizer
 from tests.kit.fakes.fake_scheduler import FakeScheduler
 from tests.unit.gateway.fronts.openai.serving import serve_openai
-from tests.unit.gateway.fronts.parity.agents import SCHEMA
+from tests.unit.gateway.fronts.parity.agents import SCHEMA, TEMPLATE
 from tests.unit.gateway.harness import DEMO_MODEL, END_OF_TURN, ids_of, serving
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ async def url_of_answers(*texts: str) -> AsyncGenerator[tuple[str, FakeScheduler
         turn = [each.request_id for each in scheduler.added].index(request.request_id)
         return answers[turn][position] if position < len(answers[turn]) else END_OF_TURN
 
-    tokenizer = load_tokenizer(DEMO_MODEL, chat_template_file=DEMO_MODEL.parents[1] / "examples" / "tools.jinja")
+    tokenizer = load_tokenizer(DEMO_MODEL, chat_template_file=TEMPLATE)
     async with (
         FakeScheduler(script=script) as scheduler,
         serving(scheduler, tokenizer=tokenizer) as front,

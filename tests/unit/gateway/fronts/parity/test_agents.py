@@ -13,7 +13,16 @@ from blockyard.gateway.v1 import state_pb2
 from gateway.text.tokenizer import load_tokenizer
 from tests.kit.fakes.fake_scheduler import FakeScheduler, scripted
 from tests.unit.gateway.fronts.openai.serving import serve_openai
-from tests.unit.gateway.fronts.parity.agents import APIS, CHAT, MESSAGES, RESPONSES, Api, told_by, whole_of_stream
+from tests.unit.gateway.fronts.parity.agents import (
+    APIS,
+    CHAT,
+    MESSAGES,
+    RESPONSES,
+    TEMPLATE,
+    Api,
+    told_by,
+    whole_of_stream,
+)
 from tests.unit.gateway.harness import DEMO_MODEL, END_OF_TURN, ids_of, serving
 
 if TYPE_CHECKING:
@@ -50,8 +59,7 @@ class Gateway:
 
 @asynccontextmanager
 async def gateway_that_answers(text: str) -> AsyncGenerator[Gateway, None]:
-    template = DEMO_MODEL.parents[1] / "examples" / "tools.jinja"
-    tokenizer = load_tokenizer(DEMO_MODEL, chat_template_file=template)
+    tokenizer = load_tokenizer(DEMO_MODEL, chat_template_file=TEMPLATE)
     async with (
         FakeScheduler(script=scripted(*ids_of(text), then=END_OF_TURN)) as scheduler,
         serving(scheduler, tokenizer=tokenizer) as front,
