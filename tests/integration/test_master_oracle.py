@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 MODEL = "qwen3"
 COMMON = ("--dtype", "bfloat16", "--block-size", "16", "--max-model-len", "256", "--max-num-seqs", "64")
 SOFT = "soft"
+# What a round lacks, since requests met otherwise, comes in another one.
+MAX_ROUNDS = 6
 # By the number of a request modulo eight; more than there are slots.
 ADAPTERS = {3: "a", 4: "b", 5: SOFT, 6: SOFT}
 SWAPPED = ("num_swapped_out_blocks", "num_swapped_in_blocks")
@@ -147,14 +149,18 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> list[Answer]:
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_any_way_gives_the_answers_of_running_alone(way: Way, alone: list[Answer], tmp_path: Path) -> None:
     sizes = {"tensor_parallel_size": way.tensor_parallel_size, "pipeline_parallel_size": way.pipeline_parallel_size}
+    happens = ("num_copied_blocks", *way.happens)
     with start(tmp_path, way.flags, OURS, **sizes) as system:
         specs = make_specs(way.num_requests)
-        answers = asyncio.run(run(system.grpc_target, specs, concurrent=True))
-        status = scheduler_status(system).replicas[0]
-    assert_same(answers, alone[: way.num_requests])
+        for _ in range(MAX_ROUNDS):
+            answers = asyncio.run(run(system.grpc_target, specs, concurrent=True))
+            assert_same(answers, alone[: way.num_requests])
+            status = scheduler_status(system).replicas[0]
+            if all(getattr(status, counter) for counter in happens):
+                break
     # The proof that it did happen.
     assert [worker.world_size for worker in status.workers] == [len(system.workers)] * len(system.workers)
-    for counter in ("num_copied_blocks", *way.happens):
+    for counter in happens:
         assert getattr(status, counter) > 0, counter
     if "--max-prefill-chunk" in way.flags:
         assert status.num_prefill_pieces > 2 * way.num_requests
