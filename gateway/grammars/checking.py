@@ -103,7 +103,8 @@ def _check_said(output: OutputFormat | None, rule: ParsingRule | None, speech: S
             raise _no_form(rule, dialect)
     elif speech is not None and (speech.may_think or speech.dialect.before_text):
         text = write_answer(speech, answer)
-    if complaint := _complaint(text):
+    # None is made where no tool is left to call, which is told elsewhere.
+    if text and (complaint := _complaint(text)):
         raise _refusal("conversation.tools", complaint)
     return text
 
