@@ -9,6 +9,7 @@ import json
 import re
 from typing import TYPE_CHECKING, cast
 
+from blockyard.errors import Reason, Violation, invalid
 from gateway.dialects.dialect import Style
 from gateway.dialects.schemas import read_schema, types_of
 from gateway.grammars.expressions import json_expression, quote
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from gateway.dialects.schemas import Schema
 
 _STRING = frozenset({"string"})
+# Of a text between tags, what grammars hold it to, and what says nothing of its form.
+_FOLLOWED = frozenset({"type", "minLength", "maxLength", "title", "description", "default", "examples"})
 _SPACE = r"/[\n ]{0,2}/"
 
 
@@ -62,15 +65,18 @@ class Grammar:
             text = text[place + len(token) :]
         return " ".join(written)
 
-    def until(self, name: str, end: str) -> str:
-        """Adds a rule for any text and the end that follows it, and returns its name."""
+    def until(self, name: str, end: str, length: tuple[int, int | None] = (0, None)) -> str:
+        """Adds a rule for any text, of a least and a largest length, and the end that follows it; returns its name."""
+        least, most = length
         places = [end.find(each) for each in self._speech.special_ids if each in end]
         if not places:
-            self._rules.append(f"{name}[suffix={quote(end)}]: /(?s:.*)/")
+            self._rules.append(f"{name}[suffix={quote(end)}]: /(?s:.{{{least},{'' if most is None else most}}})/")
             return name
         # What stands before the token is a part of the text: no grammar could tell them apart.
-        self._rules.append(f"{name.upper()}_TEXT: /(?s:.+)/")
-        return self.add(name, f"{name.upper()}_TEXT? {self.literal(end[min(places) :])}")
+        place = min(places)
+        least, most = least + place, "" if most is None else most + place
+        self._rules.append(f"{name.upper()}_TEXT: /(?s:.{{{max(least, 1)},{most}}})/")
+        return self.add(name, f"{name.upper()}_TEXT{'' if least else '?'} {self.literal(end[place:])}")
 
     def thought(self) -> str:
         """Adds what may be thought before anything is said, and returns what stands for it."""
@@ -150,15 +156,20 @@ def _add_call(grammar: Grammar, number: int, tool: ToolSchema, calls: Calls, for
     name = quote(tool.name)[1:-1] if calls.style is Style.OBJECT else tool.name
     schema = {"type": "object", **read_schema(tool.parameters)}
     if calls.style is Style.TAGS:
-        arguments = _add_parameters(grammar, number, schema, calls, form)
+        arguments = _add_parameters(grammar, number, tool, schema, calls, form)
     else:
         arguments = grammar.add(f"arguments_{number}", json_expression(json.dumps(schema)))
     head, tail = grammar.literal(f"{name}{form.middle}"), grammar.literal(form.after)
     return grammar.add(f"named_{number}", f"{head} {arguments} {tail}")
 
 
-def _add_parameters(grammar: Grammar, number: int, schema: Schema, calls: Calls, form: CallForm) -> str:
-    """Adds a rule for each argument of a tool, and returns what stands for all of them, in the order of the schema."""
+def _add_parameters(
+    grammar: Grammar, number: int, tool: ToolSchema, schema: Schema, calls: Calls, form: CallForm
+) -> str:
+    """Adds a rule for each argument of a tool, and returns what stands for all of them, in the order of the schema.
+
+    Raises BlockyardError UNSUPPORTED_PARAMETER for a strict tool of whose texts more is asked than can be followed.
+    """
     required: list[str] = schema.get("required") or []
     shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
     expressions: list[str] = []
@@ -167,14 +178,17 @@ def _add_parameters(grammar: Grammar, number: int, schema: Schema, calls: Calls,
         between = f"\n{calls.value.begins[0]}" if calls.value.begins else line
         head = grammar.literal(f"{calls.key.begins[0]}{key}{calls.key.ends[0]}{between}")
         end = f"{line}{calls.value.ends[0]}{form.parameter}"
-        choices: object = part.get("enum") if isinstance(part, dict) else None
         if types_of(schema, key) != _STRING:
             part = {**part, **shared} if isinstance(part, dict) else part
             value = f"{json_expression(json.dumps(part))} {grammar.literal(end)}"
-        elif isinstance(choices, list):
+        elif isinstance(choices := [part["const"]] if "const" in part else part.get("enum"), list):
             value = f"({' | '.join(map(quote, cast('list[str]', choices)))}) {grammar.literal(end)}"
         else:
-            value = grammar.until(f"text_{number}_{place}", end)
+            if tool.strict and (others := sorted(part.keys() - _FOLLOWED)):
+                description = f"of {tool.name!r}: {key!r} stands between tags, where {others[0]} cannot be followed"
+                raise invalid([Violation("conversation.tools", description, Reason.UNSUPPORTED_PARAMETER)])
+            least, most = part.get("minLength"), part.get("maxLength")
+            value = grammar.until(f"text_{number}_{place}", end, (int(least or 0), None if most is None else int(most)))
         grammar.add(name, f"{head} {value}")
         expressions.append(name if key in required else f"{name}?")
     return " ".join(expressions)

@@ -11,6 +11,7 @@ import pytest
 import tokenizers
 from llguidance import LLMatcher, LLTokenizer
 
+from blockyard.errors import BlockyardError
 from gateway.dialects.answer_parser import ToolSchema
 from gateway.dialects.dialect import Speech, Style
 from gateway.dialects.table import BY_NAME, DIALECTS
@@ -144,3 +145,27 @@ def test_a_format_begins_behind_what_is_thought(dialect: str, special: bool) -> 
     assert words.allows(calls, f"{before}{answer}")
     assert words.allows(calls, whole(dialect, call("g", dialect)))
     assert not words.allows(calls, f"{before}Hello.")
+
+
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize("dialect", ["qwen3_coder", "glm", "minimax"])
+def test_a_text_between_tags_is_as_long_as_it_may_be(dialect: str, special: bool) -> None:
+    words = vocabulary(dialect, special)
+    text = {"type": "string", "minLength": 2, "maxLength": 6}
+    schema = {**SCHEMA, "properties": {"text": text, "num": {"type": "number"}}}
+    tools = (ToolSchema("f", json.dumps(schema), strict=True),)
+    grammar = write_calls(Speech(BY_NAME[dialect], special_ids=words.special_ids), tools, must_call=True, one_call=True)
+    one = whole(dialect, call("f", dialect))
+    for value, allowed in (("ab", True), ("a <b>", True), ("abcdef", True), ("a", False), ("abcdefgh", False)):
+        assert words.allows(grammar, one.replace("a <b>", value)) == allowed, value
+
+
+def test_what_cannot_be_followed_between_tags_is_refused_of_strict_tools() -> None:
+    schema = json.dumps({"properties": {"x": {"type": "string", "pattern": "a+"}, "y": {"const": "b"}}})
+    for strict in (False, True):
+        tools = (ToolSchema("f", schema, strict),)
+        if strict:
+            with pytest.raises(BlockyardError, match="of 'f': 'x' stands between tags, where pattern cannot be"):
+                write_calls(Speech(BY_NAME["glm"]), tools, must_call=True, one_call=True)
+        else:
+            assert '"b"' in write_calls(Speech(BY_NAME["glm"]), tools, must_call=True, one_call=True)
