@@ -13,6 +13,7 @@ import torch
 from blockyard.admin.v1 import admin_pb2
 from blockyard.common.v1 import sampling_pb2
 from blockyard.errors import BlockyardError, Reason
+from blockyard.model_config.kv_groups import KvGroups
 from blockyard.parallel import Parallel
 from blockyard.scheduler.v1 import scheduler_pb2
 from blockyard.worker.v1 import worker_pb2
@@ -238,12 +239,17 @@ async def fuzz_lifecycle(report: Report) -> None:
 
 
 class _Loaded:
-    """What is left of a model: its length."""
+    """What is left of a model: its length, and which tokens its layers keep."""
 
     class config:
         """Its configuration."""
 
         max_model_len = 2048
+
+    class model:
+        """Its network."""
+
+        kv_groups = KvGroups.keep_all(1)
 
 
 _CHOICE = DeviceChoice(torch.device("cpu"), None, 0, Parallel(2, 1, 0))
