@@ -13,6 +13,8 @@ MAX_SCHEMA_DEPTH = 64
 MAX_GRAMMAR_BYTES = 320 * 1024
 """Of the text that the worker reads: a schema and what stands around it."""
 MAX_CHOICES = 4096
+MAX_RULES = 1_000
+"""Of a grammar that a request brings: the work for terminals made of terminals grows much faster than their number."""
 
 PARSER_LIMITS: dict[str, Any] = {
     "max_items_in_row": 2_000,

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import re
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +18,12 @@ from blockyard.grammars.limits import (
     HINT,
     MAX_CHOICES,
     MAX_GRAMMAR_BYTES,
+    MAX_RULES,
     PARSER_LIMITS,
     is_limit,
     library_version,
 )
+from blockyard.grammars.threads import make_executor
 from gateway.grammars.calls import write_answer, write_calls
 from gateway.grammars.expressions import expression_of, grammar_of, json_expression
 from gateway.grammars.schemas import find_place, read_schema
@@ -38,13 +40,15 @@ RETRY_SECONDS = 1.0
 # Texts whose check is not made again: clients send the same few.
 _MAX_KNOWN = 64
 _MAX_COMPLAINT = 400
+# Where a rule of Lark may begin: behind the end of a line, however JSON writes it.
+_RULE = re.compile(r"(?:^|\n|\\n|\\u000[aA])[ \t]*[!?_A-Za-z]")
 
 
 class GrammarChecks:
     """Threads in which grammars are checked. One for each process; its maker closes it."""
 
     def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(2, "grammars")
+        self._executor = make_executor(2, "grammars")
         self._running: Counter[str] = Counter()
 
     def close(self) -> None:
@@ -82,6 +86,7 @@ class GrammarChecks:
 
 
 def _check_given(text: str) -> str:
+    _check_rules(text, "sampling.grammar")
     _require(text, "sampling.grammar")
     return text
 
@@ -105,7 +110,7 @@ def _check_said(output: OutputFormat | None, rule: ParsingRule | None, speech: S
         text = write_answer(speech, answer)
     # None is made where no tool is left to call, which is told elsewhere.
     if text and (complaint := _complaint(text)):
-        raise _refusal("conversation.tools", complaint)
+        raise _refusal("conversation.tools" if rule is not None and rule.tools else "format", complaint)
     return text
 
 
@@ -147,6 +152,7 @@ def check_format(output: OutputFormat) -> str:
             field = "format.regex"
         case Lark():
             field = "format.grammar"
+            _check_rules(output.text, field)
         case _:
             field = "format"
     text = grammar_of(output)
@@ -160,6 +166,12 @@ def _check_choices(texts: tuple[str, ...]) -> None:
         raise invalid([Violation(field, "must be at least one text, and none of them empty")])
     if len(texts) > MAX_CHOICES:
         raise invalid([Violation(field, f"at most {MAX_CHOICES}, not {len(texts)}", Reason.GRAMMAR_TOO_COMPLEX)])
+
+
+def _check_rules(text: str, field: str) -> None:
+    if (count := len(_RULE.findall(text))) > MAX_RULES:
+        description = f"has {count} rules, at most {MAX_RULES} are taken"
+        raise invalid([Violation(field, description, Reason.GRAMMAR_TOO_COMPLEX)])
 
 
 def _require(text: str, field: str) -> None:

@@ -7,7 +7,6 @@ that makes masks, before the next mask: the device thread only notes which token
 from __future__ import annotations
 
 from collections import OrderedDict
-from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,11 +14,13 @@ import numpy as np
 
 from blockyard.errors import BlockyardError, Reason
 from blockyard.grammars.limits import MAX_GRAMMAR_BYTES, PARSER_LIMITS, is_limit
+from blockyard.grammars.threads import make_executor
 from blockyard.telemetry import EventLogger
 from worker_service.grammars.vocabulary import read_vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from concurrent.futures import Future
 
     import numpy.typing as npt
     from llguidance import LLMatcher, LLTokenizer
@@ -47,8 +48,8 @@ class Grammars:
         """`vocabulary`: the error is what sequences with a grammar fail with."""
         self._vocabulary = vocabulary
         self._num_words = -(-vocab_size // WORD_BITS)
-        self._compilers = ThreadPoolExecutor(2, "grammars")
-        self._masker = ThreadPoolExecutor(1, "masks")
+        self._compilers = make_executor(2, "grammars")
+        self._masker = make_executor(1, "masks")
         self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
         self._lock = Lock()
 
@@ -154,7 +155,8 @@ class GrammarState:
             if self.failure is None:
                 self._fill(words)
         except BlockyardError as error:
-            self.failure = error
+            # Rows with the same grammar share the error: it must not hold on to what each of them was doing.
+            self.failure = error.with_traceback(None)
         except Exception:  # must not end the step of others
             log.exception("a grammar failed")
             self.failure = BlockyardError(Reason.BUG, "the grammar failed unexpectedly: see the worker's log")

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from blockyard.errors import BlockyardError, Reason
-from blockyard.grammars.limits import MAX_CHOICES, MAX_SCHEMA_BYTES
+from blockyard.grammars.limits import MAX_CHOICES, MAX_GRAMMAR_BYTES, MAX_RULES, MAX_SCHEMA_BYTES
+from gateway.dialects.dialect import Speech
+from gateway.dialects.table import BY_NAME
 from gateway.grammars.checking import MAX_CHECKS, GrammarChecks
 from gateway.grammars.expressions import expression_of
 from gateway.request import (
@@ -42,11 +44,11 @@ UNSERVED = {
 }
 
 
-async def ask(output: OutputFormat | None = None, *, grammar: str = "", tenant: str = "") -> str:
+async def ask(output: OutputFormat | None = None, *, grammar: str = "", speech: Speech | None = None) -> str:
     checks = GrammarChecks()
     try:
         sampling = SamplingOptions(grammar=grammar)
-        return await checks.grammar_of(GenerationRequest("", format=output, sampling=sampling, tenant=tenant))
+        return await checks.grammar_of(GenerationRequest("", format=output, sampling=sampling), speech)
     finally:
         checks.close()
 
@@ -55,9 +57,11 @@ def schema(tree: Any) -> JsonSchema:
     return JsonSchema(json.dumps(tree))
 
 
-def refusal(output: OutputFormat | None = None, *, grammar: str = "") -> tuple[Reason, str]:
+def refusal(
+    output: OutputFormat | None = None, *, grammar: str = "", speech: Speech | None = None
+) -> tuple[Reason, str]:
     with pytest.raises(BlockyardError) as raised:
-        asyncio.run(ask(output, grammar=grammar))
+        asyncio.run(ask(output, grammar=grammar, speech=speech))
     assert raised.value.http_status == 400
     [violation] = raised.value.violations
     return violation.reason, violation.field
@@ -99,6 +103,29 @@ def test_limits_are_told_as_such() -> None:
     assert refusal(Lark(f'start: "{"x" * 400_000}"')) == (Reason.GRAMMAR_TOO_COMPLEX, "format.grammar")
     assert refusal(Choices(("a",) * (MAX_CHOICES + 1)))[0] is Reason.GRAMMAR_TOO_COMPLEX
     assert asyncio.run(ask(JsonSchema(nested(63))))
+
+
+def test_a_grammar_has_so_many_rules() -> None:
+    def rules(count: int) -> str:
+        return "\n".join(
+            ["start: A0", *(f'A{place}: A{place + 1} "a"' for place in range(count - 2)), f"A{count - 2}: /b/"]
+        )
+
+    assert asyncio.run(ask(Lark(rules(MAX_RULES))))
+    assert refusal(Lark(rules(MAX_RULES + 1))) == (Reason.GRAMMAR_TOO_COMPLEX, "format.grammar")
+    for text in (rules(MAX_RULES + 1), json.dumps({"grammars": [{"lark_grammar": rules(MAX_RULES + 2)}]})):
+        assert refusal(grammar=text) == (Reason.GRAMMAR_TOO_COMPLEX, "sampling.grammar")
+
+
+def test_what_leads_far_ends_no_process() -> None:
+    chain = {str(place): {"allOf": [{"$ref": f"#/$defs/{place + 1}"}]} for place in range(4000)}
+    assert asyncio.run(ask(schema({"$ref": "#/$defs/0", "$defs": {**chain, "4000": {"type": "null"}}})))
+
+
+def test_a_format_that_is_too_large_behind_thoughts_is_told_as_such() -> None:
+    output = Lark(f'start: "a" //{"x" * (MAX_GRAMMAR_BYTES - 20)}')
+    assert asyncio.run(ask(output))
+    assert refusal(output, speech=Speech(BY_NAME["hermes"], True)) == (Reason.GRAMMAR_TOO_COMPLEX, "format")
 
 
 def test_what_is_no_grammar_is_refused_where_it_stands() -> None:

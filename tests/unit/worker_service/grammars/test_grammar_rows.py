@@ -167,6 +167,21 @@ def test_without_a_vocabulary_rows_say_why(model: Path, tmp_path: Path, size: in
         read_vocabulary(tmp_path, size)
 
 
+def test_rows_hold_nothing_of_those_that_failed_before(grammars: Grammars) -> None:
+    first, second = (follow(grammars, "start: (") for _ in range(2))
+    assert allowed(grammars, first, second) == [[], []]
+    assert first.failure is not None
+    assert first.failure is second.failure
+    assert first.failure.__traceback__ is None
+
+
+def test_what_leads_far_ends_no_process(grammars: Grammars) -> None:
+    chain = "\n".join(f'a{place}: a{place + 1} "a"' for place in range(5000))
+    state = follow(grammars, f'start: a0\n{chain}\na5000: "b"')
+    assert allowed(grammars, state, state.copy())[0]
+    assert state.failure is None
+
+
 async def test_a_malformed_grammar_fails_alone(worker: WorkerDriver) -> None:
     alone = await decode(worker.open(1), SOME)
     stream, hostile = worker.open(2), dict(enumerate(MALFORMED, 10))
