@@ -236,7 +236,8 @@ class Delta:
     """More of the sequence `index`. `token_ids` is empty unless asked for; the totals include this delta.
 
     `logprobs`: an entry for each of the new tokens, if asked for. Of an answer that is parsed, `num_text_bytes` counts
-    what the model wrote: text, reasoning, calls and markers.
+    what the model wrote: text, reasoning, calls and markers. Within one delta the order is: the rest of a call,
+    reasoning, text, calls that begin.
     """
 
     index: int

@@ -206,7 +206,7 @@ class Delta:
 
     `token_ids` and `logprobs`, an entry for each new token, are empty unless asked for. Of an answer that is parsed
     `text` is what the model says, beside what it thinks and the tools that it calls; `num_text_bytes` counts all of it,
-    as the model wrote it.
+    as the model wrote it. Within one delta the order is: the rest of a call, reasoning, text, calls that begin.
     """
 
     index: int

@@ -280,9 +280,10 @@ as long as the model allows. The `bytes` of the tokens in `logprobs` together ar
 off; they are null for a special token, which is not in it.
 
 `tools`, the calls of tools in the assistant's messages and the messages of tools go through the chat template, in the
-form that `transformers` gives them. Where the model calls a tool, its call is in the answer's text, as the model writes
-it: `message.tool_calls` stays empty, and `warnings` in the answer says so. `tool_choice` is `auto`, or `none`, with
-which the template is told of no tools; a call cannot be forced yet.
+form that `transformers` gives them. Calls that the model makes come as `tool_calls`, and what it thinks as
+`reasoning_content` and `reasoning`, where it is known how it writes them ([the guide](../guides/tools.md)); else they
+are in the answer's text, and `warnings` says so. `tool_choice` is `auto`, `required`, a tool's name, or `none`, with
+which the template is told of no tools.
 
 With `continue_final_message` the answer goes on with the last message instead of beginning one of its own; with `echo`
 it begins with the text of that message.

@@ -55,11 +55,12 @@ class ToolCallDelta:
 
 
 class ParsedPiece(NamedTuple):
-    """More of an answer."""
+    """More of an answer. `num_bytes_behind`: of the text that has come behind that of this piece, in UTF-8."""
 
     text: str
     reasoning: str
     calls: tuple[ToolCallDelta, ...]
+    num_bytes_behind: int = 0
 
 
 class AnswerParser:
@@ -97,10 +98,12 @@ class AnswerParser:
         """The number of calls that were none, or ended too early."""
         return self._scanner.num_invalid_calls
 
-    def push(self, text: str, *, is_last: bool) -> ParsedPiece:
-        """Takes more of the answer's text and returns what is certain now."""
-        parts = self._scanner.push(text, is_last=is_last)
-        return ParsedPiece(parts.text, parts.reasoning, tuple(map(self._name, parts.calls)))
+    def push(self, text: str, *, is_last: bool) -> list[ParsedPiece]:
+        """Takes more of the answer's text and returns what is certain now, in pieces of which each is in order."""
+        return [
+            ParsedPiece(parts.text, parts.reasoning, tuple(map(self._name, parts.calls)), parts.num_bytes_behind)
+            for parts in self._scanner.push(text, is_last=is_last)
+        ]
 
     def _name(self, piece: CallPiece) -> ToolCallDelta:
         call_id = piece.call_id

@@ -77,11 +77,10 @@ class Feed:
         self.place = end
         return piece
 
-    def take_untold(self) -> str:
-        """Returns all that was looked at and nobody was told of."""
-        piece = self.text[self.mark : self.place]
-        self.commit()
-        return piece
+    @property
+    def untold(self) -> str:
+        """All that was looked at and nobody was told of."""
+        return self.text[self.mark : self.place]
 
     def peek(self) -> Generator[None, None, str]:
         """Skips white space, and returns the character behind it without taking it; nothing at the end."""

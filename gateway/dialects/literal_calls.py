@@ -116,10 +116,10 @@ class _Literals:
         while True:
             found = _SCALAR.match(feed.text, feed.place)
             assert found is not None
-            if found.end() < len(feed.text) or feed.at_end:
-                break
             if found.end() - feed.place > _MAX_SCALAR_CHARACTERS:
                 raise NotACall
+            if found.end() < len(feed.text) or feed.at_end:
+                break
             yield
         text = feed.text[feed.place : found.end()].strip()
         value = _WORDS.get(text) or _number(text) or self._bare(text)
@@ -192,7 +192,8 @@ def _number(text: str) -> str | None:
         pass
     try:
         return repr(ast.literal_eval(text)) if re.fullmatch(r"[-+]?[\d._eE+-]+", text) else None
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        # Thousands of signs are too deep for Python's parser.
         return None
 
 

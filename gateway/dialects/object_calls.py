@@ -102,16 +102,16 @@ class _ObjectReader:
             self._sink.on_arguments(piece)
 
     def _read_arguments(self, first: str) -> Generator[None, None, None]:
+        if first not in ("{", '"'):
+            raise NotACall
         self._arguments = waiting = []
         if self._name is not None:
             self._tell(waiting)
         emit = waiting.append if self._name is None else self._sink.on_arguments
         if first == "{":
             yield from copy_value(self._feed, JsonValue(first, self._ends), emit)
-        elif first == '"':
-            yield from _copy_string(self._feed, JsonValue(first, self._ends), emit)
         else:
-            raise NotACall
+            yield from _copy_string(self._feed, JsonValue(first, self._ends), emit)
         self._is_whole = True
 
 

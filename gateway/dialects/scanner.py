@@ -43,11 +43,20 @@ class CallPiece:
 
 @dataclass(slots=True)
 class Parts:
-    """What has come out."""
+    """What has come out: in this order the rest of a call, reasoning, text, and calls that begin.
+
+    `num_bytes_behind`: of the text that has come, in UTF-8, behind that of these parts; 0 for the last ones.
+    """
 
     text: str = ""
     reasoning: str = ""
     calls: list[CallPiece] = field(default_factory=list[CallPiece])
+    num_bytes_behind: int = 0
+
+    @property
+    def begins_call(self) -> bool:
+        """Whether a call begins in them."""
+        return bool(self.calls and self.calls[-1].name)
 
 
 class Scanner:
@@ -81,18 +90,21 @@ class Scanner:
         self._dropped = (*dialect.dropped, *(self._calls.dropped if self._calls else ()))
         self._feed = Feed()
         self._parts = Parts()
+        # Those before, of the same piece.
+        self._before: list[Parts] = []
         # Of calls that were begun; the last one may not be whole.
         self._num_begun = 0
         # The marker that ends the call before has not come yet.
         self._is_in_call = False
         self._machine = self._run(reasoning_is_open=reasoning_is_open)
 
-    def push(self, text: str, *, is_last: bool = False) -> Parts:
-        """Takes the next piece of the answer and returns what is certain now; with the last piece, all."""
+    def push(self, text: str, *, is_last: bool = False) -> list[Parts]:
+        """Takes the next piece of the answer and returns what is certain now, in order; with the last piece, all."""
         self._feed.add(text)
         self._feed.at_end = is_last
         next(self._machine, None)
-        parts, self._parts = self._parts, Parts()
+        parts = [*self._before, self._parts]
+        self._before, self._parts = [], Parts()
         return parts
 
     # What readers of calls tell: CallSink.
@@ -198,12 +210,22 @@ class Scanner:
         return found[0]
 
     def _on_text(self, text: str) -> None:
+        if text and self._parts.begins_call:
+            self._begin_parts()
         self._parts.text += text
         self._feed.commit()
 
     def _on_reasoning(self, text: str) -> None:
+        if text and (self._parts.text or self._parts.begins_call):
+            self._begin_parts()
         self._parts.reasoning += text
         self._feed.commit()
+
+    def _begin_parts(self) -> None:
+        """Begins other parts where in these what comes would stand before what came."""
+        self._parts.num_bytes_behind = len(self._feed.text[self._feed.mark :].encode())
+        self._before.append(self._parts)
+        self._parts = Parts()
 
     def _read_calls(self, calls: Calls, *, is_marked: bool = True) -> Generator[None, None, None]:
         feed, num_begun = self._feed, self._num_begun
@@ -214,7 +236,9 @@ class Scanner:
         except NotACall:
             # What nothing marks need not have been meant as one.
             self.num_invalid_calls += is_marked or self._num_begun > num_begun
-            self._on_text(feed.take_untold())
+            if self._one_call and self.num_calls:
+                feed.commit()
+            self._on_text(feed.untold)
         else:
             yield from self._skip_space()
         self._is_in_call = self._num_begun > num_begun

@@ -96,12 +96,16 @@ def write_string(text: str) -> str:
     return encode_basestring(text)
 
 
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is Python's JSON alone")
+
+
 def write_value(text: str, types: frozenset[str]) -> str:
     """Returns what a model has written as JSON: as it is where that is JSON of a type that is right, else a string."""
     stripped = text.strip()
     value = _PYTHON_NAMES.get(stripped, stripped)
     try:
-        found = type_of(json.loads(value))
+        found = type_of(json.loads(value, parse_constant=_refuse))
     except (ValueError, RecursionError):
         return write_string(text)
     may_be = types - {"string"} | ({"number", "integer"} if types & {"number", "integer"} else set())

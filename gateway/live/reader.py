@@ -56,14 +56,14 @@ class _Cursor:
         self.pause = self.unchecked if starts else None
 
     def take(self, until: Place | None = None) -> list[Delta]:
-        """Returns what comes next, up to a place or to the end: a delta or none."""
+        """Returns what comes next, up to a place or to the end: a delta or none; of a parsed answer perhaps several."""
         delta = self.answer.delta_after(self.num_tokens, self.num_text_bytes, until)
         if until is not None:
             self.num_tokens, self.num_text_bytes = until
         elif delta is not None:
             self.num_tokens, self.num_text_bytes = delta.num_tokens, delta.num_text_bytes
         if self.parser is not None:
-            delta = self._parse(self.parser, delta)
+            return self._parse(self.parser, delta)
         return [] if delta is None else [delta]
 
     def take_repeats(self) -> list[Delta]:
@@ -71,23 +71,32 @@ class _Cursor:
         deltas = self.take(self.pause) if self.pause else []
         return deltas if self.repeats else []
 
-    def _parse(self, parser: AnswerParser, delta: Delta | None) -> Delta | None:
-        """Tells a delta apart, and at the end what was held back before; None where nothing comes of it."""
+    def _parse(self, parser: AnswerParser, delta: Delta | None) -> list[Delta]:
+        """Tells a delta apart, and at the end what was held back before; the tokens come with the first of several."""
         answer = self.answer
         if delta is None:
             if answer.ended is None:
-                return None
+                return []
             delta = Delta(answer.index, "", (), self.num_tokens, self.num_text_bytes)
         is_last = answer.ended is not None and delta.num_text_bytes == len(answer.text)
         # What was held back is told with the last of the tokens: who has these has that too.
         is_last = is_last and (self.pause is None or delta.num_tokens == answer.num_tokens)
-        piece = parser.push(delta.text, is_last=is_last)
-        if not (any(piece) or delta.token_ids or delta.logprobs):
-            return None
+        pieces = parser.push(delta.text, is_last=is_last)
+        if not (any(pieces[0]) or delta.token_ids or delta.logprobs):
+            return []
         num_tokens = answer.num_tokens if is_last else delta.num_tokens
-        return replace(
-            delta, text=piece.text, reasoning_text=piece.reasoning, tool_calls=piece.calls, num_tokens=num_tokens
+        first, *others = (
+            replace(
+                delta,
+                text=piece.text,
+                reasoning_text=piece.reasoning,
+                tool_calls=piece.calls,
+                num_tokens=num_tokens,
+                num_text_bytes=delta.num_text_bytes - piece.num_bytes_behind,
+            )
+            for piece in pieces
         )
+        return [first, *(replace(each, token_ids=(), logprobs=()) for each in others)]
 
     def check(self) -> bool:
         """Returns whether the answer has come to where reading begins; raises FIELD_INVALID if it never will."""

@@ -63,7 +63,7 @@ def _render(renderer: Renderer, messages: tuple[Message, ...], *, adds: bool) ->
 def _read(written: str, dialect: Dialect) -> list[tuple[str, object]]:
     scanner = Scanner(dialect, {tool.name: read_schema(tool.parameters) for tool in _TOOLS})
     calls: dict[int, list[str]] = {}
-    for piece in scanner.push(written, is_last=True).calls:
+    for piece in (each for parts in scanner.push(written, is_last=True) for each in parts.calls):
         name, arguments = calls.get(piece.index, ["", ""])
         calls[piece.index] = [name + piece.name, arguments + piece.arguments]
     return [(name, _value(arguments)) for name, arguments in calls.values()]

@@ -68,7 +68,8 @@ class MessageAnswer:
         """Returns the whole message."""
         content = [self._block(part) for part in self._parts.parts]
         message = {**self._head, "content": content, **self._ending(), "usage": self._usage(), **self._warnings}
-        return _encode(message).encode()
+        # Half a surrogate pair, which a call's arguments may have, can only be said as its escape.
+        return json.dumps(message, separators=(",", ":")).encode()
 
     def _of_step(self, step: Step) -> dict[str, Any]:
         index = step.part.number
@@ -129,6 +130,8 @@ def _read_input(arguments: str) -> dict[str, Any]:
     """Reads the arguments of a call, which the API has as an object; empty for what is none."""
     try:
         value = json.loads(arguments)
+        # Python reads numbers that JSON has not, and would write them.
+        json.dumps(value, allow_nan=False)
     except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}

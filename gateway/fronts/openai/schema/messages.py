@@ -17,10 +17,19 @@ from gateway.fronts.http_calls.body_types import Neutral, NotServed, Shape, at_m
 
 
 class TextPart(Shape):
-    """A piece of a message's content. Only text is served."""
+    """A piece of a message's content. Only text is served. The prefix cache works without being asked."""
+
+    WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"cache_control", "prompt_cache_breakpoint"})
 
     type: Literal["text"]
     text: str
+    prompt_cache_breakpoint: dict[str, Any] | None = None
+    # Anthropic's name of the same, which agents send to every API.
+    cache_control: dict[str, Any] | None = None
+
+
+def _is_text(part: dict[str, Any]) -> bool:
+    return part.keys() - TextPart.WITHOUT_EFFECT == {"type", "text"} and isinstance(part["text"], str)
 
 
 def _join_content(value: Any) -> Any:
@@ -32,7 +41,7 @@ def _join_content(value: Any) -> Any:
     for part in value:
         if isinstance(part, dict) and part.get("type", "text") != "text":
             raise unsupported("has parts other than text, which are not supported yet")
-        if not (isinstance(part, dict) and part.keys() == {"type", "text"} and isinstance(part["text"], str)):
+        if not (isinstance(part, dict) and _is_text(cast("dict[str, Any]", part))):
             raise PydanticCustomError("content", "should be a string or a list of text parts")
     return chat.join_parts([part["text"] for part in value])
 
@@ -65,7 +74,7 @@ class ToolCall(Shape):
 class Message(Shape):
     """One message of a chat. `developer` is what newer models call `system`; templates get it under the old name.
 
-    litellm sends `provider_specific_fields` of an answer's message again.
+    litellm sends `provider_specific_fields` of an answer's message again, and OpenAI's package `annotations`.
     """
 
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"provider_specific_fields"})
@@ -77,6 +86,7 @@ class Message(Shape):
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True), at_most(chat.MAX_TOOLS)] | None = None
     tool_call_id: str | None = None
     provider_specific_fields: dict[str, Any] | None = None
+    annotations: Annotated[Any, Neutral([])] = None
     audio: NotServed = None
     function_call: NotServed = None
     refusal: Annotated[Any, Neutral("")] = None

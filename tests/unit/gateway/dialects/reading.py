@@ -12,6 +12,7 @@ from gateway.dialects.table import BY_NAME
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from gateway.dialects.scanner import Parts
     from gateway.dialects.schemas import Schema
 
 _TYPES = {"text": "string", "num": "number", "flag": "boolean", "obj": "object", "maybe": ["string", "null"]}
@@ -20,13 +21,14 @@ TOOLS: Mapping[str, Schema] = {"f": _SCHEMA, "g": {}}
 
 
 class Read(NamedTuple):
-    """What came out of an answer. `calls`: name, id and arguments of each."""
+    """What came out of an answer. `calls`: name, id and arguments of each; `order`: the kinds, one after another."""
 
     text: str
     reasoning: str
     calls: tuple[tuple[str, str, str], ...]
     num_calls: int
     num_invalid: int
+    order: tuple[str, ...]
 
 
 def pieces_of(text: str, cuts: Iterable[int]) -> list[str]:
@@ -49,12 +51,28 @@ class Reading:
         self._scanner = Scanner(BY_NAME[dialect], tools, reasoning_is_open=is_open, one_call=one_call)
         self._text = self._reasoning = ""
         self._calls: list[tuple[str, str, str]] = []
+        self._order: list[str] = []
 
     def push(self, piece: str, *, is_last: bool = False) -> Read:
         """Reads on, and returns all that came out so far."""
-        parts = self._scanner.push(piece, is_last=is_last)
+        for parts in self._scanner.push(piece, is_last=is_last):
+            self._take(parts)
+        scanner = self._scanner
+        return Read(
+            self._text,
+            self._reasoning,
+            tuple(self._calls),
+            scanner.num_calls,
+            scanner.num_invalid_calls,
+            tuple(self._order),
+        )
+
+    def _take(self, parts: Parts) -> None:
         self._text, self._reasoning = self._text + parts.text, self._reasoning + parts.reasoning
         calls = self._calls
+        kinds = [kind for kind in ("reasoning", "text") if getattr(parts, kind)]
+        kinds += [f"call {call.index}" for call in parts.calls if call.name]
+        self._order += kinds[1:] if kinds[:1] == self._order[-1:] else kinds
         for call in parts.calls:
             if call.name:
                 assert call.index == len(calls), "a call begins before the one before it"
@@ -62,8 +80,6 @@ class Reading:
             else:
                 name, call_id, arguments = calls[call.index]
                 calls[call.index] = (name, call_id, arguments + call.arguments)
-        scanner = self._scanner
-        return Read(self._text, self._reasoning, tuple(calls), scanner.num_calls, scanner.num_invalid_calls)
 
 
 def read(dialect: str, pieces: Sequence[str], **options: Any) -> Read:

@@ -32,6 +32,8 @@ ANSWERS = {
     "an unknown tool": ('<tool_call>{"name": "h", "arguments": {}}</tool_call> .', None, "", ()),
     "no object": ("<tool_call>f(1)</tool_call>", None, "", ()),
     "another key": ('<tool_call>{"tool": "f"}</tool_call>', None, "", ()),
+    "arguments that are none": ('<tool_call>{"name": "g", "arguments": null}</tool_call>', None, "", ()),
+    "text between": (f'A.{CALL}B.<tool_call>{{"name": "g"}}</tool_call>C.', "A.B.C.", "", (("f", None), ("g", "{}"))),
     "a brace missing": ('<tool_call>{"name": "g", "arguments": {"x": 1}</tool_call>', "", "", (("g", '{"x": 1}'),)),
     "cut within arguments": ('<tool_call>{"name": "g", "arguments": {"x": "a', "", "", (("g", '{"x": "a'),)),
     "broken arguments": ('<tool_call>{"name": "g", "arguments": {"x": </tool_call>!', "!", "", (("g", '{"x": '),)),
@@ -49,3 +51,39 @@ def test_an_answer_is_told_apart_alike_however_it_is_cut(case: str) -> None:
     assert read("hermes", list(answer)) == whole
     for cut in range(len(answer)):
         assert read("hermes", pieces_of(answer, [cut])) == whole
+
+
+def test_what_comes_at_once_comes_in_its_order() -> None:
+    answer, *_ = ANSWERS["text between"]
+    assert read("hermes", [answer]).order == ("text", "call 0", "text", "call 1", "text")
+    thought = "<|channel|>analysis<|message|>Hm.<|end|>"
+    answer = f"{thought}<|channel|>final<|message|>A.<|end|>{thought}<|channel|>final<|message|>B."
+    assert read("harmony", [answer]).order == ("reasoning", "text", "reasoning", "text")
+
+
+@pytest.mark.parametrize(
+    ("dialect", "answer"),
+    [
+        ("gemma", f"<|tool_call>call:f{{x:{'a' * 5000}}}<tool_call|>"),
+        ("pythonic", f"[f(x={'-' * 4000}1)]"),
+    ],
+)
+def test_a_value_without_an_end_is_text_however_it_is_cut(dialect: str, answer: str) -> None:
+    whole = read(dialect, [answer])
+    assert whole.num_calls == 0
+    assert [whole.text.count(character) for character in "a-"] == [answer.count("a" * 5000) * 5000, answer.count("-")]
+    assert read(dialect, pieces_of(answer, range(500, 5000, 500))) == whole
+
+
+@pytest.mark.parametrize("value", ["NaN", "-Infinity"])
+def test_a_number_that_json_has_not_is_a_text(value: str) -> None:
+    found = read("qwen3_coder", [f"<function=g><parameter=x>{value}</parameter></function>"])
+    assert found.calls == (("g", "", f'{{"x": "{value}"}}'),)
+
+
+@pytest.mark.parametrize("rest", [', {"name": "h"}]', ', {"x": 1}]', " and so on"])
+def test_behind_the_one_call_that_is_wanted_nothing_comes(rest: str) -> None:
+    answer = f'<tool_call>[{{"name": "g"}}{rest}</tool_call>'
+    whole = read("hermes", [answer], one_call=True)
+    assert (whole.text, whole.calls) == ("", (("g", "", "{}"),))
+    assert read("hermes", list(answer), one_call=True) == whole

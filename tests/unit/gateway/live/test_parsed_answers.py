@@ -90,3 +90,24 @@ async def test_a_reader_that_begins_anywhere_is_told_the_rest(answer: str, last:
         await asyncio.gather(rest.reading, again.reading)
         assert rest.after(0) == first.after(number + 1)
         assert again.after(0) == first.after(0)
+
+
+async def test_what_comes_at_once_is_told_in_its_order_and_read_on_from_between() -> None:
+    call = '<tool_call>{"name": "f", "arguments": {"x": "é"}}</tool_call>'
+    core = Core(tokenizer=hermes_tokenizer())
+    reader = await core.accepted(prompt=conversation(), return_token_ids=True)
+    core.tokens(core.first, *ids_of(f"Ä.{call}\nB.{call}C."), END_TOKEN)
+    core.told(ended=[Ending(core.first, FinishReason.STOP)])
+    first = Told(reader)
+    await first.reading
+    assert [(each.text, [piece.index for piece in each.tool_calls]) for each in first.deltas] == [
+        ("Ä.", [0]),
+        ("B.", [1]),
+        ("C.", []),
+    ]
+    assert [len(each.token_ids) > 0 for each in first.deltas] == [True, False, False]
+    for number, delta in enumerate(first.deltas):
+        positions = {0: Position(delta.num_tokens, delta.num_text_bytes)}
+        rest = Told(await core.resume("r", positions=positions))
+        await rest.reading
+        assert rest.after(0) == first.after(number + 1)

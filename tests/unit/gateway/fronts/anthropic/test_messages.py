@@ -10,7 +10,8 @@ import anthropic
 import pytest
 
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
-from gateway.request import FinishReason, OnDisconnect
+from gateway.dialects.answer_parser import ToolCallDelta
+from gateway.request import Delta, FinishReason, OnDisconnect
 from tests.unit.gateway.fronts.openai.scripted import (
     ARGUMENTS,
     SAID,
@@ -221,3 +222,17 @@ async def test_thinking_is_left_out_where_nobody_wants_it(
     for message in (whole, streamed):
         assert [block.type for block in message.content] == ["thinking", "text", "tool_use", "tool_use"]
         assert message.content[0].thinking == ""  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "read"),
+    [('{"x": "\\ud83d", "y": "é"}', {"x": "\ud83d", "y": "é"}), ('{"x": NaN}', {}), ('{"x": 1e999}', {}), ("[1]", {})],
+)
+async def test_arguments_that_json_can_hardly_say_are_no_failure(
+    http: httpx.AsyncClient, service: ScriptedService, arguments: str, read: dict[str, Any]
+) -> None:
+    call = Delta(0, "", (), 1, 1, tool_calls=(ToolCallDelta(0, "call_1", "f", arguments),))
+    service.script = lambda request: [accepted(request), call, replace(finished(1), calls_tools=True)]
+    response = await http.post("/v1/messages", json=ASKED)
+    assert response.status_code == 200
+    assert json.loads(response.content)["content"][0]["input"] == read

@@ -275,5 +275,13 @@ def test_an_answers_message_is_taken_as_it_was_told(names: tuple[str, ...]) -> N
     message = {"role": "assistant", "content": "Yes.", "tool_calls": [call], **dict.fromkeys(names, "I think.")}
     # litellm's.
     message["provider_specific_fields"] = {"refusal": None}
+    # What `model_dump` of OpenAI's package writes of what an answer has not.
+    message |= {"annotations": None, "audio": None, "function_call": None, "refusal": None}
     body = ChatBody.model_validate({"messages": [message]})
     assert body.conversation().messages[0].reasoning_content == "I think."
+
+
+def test_marks_for_a_cache_change_nothing() -> None:
+    marks: dict[str, Any] = {"cache_control": {"type": "ephemeral"}, "prompt_cache_breakpoint": {"mode": "explicit"}}
+    message = {"role": "user", "content": [{"type": "text", "text": "Hi", **marks}]}
+    assert ChatBody.model_validate({"messages": [message]}).conversation().messages[0].content == "Hi"
