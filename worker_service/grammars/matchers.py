@@ -7,6 +7,7 @@ that makes masks, before the next mask: the device thread only notes which token
 from __future__ import annotations
 
 from collections import OrderedDict
+from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,7 +20,7 @@ from blockyard.telemetry import EventLogger
 from worker_service.grammars.vocabulary import read_vocabulary
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from concurrent.futures import Future
 
     import numpy.typing as npt
@@ -80,7 +81,16 @@ class Grammars:
 
     def follow(self, grammar: str, output: Ids, stop_token_ids: Ids) -> GrammarState:
         """Begins to follow a sequence that has this output, and ends by any of `stop_token_ids`."""
-        return GrammarState(self.prepare(grammar), output.tolist(), self._find_ends(stop_token_ids))
+        compiled = self.prepare(grammar)
+        renew = partial(self._renew, grammar, compiled)
+        return GrammarState(compiled, renew, output.tolist(), self._find_ends(stop_token_ids))
+
+    def _renew(self, grammar: str, spent: Future[LLMatcher]) -> LLMatcher:
+        """Compiles a grammar for one row alone, and copies what is spent no more."""
+        with self._lock:
+            if self._compiled.get(grammar) is spent:
+                del self._compiled[grammar]
+        return self._compile(grammar)
 
     def _find_ends(self, stop_token_ids: Ids) -> Ends:
         vocabulary = self._vocabulary
@@ -126,11 +136,14 @@ class Ends(NamedTuple):
 class GrammarState:
     """Where one sequence is in its grammar."""
 
-    def __init__(self, compiled: Future[LLMatcher], token_ids: list[int], ends: Ends) -> None:
+    def __init__(
+        self, compiled: Future[LLMatcher], renew: Callable[[], LLMatcher], token_ids: list[int], ends: Ends
+    ) -> None:
         self._compiled = compiled
+        self._renew = renew
         self._matcher: LLMatcher | None = None
-        # Not consumed yet.
         self._token_ids = token_ids
+        self._num_consumed = 0
         self._ends = ends
         self.failure: BlockyardError | None = None
         """Why no token is allowed any more."""
@@ -141,7 +154,8 @@ class GrammarState:
 
     def copy(self) -> GrammarState:
         """Makes the state of a fork. No mask of this one may be on its way."""
-        twin = GrammarState(self._compiled, list(self._token_ids), self._ends)
+        twin = GrammarState(self._compiled, self._renew, list(self._token_ids), self._ends)
+        twin._num_consumed = self._num_consumed
         twin._matcher = self._matcher.deep_copy() if self._matcher is not None else None
         twin.failure = self.failure
         return twin
@@ -164,14 +178,24 @@ class GrammarState:
             words[:] = 0
 
     def _fill(self, words: Words) -> None:
-        matcher = self._matcher = self._matcher or self._compiled.result().deep_copy()
-        for token_id in self._token_ids:
+        self._matcher = self._matcher or self._compiled.result().deep_copy()
+        try:
+            self._advance(self._matcher, words)
+        except BlockyardError as error:
+            if error.reason is not Reason.GRAMMAR_TOO_COMPLEX:
+                raise
+            # Copies share a lexer, with all that texts of other rows made of it: its limits say nothing of this one.
+            self._matcher, self._num_consumed = self._renew(), 0
+            self._advance(self._matcher, words)
+
+    def _advance(self, matcher: LLMatcher, words: Words) -> None:
+        for token_id in self._token_ids[self._num_consumed :]:
             # An end is no part of what the grammar says. Before min_tokens there may be several.
             if not (token_id in self._ends.token_ids and matcher.is_accepting()) and not matcher.consume_token(
                 token_id
             ):
                 raise _refusal(matcher, Reason.GRAMMAR_DEAD_END)
-        self._token_ids = []
+        self._num_consumed = len(self._token_ids)
         mask = np.frombuffer(matcher.compute_bitmask(), np.uint32)
         if matcher.is_error():
             raise _refusal(matcher, Reason.GRAMMAR_DEAD_END)

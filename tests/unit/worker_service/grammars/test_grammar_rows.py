@@ -175,6 +175,18 @@ def test_rows_hold_nothing_of_those_that_failed_before(grammars: Grammars) -> No
     assert first.failure.__traceback__ is None
 
 
+def test_rows_use_up_no_limit_of_one_another(grammars: Grammars, vocabulary: LLTokenizer) -> None:
+    grammar = "start: /[ab]*a[ab]{16}c/"
+    a, b = (vocabulary.tokenize_str(text)[0] for text in "ab")
+    before = follow(grammars, grammar, [a])
+    masks = allowed(grammars, before)
+    long = follow(grammars, grammar, np.random.default_rng(0).choice([a, b], 40_000).tolist())
+    assert allowed(grammars, long) == [[]]
+    assert long.failure is not None
+    assert long.failure.reason is Reason.GRAMMAR_TOO_COMPLEX
+    assert allowed(grammars, before, follow(grammars, grammar, [a])) == [*masks, *masks]
+
+
 def test_what_leads_far_ends_no_process(grammars: Grammars) -> None:
     chain = "\n".join(f'a{place}: a{place + 1} "a"' for place in range(5000))
     state = follow(grammars, f'start: a0\n{chain}\na5000: "b"')
