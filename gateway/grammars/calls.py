@@ -182,7 +182,11 @@ def _add_parameters(
             part = {**part, **shared} if isinstance(part, dict) else part
             value = f"{json_expression(json.dumps(part))} {grammar.literal(end)}"
         elif isinstance(choices := [part["const"]] if "const" in part else part.get("enum"), list):
-            value = f"({' | '.join(map(quote, cast('list[str]', choices)))}) {grammar.literal(end)}"
+            texts = [quote(each) for each in cast("list[object]", choices) if isinstance(each, str)]
+            if not texts:
+                # No value is allowed, and the schema is: it may be left out.
+                continue
+            value = f"({' | '.join(texts)}) {grammar.literal(end)}"
         else:
             if tool.strict and (others := sorted(part.keys() - _FOLLOWED)):
                 description = f"of {tool.name!r}: {key!r} stands between tags, where {others[0]} cannot be followed"

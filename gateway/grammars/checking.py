@@ -126,7 +126,8 @@ def _checked(tool: ToolSchema) -> ToolSchema:
     field = "conversation.tools"
     try:
         schema = read_schema(tool.parameters or "{}", field)
-        if not (complaint := _complaint(_schema_text({"type": "object", **schema}))):
+        # A schema that is no object is refused with the conversation.
+        if isinstance(schema, bool) or not (complaint := _complaint(_schema_text({"type": "object", **schema}))):
             return tool
         error = _refusal(field, f"of {tool.name!r}: {complaint}")
     except BlockyardError as refused:

@@ -169,3 +169,15 @@ def test_what_cannot_be_followed_between_tags_is_refused_of_strict_tools() -> No
                 write_calls(Speech(BY_NAME["glm"]), tools, must_call=True, one_call=True)
         else:
             assert '"b"' in write_calls(Speech(BY_NAME["glm"]), tools, must_call=True, one_call=True)
+
+
+def test_choices_that_are_no_texts_are_none_between_tags() -> None:
+    properties = {"x": {"type": "string", "enum": ["a", None, 1]}, "y": {"type": "string", "const": 5}}
+    tools = (ToolSchema("f", json.dumps({"properties": properties})),)
+    words = vocabulary("qwen3_coder", True)
+    speech = Speech(BY_NAME["qwen3_coder"], special_ids=words.special_ids)
+    grammar = write_calls(speech, tools, must_call=True, one_call=True)
+    for value, allowed in (("a", True), ("null", False), ("1", False)):
+        argument = f"<parameter=x>\n{value}\n</parameter>\n"
+        answer = f"<tool_call>\n<function=f>\n{argument}</function>\n</tool_call>"
+        assert words.allows(grammar, answer) == allowed, value

@@ -8,6 +8,7 @@ import openai
 import pytest
 
 from blockyard.client import AsyncClient, Message, Tool
+from blockyard.errors import BlockyardError
 from tests.kit.fakes.fake_scheduler import FakeScheduler, scripted
 from tests.unit.gateway.fronts.openai.test_real_core import HELLO, Both, both_of
 from tests.unit.gateway.harness import END_TOKEN, demo_tokenizer, ids_of
@@ -165,3 +166,11 @@ async def test_what_has_no_form_cannot_be_forced() -> None:
         with pytest.raises(openai.BadRequestError, match="have no form to be held to") as caught:
             await both.openai.chat.completions.create(**ASKED, tools=TOOLS, tool_choice="required")
     assert (caught.value.param, caught.value.code) == ("tool_choice", "UNSUPPORTED_PARAMETER")
+
+
+async def test_a_schema_that_is_no_object_is_refused_of_calls_that_must_come_too(both: Both) -> None:
+    tools: Any = [Tool("f", parameters=True)]  # type: ignore[arg-type]
+    async with AsyncClient(both.front.address) as client:
+        with pytest.raises(BlockyardError) as caught:
+            await client.chat([Message("user", "Hi")], tools=tools, tool_choice="required")
+    assert [violation.field for violation in caught.value.violations] == ["conversation.tools[0].parameters"]
