@@ -353,7 +353,11 @@ def tools_are_taken(api: Api) -> None:
 @feature
 def response_formats(api: Api) -> None:
     assert text_of(api.chat(**GREEDY, response_format={"type": "text"}))
-    error = refused(api, lambda: api.chat(**GREEDY, response_format={"type": "json_object"}))
+    assert text_of(api.chat(**GREEDY, response_format={"type": "json_object"})).lstrip().startswith("{")
+    schema = {"name": "found", "strict": True, "schema": {"enum": ["yes", "no"]}}
+    asked = {**GREEDY, "response_format": {"type": "json_schema", "json_schema": schema}}
+    assert text_of(api.chat(**asked)).strip() in ('"yes"', '"no"')
+    error = refused(api, lambda: api.chat(**GREEDY, response_format={"type": "xml"}))
     assert "response_format" in str(error)
 
 

@@ -17,6 +17,7 @@ from blockyard.client.results import Accepted, Delta, Finished, Recovered
 from blockyard.errors import BlockyardError, Reason
 from blockyard.service.metrics import CERTIFICATE_EXPIRY, COMMON, PROCESS
 from gateway.observe.metrics import CATALOGUE as GATEWAY
+from gateway.observe.metrics import INVALID_TOOL_CALLS
 from scheduler_service.catalogue import CATALOGUE as SCHEDULER
 from scheduler_service.catalogue import LORA_PASSED_SECONDS
 from tests.kit.kernels.tiny_models import tiny_model
@@ -107,8 +108,8 @@ async def flood(client: AsyncClient, seen: Seen) -> None:
 
 def missing(scrape: Scrape, catalogue: Iterable[Metric]) -> list[str]:
     """What is not told at all, or without any value."""
-    # Nobody shows a certificate or saves weights here, and no adapter waits for a slot.
-    elsewhere = (CERTIFICATE_EXPIRY, LORA_PASSED_SECONDS, SAVES, SAVE_SECONDS)
+    # Nobody shows a certificate, saves weights or calls a tool here, and no adapter waits for a slot.
+    elsewhere = (CERTIFICATE_EXPIRY, LORA_PASSED_SECONDS, SAVES, SAVE_SECONDS, INVALID_TOOL_CALLS)
     told = [metric for metric in (*COMMON, *catalogue, *PROCESS) if metric not in elsewhere]
     return [
         metric.name

@@ -41,7 +41,9 @@ def _with_tokenizer(name: str) -> Path:
 
 
 KINDS: dict[str, tuple[Callable[[], Path], tuple[str, ...]]] = {
-    **{name: (partial(_with_tokenizer, name), ()) for name in ("qwen3_moe", "gpt_oss")},
+    "qwen3_moe": (partial(_with_tokenizer, "qwen3_moe"), ()),
+    # Of two KV groups.
+    "gpt_oss": (partial(_with_tokenizer, "gpt_oss"), ("--num-device-blocks", "52", "--num-host-blocks", "12")),
     **{name: (lambda name=name: quantized_model("qwen2", name)[0], ()) for name in FORMATS},
     "int8": (partial(tiny_model, "llama"), ("--quantization", "int8", "--dtype", "bfloat16")),
 }

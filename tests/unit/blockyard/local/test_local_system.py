@@ -93,7 +93,7 @@ def other_value(setting: Setting) -> object:
     if setting.name in ("data_parallel_size", "tensor_parallel_size"):
         return 2
     if isinstance(setting.default, str):
-        return 7 if setting.default == "auto" else "x"
+        return 7 if setting.default == "auto" and setting.type is not str else "x"
     return 0.5 if isinstance(setting.default, float) else 7
 
 
