@@ -62,8 +62,8 @@ class ToolUseBlock(Block):
         return chat.ToolCall(self.name, json.dumps(self.input, ensure_ascii=False), self.id)
 
 
-def _check_kinds(kinds: frozenset[str]) -> BeforeValidator:
-    """Makes blocks of a text, and refuses blocks of other kinds by name."""
+def _check_kinds(kinds: frozenset[str], block: Any) -> BeforeValidator:
+    """Makes blocks of a text, and refuses blocks of other kinds by name. `block`: the type of one."""
 
     def check(value: Any) -> Any:
         if isinstance(value, str):
@@ -76,10 +76,10 @@ def _check_kinds(kinds: frozenset[str]) -> BeforeValidator:
                 raise unsupported(f"has a block of the type {kind!r}, which is not supported")
         return cast("Any", value)
 
-    return BeforeValidator(check)
+    return BeforeValidator(check, json_schema_input_type=str | list[block])
 
 
-Texts = Annotated[list[TextBlock], Field(fail_fast=True), at_most(chat.MAX_PARTS), _check_kinds(_IN_TEXT)]
+Texts = Annotated[list[TextBlock], Field(fail_fast=True), at_most(chat.MAX_PARTS), _check_kinds(_IN_TEXT, TextBlock)]
 
 
 class ToolResultBlock(Block):
@@ -95,7 +95,9 @@ class ToolResultBlock(Block):
 _AnyBlock = Annotated[
     TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")
 ]
-Content = Annotated[list[_AnyBlock], Field(fail_fast=True), at_most(chat.MAX_PARTS), _check_kinds(IN_MESSAGES)]
+Content = Annotated[
+    list[_AnyBlock], Field(fail_fast=True), at_most(chat.MAX_PARTS), _check_kinds(IN_MESSAGES, _AnyBlock)
+]
 
 
 def join_texts(texts: list[TextBlock]) -> str | None:

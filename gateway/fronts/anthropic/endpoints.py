@@ -10,7 +10,7 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute, APIRouter
 from starlette.exceptions import HTTPException
 
-from gateway.fronts.anthropic import errors
+from gateway.fronts.anthropic import document, errors
 from gateway.fronts.anthropic.answer import MessageAnswer, encode_event
 from gateway.fronts.anthropic.call import understand, understand_count
 from gateway.fronts.anthropic.schema import CountBody, MessagesBody
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from gateway.live.reader import Reader
 
 PATH = "/v1/messages"
+_COUNT_PATH = f"{PATH}/count_tokens"
 
 
 class AnsweringRoute(APIRoute):
@@ -106,7 +107,9 @@ async def _read_all(answer: MessageAnswer, reader: Reader) -> None:
 
 async def _not_served(request: Request) -> Response:
     """Refuses what else the API has, by name."""
-    raise HTTPException(404, f"{request.url.path} is not supported: {PATH} and {PATH}/count_tokens are")
+    if request.url.path == _COUNT_PATH:
+        raise HTTPException(405, f"{request.method} {_COUNT_PATH} is not supported", {"Allow": "POST"})
+    raise HTTPException(404, f"{request.url.path} is not supported: {PATH} and {_COUNT_PATH} are")
 
 
 async def _alive() -> Response:
@@ -118,8 +121,8 @@ def add_messages(app: FastAPI, generation: GenerationService) -> None:
     """Adds the API's routes to an application."""
     endpoints = MessageEndpoints(generation)
     router = APIRouter(route_class=AnsweringRoute)
-    router.add_api_route(PATH, endpoints.create, methods=["POST"], include_in_schema=False)
-    router.add_api_route(f"{PATH}/count_tokens", endpoints.count_tokens, methods=["POST"], include_in_schema=False)
+    router.add_api_route(PATH, endpoints.create, methods=["POST"], **document.MESSAGES)
+    router.add_api_route(_COUNT_PATH, endpoints.count_tokens, methods=["POST"], **document.COUNT_TOKENS)
     router.add_api_route(PATH + "/{rest:path}", _not_served, methods=["GET", "POST", "DELETE"], include_in_schema=False)
     app.include_router(router)
     app.add_api_route("/", _alive, methods=["HEAD"], include_in_schema=False)

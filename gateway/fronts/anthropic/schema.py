@@ -165,7 +165,7 @@ class MessagesBody(PromptShape):
 
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = PromptShape.WITHOUT_EFFECT | {"metadata", "service_tier"}
 
-    max_tokens: Annotated[int, AfterValidator(_check_length)]
+    max_tokens: Annotated[int, AfterValidator(_check_length), Field(json_schema_extra={"minimum": 1})]
     stop_sequences: Annotated[list[str], Field(fail_fast=True)] | None = None
     stream: bool | None = None
     temperature: float | None = None

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gateway.fronts.anthropic.document import SHAPES as MESSAGES_SHAPES
 from gateway.fronts.anthropic.endpoints import add_messages
 from gateway.fronts.openai.app import make_app
+from gateway.fronts.openai.schema.document import describe
+from gateway.fronts.responses.document import SHAPES as RESPONSES_SHAPES
 from gateway.fronts.responses.endpoints import add_responses
 
 if TYPE_CHECKING:
@@ -19,4 +22,5 @@ def make_http_app(generation: GenerationService) -> FastAPI:
     app = make_app(generation)
     add_messages(app, generation)
     add_responses(app, generation)
+    describe(app, (MESSAGES_SHAPES, RESPONSES_SHAPES))
     return app

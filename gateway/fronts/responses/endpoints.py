@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 from fastapi import Request, Response
+from starlette.exceptions import HTTPException
 
 from blockyard.errors import BlockyardError, Reason
 from gateway.fronts.http_calls.bodies import parse_body, read_json
@@ -15,13 +16,15 @@ from gateway.fronts.http_calls.headers import read_tenant
 from gateway.fronts.http_calls.single_reader import resumed, started
 from gateway.fronts.http_calls.streaming import Connection, EventStream
 from gateway.fronts.openai import errors
+from gateway.fronts.responses import document
 from gateway.fronts.responses.answer import FROM_THE_BEGINNING, ResponseAnswer, encode, encode_event
 from gateway.fronts.responses.call import call_of, rename, understand
 from gateway.fronts.responses.schema import ResponseBody
 from gateway.request import ResumeRequest
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Callable, Coroutine
+    from typing import Any
 
     from fastapi import FastAPI
 
@@ -140,11 +143,22 @@ async def _not_served(request: Request) -> Response:
     raise BlockyardError(Reason.UNSUPPORTED_PARAMETER, message)
 
 
+def _allow(method: str) -> Callable[[], Coroutine[Any, Any, Response]]:
+    """Makes a route for the methods that a path has not; `method` is the one that it has."""
+
+    async def refuse() -> Response:
+        raise HTTPException(405, "Not supported, since answers are not stored", {"Allow": method})
+
+    return refuse
+
+
 def add_responses(app: FastAPI, generation: GenerationService) -> None:
     """Adds the API's routes to an application, whose boundary answers their errors."""
     endpoints = ResponseEndpoints(generation)
     of_one = PATH + "/{response_id}"
-    app.add_api_route(PATH, endpoints.create, methods=["POST"], include_in_schema=False)
-    app.add_api_route(of_one, endpoints.retrieve, methods=["GET"], include_in_schema=False)
-    app.add_api_route(of_one + "/cancel", endpoints.cancel, methods=["POST"], include_in_schema=False)
+    app.add_api_route(PATH, endpoints.create, methods=["POST"], **document.CREATE)
+    app.add_api_route(of_one, endpoints.retrieve, methods=["GET"], **document.RETRIEVE)
+    app.add_api_route(of_one + "/cancel", endpoints.cancel, methods=["POST"], **document.CANCEL)
+    app.add_api_route(of_one, _allow("GET"), methods=["POST", "DELETE"], include_in_schema=False)
+    app.add_api_route(of_one + "/cancel", _allow("POST"), methods=["GET", "DELETE"], include_in_schema=False)
     app.add_api_route(PATH + "/{rest:path}", _not_served, methods=["GET", "POST", "DELETE"], include_in_schema=False)

@@ -42,7 +42,12 @@ def _check_parts(value: Any) -> Any:
     return cast("Any", value)
 
 
-_Parts = Annotated[list[TextPart], Field(fail_fast=True), at_most(chat.MAX_PARTS), BeforeValidator(_check_parts)]
+_Parts = Annotated[
+    list[TextPart],
+    Field(fail_fast=True),
+    at_most(chat.MAX_PARTS),
+    BeforeValidator(_check_parts, json_schema_input_type=str | list[TextPart]),
+]
 
 
 def _join(parts: list[TextPart] | None) -> str | None:
@@ -121,9 +126,9 @@ def _check_item(item: Any) -> Any:
 
 Items = Annotated[
     list[_Item],
-    Field(fail_fast=True, json_schema_extra={"minItems": 1}),
+    Field(fail_fast=True),
     at_most(chat.MAX_MESSAGES),
-    BeforeValidator(_check_items),
+    BeforeValidator(_check_items, json_schema_input_type=str | Annotated[list[_Item], Field(min_length=1)]),
 ]
 
 

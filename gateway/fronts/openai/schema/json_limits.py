@@ -26,18 +26,13 @@ _FINITE = 1e38
 _MAX_BIAS = 100
 
 
-def tell_limits(properties: dict[str, Any], names: Mapping[str, str]) -> None:
-    """Adds the limits to the schemas of a body's parameters.
+def tell_ranges(properties: dict[str, Any], names: Mapping[str, str]) -> None:
+    """Adds the ranges of numbers to the schemas of a body's parameters.
 
     Args:
         properties: by the parameters' names, changed in place.
         names: what the body calls the core's fields, where this differs from the general names.
     """
-    _tell_ranges(properties, names)
-    _tell_lengths(properties)
-
-
-def _tell_ranges(properties: dict[str, Any], names: Mapping[str, str]) -> None:
     for rule in RANGES:
         # best_of has a range as the width of a beam search alone.
         if rule.field == "beam_search.width":
@@ -45,9 +40,6 @@ def _tell_ranges(properties: dict[str, Any], names: Mapping[str, str]) -> None:
         for form in properties.get(errors.parameter(rule.field, names), {}).get("anyOf", ()):
             if form.get("type") in ("integer", "number"):
                 form |= _bounds(rule.low, rule.high, low_is_open=rule.low_is_open)
-    # Which is off too, here.
-    _form(properties["top_k"], "integer")["minimum"] = -1
-    _form(properties["truncate_prompt_tokens"], "integer").update({"minimum": -1, "not": {"const": 0}})
 
 
 def _bounds(low: float, high: float, *, low_is_open: bool) -> dict[str, float]:
@@ -59,7 +51,11 @@ def _bounds(low: float, high: float, *, low_is_open: bool) -> dict[str, float]:
     return bounds
 
 
-def _tell_lengths(properties: dict[str, Any]) -> None:
+def tell_lengths(properties: dict[str, Any]) -> None:
+    """Adds the other limits to the schemas of the parameters of a completion or a chat, which are changed in place."""
+    # Which is off too, here.
+    _form(properties["top_k"], "integer")["minimum"] = -1
+    _form(properties["truncate_prompt_tokens"], "integer").update({"minimum": -1, "not": {"const": 0}})
     stop = {"minLength": 1, "maxLength": MAX_STOP_STRING_CHARACTERS}
     word = {"minLength": 1, "maxLength": MAX_BAD_WORD_CHARACTERS}
     bias: dict[str, Any] = {"minimum": -_MAX_BIAS, "maximum": _MAX_BIAS}

@@ -189,6 +189,12 @@ async def test_what_else_the_api_has_is_refused_by_name(http: httpx.AsyncClient)
     assert "/v1/messages/batches is not supported" in response.json()["error"]["message"]
 
 
+async def test_another_method_of_its_path_is_refused(http: httpx.AsyncClient) -> None:
+    response = await http.get("/v1/messages/count_tokens")
+    assert (response.status_code, response.headers["allow"]) == (405, "POST")
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
 async def test_somebody_is_there(http: httpx.AsyncClient) -> None:
     assert (await http.head("/")).status_code == 200
 

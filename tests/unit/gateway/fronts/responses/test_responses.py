@@ -123,10 +123,17 @@ async def test_the_body_is_told_again_with_the_apis_defaults(client: openai.Asyn
 
 
 async def test_what_else_the_api_has_is_refused_by_name(http: httpx.AsyncClient) -> None:
-    for method, path in (("DELETE", "resp_1"), ("GET", "resp_1/input_items"), ("POST", "compact")):
+    refusal = await http.get("/v1/responses/resp_1/input_items")
+    assert refusal.status_code == 400
+    assert "GET /v1/responses/resp_1/input_items is not supported" in refusal.json()["error"]["message"]
+
+
+async def test_other_methods_of_its_paths_are_refused(http: httpx.AsyncClient) -> None:
+    for method, path, allowed in (("DELETE", "resp_1", "GET"), ("POST", "compact", "GET"), ("GET", "a/cancel", "POST")):
         refusal = await http.request(method, f"/v1/responses/{path}")
-        assert refusal.status_code == 400
-        assert f"{method} /v1/responses/{path} is not supported" in refusal.json()["error"]["message"]
+        assert (refusal.status_code, refusal.headers["allow"]) == (405, allowed)
+        message = refusal.json()["error"]["message"]
+        assert message == f"Not supported, since answers are not stored: {method} /v1/responses/{path}"
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])

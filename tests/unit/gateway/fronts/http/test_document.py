@@ -1,0 +1,179 @@
+"""The OpenAPI document of the gateway tells the truth of the Messages and the Responses API too."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import jsonschema
+import pytest
+
+from blockyard.errors import TABLE, BlockyardError, Reason
+from gateway.fronts.http.app import make_http_app
+from gateway.fronts.openai.app import make_app
+from tests.kit.fakes.fake_scheduler import FakeScheduler
+from tests.unit.gateway.fronts.openai.scripted import ScriptedService, accepted, answer, calling, deltas
+from tests.unit.gateway.fronts.openai.serving import serve_openai
+from tests.unit.gateway.harness import serving
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+MESSAGES, COUNT, RESPONSES = "/v1/messages", "/v1/messages/count_tokens", "/v1/responses"
+OF_ONE, CANCEL = "/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel"
+HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
+TOOL: dict[str, Any] = {"name": "read", "description": "Reads.", "strict": False}
+CALLS: list[tuple[str, dict[str, Any]]] = [
+    (MESSAGES, {"model": "scripted", "max_tokens": 9, "messages": HELLO}),
+    (MESSAGES, {"model": "scripted", "max_tokens": 30, "messages": HELLO, "thinking": {"type": "enabled"}}),
+    (MESSAGES, {"model": "scripted", "max_tokens": 0, "messages": [], "top_p": 2, "other": 1}),
+    (MESSAGES, {"model": "other", "max_tokens": 9, "messages": HELLO}),
+    (RESPONSES, {"input": "Hi"}),
+    (RESPONSES, {"input": HELLO, "max_output_tokens": 3, "include": ["message.output_text.logprobs"]}),
+    (
+        RESPONSES,
+        {
+            "input": "Hi",
+            "tools": [{"type": "function", "parameters": {"type": "object"}, **TOOL}],
+            "tool_choice": {"type": "function", "name": "read"},
+            "text": {
+                "format": {"type": "json_schema", "name": "a", "schema": {"type": "object"}},
+                "verbosity": "medium",
+            },
+            "reasoning": {"effort": "low", "mode": "standard"},
+            "metadata": {"a": "b"},
+            "max_tool_calls": 3,
+            "prompt_cache_options": {"a": 1},
+            "service_tier": "auto",
+            "truncation": "disabled",
+            "user": "me",
+        },
+    ),
+    (RESPONSES, {"input": [], "temperature": -1, "store": True}),
+]
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    return make_http_app(ScriptedService()).openapi()  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def service() -> ScriptedService:
+    return ScriptedService()
+
+
+@pytest.fixture
+async def http(service: ScriptedService) -> AsyncIterator[httpx.AsyncClient]:
+    async with serve_openai(service) as url, httpx.AsyncClient(base_url=url, timeout=20, verify=False) as client:
+        yield client
+
+
+def check(document: dict[str, Any], schema: dict[str, Any], value: Any) -> None:
+    """Holds a value against a schema of the document."""
+    jsonschema.Draft202012Validator({**schema, "components": document["components"]}).validate(value)
+
+
+def check_response(document: dict[str, Any], method: str, path: str, response: httpx.Response) -> None:
+    told = document["paths"][path][method]["responses"][str(response.status_code)]
+    check(document, told["content"]["application/json"]["schema"], response.json())
+
+
+def check_stream(document: dict[str, Any], method: str, path: str, response: httpx.Response) -> set[str]:
+    """Holds the events of a stream against the document, and gives their types."""
+    content = document["paths"][path][method]["responses"]["200"]["content"]
+    schema = content["text/event-stream"]["schema"]["properties"]["data"]["contentSchema"]
+    blocks = [block.split("\n", 1) for block in response.text.strip().split("\n\n")]
+    events = [json.loads(data.removeprefix("data: ")) for _, data in blocks]
+    for event in events:
+        check(document, schema, event)
+    assert [name.removeprefix("event: ") for name, _ in blocks] == [event["type"] for event in events]
+    return {event["type"] for event in events}
+
+
+@pytest.mark.parametrize("script", [answer("Hello"), calling], ids=["text", "calls"])
+@pytest.mark.parametrize(("path", "body"), CALLS, ids=str)
+async def test_a_call_is_answered_as_it_says(
+    http: httpx.AsyncClient, service: ScriptedService, document: dict[str, Any], script: Any, path: str, body: Any
+) -> None:
+    service.script = script
+    whole = await http.post(path, json=body)
+    check_response(document, "post", path, whole)
+    if whole.status_code == 200:
+        check_stream(document, "post", path, await http.post(path, json=body | {"stream": True}))
+
+
+async def test_the_events_of_a_failure_are_told_of(
+    http: httpx.AsyncClient, service: ScriptedService, document: dict[str, Any]
+) -> None:
+    service.script = lambda request: [accepted(request), *deltas("He"), BlockyardError(Reason.NO_READY_WORKER, "gone")]
+    for (path, body), last in ((CALLS[0], "error"), (CALLS[4], "response.failed")):
+        stream = await http.post(path, json=body | {"stream": True})
+        assert last in check_stream(document, "post", path, stream)
+
+
+@pytest.mark.parametrize("reason", Reason)
+async def test_every_reason_is_told_of(
+    http: httpx.AsyncClient, service: ScriptedService, document: dict[str, Any], reason: Reason
+) -> None:
+    service.script = lambda request: [BlockyardError(reason, "so it is", retry_after_seconds=1)]
+    for path, body in (CALLS[0], CALLS[4]):
+        response = await http.post(path, json=body)
+        assert response.status_code == TABLE[reason].http_status
+        check_response(document, "post", path, response)
+        assert reason in document["paths"][path]["post"]["responses"][str(response.status_code)]["description"]
+
+
+async def test_tokens_are_counted_as_it_says(http: httpx.AsyncClient, document: dict[str, Any]) -> None:
+    tools = [{"input_schema": {"type": "object"}, **TOOL}]
+    for body in ({"model": "scripted", "messages": HELLO, "tools": tools}, {"model": "scripted"}):
+        check_response(document, "post", COUNT, await http.post(COUNT, json=body))
+    response = await http.post(COUNT, content="Hi", headers={"content-type": "text/plain"})
+    assert response.status_code == 415
+    check_response(document, "post", COUNT, response)
+
+
+async def test_a_response_in_the_background_is_as_it_says(document: dict[str, Any]) -> None:
+    async with (
+        FakeScheduler() as scheduler,
+        serving(scheduler) as front,
+        serve_openai(front.service) as url,
+        httpx.AsyncClient(base_url=url, timeout=20, verify=False) as http,
+    ):
+        begun = await http.post(RESPONSES, json={"input": "Hi", "max_output_tokens": 9, "background": True})
+        check_response(document, "post", RESPONSES, begun)
+        path = f"{RESPONSES}/{begun.json()['id']}"
+        stream = await http.get(path, params={"stream": "true"})
+        assert "response.output_text.delta" in check_stream(document, "get", OF_ONE, stream)
+        check_response(document, "get", OF_ONE, await http.get(path))
+        check_response(document, "get", OF_ONE, await http.get(path, params={"starting_after": "a"}))
+        check_response(document, "get", OF_ONE, await http.get(f"{RESPONSES}/resp_none"))
+        check_response(document, "post", CANCEL, await http.post(f"{path}/cancel"))
+        check_response(document, "post", CANCEL, await http.post(f"{RESPONSES}/resp_none/cancel"))
+
+
+def test_it_holds_all_apis(document: dict[str, Any]) -> None:
+    of_openai: dict[str, Any] = make_app(ScriptedService()).openapi()  # type: ignore[arg-type]
+    assert document["paths"].keys() - of_openai["paths"].keys() == {MESSAGES, COUNT, RESPONSES, OF_ONE, CANCEL}
+    for schema in document["components"]["schemas"].values():
+        jsonschema.Draft202012Validator.check_schema(schema)
+    assert "$defs" not in json.dumps(document)
+    # Each reference leads somewhere, also where two APIs have shapes of one name.
+    schemas = document["components"]["schemas"]
+    names = {line.split('"')[0] for line in json.dumps(document).split('"#/components/schemas/')[1:]}
+    assert names <= schemas.keys()
+
+
+def test_bodies_are_told_as_they_are_taken(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
+    for name, field in (("ResponseBody", "temperature"), ("MessagesBody", "temperature")):
+        assert schemas[name]["additionalProperties"] is False
+        assert schemas[name]["properties"][field]["anyOf"][0] == {"type": "number", "minimum": 0}
+    assert schemas["ResponseBody"]["properties"]["max_output_tokens"]["anyOf"][0]["minimum"] == 1
+    assert schemas["MessagesBody"]["properties"]["max_tokens"]["minimum"] == 1
+    for path, body in CALLS:
+        schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        is_wrong = bool({"other", "store"} & body.keys())
+        validator = jsonschema.Draft202012Validator({**schema, "components": document["components"]})
+        assert validator.is_valid(body) is not is_wrong
