@@ -4,8 +4,13 @@ Three processes: a fake scheduler as the source, `python -m gateway`, and client
 gives every sequence a token a step, as fast as it is taken or at a fixed rate. A delivered token counts once, however
 deltas merged. CPU time is that of the gateway process, all of its threads, between the first and the last token.
 
+With --chat the streams are chats, in pairs of rounds: answers as text, and the same answers told apart into text,
+reasoning and calls of tools, in turns. The ratio is that of the medians, parsed to unparsed. With --tools too the
+chats have a tool, and the answers are calls of it.
+
     python benchmarks/gateway/rate.py --streams 128 --tokens 800
     python benchmarks/gateway/rate.py --rate 20000 --stop "never to be seen"
+    python benchmarks/gateway/rate.py --chat --tools --rounds 5
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ import argparse
 import asyncio
 import json
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,10 +35,17 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.kit import record
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
 from blockyard.model_files import DEMO_FOLDER, model_digest
-from tests.kit.fakes.fake_scheduler import FakeScheduler
+from gateway.text.tokenizer import load_tokenizer
+from tests.kit.fakes.fake_scheduler import FakeScheduler, hashed_tokens
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 30.0
+DIALECT = "hermes"
+TOOL = "write"
+CALL = (
+    'I write it.\n<tool_call>\n{"name": "write", "arguments": {"path": "src/main.py", "content": "def add(a, b):\\n'
+    '    \\"\\"\\"Adds.\\"\\"\\"\\n    return a + b\\n", "lines": [1, 2, 3]}}\n</tool_call>\n'
+)
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -41,15 +54,23 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=800, help="of each stream")
     parser.add_argument("--rate", type=float, default=0, help="tokens a second that the source gives; 0: as taken")
     parser.add_argument("--stop", action="append", default=[], help="a stop string of every request")
+    parser.add_argument("--chat", action="store_true", help="chats, with answers that are parsed and that are not")
+    parser.add_argument("--tools", action="store_true", help="the chats have a tool, which the answers call")
+    parser.add_argument("--rounds", type=int, default=3, help="of each kind, with --chat")
     parser.add_argument("--write", action="store_true", help="keep this run in benchmarks/results/gateway_rate.json")
     parser.add_argument("--role", choices=("main", "source"), default="main", help=argparse.SUPPRESS)
     parser.add_argument("--address", default="", help=argparse.SUPPRESS)
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.tools and not options.chat:
+        parser.error("--tools goes with --chat")
+    return options
 
 
 async def run_source(options: argparse.Namespace) -> None:
     """Gives tokens until it is killed. Waits with the first step until every stream is queued."""
+    call = load_tokenizer(DEMO_FOLDER).encode(CALL, add_special_tokens=False)
     scheduler = FakeScheduler(
+        script=(lambda request, index, position: call[position % len(call)]) if options.tools else hashed_tokens,
         model_digest=model_digest(DEMO_FOLDER),
         max_model_len=options.tokens + 64,
         step_seconds=options.streams / options.rate if options.rate else 0.0,
@@ -62,20 +83,33 @@ async def run_source(options: argparse.Namespace) -> None:
         await asyncio.Event().wait()
 
 
-async def read_stream(stub: Any, options: argparse.Namespace, marks: dict[str, float]) -> tuple[int, int]:
-    """Reads one stream; returns its tokens and its deltas."""
-    spec = inference_pb2.GenerationSpec(
-        text="Once upon a time", stop={"max_tokens": options.tokens, "ignore_eos": True, "stop_strings": options.stop}
+def begin_stream(stub: Any, options: argparse.Namespace, *, parses: bool) -> Any:
+    """Asks for one stream."""
+    stop = {"max_tokens": options.tokens, "ignore_eos": True, "stop_strings": options.stop}
+    if not options.chat:
+        spec = inference_pb2.GenerationSpec(text="Once upon a time", stop=stop)
+        return stub.StreamGenerate(inference_pb2.StreamGenerateRequest(spec=spec))
+    conversation = inference_pb2.Conversation(
+        messages=[{"role": inference_pb2.ROLE_USER, "content": [{"text": "Tell me."}]}],
+        tools=[{"name": TOOL}] if options.tools else (),
+        parse_answer=parses,
     )
-    num_tokens = num_deltas = 0
-    async for message in stub.StreamGenerate(inference_pb2.StreamGenerateRequest(spec=spec)):
+    spec = inference_pb2.GenerationSpec(conversation=conversation, stop=stop)
+    return stub.StreamChat(inference_pb2.StreamChatRequest(spec=spec))
+
+
+async def read_stream(stream: Any, marks: dict[str, float]) -> tuple[int, int, int]:
+    """Reads one stream; returns its tokens, its deltas, and whether it has calls of tools."""
+    num_tokens = num_deltas = calls_tools = 0
+    async for message in stream:
         event = message.event
         if event.HasField("delta"):
             marks.setdefault("first", time.perf_counter())
             num_deltas += 1
         elif event.HasField("finished"):
             num_tokens = event.finished.usage.num_completion_tokens
-    return num_tokens, num_deltas
+            calls_tools = int(event.finished.calls_tools)
+    return num_tokens, num_deltas, calls_tools
 
 
 def cpu_seconds(process: psutil.Process) -> float:
@@ -83,18 +117,22 @@ def cpu_seconds(process: psutil.Process) -> float:
     return times.user + times.system
 
 
-async def measure(options: argparse.Namespace, gateway_address: str, process: psutil.Process) -> dict[str, float]:
+async def measure(
+    options: argparse.Namespace, gateway_address: str, process: psutil.Process, *, parses: bool
+) -> dict[str, float]:
     async with grpc.aio.insecure_channel(gateway_address) as channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         await wait_until_served(stub)
         before = cpu_seconds(process)
         marks: dict[str, float] = {}
-        counts = await asyncio.gather(*(read_stream(stub, options, marks) for _ in range(options.streams)))
+        streams = [begin_stream(stub, options, parses=parses) for _ in range(options.streams)]
+        counts = await asyncio.gather(*(read_stream(stream, marks) for stream in streams))
         seconds = time.perf_counter() - marks["first"]
         spent = cpu_seconds(process) - before
-    num_tokens, num_deltas = (sum(column) for column in zip(*counts, strict=True))
+    num_tokens, num_deltas, num_calling = (sum(column) for column in zip(*counts, strict=True))
     return {
         "num_tokens": num_tokens,
+        "num_streams_with_calls": num_calling,
         "tokens_per_second": round(num_tokens / seconds),
         "tokens_per_delta": round(num_tokens / num_deltas, 2),
         "gateway_cpu_share": round(spent / seconds, 2),
@@ -122,25 +160,46 @@ def free_port() -> int:
         return taken.getsockname()[1]
 
 
-def main() -> None:
-    options = parse()
-    if options.role == "source":
-        asyncio.run(run_source(options))
-        return
+def run(options: argparse.Namespace, *, parses: bool = False) -> dict[str, float]:
+    """Measures one round, with processes of its own."""
     with tempfile.TemporaryDirectory() as folder:
         link, port = f"unix:{folder}/scheduler", free_port()
         source = spawn(__file__, *sys.argv[1:], "--role", "source", "--address", link)
         gateway = spawn(
             "-m", "gateway", "--scheduler-address", link, "--grpc-port", str(port), "--http-port", "0",
-            "--admin-port", "0", "--drain-seconds", "0", "--log-level", "warning",
+            "--admin-port", "0", "--drain-seconds", "0", "--log-level", "warning", "--dialect", DIALECT,
         )  # fmt: skip
         try:
-            result = asyncio.run(measure(options, f"127.0.0.1:{port}", psutil.Process(gateway.pid)))
+            return asyncio.run(measure(options, f"127.0.0.1:{port}", psutil.Process(gateway.pid), parses=parses))
         finally:
             gateway.terminate()
             source.terminate()
             gateway.wait()
             source.wait()
+
+
+def compare(options: argparse.Namespace) -> dict[str, Any]:
+    """Measures rounds with and without parsing in turns, and the ratio of their medians."""
+    rounds: dict[bool, list[dict[str, float]]] = {False: [], True: []}
+    for number in range(options.rounds):
+        # Neither is always the first.
+        for parses in (False, True) if number % 2 == 0 else (True, False):
+            rounds[parses].append(run(options, parses=parses))
+    medians = {
+        parses: {name: statistics.median(each[name] for each in told) for name in told[0]}
+        for parses, told in rounds.items()
+    }
+    rates = ("tokens_per_second", "tokens_per_gateway_cpu_second")
+    ratios = {name: round(medians[True][name] / medians[False][name], 3) for name in rates}
+    return {"tools": options.tools, "unparsed": medians[False], "parsed": medians[True], "parsed_to_unparsed": ratios}
+
+
+def main() -> None:
+    options = parse()
+    if options.role == "source":
+        asyncio.run(run_source(options))
+        return
+    result = compare(options) if options.chat else run(options)
     summary = {"streams": options.streams, "rate": options.rate, "stop": options.stop, **result}
     print(json.dumps(summary))
     if options.write:
