@@ -6,6 +6,7 @@ Nothing is validated on the path of a token, and a chunk of text is joined from 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from dataclasses import dataclass, field
 from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from gateway.fronts.openai.schema.parsed_fields import parsed_delta, parsed_fiel
 from gateway.request import Accepted, Delta, FinishReason, PromptLogprobs, Recovered
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from gateway.fronts.openai.call_spec import CallSpec
     from gateway.request import Event, Finished, TokenLogprobs
@@ -26,13 +27,15 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 @dataclass(slots=True)
 class Tally:
-    """Counts the tokens of a call, for `usage`."""
+    """Counts the tokens of a call, for `usage`. `count_tokens`: of a text, by itself."""
 
+    count_tokens: Callable[[str], int]
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_virtual_tokens: int = 0
     # By choice.
     num_tokens: dict[int, int] = field(default_factory=dict[int, int])
+    reasoning: defaultdict[int, list[str]] = field(default_factory=lambda: defaultdict[int, list[str]](list))
 
     def add_prompt(self, accepted: Accepted) -> None:
         """Counts a prompt once, however many choices it has."""
@@ -50,7 +53,14 @@ class Tally:
         details = {"cached_tokens": self.num_cached_tokens}
         if self.num_virtual_tokens:
             details["virtual_tokens"] = self.num_virtual_tokens
-        return self.usage_so_far() | {"prompt_tokens_details": details}
+        fields = {"prompt_tokens_details": details}
+        if num_reasoning_tokens := self._num_reasoning_tokens():
+            fields["completion_tokens_details"] = {"reasoning_tokens": num_reasoning_tokens}
+        return self.usage_so_far() | fields
+
+    def _num_reasoning_tokens(self) -> int:
+        counts = {number: self.count_tokens("".join(pieces)) for number, pieces in self.reasoning.items()}
+        return sum(min(count, self.num_tokens.get(number, 0)) for number, count in counts.items())
 
     def usage_so_far(self) -> dict[str, Any]:
         """Returns the part of it that is known before the end."""
@@ -127,12 +137,14 @@ class _Choice:
 class WholeAnswer:
     """Collects the events of a call that is answered at once."""
 
-    def __init__(self, call: CallSpec, accepted: list[Accepted], created: int) -> None:
+    def __init__(
+        self, call: CallSpec, accepted: list[Accepted], created: int, count_tokens: Callable[[str], int]
+    ) -> None:
         self._call = call
         self._accepted = accepted[0]
         self._warnings = _warnings(accepted)
         self._created = created
-        self._tally = Tally()
+        self._tally = Tally(count_tokens)
         for item in accepted:
             self._tally.add_prompt(item)
         self._choices = [_Choice() for _ in range(call.n * len(call.requests))]
@@ -152,6 +164,8 @@ class WholeAnswer:
         choice = self._choices[number]
         if isinstance(event, Delta):
             choice.deltas.append(event)
+            if event.reasoning_text:
+                self._tally.reasoning[number].append(event.reasoning_text)
         else:
             choice.finished = event
             self._tally.add_choice(number, event)
@@ -208,9 +222,16 @@ class WholeAnswer:
 class ChunkedAnswer:
     """Makes the chunks of a stream, as JSON texts."""
 
-    def __init__(self, call: CallSpec, accepted: list[Accepted], created: int, fingerprint: str) -> None:
+    def __init__(
+        self,
+        call: CallSpec,
+        accepted: list[Accepted],
+        created: int,
+        fingerprint: str,
+        count_tokens: Callable[[str], int],
+    ) -> None:
         self._call = call
-        self._tally = Tally()
+        self._tally = Tally(count_tokens)
         for item in accepted:
             self._tally.add_prompt(item)
         head = _encode(_head(call, accepted[0], created, chunk=True, fingerprint=fingerprint))
@@ -268,6 +289,8 @@ class ChunkedAnswer:
     def _delta(self, number: int, delta: Delta) -> str | None:
         parsed = {}
         if delta.reasoning_text or delta.tool_calls:
+            if delta.reasoning_text:
+                self._tally.reasoning[number].append(delta.reasoning_text)
             parsed = parsed_delta(delta, hides_reasoning=self._call.hides_reasoning)
         if not (delta.text or delta.token_ids or delta.logprobs or parsed):
             return None

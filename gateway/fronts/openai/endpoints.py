@@ -19,6 +19,7 @@ from gateway.fronts.http_calls.bodies import parse_body, read_json
 from gateway.fronts.http_calls.errors import client_error
 from gateway.fronts.http_calls.headers import read_key, read_tenant
 from gateway.fronts.http_calls.streaming import Connection, EventStream, ServerSentEvent
+from gateway.fronts.http_calls.token_counts import token_counter
 from gateway.fronts.openai import errors
 from gateway.fronts.openai.answer import ChunkedAnswer, WholeAnswer
 from gateway.fronts.openai.call_codec import encode_state
@@ -96,8 +97,17 @@ class CallEndpoints:
             if readers.call.stream:
                 events = self._chunks(readers, StreamTracker(readers.call, position), position)
                 return EventStream(events, connection, resources.pop_all(), headers)
-            whole = await connection.run(_whole(readers))
+            whole = await connection.run(self._whole(readers))
             return Response(whole, headers=headers, media_type="application/json")
+
+    async def _whole(self, readers: CallReaders) -> bytes:
+        readers.be_patient()
+        count = await token_counter(self._generation, readers.accepted[0].model)
+        answer = WholeAnswer(readers.call, readers.accepted, readers.created, count)
+        async with aclosing(readers.events()) as events:
+            async for prompt, event in events:
+                answer.add(prompt, event)
+        return answer.encode()
 
     async def _chunks(
         self, readers: CallReaders, tracker: StreamTracker, position: StreamPosition
@@ -108,8 +118,9 @@ class CallEndpoints:
         """
         model = readers.accepted[0].model
         fingerprint = next((card.determinism_id for card in self._generation.models() if card.name == model), "")
-        answer = ChunkedAnswer(readers.call, readers.accepted, readers.created, fingerprint)
         try:
+            count = await token_counter(self._generation, model)
+            answer = ChunkedAnswer(readers.call, readers.accepted, readers.created, fingerprint, count)
             if not position.has_begun:
                 for chunk in answer.openings():
                     # Before the first token there is nothing behind which to go on.
@@ -140,15 +151,6 @@ def _with_state(call: CallSpec, *, tenant: str, keeps: bool, created: int) -> Ca
     if keeps:
         added["on_disconnect"] = OnDisconnect.KEEP
     return replace(call, requests=tuple(replace(request, **added) for request in call.requests))
-
-
-async def _whole(readers: CallReaders) -> bytes:
-    readers.be_patient()
-    answer = WholeAnswer(readers.call, readers.accepted, readers.created)
-    async with aclosing(readers.events()) as events:
-        async for prompt, event in events:
-            answer.add(prompt, event)
-    return answer.encode()
 
 
 def _read_position(request: Request) -> StreamPosition:

@@ -15,6 +15,7 @@ from gateway.fronts.http_calls.errors import client_error
 from gateway.fronts.http_calls.headers import read_tenant
 from gateway.fronts.http_calls.single_reader import resumed, started
 from gateway.fronts.http_calls.streaming import Connection, EventStream
+from gateway.fronts.http_calls.token_counts import token_counter
 from gateway.fronts.openai import errors
 from gateway.fronts.responses import document
 from gateway.fronts.responses.answer import FROM_THE_BEGINNING, ResponseAnswer, encode, encode_event
@@ -98,11 +99,7 @@ class ResponseEndpoints:
     async def _make_answer(
         self, call: ResponseCall, accepted: Accepted, starting_after: int = FROM_THE_BEGINNING
     ) -> ResponseAnswer:
-        tokenizer = await self._generation.find_tokenizer(call.request.model)
-
-        def count(text: str) -> int:
-            return len(tokenizer.encode(text, add_special_tokens=False)) if text else 0
-
+        count = await token_counter(self._generation, call.request.model)
         return ResponseAnswer(call, accepted, count, starting_after)
 
 

@@ -22,13 +22,20 @@ class CachedTokens(Shape):
     virtual_tokens: int | None = None
 
 
+class CompletionTokens(Shape):
+    """How many tokens the text of the reasoning has by itself."""
+
+    reasoning_tokens: int
+
+
 class Usage(Shape):
-    """The tokens of a call. The details are known at its end."""
+    """The tokens of a call. The details are known at its end; those of the answer are there where it has reasoning."""
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: CachedTokens | None = None
+    completion_tokens_details: CompletionTokens | None = None
 
 
 class PromptToken(Shape):

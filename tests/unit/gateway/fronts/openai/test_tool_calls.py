@@ -58,6 +58,22 @@ async def test_a_whole_answer_and_a_stream_say_the_same(both: Both) -> None:
     assert reasons[-1] == "tool_calls"
 
 
+async def test_tokens_of_reasoning_are_counted(both: Both) -> None:
+    for hidden in ({}, {"include_reasoning": False}):
+        whole: Any = await both.openai.chat.completions.create(**ASKED, extra_body=hidden)
+        chunks: list[Any] = [
+            chunk
+            async for chunk in await both.openai.chat.completions.create(
+                **ASKED, stream=True, stream_options={"include_usage": True}, extra_body=hidden
+            )
+        ]
+        assert chunks[-1].usage == whole.usage
+        assert whole.usage.completion_tokens_details.reasoning_tokens == len(ids_of("Hm."))
+    both.scheduler.script = scripted(*ids_of("Let me see."), END_TOKEN)
+    whole = await both.openai.chat.completions.create(**ASKED)
+    assert whole.usage.completion_tokens_details is None
+
+
 async def test_a_client_of_ours_reads_the_same(both: Both) -> None:
     async with AsyncClient(both.front.address) as client:
         answer = await client.chat([Message("user", "Hi")], tools=[Tool("f")], max_tokens=200)
