@@ -144,6 +144,7 @@ class GrammarState:
         self._matcher: LLMatcher | None = None
         self._token_ids = token_ids
         self._num_consumed = 0
+        self._is_masked = False  # behind these
         self._ends = ends
         self.failure: BlockyardError | None = None
         """Why no token is allowed any more."""
@@ -155,7 +156,7 @@ class GrammarState:
     def copy(self) -> GrammarState:
         """Makes the state of a fork. No mask of this one may be on its way."""
         twin = GrammarState(self._compiled, self._renew, list(self._token_ids), self._ends)
-        twin._num_consumed = self._num_consumed
+        twin._num_consumed, twin._is_masked = self._num_consumed, self._is_masked
         twin._matcher = self._matcher.deep_copy() if self._matcher is not None else None
         twin.failure = self.failure
         return twin
@@ -185,21 +186,23 @@ class GrammarState:
             if error.reason is not Reason.GRAMMAR_TOO_COMPLEX:
                 raise
             # Copies share a lexer, with all that texts of other rows made of it: its limits say nothing of this one.
-            self._matcher, self._num_consumed = self._renew(), 0
+            self._matcher, self._num_consumed, self._is_masked = self._renew(), 0, False
             self._advance(self._matcher, words)
 
     def _advance(self, matcher: LLMatcher, words: Words) -> None:
         for token_id in self._token_ids[self._num_consumed :]:
+            if not self._is_masked:
+                # What a matcher does for a mask counts for its limits: one that catches up has to do it, too.
+                _mask(matcher)
+            self._is_masked = False
             # An end is no part of what the grammar says. Before min_tokens there may be several.
             if not (token_id in self._ends.token_ids and matcher.is_accepting()) and not matcher.consume_token(
                 token_id
             ):
                 raise _refusal(matcher, Reason.GRAMMAR_DEAD_END)
         self._num_consumed = len(self._token_ids)
-        mask = np.frombuffer(matcher.compute_bitmask(), np.uint32)
-        if matcher.is_error():
-            raise _refusal(matcher, Reason.GRAMMAR_DEAD_END)
-        words[:] = mask[: len(words)]
+        words[:] = _mask(matcher)[: len(words)]
+        self._is_masked = True
         if matcher.is_accepting():
             _clear(words, self._ends.own)
             index, bits = self._ends.all
@@ -207,6 +210,13 @@ class GrammarState:
         else:
             # As a part of the text it would end the sequence all the same.
             _clear(words, self._ends.plain)
+
+
+def _mask(matcher: LLMatcher) -> Words:
+    mask = np.frombuffer(matcher.compute_bitmask(), np.uint32)
+    if matcher.is_error():
+        raise _refusal(matcher, Reason.GRAMMAR_DEAD_END)
+    return mask
 
 
 def _clear(words: Words, which: Bits) -> None:

@@ -187,6 +187,17 @@ def test_rows_use_up_no_limit_of_one_another(grammars: Grammars, vocabulary: LLT
     assert allowed(grammars, before, follow(grammars, grammar, [a])) == [*masks, *masks]
 
 
+def test_a_row_that_comes_back_reaches_a_limit_where_it_would_have(grammars: Grammars, vocabulary: LLTokenizer) -> None:
+    grammar, a = 'start: "a" x{100000}\nx: "a"', vocabulary.tokenize_str("a")[0]
+    state = follow(grammars, grammar)
+    assert allowed(grammars, state) == [[a]]
+    state.add(a)
+    for each in (state, follow(grammars, grammar, [a])):
+        assert allowed(grammars, each) == [[]]
+        assert each.failure is not None
+        assert each.failure.reason is Reason.GRAMMAR_TOO_COMPLEX
+
+
 def test_what_leads_far_ends_no_process(grammars: Grammars) -> None:
     chain = "\n".join(f'a{place}: a{place + 1} "a"' for place in range(5000))
     state = follow(grammars, f'start: a0\n{chain}\na5000: "b"')
