@@ -26,14 +26,21 @@ def read_tags(feed: Feed, calls: Calls, sink: CallSink) -> Generator[None, None,
     name = yield from feed.name(markers_of(*(calls.name_ends or (*calls.key.begins, *calls.ends))))
     if not sink.knows(name):
         raise NotACall
-    yield from feed.accepts(markers_of(*calls.name_ends))
+    key_begins = markers_of(*calls.key.begins)
+    # What says that the name ends here goes with it: who knows what is told knows all that it was told by.
+    has_ended = yield from feed.accepts(markers_of(*calls.name_ends))
+    is_in_key = not has_ended and (yield from feed.accepts(key_begins))
     sink.on_call(name)
     separator = "{"
     while True:
-        yield from feed.peek()
-        if (yield from feed.accepts(markers_of(*calls.ends))):
-            sink.on_arguments("{}" if separator == "{" else "}")
-            return sink.on_call_end()
+        if not is_in_key:
+            yield from feed.peek()
+            if (yield from feed.accepts(markers_of(*calls.ends))):
+                sink.on_arguments("{}" if separator == "{" else "}")
+                return sink.on_call_end()
+            if not (yield from feed.accepts(key_begins)):
+                raise NotACall
+        is_in_key = False
         key = yield from _read_key(feed, calls)
         sink.on_arguments(f"{separator}{write_string(key)}: ")
         separator = ", "
@@ -41,8 +48,6 @@ def read_tags(feed: Feed, calls: Calls, sink: CallSink) -> Generator[None, None,
 
 
 def _read_key(feed: Feed, calls: Calls) -> Generator[None, None, str]:
-    if not (yield from feed.accepts(markers_of(*calls.key.begins))):
-        raise NotACall
     key_ends = markers_of(*calls.key.ends)
     key = yield from feed.name(key_ends)
     yield from feed.accepts(key_ends)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.gateway.dialects.reading import pieces_of, read
+from gateway.dialects.scanner import Parts, Scanner
+from gateway.dialects.table import BY_NAME
+from tests.unit.gateway.dialects.reading import TOOLS, pieces_of, read
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"x": "</tool_call> \\" }", "n": [1, {"y": 1.50}]}}\n</tool_call>'
 # The answer, and what comes out: text, reasoning, calls.
@@ -87,3 +89,25 @@ def test_behind_the_one_call_that_is_wanted_nothing_comes(rest: str) -> None:
     whole = read("hermes", [answer], one_call=True)
     assert (whole.text, whole.calls) == ("", (("g", "", "{}"),))
     assert read("hermes", list(answer), one_call=True) == whole
+
+
+@pytest.mark.parametrize(
+    ("dialect", "answer"),
+    [
+        ("hermes", ANSWERS["text between"][0]),
+        ("glm", "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>So.<tool_call>f<arg_key>text"),
+    ],
+)
+def test_what_stands_before_text_is_told_of_what_stands_before_it_alone(dialect: str, answer: str) -> None:
+    whole = Scanner(BY_NAME[dialect], TOOLS).push(answer, is_last=True)
+    assert len(whole) > 1
+    for number, parts in enumerate(whole[:-1], 1):
+        raw = answer.encode()
+        beginning = raw[: len(raw) - parts.num_bytes_behind].decode()
+        again = Scanner(BY_NAME[dialect], TOOLS).push(beginning)
+        assert said(again) == said(whole[:number])
+
+
+def said(parts: list[Parts]) -> tuple[str, str]:
+    calls = [f"{call.index}{call.name}{call.arguments}" for each in parts for call in each.calls]
+    return "".join(each.text for each in parts), "".join(calls)
