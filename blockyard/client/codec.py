@@ -175,6 +175,9 @@ def _put_structured_outputs(spec: inference_pb2.GenerationSpec, params: Structur
         spec.format.choices.texts.extend(params.choice)
     elif params.grammar is not None:
         spec.format.grammar = params.grammar
+    elif params.disable_any_whitespace:
+        spec.format.json_schema.schema = '{"type": "object"}'
+        spec.format.json_schema.compact = True
     else:
         spec.format.json_object = True
 

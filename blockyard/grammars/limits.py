@@ -5,6 +5,7 @@ Knows nothing of llguidance but how its limits are called, and whether it is the
 
 from __future__ import annotations
 
+import re
 from importlib import metadata
 from typing import Any
 
@@ -45,11 +46,12 @@ def identity() -> str:
     return f"llguidance {library_version()} {PARSER_LIMITS}"
 
 
-# What llguidance says where a limit is reached.
+# What llguidance says where a limit is reached, and what it quotes, which are names of the client's.
+_QUOTED = re.compile(r"(['\"]).*?\1")
 _LIMIT_WORDS = ("fuel", "limit", "too many", "too big", "too large", "too complex")
 
 
 def is_limit(complaint: str) -> bool:
     """Returns whether a complaint of llguidance is of a limit, and not of what the grammar says."""
-    lower = complaint.lower()
+    lower = _QUOTED.sub("", complaint.lower())
     return any(word in lower for word in _LIMIT_WORDS)

@@ -113,7 +113,8 @@ def _of_vllm(body: FormatShape) -> list[Asked]:
         if text is not None:
             asked.append(Asked(parameter, "format.grammar", Lark(text)))
     if shape.json_object:
-        asked.append(Asked(f"{under}.json_object", "format", JsonObject()))
+        any_object = JsonSchema('{"type": "object"}', compact=True) if compact else JsonObject()
+        asked.append(Asked(f"{under}.json_object", "format", any_object))
     return asked
 
 

@@ -163,6 +163,10 @@ def test_beam_search_says_all_of_itself(search: BeamSearch) -> None:
     [
         (StructuredOutputsParams(json="{}"), {"json_schema": {"schema": "{}"}}),
         (StructuredOutputsParams(json_object=True), {"json_object": True}),
+        (
+            StructuredOutputsParams(json_object=True, disable_any_whitespace=True),
+            {"json_schema": {"schema": '{"type": "object"}', "compact": True}},
+        ),
         (StructuredOutputsParams(regex="a+"), {"regex": "a+"}),
         (StructuredOutputsParams(choice=["a", "b"]), {"choices": {"texts": ["a", "b"]}}),
         (StructuredOutputsParams(choice=[]), {"choices": {}}),

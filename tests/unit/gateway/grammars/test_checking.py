@@ -128,6 +128,12 @@ def test_a_format_that_is_too_large_behind_thoughts_is_told_as_such() -> None:
     assert refusal(output, speech=Speech(BY_NAME["hermes"], True)) == (Reason.GRAMMAR_TOO_COMPLEX, "format")
 
 
+def test_what_a_client_calls_its_properties_is_no_limit() -> None:
+    for name in ("limit", "fuel's"):
+        tree = {"type": "object", "properties": {}, "required": [name], "additionalProperties": False}
+        assert refusal(schema(tree)) == (Reason.FIELD_INVALID, SCHEMA)
+
+
 def test_what_is_no_grammar_is_refused_where_it_stands() -> None:
     assert refusal(JsonSchema("{")) == (Reason.FIELD_INVALID, SCHEMA)
     assert refusal(JsonSchema("[]")) == (Reason.FIELD_INVALID, SCHEMA)

@@ -41,6 +41,10 @@ def understand(**parameters: Any) -> tuple[OutputFormat | None, Any]:
         ({"structured_outputs": {"json": SCHEMA}}, JsonSchema(TEXT)),
         ({"structured_outputs": {"json": TEXT, "disable_any_whitespace": True}}, JsonSchema(TEXT, compact=True)),
         ({"structured_outputs": {"json_object": True}}, JsonObject()),
+        (
+            {"structured_outputs": {"json_object": True, "disable_any_whitespace": True}},
+            JsonSchema('{"type": "object"}', compact=True),
+        ),
         ({"structured_outputs": {"regex": "a+"}}, Regex("a+")),
         ({"structured_outputs": {"choice": ["a", "b"]}}, Choices(("a", "b"))),
         ({"structured_outputs": {"grammar": 'start: "a"'}}, Lark('start: "a"')),
