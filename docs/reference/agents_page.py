@@ -41,9 +41,12 @@ that nobody knows with `FIELD_INVALID`.
 - Errors have Anthropic's form, `{{"type": "error", "error": {{"type", "message"}}}}`, with our `reason` and
   `violations`. A message on a prompt that is too long begins with `prompt is too long`, by which agents know to
   shorten it.
-- `anthropic-beta` and `anthropic-version` are not read. `HEAD /` is answered with 200.
+- `anthropic-beta` and the value of `anthropic-version` are not read. `HEAD /` is answered with 200.
 
 `/v1/messages/count_tokens` takes the parameters of the prompt: {count}.
+
+`GET /v1/models` and `GET /v1/models/ID` answer in Anthropic's form, all on one page, where the call has the header
+`anthropic-version`, which Anthropic's clients send.
 
 ## /v1/responses
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from gateway.fronts.anthropic.document import SHAPES as MESSAGES_SHAPES
 from gateway.fronts.anthropic.endpoints import add_messages
+from gateway.fronts.anthropic.models import add_models
 from gateway.fronts.openai.app import make_app
 from gateway.fronts.openai.schema.document import describe
 from gateway.fronts.responses.document import SHAPES as RESPONSES_SHAPES
@@ -21,6 +22,7 @@ def make_http_app(generation: GenerationService) -> FastAPI:
     """Makes the application of all HTTP APIs that generate, whose errors are OpenAI's where an API has no own."""
     app = make_app(generation)
     add_messages(app, generation)
+    add_models(app, generation)
     add_responses(app, generation)
     describe(app, (MESSAGES_SHAPES, RESPONSES_SHAPES))
     return app

@@ -1,0 +1,70 @@
+"""Serves the models in Anthropic's form, to those who say by a header that they speak its API."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from fastapi.responses import JSONResponse
+from starlette.datastructures import Headers
+from starlette.routing import Match
+
+from blockyard.errors import BlockyardError, Reason
+from gateway.fronts.anthropic.endpoints import AnsweringRoute
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from starlette.types import Scope
+
+    from gateway.generation import GenerationService
+    from gateway.request import ModelCard
+
+_PATH = "/v1/models"
+_VERSION = "anthropic-version"
+
+
+class VersionedRoute(AnsweringRoute):
+    """A route for calls with the header that all of Anthropic's clients send; others go to the next of its path."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Returns whether a call is for this route."""
+        return super().matches(scope) if _VERSION in Headers(scope=scope) else (Match.NONE, {})
+
+
+class ModelEndpoints:
+    """Serves questions about the models."""
+
+    def __init__(self, generation: GenerationService) -> None:
+        self._generation = generation
+        self._created_at = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+    async def list_models(self) -> JSONResponse:
+        """Lists the models that are served, all on one page."""
+        models = [self._model(card) for card in self._generation.models()]
+        first, last = (models[0]["id"], models[-1]["id"]) if models else (None, None)
+        return JSONResponse({"data": models, "has_more": False, "first_id": first, "last_id": last})
+
+    async def get_model(self, name: str) -> JSONResponse:
+        """Returns one model."""
+        for card in self._generation.models():
+            if card.name == name:
+                return JSONResponse(self._model(card))
+        raise BlockyardError(Reason.MODEL_NOT_FOUND, f"the model {name!r} is not served here")
+
+    def _model(self, card: ModelCard) -> dict[str, Any]:
+        return {
+            "type": "model",
+            "id": card.name,
+            "display_name": card.name,
+            "created_at": self._created_at,
+            "max_input_tokens": card.max_model_len,
+        }
+
+
+def add_models(app: FastAPI, generation: GenerationService) -> None:
+    """Adds the routes to an application, before those of its paths that ask for no header."""
+    endpoints = ModelEndpoints(generation)
+    app.router.routes[:0] = [
+        VersionedRoute(_PATH, endpoints.list_models, methods=["GET"], include_in_schema=False),
+        VersionedRoute(_PATH + "/{name:path}", endpoints.get_model, methods=["GET"], include_in_schema=False),
+    ]
