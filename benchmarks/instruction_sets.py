@@ -71,7 +71,9 @@ class OurKernels:
     def __init__(self, profile: Profile, steps: dict[str, Workload]) -> None:
         self.profile = profile
         self._steps = steps
-        self._inputs = {name: step.inputs(profile.shape.vocab_size) for name, step in steps.items()}
+        self._inputs = {
+            name: step.inputs(profile.shape.vocab_size, profile.num_kv_groups) for name, step in steps.items()
+        }
 
     def ops(self, step: str) -> list[tuple[Op, float]]:
         """Computes a step, and returns products and attention over all its rows, and the head, with their seconds.

@@ -80,7 +80,9 @@ def bytes_of(shape: Shape, workload: Workload) -> int:
 
 def compare(profiles: dict[str, Profile], workload: Workload, num_rounds: int) -> dict[str, Any]:
     """Returns for each model its step, what it reads in a second, that beside Llama's, and where its time goes."""
-    inputs = {name: workload.inputs(profile.shape.vocab_size) for name, profile in profiles.items()}
+    inputs = {
+        name: workload.inputs(profile.shape.vocab_size, profile.num_kv_groups) for name, profile in profiles.items()
+    }
     rounds: dict[str, list[list[tuple[Op, float]]]] = {name: [] for name in profiles}
     for _ in range(1 + num_rounds):
         for name, profile in profiles.items():

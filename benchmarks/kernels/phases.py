@@ -51,11 +51,12 @@ class Workload:
     num_new_tokens: int
     length: int
 
-    def inputs(self, vocab_size: int) -> StepInputs:
-        """The step, of random ids, each sequence in blocks of its own."""
+    def inputs(self, vocab_size: int, num_kv_groups: int = 1) -> StepInputs:
+        """The step, of random ids, each sequence in blocks of its own, also of each KV group."""
         draw = np.random.default_rng(0)
         width = -(-self.length // BLOCK_SIZE)
-        tables = 1 + np.arange(self.num_sequences * width, dtype=np.int32).reshape(self.num_sequences, width)
+        num_tables = num_kv_groups * self.num_sequences
+        tables = 1 + np.arange(num_tables * width, dtype=np.int32).reshape(num_tables, width)
         new = np.full(self.num_sequences, self.num_new_tokens, np.int64)
         token_ids = draw.integers(0, vocab_size, new.sum())
         return StepInputs(new, np.full_like(new, self.length), tables, token_ids, np.cumsum(new) - 1)
@@ -115,7 +116,9 @@ class Profile:
         )
         self._loaded.backend.set_num_threads(num_threads)
         self._loaded.model.reserve_positions(PROMPT_TOKENS)
-        num_blocks = 1 + max(max_sequences * -(-CONTEXT // BLOCK_SIZE), PROMPT_TOKENS // BLOCK_SIZE)
+        self.num_kv_groups = self._loaded.model.kv_groups.num_groups
+        most = max(max_sequences * -(-CONTEXT // BLOCK_SIZE), PROMPT_TOKENS // BLOCK_SIZE)
+        num_blocks = 1 + most * self.num_kv_groups
         # The plan has its address, and does not hold it.
         self._pool = allocate_pool(BlockFormat.of(self._loaded.model, BLOCK_SIZE), num_blocks, cpu)
         sizes = CaptureSizes(PROMPT_TOKENS, max_sequences, BLOCK_SIZE, self._loaded.config.sliding_window)
@@ -142,7 +145,7 @@ class Profile:
 
     def measure(self, workload: Workload, num_rounds: int) -> dict[str, Any]:
         """The step's time by op, in milliseconds, beside the ceilings of the moment."""
-        inputs = workload.inputs(self.shape.vocab_size)
+        inputs = workload.inputs(self.shape.vocab_size, self.num_kv_groups)
         before = self._measure_machine()
         # The first one warms up.
         rounds = [self.replay(inputs) for _ in range(1 + num_rounds)][1:]
