@@ -16,6 +16,8 @@ class Markers:
         self._longest = max(map(len, self._prefixes), default=0)
         firsts = {text[0] for text in self._prefixes}
         self._first = re.compile("|".join(map(re.escape, firsts))) if firsts else None
+        begins = {text[0] for text in texts}
+        self._begin = re.compile("|".join(map(re.escape, begins))) if begins else None
 
     def search(self, text: str, start: int = 0, *, at_end: bool = False) -> re.Match[str] | None:
         """Finds the first marker; none while what comes, unless the text is `at_end`, may make it a longer one."""
@@ -27,6 +29,10 @@ class Markers:
 
     def _certain(self, found: re.Match[str] | None, *, at_end: bool) -> re.Match[str] | None:
         return None if found is None or (self.may_become(found.string, found.start()) and not at_end) else found
+
+    def may_begin_in(self, text: str) -> bool:
+        """Returns whether a text has a character with which a marker begins."""
+        return self._begin is not None and self._begin.search(text) is not None
 
     def may_become(self, text: str, start: int) -> bool:
         """Returns whether all of a text from a place on may become a marker, or a longer one."""

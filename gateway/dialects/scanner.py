@@ -96,16 +96,27 @@ class Scanner:
         self._num_begun = 0
         # The marker that ends the call before has not come yet.
         self._is_in_call = False
+        # Those up to which text is copied, while it is.
+        self._copied_to: Markers | None = None
         self._machine = self._run(reasoning_is_open=reasoning_is_open)
 
     def push(self, text: str, *, is_last: bool = False) -> list[Parts]:
         """Takes the next piece of the answer and returns what is certain now, in order; with the last piece, all."""
+        if not is_last and self._is_text(text):
+            return [Parts(text)]
         self._feed.add(text)
         self._feed.at_end = is_last
         next(self._machine, None)
         parts = [*self._before, self._parts]
         self._before, self._parts = [], Parts()
         return parts
+
+    def _is_text(self, text: str) -> bool:
+        """Returns whether a piece can be nothing but text, as most are: then the machine need not see it."""
+        markers, feed = self._copied_to, self._feed
+        if markers is None or not text or feed.mark < len(feed.text):
+            return False
+        return not text[-1].isspace() and not markers.may_begin_in(text)
 
     # What readers of calls tell: CallSink.
 
@@ -204,7 +215,9 @@ class Scanner:
             emit(feed.take(end))
             if feed.at_end:
                 return None
+            self._copied_to = markers if emit == self._on_text else None
             yield
+            self._copied_to = None
         emit(feed.take(feed.place + len(feed.text[feed.place : found.start()].rstrip())))
         feed.place = found.end()
         return found[0]

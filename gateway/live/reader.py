@@ -82,6 +82,8 @@ class _Cursor:
         # What was held back is told with the last of the tokens: who has these has that too.
         is_last = is_last and (self.pause is None or delta.num_tokens == answer.num_tokens)
         pieces = parser.push(delta.text, is_last=is_last)
+        if len(pieces) == 1 and pieces[0].text is delta.text and not is_last:
+            return [delta]
         if not (any(pieces[0]) or delta.token_ids or delta.logprobs):
             return []
         num_tokens = answer.num_tokens if is_last else delta.num_tokens
