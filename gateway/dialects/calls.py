@@ -25,5 +25,5 @@ _READERS = {
 
 
 def read_calls(feed: Feed, calls: Calls, sink: CallSink) -> Generator[None, None, None]:
-    """Reads one stretch of calls. Raises NotACall where it is none, or is broken: what was not told then is text."""
+    """Reads neighbouring calls. Raises NotACall where there is none or one is broken: the untold rest is then text."""
     yield from _READERS[calls.style](feed, calls, sink)

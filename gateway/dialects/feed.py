@@ -68,7 +68,7 @@ class Feed:
         self.mark = 0
 
     def commit(self) -> None:
-        """Notes that all to here is told, or means nothing."""
+        """Marks everything before `place` as told or skipped."""
         self.mark = self.place
 
     def take(self, end: int) -> str:
@@ -79,7 +79,7 @@ class Feed:
 
     @property
     def untold(self) -> str:
-        """All that was looked at and nobody was told of."""
+        """Returns the text between `mark` and `place`: read, and not told yet."""
         return self.text[self.mark : self.place]
 
     def peek(self) -> Generator[None, None, str]:

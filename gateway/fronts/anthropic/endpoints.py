@@ -17,7 +17,7 @@ from gateway.fronts.anthropic.schema import CountBody, MessagesBody
 from gateway.fronts.http_calls.bodies import parse_body, read_json
 from gateway.fronts.http_calls.errors import client_error
 from gateway.fronts.http_calls.headers import read_tenant
-from gateway.fronts.http_calls.single_reader import started
+from gateway.fronts.http_calls.single_reader import read_all, started
 from gateway.fronts.http_calls.streaming import Connection, EventStream
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class MessageEndpoints:
             headers = {"request-id": accepted.request_id}
             if call.stream:
                 return EventStream(_events(answer, reader), connection, resources.pop_all(), headers)
-            await connection.run(_read_all(answer, reader))
+            await connection.run(read_all(answer, reader))
             return Response(answer.encode(), headers=headers, media_type="application/json")
 
     async def count_tokens(self, request: Request) -> JSONResponse:
@@ -96,13 +96,6 @@ async def _events(answer: MessageAnswer, reader: Reader) -> AsyncGenerator[Serve
                 yield encode_event(event)
     except Exception as error:  # noqa: BLE001 - the boundary of what fails after the status line
         yield encode_event(errors.error_object(errors.rename(client_error(error))))
-
-
-async def _read_all(answer: MessageAnswer, reader: Reader) -> None:
-    reader.be_patient()
-    async for item in reader:
-        for _ in answer.add(item):
-            pass
 
 
 async def _not_served(request: Request) -> Response:

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from blockyard.errors import BlockyardError
 from gateway.request import Accepted
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Iterable
 
     from gateway.generation import GenerationService
     from gateway.live.reader import Reader
-    from gateway.request import GenerationRequest, ResumeRequest
+    from gateway.request import Event, GenerationRequest, ResumeRequest
+
+
+class Answer(Protocol):
+    """Takes what a reader brings."""
+
+    def add(self, event: Event) -> Iterable[Any]:
+        """Takes an event, and makes those of a stream of it as it is iterated."""
+        ...
 
 
 @asynccontextmanager
@@ -54,3 +62,11 @@ async def _begun(reader: Reader) -> AsyncGenerator[tuple[Reader, Accepted], None
         yield reader, event
     finally:
         await reader.aclose()
+
+
+async def read_all(answer: Answer, reader: Reader) -> None:
+    """Reads a whole answer, of which no stream is made."""
+    reader.be_patient()
+    async for event in reader:
+        for _ in answer.add(event):
+            pass

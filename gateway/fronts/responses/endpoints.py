@@ -13,7 +13,7 @@ from blockyard.errors import BlockyardError, Reason
 from gateway.fronts.http_calls.bodies import parse_body, read_json
 from gateway.fronts.http_calls.errors import client_error
 from gateway.fronts.http_calls.headers import read_tenant
-from gateway.fronts.http_calls.single_reader import resumed, started
+from gateway.fronts.http_calls.single_reader import read_all, resumed, started
 from gateway.fronts.http_calls.streaming import Connection, EventStream
 from gateway.fronts.http_calls.token_counts import token_counter
 from gateway.fronts.openai import errors
@@ -66,7 +66,7 @@ class ResponseEndpoints:
             if call.stream:
                 return EventStream(_events(answer, reader), connection, resources.pop_all(), headers)
             if not call.background:
-                await connection.run(_read_all(answer, reader))
+                await connection.run(read_all(answer, reader))
             return Response(encode(answer.response()), headers=headers, media_type="application/json")
 
     async def retrieve(
@@ -118,17 +118,10 @@ async def _events(answer: ResponseAnswer, reader: Reader) -> AsyncGenerator[Serv
             yield encode_event(event)
 
 
-async def _read_all(answer: ResponseAnswer, reader: Reader) -> None:
-    reader.be_patient()
-    async for item in reader:
-        for _ in answer.add(item):
-            pass
-
-
 async def _read_to_its_end(answer: ResponseAnswer, reader: Reader) -> None:
     """Reads an answer whose failure is a part of it."""
     try:
-        await _read_all(answer, reader)
+        await read_all(answer, reader)
     except BlockyardError as error:
         for _ in answer.fail(error):
             pass

@@ -3,29 +3,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import anthropic
-import httpx
 import httpx2
 import pytest
-
-from tests.unit.gateway.fronts.openai.scripted import ScriptedService
-from tests.unit.gateway.fronts.openai.serving import serve_openai
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-
-@pytest.fixture
-async def service() -> ScriptedService:
-    return ScriptedService()
-
-
-@pytest.fixture
-async def http(service: ScriptedService) -> AsyncIterator[httpx.AsyncClient]:
-    async with (
-        serve_openai(service) as url,
-        httpx.AsyncClient(base_url=url, timeout=20, verify=False) as client,
-    ):
-        yield client
+    import httpx
 
 
 @pytest.fixture
