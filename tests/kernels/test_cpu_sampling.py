@@ -136,6 +136,8 @@ def test_the_first_token_is_the_largest_with_the_lowest_id(kernels: Kernels, siz
 def test_a_draw_is_the_winner_of_the_race(kernels: Kernels, size: int) -> None:
     logits = torch.cat([random_logits(8, size), random_logits(8, size).round(), random_logits(8, size, scale=30)])
     logits[4, 1::2] = -INFINITY
+    logits[5, 2:] = -INFINITY
+    logits[6, : size - 1] = -INFINITY
     asked = choices(24, 0.7)
     check_winners(kernels.backend.sampling.choose(logits, asked), logits, asked)
 

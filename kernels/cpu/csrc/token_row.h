@@ -236,8 +236,10 @@ class TokenRow {
     }
 
     void run_chunk(int64_t chunk, Race& race) const {
-        const float least = least_logit_of(race.prefix), best = best_logit_of(chunk) / temperature_;
+        // What is impossible never wins: most of a vocabulary, where a grammar allows few tokens.
+        const float least = std::max(least_logit_of(race.prefix), std::numeric_limits<float>::lowest());
         if (best_logit_of(chunk) < least) return;
+        const float best = best_logit_of(chunk) / temperature_;
         int64_t bound = winning_word(best, race.winner.value);
         for (int64_t id = begin(chunk); id < end(chunk) && bound >= 0; id += TOKENS_AT_ONCE) {
             const Floats logits = max(logits_at(id), logits_at(id + VL));
