@@ -231,7 +231,8 @@ class PromptLogprobs:
     logprobs: tuple[TokenLogprobs, ...]
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen: that takes four times as long to make, and one is made for each token.
+@dataclass(slots=True)
 class Delta:
     """More of the sequence `index`. `token_ids` is empty unless asked for; the totals include this delta.
 

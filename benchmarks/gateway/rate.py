@@ -11,6 +11,7 @@ chats have a tool, and the answers are calls of it.
     python benchmarks/gateway/rate.py --streams 128 --tokens 800
     python benchmarks/gateway/rate.py --rate 20000 --stop "never to be seen"
     python benchmarks/gateway/rate.py --chat --tools --rounds 5
+    python benchmarks/gateway/rate.py --chat --begin "<think>" --rounds 5
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 import psutil
@@ -37,6 +38,9 @@ from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
 from blockyard.model_files import DEMO_FOLDER, model_digest
 from gateway.text.tokenizer import load_tokenizer
 from tests.kit.fakes.fake_scheduler import FakeScheduler, hashed_tokens
+
+if TYPE_CHECKING:
+    from blockyard.scheduler.v1 import scheduler_pb2
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 30.0
@@ -56,6 +60,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--stop", action="append", default=[], help="a stop string of every request")
     parser.add_argument("--chat", action="store_true", help="chats, with answers that are parsed and that are not")
     parser.add_argument("--tools", action="store_true", help="the chats have a tool, which the answers call")
+    parser.add_argument("--begin", default="", help="what every answer begins with, such as <think>")
     parser.add_argument("--rounds", type=int, default=3, help="of each kind, with --chat")
     parser.add_argument("--write", action="store_true", help="keep this run in benchmarks/results/gateway_rate.json")
     parser.add_argument("--role", choices=("main", "source"), default="main", help=argparse.SUPPRESS)
@@ -68,9 +73,17 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 async def run_source(options: argparse.Namespace) -> None:
     """Gives tokens until it is killed. Waits with the first step until every stream is queued."""
-    call = load_tokenizer(DEMO_FOLDER).encode(CALL, add_special_tokens=False)
+    tokenizer = load_tokenizer(DEMO_FOLDER)
+    begin = tokenizer.encode(options.begin, add_special_tokens=False)
+    call = tokenizer.encode(CALL, add_special_tokens=False)
+
+    def script(request: scheduler_pb2.AddRequest, index: int, position: int) -> int:
+        if position < len(begin):
+            return begin[position]
+        return call[position % len(call)] if options.tools else hashed_tokens(request, index, position)
+
     scheduler = FakeScheduler(
-        script=(lambda request, index, position: call[position % len(call)]) if options.tools else hashed_tokens,
+        script=script,
         model_digest=model_digest(DEMO_FOLDER),
         max_model_len=options.tokens + 64,
         step_seconds=options.streams / options.rate if options.rate else 0.0,
@@ -191,7 +204,8 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
     }
     rates = ("tokens_per_second", "tokens_per_gateway_cpu_second")
     ratios = {name: round(medians[True][name] / medians[False][name], 3) for name in rates}
-    return {"tools": options.tools, "unparsed": medians[False], "parsed": medians[True], "parsed_to_unparsed": ratios}
+    told = {"tools": options.tools, "begin": options.begin}
+    return {**told, "unparsed": medians[False], "parsed": medians[True], "parsed_to_unparsed": ratios}
 
 
 def main() -> None:

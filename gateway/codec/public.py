@@ -224,16 +224,19 @@ def encode_accepted(event: Accepted) -> inference_pb2.Accepted:
 
 
 def _encode_delta(event: Delta) -> inference_pb2.Delta:
-    return inference_pb2.Delta(
-        index=event.index,
-        text=event.text,
-        token_ids=event.token_ids,
-        num_tokens=event.num_tokens,
-        num_text_bytes=event.num_text_bytes,
-        logprobs=map(_encode_token_logprobs, event.logprobs),
-        reasoning_text=event.reasoning_text,
-        tool_calls=map(_encode_call_delta, event.tool_calls),
+    delta = inference_pb2.Delta(
+        index=event.index, text=event.text, num_tokens=event.num_tokens, num_text_bytes=event.num_text_bytes
     )
+    # Few deltas have any of these, and each field that is named takes time.
+    if event.token_ids:
+        delta.token_ids.extend(event.token_ids)
+    if event.logprobs:
+        delta.logprobs.extend(map(_encode_token_logprobs, event.logprobs))
+    if event.reasoning_text:
+        delta.reasoning_text = event.reasoning_text
+    if event.tool_calls:
+        delta.tool_calls.extend(map(_encode_call_delta, event.tool_calls))
+    return delta
 
 
 def _encode_call_delta(call: ToolCallDelta) -> inference_pb2.ToolCallDelta:

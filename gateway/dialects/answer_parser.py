@@ -11,7 +11,7 @@ from gateway.dialects.schemas import read_schema
 from gateway.dialects.table import BY_NAME
 
 if TYPE_CHECKING:
-    from gateway.dialects.scanner import CallPiece
+    from gateway.dialects.scanner import CallPiece, Kind
 
 
 class ToolSchema(NamedTuple):
@@ -97,6 +97,10 @@ class AnswerParser:
     def num_invalid_calls(self) -> int:
         """The number of calls that were none, or ended too early."""
         return self._scanner.num_invalid_calls
+
+    def kind_of(self, text: str) -> Kind | None:
+        """Returns what the next piece is, where it can be nothing else as a whole: most are, and need not be pushed."""
+        return self._scanner.kind_of(text)
 
     def push(self, text: str, *, is_last: bool) -> list[ParsedPiece]:
         """Takes more of the answer's text and returns what is certain now, in pieces of which each is in order."""

@@ -57,6 +57,7 @@ class Calls:
         begins: what a call begins with.
         ends: what ends it.
         style: what is between.
+        form: what grammars allow of all this.
         starts: what a call begins with that stands where the answer begins, the prompt having the rest of its marker.
         bare: a call may also stand where the answer begins, without a marker.
         header: of HEADED and GEMMA, an expression for all that is before the arguments, with a group `name` and perhaps
@@ -66,14 +67,14 @@ class Calls:
         key: of TAGS, the markers around an argument's name.
         value: of TAGS, those around its value; the first may be none.
         trims_lines: of TAGS, whether a value has a line of its own.
-        quotes: of GEMMA, markers around texts.
+        quote: of GEMMA, the marker around texts.
         dropped: what may stand around calls and means nothing.
-        form: what grammars allow of all this; None: a model that speaks so cannot be held to it.
     """
 
     begins: tuple[str, ...]
     ends: tuple[str, ...]
     style: Style
+    form: CallForm
     starts: tuple[str, ...] = ()
     bare: bool = False
     header: str = ""
@@ -82,9 +83,8 @@ class Calls:
     key: Span = Span((), ())
     value: Span = Span((), ())
     trims_lines: bool = False
-    quotes: tuple[str, ...] = ()
+    quote: str = ""
     dropped: tuple[str, ...] = ()
-    form: CallForm | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,8 @@ class Dialect:
             found += reasoning.begins + reasoning.ends
         if calls is not None:
             spans = (*calls.key.begins, *calls.key.ends, *calls.value.begins, *calls.value.ends)
-            found += [*calls.begins, *calls.ends, *calls.inner, *calls.name_ends, *spans, *calls.quotes, *calls.dropped]
+            found += [*calls.begins, *calls.ends, *calls.inner, *calls.name_ends, *spans, *calls.dropped]
+            found += [calls.quote] if calls.quote else []
         return tuple(dict.fromkeys(found))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import math
 import re
 from typing import TYPE_CHECKING
 
@@ -24,9 +23,16 @@ _WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "fal
 _SCALAR = re.compile(r"[^,)\]}]*")
 _MAX_SCALAR_CHARACTERS = 4096
 _PLAIN = {quote: re.compile(rf"[^\\{quote}]*") for quote in "\"'"}
-_ESCAPE = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[0-7]{1,3}|.)", re.DOTALL)
-# What an escape has at most.
-_ESCAPE_CHARACTERS = 10
+_HEX = "[0-9a-fA-F]"
+_ESCAPE = re.compile(rf"\\(?:x{_HEX}{{2}}|u{_HEX}{{4}}|U{_HEX}{{8}}|[0-7]{{1,3}}|.)", re.DOTALL)
+# What comes cannot make it longer.
+_CERTAIN_ESCAPE = re.compile(
+    rf"\\(?:[^xuU0-7]|x(?:{_HEX}{{2}}|(?={_HEX}?[^0-9a-fA-F]))|u(?:{_HEX}{{4}}|(?={_HEX}{{0,3}}[^0-9a-fA-F]))"
+    rf"|U(?:{_HEX}{{8}}|(?={_HEX}{{0,7}}[^0-9a-fA-F]))|[0-7]{{3}}|[0-7]{{1,2}}(?=[^0-7]))",
+    re.DOTALL,
+)
+_JSON_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
+_PYTHON_NUMBER = re.compile(r"[-+]?[\d._eE+-]+")
 _MAX_DEPTH = 32
 
 
@@ -56,18 +62,27 @@ def read_gemma(feed: Feed, calls: Calls, sink: CallSink) -> Generator[None, None
     """Reads a header, and an object with bare keys."""
     yield from read_header(feed, calls, sink)
     feed.place += 1
-    yield from _Literals(feed, sink.on_arguments, markers_of(*calls.quotes)).members(":", "}")
+    yield from _Literals(feed, sink.on_arguments, markers_of(calls.quote)).members(":", "}")
     sink.on_call_end()
 
 
 class _Literals:
-    """Writes literals as JSON. `quotes`: what texts stand between; None: Python's quotes."""
+    """Writes literals as JSON. `quotes`: what texts stand between; None: Python's quotes.
+
+    Nothing is told before all that makes it certain is taken: what comes behind a place does not say it again.
+    """
 
     def __init__(self, feed: Feed, emit: Callable[[str], None], quotes: Markers | None) -> None:
         self._feed = feed
         self._emit = emit
         self._quotes = quotes
         self._depth = 0
+        # What is told before what comes next.
+        self._waiting = ""
+
+    def _tell(self, text: str) -> None:
+        self._emit(self._waiting + text)
+        self._waiting = ""
 
     def members(self, equals: str, close: str) -> Generator[None, None, None]:
         """Copies keys and values up to what closes them, as an object."""
@@ -76,23 +91,27 @@ class _Literals:
     def _sequence(
         self, brackets: str, close: str, item: Callable[[], Generator[None, None, None]]
     ) -> Generator[None, None, None]:
-        separator = brackets[0]
+        self._tell(brackets[0])
+        is_first = True
         while (character := (yield from self._feed.peek())) != close:
-            if character == "," and separator != brackets[0]:
+            if character == "," and not is_first:
                 self._feed.place += 1
+                self._tell("")
                 continue
-            self._emit(separator)
-            separator = ", "
+            if not is_first:
+                self._waiting += ", "
+            is_first = False
             yield from item()
         self._feed.place += 1
-        self._emit(brackets if separator == brackets[0] else brackets[1])
+        self._tell(brackets[1])
 
     def _member(self, equals: str) -> Generator[None, None, None]:
         character = yield from self._feed.peek()
+        key = ""
         if not (yield from self._string(character)):
-            self._emit(write_string((yield from self._feed.word())))
+            key = write_string((yield from self._feed.word()))
         yield from self._feed.expect(equals)
-        self._emit(": ")
+        self._tell(f"{key}: ")
         yield from self.value()
 
     def value(self) -> Generator[None, None, None]:
@@ -122,9 +141,10 @@ class _Literals:
                 break
             yield
         text = feed.text[feed.place : found.end()].strip()
-        value = _WORDS.get(text) or _number(text) or self._bare(text)
+        self._waiting += _WORDS.get(text) or _number(text) or self._bare(text)
         feed.place = found.end()
-        self._emit(value)
+        if feed.at_end and feed.place == len(feed.text):
+            self._tell("")
 
     def _bare(self, text: str) -> str:
         if self._quotes is None or not text:
@@ -136,25 +156,25 @@ class _Literals:
         if self._quotes is not None:
             if not (yield from self._feed.accepts(self._quotes)):
                 return False
-            self._emit('"')
+            self._tell('"')
             yield from self._copy_marked(self._quotes)
         else:
             if first not in _PLAIN:
                 return False
             self._feed.place += 1
-            self._emit('"')
+            self._tell('"')
             yield from self._copy_quoted(first)
-        self._emit('"')
+        self._tell('"')
         return True
 
     def _copy_marked(self, quotes: Markers) -> Generator[None, None, None]:
         feed = self._feed
         while (found := quotes.search(feed.text, feed.place, at_end=feed.at_end)) is None:
-            self._emit(write_string(feed.take(len(feed.text) - quotes.num_held(feed.text, feed.place)))[1:-1])
+            self._tell(write_string(feed.take(len(feed.text) - quotes.num_held(feed.text, feed.place)))[1:-1])
             if feed.at_end:
                 raise NotACall
             yield
-        self._emit(write_string(feed.take(found.start()))[1:-1])
+        self._tell(write_string(feed.take(found.start()))[1:-1])
         feed.place = found.end()
 
     def _copy_quoted(self, quote: str) -> Generator[None, None, None]:
@@ -162,36 +182,26 @@ class _Literals:
         while True:
             found = _PLAIN[quote].match(feed.text, feed.place)
             assert found is not None
-            self._emit(write_string(feed.take(found.end()))[1:-1])
+            self._tell(write_string(feed.take(found.end()))[1:-1])
             if feed.text.startswith(quote, feed.place):
                 feed.place += 1
                 return
-            if len(feed.text) - feed.place < _ESCAPE_CHARACTERS and not feed.at_end and not self._ends_escape():
+            escape = (_ESCAPE if feed.at_end else _CERTAIN_ESCAPE).match(feed.text, feed.place)
+            if escape is None:
+                if feed.at_end:
+                    raise NotACall
                 yield
                 continue
-            escape = _ESCAPE.match(feed.text, feed.place)
-            if escape is None:
-                raise NotACall
             feed.place = escape.end()
-            self._emit(_unescape(escape[0]))
-
-    def _ends_escape(self) -> bool:
-        """Returns whether an escape of one character stands here, which is certain at once."""
-        following = self._feed.text[self._feed.place + 1 : self._feed.place + 2]
-        return following not in "xuU01234567" if following else False
+            self._tell(_unescape(escape[0]))
 
 
 def _number(text: str) -> str | None:
     """Returns a number as JSON: as it is written where that is JSON."""
+    if _JSON_NUMBER.fullmatch(text):
+        return text
     try:
-        value = float(text.replace("_", ""))
-        if not math.isfinite(value):
-            return None
-        return text if isinstance(json.loads(text), int | float) else None
-    except ValueError:
-        pass
-    try:
-        return repr(ast.literal_eval(text)) if re.fullmatch(r"[-+]?[\d._eE+-]+", text) else None
+        return json.dumps(ast.literal_eval(text), allow_nan=False) if _PYTHON_NUMBER.fullmatch(text) else None
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         # Thousands of signs are too deep for Python's parser.
         return None

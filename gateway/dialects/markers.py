@@ -16,8 +16,8 @@ class Markers:
         self._longest = max(map(len, self._prefixes), default=0)
         firsts = {text[0] for text in self._prefixes}
         self._first = re.compile("|".join(map(re.escape, firsts))) if firsts else None
-        begins = {text[0] for text in texts}
-        self._begin = re.compile("|".join(map(re.escape, begins))) if begins else None
+        begins = re.escape("".join({text[0] for text in texts}))
+        self._free = re.compile(rf"[^{begins}]*[^{begins}\s]" if texts else ".*", re.DOTALL)
 
     def search(self, text: str, start: int = 0, *, at_end: bool = False) -> re.Match[str] | None:
         """Finds the first marker; none while what comes, unless the text is `at_end`, may make it a longer one."""
@@ -30,9 +30,12 @@ class Markers:
     def _certain(self, found: re.Match[str] | None, *, at_end: bool) -> re.Match[str] | None:
         return None if found is None or (self.may_become(found.string, found.start()) and not at_end) else found
 
-    def may_begin_in(self, text: str) -> bool:
-        """Returns whether a text has a character with which a marker begins."""
-        return self._begin is not None and self._begin.search(text) is not None
+    def is_free(self, text: str) -> bool:
+        """Returns whether a text has no character with which a marker begins, and does not end with white space.
+
+        Without markers every text is free.
+        """
+        return self._free.fullmatch(text) is not None
 
     def may_become(self, text: str, start: int) -> bool:
         """Returns whether all of a text from a place on may become a marker, or a longer one."""
@@ -47,6 +50,12 @@ class Markers:
                 return len(text) - place
             place += 1
         return 0
+
+    def end_before(self, text: str, start: int) -> int:
+        """Returns the place up to which no marker begins, nor white space before one, whatever comes."""
+        if self._pattern is None:
+            return len(text)
+        return start + len(text[start : len(text) - self.num_held(text, start)].rstrip())
 
 
 @lru_cache(1024)

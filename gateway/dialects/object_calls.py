@@ -134,9 +134,10 @@ def _copy_string(feed: Feed, value: JsonValue, emit: Callable[[str], None]) -> G
 
     def push(piece: str) -> None:
         emit(text.push(piece.removesuffix('"') if value.is_whole else piece))
+        if value.is_whole or value.is_broken:
+            emit(text.flush())
 
     yield from copy_value(feed, value, push)
-    emit(text.flush())
 
 
 def read_headed(feed: Feed, calls: Calls, sink: CallSink) -> Generator[None, None, None]:

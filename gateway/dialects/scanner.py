@@ -8,6 +8,7 @@ these: what cannot be understood is text.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from gateway.dialects.calls import read_calls
@@ -17,7 +18,7 @@ from gateway.dialects.markers import Markers, markers_of
 from gateway.dialects.schemas import NO_TOOLS, types_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
+    from collections.abc import Generator, Mapping
 
     from gateway.dialects.dialect import Calls, Dialect
     from gateway.dialects.schemas import Schema
@@ -59,6 +60,13 @@ class Parts:
         return bool(self.calls and self.calls[-1].name)
 
 
+class Kind(Enum):
+    """What a piece of an answer may be without being looked at."""
+
+    TEXT = "text"
+    REASONING = "reasoning"
+
+
 class Scanner:
     """Reads one answer.
 
@@ -96,27 +104,34 @@ class Scanner:
         self._num_begun = 0
         # The marker that ends the call before has not come yet.
         self._is_in_call = False
-        # Those up to which text is copied, while it is.
-        self._copied_to: Markers | None = None
+        # What is copied, and up to which markers, while nothing of it is held back.
+        self._copied: tuple[Kind, Markers] | None = None
         self._machine = self._run(reasoning_is_open=reasoning_is_open)
+
+    def kind_of(self, text: str) -> Kind | None:
+        """Returns what the next piece is, where it can be nothing else as a whole: most are, and need not be pushed."""
+        copied = self._copied
+        return copied[0] if copied is not None and copied[1].is_free(text) else None
 
     def push(self, text: str, *, is_last: bool = False) -> list[Parts]:
         """Takes the next piece of the answer and returns what is certain now, in order; with the last piece, all."""
-        if not is_last and self._is_text(text):
-            return [Parts(text)]
         self._feed.add(text)
-        self._feed.at_end = is_last
         next(self._machine, None)
+        if is_last:
+            self._finish()
         parts = [*self._before, self._parts]
         self._before, self._parts = [], Parts()
         return parts
 
-    def _is_text(self, text: str) -> bool:
-        """Returns whether a piece can be nothing but text, as most are: then the machine need not see it."""
-        markers, feed = self._copied_to, self._feed
-        if markers is None or not text or feed.mark < len(feed.text):
-            return False
-        return not text[-1].isspace() and not markers.may_begin_in(text)
+    def _finish(self) -> None:
+        """Takes the end. What this alone makes certain comes at once: there is no place within it to read on from."""
+        if self._parts.begins_call:
+            self._begin_parts()
+        self._feed.at_end = True
+        next(self._machine, None)
+        if self._before and self._parts == Parts():
+            self._parts = self._before.pop()
+            self._parts.num_bytes_behind = 0
 
     # What readers of calls tell: CallSink.
 
@@ -166,7 +181,7 @@ class Scanner:
             elif is_start and self._calls and self._calls.bare and (yield from self._feed.peek()) in _OPENERS:
                 yield from self._read_calls(self._calls, is_marked=False)
             is_start, self._feed.place = False, self._feed.mark
-            marker = yield from self._copy(self._find_markers(), self._on_text)
+            marker = yield from self._copy(self._find_markers(), Kind.TEXT)
             if marker is None:
                 return
             if marker in self._reasoning.begins:
@@ -201,23 +216,21 @@ class Scanner:
 
     def _reason(self) -> Generator[None, None, None]:
         yield from self._skip_space()
-        yield from self._copy(markers_of(*self._reasoning.ends), self._on_reasoning)
+        yield from self._copy(markers_of(*self._reasoning.ends), Kind.REASONING)
         yield from self._skip_space()
 
-    def _copy(self, markers: Markers, emit: Callable[[str], None]) -> Generator[None, None, str | None]:
+    def _copy(self, markers: Markers, kind: Kind) -> Generator[None, None, str | None]:
         """Copies a text up to a marker, which it returns, or to the end; not the white space before a marker."""
         feed = self._feed
+        emit = self._on_text if kind is Kind.TEXT else self._on_reasoning
         while (found := markers.search(feed.text, feed.place, at_end=feed.at_end)) is None:
-            end = len(feed.text)
-            if not feed.at_end:
-                held = feed.text[feed.place : end - markers.num_held(feed.text, feed.place)]
-                end = feed.place + len(held.rstrip())
+            end = len(feed.text) if feed.at_end else markers.end_before(feed.text, feed.place)
             emit(feed.take(end))
             if feed.at_end:
                 return None
-            self._copied_to = markers if emit == self._on_text else None
+            self._copied = (kind, markers) if end == len(feed.text) else None
             yield
-            self._copied_to = None
+            self._copied = None
         emit(feed.take(feed.place + len(feed.text[feed.place : found.start()].rstrip())))
         feed.place = found.end()
         return found[0]
@@ -236,6 +249,8 @@ class Scanner:
 
     def _begin_parts(self) -> None:
         """Begins other parts where in these what comes would stand before what came."""
+        if self._feed.at_end:
+            return
         self._parts.num_bytes_behind = len(self._feed.text[self._feed.mark :].encode())
         self._before.append(self._parts)
         self._parts = Parts()

@@ -52,13 +52,14 @@ def _types(found: object, schema: Schema, depth: int) -> frozenset[str]:
     if isinstance(values, list):
         return frozenset(type_of(value) for value in cast("list[object]", values))
     if isinstance(reference := part.get("$ref"), str):
-        return _types(_resolve(reference, schema), schema, depth + 1)
+        return _types(resolve(reference, schema), schema, depth + 1)
     branches = [each for name in ("anyOf", "oneOf", "allOf") for each in cast("list[object]", part.get(name) or [])]
     types = [_types(each, schema, depth + 1) for each in branches]
     return frozenset().union(*types) if all(types) else frozenset()
 
 
-def _resolve(reference: str, schema: Schema) -> object:
+def resolve(reference: str, schema: Schema) -> object:
+    """Returns what a reference of a schema leads to; None where it leads nowhere."""
     found: object = schema
     for name in reference.removeprefix("#/").split("/"):
         found = cast("Schema", found).get(name) if isinstance(found, dict) else None

@@ -97,14 +97,27 @@ DIALECTS = (
     ),
     Dialect(
         "gemma",
-        seen_in=(("<|tool_call>", "call:"), ("<start_function_call>",)),
+        seen_in=(("<|tool_call>", "call:"),),
         reasoning=Span(("<|channel>thought",), ("<channel|>",)),
         calls=Calls(
-            ("<|tool_call>", "<start_function_call>"),
-            ("<tool_call|>", "<end_function_call>"),
+            ("<|tool_call>",),
+            ("<tool_call|>",),
             Style.GEMMA,
             header=rf"call:{_NAME}",
-            quotes=('<|"|>', "<escape>"),
+            quote='<|"|>',
+            form=CallForm("<|tool_call>call:", "{", "}<tool_call|>", ""),
+        ),
+    ),
+    Dialect(
+        "function_gemma",
+        seen_in=(("<start_function_call>",),),
+        calls=Calls(
+            ("<start_function_call>",),
+            ("<end_function_call>",),
+            Style.GEMMA,
+            header=rf"call:{_NAME}",
+            quote="<escape>",
+            form=CallForm("<start_function_call>call:", "{", "}<end_function_call>", ""),
         ),
     ),
     Dialect(
@@ -163,14 +176,37 @@ DIALECTS = (
         ),
     ),
     Dialect(
-        "pythonic",
-        seen_in=(("<|python_start|>",), ("<|tool_call_start|>",), ("<function_calls>",), ("[func_name1(",)),
+        "lfm2",
+        seen_in=(("<|tool_call_start|>",),),
         reasoning=_THINK,
         calls=Calls(
-            ("<|python_start|>", "<|tool_call_start|>", "<function_calls>"),
-            ("<|python_end|>", "<|tool_call_end|>", "</function_calls>"),
+            ("<|tool_call_start|>",),
+            ("<|tool_call_end|>",),
+            Style.PYTHONIC,
+            form=CallForm("", "(", ")", ", ", "<|tool_call_start|>[", "]<|tool_call_end|>"),
+        ),
+    ),
+    Dialect(
+        "olmo3",
+        seen_in=(("<function_calls>",),),
+        reasoning=_THINK,
+        calls=Calls(
+            ("<function_calls>",),
+            ("</function_calls>",),
+            Style.PYTHONIC,
+            form=CallForm("", "(", ")", "\n", "<function_calls>\n", "\n</function_calls>"),
+        ),
+    ),
+    Dialect(
+        "pythonic",
+        seen_in=(("<|python_start|>",), ("[func_name1(",)),
+        reasoning=_THINK,
+        calls=Calls(
+            ("<|python_start|>",),
+            ("<|python_end|>",),
             Style.PYTHONIC,
             bare=True,
+            form=CallForm("", "(", ")", ", ", "[", "]"),
         ),
     ),
     Dialect(

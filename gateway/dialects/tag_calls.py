@@ -69,10 +69,12 @@ class _Value:
         self._emit = emit
 
     def read(self) -> Generator[None, None, None]:
+        is_string = self._types == _STRING
+        if is_string:
+            self._emit('"')
         if self._trims_lines:
             yield from self._feed.accepts(markers_of("\n"))
-        if self._types == _STRING:
-            self._emit('"')
+        if is_string:
             yield from self._copy(lambda piece: self._emit(write_string(piece)[1:-1]))
             self._emit('"')
             return

@@ -13,6 +13,8 @@ from blockyard.errors import Reason, Violation, invalid
 from gateway.dialects.dialect import Style
 from gateway.dialects.schemas import read_schema, types_of
 from gateway.grammars.expressions import json_expression, quote
+from gateway.grammars.grammar import Grammar
+from gateway.grammars.literals import Literals
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,70 +26,6 @@ if TYPE_CHECKING:
 _STRING = frozenset({"string"})
 # Of a text between tags, what grammars hold it to, and what says nothing of its form.
 _FOLLOWED = frozenset({"type", "minLength", "maxLength", "title", "description", "default", "examples"})
-_SPACE = r"/[\n ]{0,2}/"
-
-
-class Grammar:
-    """One text for llguidance, rule by rule."""
-
-    def __init__(self, speech: Speech) -> None:
-        self._speech = speech
-        self._rules: list[str] = []
-
-    @property
-    def text(self) -> str:
-        """The whole."""
-        return "\n".join(self._rules)
-
-    @property
-    def before_text(self) -> str:
-        """What stands for that which goes before a text."""
-        return self.literal(self._speech.dialect.before_text)
-
-    def is_special(self, text: str) -> bool:
-        """Returns whether a text begins with a special token."""
-        return text.startswith(tuple(self._speech.special_ids))
-
-    def add(self, name: str, expression: str) -> str:
-        """Adds a rule, and returns its name."""
-        self._rules.append(f"{name}: {expression}")
-        return name
-
-    def literal(self, text: str) -> str:
-        """Returns what stands for a text in which special tokens may be."""
-        written: list[str] = []
-        special = sorted((each for each in self._speech.special_ids if each in text), key=len, reverse=True)
-        while text:
-            found = [(text.find(each), each) for each in special if each in text]
-            place, token = min(found, key=lambda each: (each[0], -len(each[1]))) if found else (len(text), "")
-            written += [quote(text[:place])] if place else []
-            written += [f"<[{self._speech.special_ids[token]}]>"] if token else []
-            text = text[place + len(token) :]
-        return " ".join(written)
-
-    def until(self, name: str, end: str, length: tuple[int, int | None] = (0, None)) -> str:
-        """Adds a rule for any text, of a least and a largest length, and the end that follows it; returns its name."""
-        least, most = length
-        places = [end.find(each) for each in self._speech.special_ids if each in end]
-        if not places:
-            self._rules.append(f"{name}[suffix={quote(end)}]: /(?s:.{{{least},{'' if most is None else most}}})/")
-            return name
-        # What stands before the token is a part of the text: no grammar could tell them apart.
-        place = min(places)
-        least, most = least + place, "" if most is None else most + place
-        self._rules.append(f"{name.upper()}_TEXT: /(?s:.{{{max(least, 1)},{most}}})/")
-        return self.add(name, f"{name.upper()}_TEXT{'' if least else '?'} {self.literal(end[place:])}")
-
-    def thought(self) -> str:
-        """Adds what may be thought before anything is said, and returns what stands for it."""
-        reasoning = self._speech.dialect.reasoning
-        if reasoning is None or not self._speech.may_think:
-            return ""
-        behind = self.literal(self._speech.dialect.behind_reasoning) or _SPACE
-        thought = f"{self.until('thought', reasoning.ends[0])} {behind}"
-        if self._speech.reasoning_is_open:
-            return f"{thought} "
-        return f"({self.literal(reasoning.begins[0])} {thought})? "
 
 
 def write_answer(speech: Speech, expression: str) -> str:
@@ -104,14 +42,14 @@ def write_calls(
     """Writes the grammar of calls of tools, behind what the model thinks.
 
     Args:
-        speech: of a model whose calls have a form.
+        speech: of a model that calls.
         tools: with schemas that llguidance can read.
         must_call: it calls at least one; else it may say something first, or `answer` alone.
         one_call: it calls one at most.
         answer: what stands for the form of an answer without calls; empty: any text.
     """
     calls = speech.dialect.calls
-    assert calls is not None and calls.form is not None
+    assert calls is not None
     form, grammar = calls.form, Grammar(speech)
     grammar.add("named", " | ".join(_add_call(grammar, number, tool, calls, form) for number, tool in enumerate(tools)))
     before = grammar.literal(form.before)
@@ -157,6 +95,8 @@ def _add_call(grammar: Grammar, number: int, tool: ToolSchema, calls: Calls, for
     schema = {"type": "object", **read_schema(tool.parameters)}
     if calls.style is Style.TAGS:
         arguments = _add_parameters(grammar, number, tool, schema, calls, form)
+    elif calls.style in (Style.PYTHONIC, Style.GEMMA):
+        arguments = Literals(grammar, calls, f"literal_{number}", tool, schema).arguments()
     else:
         arguments = grammar.add(f"arguments_{number}", json_expression(json.dumps(schema)))
     head, tail = grammar.literal(f"{name}{form.middle}"), grammar.literal(form.after)
@@ -170,14 +110,16 @@ def _add_parameters(
 
     Raises BlockyardError UNSUPPORTED_PARAMETER for a strict tool of whose texts more is asked than can be followed.
     """
+    properties: Schema = schema.get("properties") or {}
+    if not properties and schema.get("additionalProperties", "properties" not in schema) is not False:
+        return _free_parameters(grammar, number, calls, form)
     required: list[str] = schema.get("required") or []
     shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
     expressions: list[str] = []
-    for place, (key, part) in enumerate((schema.get("properties") or {}).items()):
-        name, line = f"argument_{number}_{place}", "\n" if calls.trims_lines else ""
-        between = f"\n{calls.value.begins[0]}" if calls.value.begins else line
-        head = grammar.literal(f"{calls.key.begins[0]}{key}{calls.key.ends[0]}{between}")
-        end = f"{line}{calls.value.ends[0]}{form.parameter}"
+    between, end = _around_value(calls, form)
+    for place, (key, part) in enumerate(properties.items()):
+        name = f"argument_{number}_{place}"
+        head = grammar.literal(f"{calls.key.begins[0]}{key}{between}")
         if types_of(schema, key) != _STRING:
             part = {**part, **shared} if isinstance(part, dict) else part
             value = f"{json_expression(json.dumps(part))} {grammar.literal(end)}"
@@ -196,3 +138,18 @@ def _add_parameters(
         grammar.add(name, f"{head} {value}")
         expressions.append(name if key in required else f"{name}?")
     return " ".join(expressions)
+
+
+def _around_value(calls: Calls, form: CallForm) -> tuple[str, str]:
+    """Returns what stands between an argument's name and its value, and behind that."""
+    line = "\n" if calls.trims_lines else ""
+    begin = f"\n{calls.value.begins[0]}" if calls.value.begins else line
+    return f"{calls.key.ends[0]}{begin}", f"{line}{calls.value.ends[0]}{form.parameter}"
+
+
+def _free_parameters(grammar: Grammar, number: int, calls: Calls, form: CallForm) -> str:
+    """Adds a rule for an argument of any name, and returns what stands for any number of these."""
+    between, end = _around_value(calls, form)
+    key = f"{grammar.literal(calls.key.begins[0])} /[A-Za-z_][A-Za-z0-9_.-]{{0,63}}/ {grammar.literal(between)}"
+    value = grammar.until(f"text_{number}", end)
+    return f"{grammar.add(f'argument_{number}', f'{key} {value}')}*"

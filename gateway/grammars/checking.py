@@ -97,7 +97,7 @@ def _check_said(output: OutputFormat | None, rule: ParsingRule | None, speech: S
     answer = "" if output is None else expression_of(output)
     if rule is not None and rule.tools and (output is not None or rule.needs_grammar):
         dialect = speech.dialect if speech else None
-        if dialect is not None and dialect.calls is not None and dialect.calls.form is not None:
+        if dialect is not None and dialect.calls is not None:
             assert speech is not None
             if output is not None and dialect.calls.bare and not rule.must_call:
                 description = f"is not supported beside tools of models that speak {dialect.name}"
@@ -122,19 +122,38 @@ def _no_form(rule: ParsingRule, dialect: Dialect | None) -> BlockyardError:
 
 
 def _checked(tool: ToolSchema) -> ToolSchema:
-    """Returns a tool whose schema can be followed: one that cannot is left out, unless it has to be followed."""
+    """Returns a tool whose schema can be followed: what cannot is left out of it, unless it has to be followed."""
     field = "conversation.tools"
     try:
         schema = read_schema(tool.parameters or "{}", field)
         # A schema that is no object is refused with the conversation.
         if isinstance(schema, bool) or not (complaint := _complaint(_schema_text({"type": "object", **schema}))):
             return tool
-        error = _refusal(field, f"of {tool.name!r}: {complaint}")
-    except BlockyardError as refused:
-        error = refused
+    except BlockyardError:
+        if tool.strict:
+            raise
+        return tool._replace(parameters="")
     if tool.strict:
-        raise error
-    return tool._replace(parameters="")
+        raise _refusal(field, f"of {tool.name!r}: {complaint}")
+    return tool._replace(parameters=json.dumps(_loosened(schema)))
+
+
+def _loosened(schema: dict[str, Any]) -> dict[str, Any]:
+    """Keeps of a schema the names of arguments, and of each what can be followed: all of it, its type, or nothing."""
+
+    def with_properties(properties: dict[str, Any]) -> dict[str, Any]:
+        kept = {name: schema[name] for name in ("$defs", "definitions", "required") if name in schema}
+        return {"type": "object", "properties": properties, **kept}
+
+    def can_follow(loosened: dict[str, Any]) -> bool:
+        return not _complaint(_schema_text(loosened))
+
+    loosened: dict[str, Any] = {}
+    properties = schema.get("properties")
+    for name, part in properties.items() if isinstance(properties, dict) else ():
+        choices = (part, {"type": part.get("type")} if isinstance(part, dict) else True)
+        loosened[name] = next((each for each in choices if can_follow(with_properties({name: each}))), {})
+    return with_properties(loosened) if can_follow(with_properties(loosened)) else {"type": "object"}
 
 
 def check_format(output: OutputFormat) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from gateway.codec import state as state_codec
+from gateway.dialects.scanner import Kind
 from gateway.live.answer import Place
 from gateway.request import Delta, Position
 
@@ -78,27 +79,31 @@ class _Cursor:
             if answer.ended is None:
                 return []
             delta = Delta(answer.index, "", (), self.num_tokens, self.num_text_bytes)
+        elif answer.ended is None and (kind := parser.kind_of(delta.text)) is not None:
+            if kind is Kind.REASONING:
+                delta.text, delta.reasoning_text = "", delta.text
+            return [delta]
         is_last = answer.ended is not None and delta.num_text_bytes == len(answer.text)
         # What was held back is told with the last of the tokens: who has these has that too.
         is_last = is_last and (self.pause is None or delta.num_tokens == answer.num_tokens)
         pieces = parser.push(delta.text, is_last=is_last)
-        if len(pieces) == 1 and pieces[0].text is delta.text and not is_last:
-            return [delta]
         if not (any(pieces[0]) or delta.token_ids or delta.logprobs):
             return []
         num_tokens = answer.num_tokens if is_last else delta.num_tokens
-        first, *others = (
-            replace(
-                delta,
-                text=piece.text,
+        deltas = [
+            Delta(
+                answer.index,
+                piece.text,
+                (),
+                num_tokens,
+                delta.num_text_bytes - piece.num_bytes_behind,
                 reasoning_text=piece.reasoning,
                 tool_calls=piece.calls,
-                num_tokens=num_tokens,
-                num_text_bytes=delta.num_text_bytes - piece.num_bytes_behind,
             )
             for piece in pieces
-        )
-        return [first, *(replace(each, token_ids=(), logprobs=()) for each in others)]
+        ]
+        deltas[0].token_ids, deltas[0].logprobs = delta.token_ids, delta.logprobs
+        return deltas
 
     def check(self) -> bool:
         """Returns whether the answer has come to where reading begins; raises FIELD_INVALID if it never will."""

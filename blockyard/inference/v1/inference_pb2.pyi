@@ -754,7 +754,12 @@ Global___WeightVersion: _TypeAlias = WeightVersion  # noqa: Y015
 
 @_typing.final
 class Delta(_message.Message):
-    """More of one sequence. Deltas merge under load; together they are the whole text, always."""
+    """More of one sequence. Deltas merge under load; together they are the whole text, always.
+
+    Of an answer that is parsed, what is in one delta stands in this order: the rest of a call that an earlier delta began,
+    reasoning_text, text, calls that begin. Where that is not the order in which the model wrote it, as with text behind a
+    call, several deltas come one behind another; the first of them has the token ids and the log probabilities.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

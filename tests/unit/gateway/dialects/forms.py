@@ -153,8 +153,8 @@ FORMS = {
         reasoning="<|channel>thought\n%s<channel|>",
         copies=False,
     ),
-    "gemma, of functions": Form(
-        "gemma",
+    "function_gemma": Form(
+        "function_gemma",
         lambda calls: "".join(
             f"<start_function_call>call:{name}{gemma(each)}<end_function_call>".replace('<|"|>', "<escape>")
             for name, each in calls
@@ -163,11 +163,10 @@ FORMS = {
         copies=False,
     ),
     "pythonic": Form("pythonic", python, copies=False, speaks=False),
-    "pythonic, marked": Form(
-        "pythonic", lambda calls: f"<|tool_call_start|>{python(calls)}<|tool_call_end|>", copies=False
-    ),
-    "pythonic, in lines": Form(
-        "pythonic",
+    "pythonic, marked": Form("pythonic", lambda calls: f"<|python_start|>{python(calls)}<|python_end|>", copies=False),
+    "lfm2": Form("lfm2", lambda calls: f"<|tool_call_start|>{python(calls)}<|tool_call_end|>", copies=False),
+    "olmo3": Form(
+        "olmo3",
         lambda calls: "\n".join(["<function_calls>", *(python([call])[1:-1] for call in calls), "</function_calls>"]),
         copies=False,
     ),

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gateway.dialects.scanner import Scanner
+from gateway.dialects.scanner import Kind, Parts, Scanner
 from gateway.dialects.table import BY_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from gateway.dialects.scanner import Parts
     from gateway.dialects.schemas import Schema
 
 _TYPES = {"text": "string", "num": "number", "flag": "boolean", "obj": "object", "maybe": ["string", "null"]}
@@ -55,9 +54,12 @@ class Reading:
 
     def push(self, piece: str, *, is_last: bool = False) -> Read:
         """Reads on, and returns all that came out so far."""
-        for parts in self._scanner.push(piece, is_last=is_last):
-            self._take(parts)
         scanner = self._scanner
+        if is_last or (kind := scanner.kind_of(piece)) is None:
+            for parts in scanner.push(piece, is_last=is_last):
+                self._take(parts)
+        else:
+            self._take(Parts(piece) if kind is Kind.TEXT else Parts(reasoning=piece))
         return Read(
             self._text,
             self._reasoning,
@@ -98,3 +100,20 @@ def payload(text: str) -> Counter[str]:
 def told(read: Read) -> str:
     """All characters that came out."""
     return "".join((read.text, read.reasoning, *(name + arguments for name, _, arguments in read.calls)))
+
+
+def misplaced(dialect: str, answer: str) -> str | None:
+    """Finds a beginning of an answer, where some parts end of those that come at once, of which others come out."""
+    whole, raw = Scanner(BY_NAME[dialect], TOOLS).push(answer, is_last=True), answer.encode()
+    for number, parts in enumerate(whole[:-1], 1):
+        beginning = raw[: len(raw) - parts.num_bytes_behind].decode()
+        if _joined(Scanner(BY_NAME[dialect], TOOLS).push(beginning)) != _joined(whole[:number]):
+            return beginning
+    return None
+
+
+def _joined(parts: Sequence[Parts]) -> tuple[str, str, dict[int, str]]:
+    calls: defaultdict[int, str] = defaultdict(str)
+    for call in itertools.chain.from_iterable(each.calls for each in parts):
+        calls[call.index] += call.name + call.arguments
+    return "".join(each.text for each in parts), "".join(each.reasoning for each in parts), calls

@@ -149,8 +149,8 @@ TEMPLATES = {
         )
         + "</minimax:tool_call>{% endif %}[e~[\n" + _END + "{% if add_generation_prompt %}]~b]ai\n<think>\n{% endif %}",
     ),
-    "gemma, of functions": (
-        "gemma",
+    "function_gemma": (
+        "function_gemma",
         _TOOLS + _LOOP + "<start_of_turn>{{ message.role }}\n{{ message.content }}{% if message.tool_calls %}"
         + _each(
             "<start_function_call>call:{{ call.name }}{{ '{' }}{% for k, v in args.items() %}{{ k }}:"
@@ -159,8 +159,8 @@ TEMPLATES = {
         )
         + "{% endif %}<end_of_turn>\n" + _END + "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}",
     ),
-    "pythonic, LFM2": (
-        "pythonic",
+    "lfm2": (
+        "lfm2",
         _chatml(
             "<|tool_call_start|>["
             + _each(
@@ -170,8 +170,8 @@ TEMPLATES = {
             + "]<|tool_call_end|>"
         ),
     ),
-    "pythonic, OLMo 3": (
-        "pythonic",
+    "olmo3": (
+        "olmo3",
         _chatml(
             "<function_calls>"
             + _each(

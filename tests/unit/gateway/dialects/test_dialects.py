@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.dialects.table import BY_NAME, DIALECTS
 from tests.unit.gateway.dialects.forms import ANSWERS, FORMS, Answer, dumps
-from tests.unit.gateway.dialects.reading import Reading, payload, pieces_of, read, told
+from tests.unit.gateway.dialects.reading import Reading, misplaced, payload, pieces_of, read, told
 
 
 @pytest.mark.parametrize("name", ANSWERS)
@@ -56,6 +57,16 @@ def test_without_tools_calls_are_text(name: str) -> None:
     found = read(form.dialect, [raw], tools={})
     assert found.calls == ()
     assert payload(found.text) == payload(raw)
+
+
+@pytest.mark.parametrize("name", [name for name in ANSWERS if name.endswith((": nested", ": escapes", ": two"))])
+def test_broken_calls_come_out_alike_from_whatever_has_come(name: str) -> None:
+    answer, junk = ANSWERS[name], itertools.cycle(']!,)}<\\" ')
+    for cut, character in zip(range(len(answer.raw)), junk, strict=False):
+        broken = f"{answer.raw[:cut]}{character}{answer.raw[cut:]} so."
+        assert read(answer.dialect, pieces_of(broken, [cut, cut + 1])) == read(answer.dialect, [broken])
+        assert misplaced(answer.dialect, broken) is None
+        assert misplaced(answer.dialect, answer.raw[:cut]) is None
 
 
 @settings(max_examples=300)

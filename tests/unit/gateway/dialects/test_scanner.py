@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.dialects.scanner import Parts, Scanner
+from gateway.dialects.scanner import Scanner
 from gateway.dialects.table import BY_NAME
-from tests.unit.gateway.dialects.reading import TOOLS, pieces_of, read
+from tests.unit.gateway.dialects.reading import TOOLS, misplaced, pieces_of, read
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"x": "</tool_call> \\" }", "n": [1, {"y": 1.50}]}}\n</tool_call>'
 # The answer, and what comes out: text, reasoning, calls.
@@ -27,6 +27,12 @@ ANSWERS = {
         "",
         "",
         (("g", '{"x": "😀é\n"}'),),
+    ),
+    "arguments as text, cut": (
+        '<tool_call>{"name": "g", "arguments": "{\\"x\\": \\"\\ud83d',
+        "",
+        "",
+        (("g", '{"x": "\ufffd'),),
     ),
     "reasoning": ("<think>\nHm, <tool_call>?\n</think>\n\nYes.", "Yes.", "Hm, <tool_call>?", ()),
     "no reasoning": ("<think>\n\n</think>\n\nYes.", "Yes.", "", ()),
@@ -83,6 +89,15 @@ def test_a_number_that_json_has_not_is_a_text(value: str) -> None:
     assert found.calls == (("g", "", f'{{"x": "{value}"}}'),)
 
 
+@pytest.mark.parametrize(
+    ("value", "written"), [("1e999", "1e999"), ("-0", "-0"), (".5", "0.5"), ("1_000", "1000"), ("+1e999", None)]
+)
+def test_a_number_of_python_comes_as_json(value: str, written: str | None) -> None:
+    found = read("pythonic", [f"[g(x={value})]"])
+    assert (found.num_calls, found.num_invalid) == ((1, 0) if written else (0, 1))
+    assert found.calls[0][2] == (f'{{"x": {written}}}' if written else '{"x": ')
+
+
 @pytest.mark.parametrize("rest", [', {"name": "h"}]', ', {"x": 1}]', " and so on"])
 def test_behind_the_one_call_that_is_wanted_nothing_comes(rest: str) -> None:
     answer = f'<tool_call>[{{"name": "g"}}{rest}</tool_call>'
@@ -96,18 +111,9 @@ def test_behind_the_one_call_that_is_wanted_nothing_comes(rest: str) -> None:
     [
         ("hermes", ANSWERS["text between"][0]),
         ("glm", "<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>So.<tool_call>f<arg_key>text"),
+        ("glm", f"<tool_call>f<arg_key>a{CALL} so."),
     ],
 )
 def test_what_stands_before_text_is_told_of_what_stands_before_it_alone(dialect: str, answer: str) -> None:
-    whole = Scanner(BY_NAME[dialect], TOOLS).push(answer, is_last=True)
-    assert len(whole) > 1
-    for number, parts in enumerate(whole[:-1], 1):
-        raw = answer.encode()
-        beginning = raw[: len(raw) - parts.num_bytes_behind].decode()
-        again = Scanner(BY_NAME[dialect], TOOLS).push(beginning)
-        assert said(again) == said(whole[:number])
-
-
-def said(parts: list[Parts]) -> tuple[str, str]:
-    calls = [f"{call.index}{call.name}{call.arguments}" for each in parts for call in each.calls]
-    return "".join(each.text for each in parts), "".join(calls)
+    assert len(Scanner(BY_NAME[dialect], TOOLS).push(answer, is_last=True)) > 1
+    assert misplaced(dialect, answer) is None

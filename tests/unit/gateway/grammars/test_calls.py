@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import tokenizers
@@ -20,6 +20,9 @@ from gateway.grammars.expressions import json_expression
 from tests.unit.gateway.dialects.reading import read
 from tests.unit.gateway.harness import DEMO_MODEL
 
+if TYPE_CHECKING:
+    import random
+
 SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {"text": {"type": "string"}, "num": {"type": "number"}},
@@ -27,7 +30,7 @@ SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
 }
 TOOLS = (ToolSchema("f", json.dumps(SCHEMA), strict=True), ToolSchema("g"))
-FORCED = [dialect.name for dialect in DIALECTS if dialect.calls and dialect.calls.form]
+FORCED = [dialect.name for dialect in DIALECTS if dialect.calls]
 # With markers that are special tokens, which no text spells, and with texts as markers; harmony has none of these.
 BOTH = [(name, special) for name in FORCED for special in (True, False) if special or name != "harmony"]
 
@@ -38,10 +41,12 @@ class Vocabulary:
     def __init__(self, dialect: str, *, special: bool) -> None:
         self._backend = tokenizers.Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
         markers = " ".join(BY_NAME[dialect].markers) if special else "<|end|>"
-        texts = sorted(set(re.findall(r"<[^<>\s=\"]+>|\[[A-Z_/]+\]", markers)))
+        texts = sorted(set(re.findall(r"<[^<>\s=\"]+>|<\|\"\|>|\[[A-Z_/]+\]", markers)))
         self._backend.add_special_tokens([tokenizers.AddedToken(text, special=True) for text in texts])
         self.special_ids = {text: self._backend.token_to_id(text) for text in texts}
         self._library = LLTokenizer(self._backend.to_str(), n_vocab=self._backend.get_vocab_size(), eos_token=0)
+        by_text = self._backend.get_vocab()
+        self._ending_ids = {token_id for text, token_id in by_text.items() if text[0] in '",]})<'} | {0}
 
     def allows(self, grammar: str, text: str) -> bool:
         """Whether a text is allowed as a whole answer."""
@@ -49,6 +54,20 @@ class Vocabulary:
         assert not matcher.get_error(), f"{matcher.get_error()}\n{grammar}"
         token_ids = self._backend.encode(text, add_special_tokens=False).ids
         return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
+
+    def write(self, grammar: str, chance: random.Random, *, max_tokens: int = 300) -> str | None:
+        """Returns an answer of random tokens, which likes to end what it has begun; None for one that is too long."""
+        matcher = LLMatcher(self._library, grammar)
+        assert not matcher.get_error(), f"{matcher.get_error()}\n{grammar}"
+        written: list[int] = []
+        while not matcher.is_stopped() and len(written) < max_tokens:
+            allowed = [token_id for token_id, bias in enumerate(matcher.compute_logit_bias()) if bias]
+            ending = [token_id for token_id in allowed if token_id in self._ending_ids]
+            token_id = chance.choice(ending if ending and chance.random() < 0.3 else allowed)
+            assert matcher.consume_token(token_id)
+            written.append(token_id)
+        text = self._backend.decode([each for each in written if each], skip_special_tokens=False)
+        return text if matcher.is_accepting() or matcher.is_stopped() else None
 
 
 @functools.cache
@@ -59,7 +78,7 @@ def vocabulary(dialect: str, special: bool) -> Vocabulary:
 def call(name: str, dialect: str, *, num: str = "1.5") -> str:
     """A call in the form that grammars allow, by the dialect's own words."""
     calls = BY_NAME[dialect].calls
-    assert calls is not None and calls.form is not None
+    assert calls is not None
     form = calls.form
     arguments = f'{{"text": "a <b>", "num": {num}}}' if name == "f" else "{}"
     if calls.style is Style.TAGS:
@@ -70,12 +89,15 @@ def call(name: str, dialect: str, *, num: str = "1.5") -> str:
         arguments = "".join(
             f"{calls.key.begins[0]}{key}{calls.key.ends[0]}{between}{value}{end}" for key, value in values.items()
         )
+    if calls.style is Style.PYTHONIC:
+        arguments = f'text="a <b>", num={num}' if name == "f" else ""
+    if calls.style is Style.GEMMA:
+        arguments = f"num:{num},text:{calls.quote}a <b>{calls.quote}" if name == "f" else ""
     return f"{form.before}{name}{form.middle}{arguments}{form.after}"
 
 
 def whole(dialect: str, *calls: str) -> str:
     form = BY_NAME[dialect].calls.form  # type: ignore[union-attr]
-    assert form is not None
     return form.opens + (form.separator or "").join(calls) + form.shuts
 
 
@@ -181,3 +203,17 @@ def test_choices_that_are_no_texts_are_none_between_tags() -> None:
         argument = f"<parameter=x>\n{value}\n</parameter>\n"
         answer = f"<tool_call>\n<function=f>\n{argument}</function>\n</tool_call>"
         assert words.allows(grammar, answer) == allowed, value
+
+
+@pytest.mark.parametrize("parameters", ["", '{"type": "object", "additionalProperties": {"type": "string"}}'])
+def test_arguments_that_no_schema_names_may_be_any(parameters: str) -> None:
+    for dialect in ("qwen3_coder", "glm", "minimax"):
+        for special in (True, False):
+            words = vocabulary(dialect, special)
+            speech = Speech(BY_NAME[dialect], special_ids=words.special_ids)
+            tools = (ToolSchema("f", parameters), ToolSchema("g", '{"properties": {}}'))
+            grammar = write_calls(speech, tools, must_call=True, one_call=True)
+            named = call("f", dialect)
+            assert words.allows(grammar, whole(dialect, named))
+            assert words.allows(grammar, whole(dialect, call("g", dialect)))
+            assert not words.allows(grammar, whole(dialect, named.replace("f", "g", 1)))

@@ -10,6 +10,7 @@ import pytest
 
 from blockyard.errors import BlockyardError, Reason
 from blockyard.grammars.limits import MAX_CHOICES, MAX_GRAMMAR_BYTES, MAX_RULES, MAX_SCHEMA_BYTES
+from gateway.dialects.answer_parser import ParsingRule, ToolSchema
 from gateway.dialects.dialect import Speech
 from gateway.dialects.table import BY_NAME
 from gateway.grammars.checking import MAX_CHECKS, GrammarChecks
@@ -176,3 +177,26 @@ def test_formats_are_parts_of_larger_grammars(output: OutputFormat) -> None:
     grammar = f'start: REASONING "</think>" answer\nREASONING: /[a-z]{{0,9}}/\nanswer: {expression_of(output)}'
     assert asyncio.run(ask(grammar=grammar)) == grammar
     assert asyncio.run(ask(output))
+
+
+def test_of_a_schema_that_cannot_be_followed_the_rest_is_where_the_tool_is_not_strict() -> None:
+    places = {"type": "array", "items": {"$ref": "#/$defs/place"}, "uniqueItems": True}
+    tree: dict[str, Any] = {"properties": {"text": {"type": "string"}, "places": places, "odd": {"not": {}}}}
+    tree |= {"required": ["places"], "$defs": {"place": {"type": "integer"}}}
+
+    def rule(*, strict: bool) -> ParsingRule:
+        return ParsingRule("qwen3_coder", (ToolSchema("f", json.dumps(tree), strict),), must_call=True)
+
+    async def grammar_of(rule: ParsingRule) -> str:
+        checks = GrammarChecks()
+        try:
+            return await checks.grammar_of(GenerationRequest("", parsing=rule), Speech(BY_NAME["qwen3_coder"]))
+        finally:
+            checks.close()
+
+    grammar = asyncio.run(grammar_of(rule(strict=False)))
+    for name in tree["properties"]:
+        assert f"<parameter={name}>" in grammar
+    assert '"type": "array"' in grammar
+    with pytest.raises(BlockyardError, match=r"of 'f': .*uniqueItems"):
+        asyncio.run(grammar_of(rule(strict=True)))

@@ -96,16 +96,18 @@ async def test_what_comes_at_once_is_told_in_its_order_and_read_on_from_between(
     call = '<tool_call>{"name": "f", "arguments": {"x": "é"}}</tool_call>'
     core = Core(tokenizer=hermes_tokenizer())
     reader = await core.accepted(prompt=conversation(), return_token_ids=True)
-    core.tokens(core.first, *ids_of(f"Ä.{call}\nB.{call}C."), END_TOKEN)
+    broken = call.replace("}}", '}, "é')
+    core.tokens(core.first, *ids_of(f"Ä.{call}\nB.{call}C.{broken}"), END_TOKEN)
     core.told(ended=[Ending(core.first, FinishReason.STOP)])
     first = Told(reader)
     await first.reading
     assert [(each.text, [piece.index for piece in each.tool_calls]) for each in first.deltas] == [
         ("Ä.", [0]),
         ("B.", [1]),
-        ("C.", []),
+        ("C.", [2]),
+        (', "é', []),
     ]
-    assert [len(each.token_ids) > 0 for each in first.deltas] == [True, False, False]
+    assert [len(each.token_ids) > 0 for each in first.deltas] == [True, False, False, False]
     for number, delta in enumerate(first.deltas):
         positions = {0: Position(delta.num_tokens, delta.num_text_bytes)}
         rest = Told(await core.resume("r", positions=positions))
