@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gateway.fronts.anthropic.schema import CountBody, MessagesBody
-from gateway.fronts.responses.schema import ResponseBody
+from gateway.fronts.responses.schema import InputTokensBody, ResponseBody
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +32,9 @@ that nobody knows with `FIELD_INVALID`.
   comes in `thinking` blocks, whose `signature` is empty; with `display: "omitted"` they are empty. `budget_tokens` and
   `cache_control` are taken without effect: the prefix cache works by itself, and `cache_read_input_tokens` says how
   much it found.
+- `is_error` of a `tool_result` and `eager_input_streaming` of a tool are taken without effect: the text of an error
+  says so, and arguments always come as they are written. `display` of `thinking` and `output_config.format` do not
+  change what `count_tokens` counts.
 - `output_config.format` is a JSON schema that the answer keeps to.
 - An answer goes on with a final message of the assistant.
 - `max_tokens` gives way where the model's length leaves less; an answer that ends there has the `stop_reason`
@@ -39,8 +42,8 @@ that nobody knows with `FIELD_INVALID`.
 - `tool_use.input` is an object: arguments that are no JSON object, as of a call that was cut off, are an empty one. In
   a stream they come as the model writes them.
 - Errors have Anthropic's form, `{{"type": "error", "error": {{"type", "message"}}}}`, with our `reason` and
-  `violations`. A message on a prompt that is too long begins with `prompt is too long`, by which agents know to
-  shorten it.
+  `violations`, which name the block that they are about. A message on a prompt that is too long begins with
+  `prompt is too long`, by which agents know to shorten it.
 - `anthropic-beta` and the value of `anthropic-version` are not read. `HEAD /` is answered with 200.
 
 `/v1/messages/count_tokens` takes the parameters of the prompt: {count}.
@@ -48,7 +51,7 @@ that nobody knows with `FIELD_INVALID`.
 `GET /v1/models` and `GET /v1/models/ID` answer in Anthropic's form, all on one page, where the call has the header
 `anthropic-version`, which Anthropic's clients send.
 
-## /v1/responses
+## /v1/responses, /v1/responses/input_tokens
 
 {responses}
 
@@ -59,6 +62,9 @@ that nobody knows with `FIELD_INVALID`.
   the prefix cache has them.
 - Tools are functions. `text.format` is `text`, `json_object` or `json_schema`, which is kept strictly.
   `reasoning.effort` is the template's `reasoning_effort`.
+- Of items `id`, `status`, `phase`, `logprobs`, `encrypted_content`, `prompt_cache_breakpoint` and the `name` of a
+  `function_call_output` are taken without effect; so are `output_schema` of a tool, `summary` and `generate_summary` of
+  `reasoning` (all of it is told), and `description` and `strict` of a form.
 - `include` takes `message.output_text.logprobs`, of which `top_logprobs` says how many, and
   `reasoning.encrypted_content`: reasoning is not encrypted here, but told in `content`.
 - `usage.output_tokens_details.reasoning_tokens` is how many tokens the text of the reasoning has by itself.
@@ -68,16 +74,21 @@ that nobody knows with `FIELD_INVALID`.
   `POST /v1/responses/{{id}}/cancel` cancels it.
 - `sequence_number` grows with every event, by the number of its characters where it is a piece of a text: so it is the
   same for every reader ([why](../adr/0032-sequence-numbers-count-characters.md)).
-- Errors are those of the OpenAI API. A stream ends with `response.completed`, `response.incomplete`
-  (`max_output_tokens`) or `response.failed`.
+- Errors are those of the OpenAI API; a violation names the item of `input` that it is about. A stream ends with
+  `response.completed`, `response.incomplete` (`max_output_tokens`) or `response.failed`.
+
+`/v1/responses/input_tokens` counts the tokens of a prompt. It takes its parameters: {input_tokens}.
 """
 
 
-def agents_page(note: str, parameters: Callable[[type[BaseModel]], str]) -> str:
-    """Returns the page. `parameters`: describes those of a body."""
+def agents_page(
+    note: str, parameters: Callable[[type[BaseModel]], str], working: Callable[[type[BaseModel]], str]
+) -> str:
+    """Returns the page. `parameters`: describes those of a body; `working`: names those that do something."""
     return AGENTS.format(
         note=note,
         messages=parameters(MessagesBody),
-        count=", ".join(f"`{name}`" for name in CountBody.model_fields if name not in CountBody.WITHOUT_EFFECT),
+        count=working(CountBody),
         responses=parameters(ResponseBody),
+        input_tokens=working(InputTokensBody),
     )

@@ -221,13 +221,17 @@ def _named(names: list[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
+def _working(body: type[BaseModel]) -> str:
+    ignored: frozenset[str] = getattr(body, "WITHOUT_EFFECT", frozenset())
+    return _named([name for name, field in body.model_fields.items() if not _is_neutral(field) and name not in ignored])
+
+
 def _parameters(body: type[BaseModel]) -> str:
     fields = body.model_fields
     refused = [name for name, field in fields.items() if _is_neutral(field)]
     ignored: frozenset[str] = typing.cast("Any", body).WITHOUT_EFFECT
-    works = [name for name in fields if name not in refused and name not in ignored]
     return (
-        f"**Work:** {_named(works)}.\n\n"
+        f"**Work:** {_working(body)}.\n\n"
         f"**Taken, without effect:** {_named([name for name in fields if name in ignored])}.\n\n"
         f"**Not served yet:** {_named(refused)}."
     )
@@ -277,7 +281,9 @@ Messages have the roles `system`, `developer` (which the chat template gets as `
 `tool`, and a text, whole or in parts. The model's chat template makes a prompt of them; `chat_template_kwargs`,
 `documents` and `reasoning_effort` are its variables. Without `max_tokens` or `max_completion_tokens` an answer may be
 as long as the model allows. The `bytes` of the tokens in `logprobs` together are the text, but for what a stop cuts
-off; they are null for a special token, which is not in it.
+off; they are null for a special token, which is not in it. `prompt_cache_breakpoint` of a part, and `description` and
+`strict` of a `json_schema`, which is always kept, have no effect. Tools are functions: calls, tools and choices of
+other types are refused by name, and so is the role `function`.
 
 `tools`, the calls of tools in the assistant's messages and the messages of tools go through the chat template, in the
 form that `transformers` gives them. Calls that the model makes come as `tool_calls`, and what it thinks as
@@ -345,7 +351,7 @@ PAGES = {
     "metrics.md": lambda: metrics_page(NOTE),
     "models.md": lambda: models_page(NOTE),
     "openai.md": openai_page,
-    "agents.md": lambda: agents_page(NOTE, _parameters),
+    "agents.md": lambda: agents_page(NOTE, _parameters, _working),
     "protos.md": lambda: protos_page(NOTE),
 }
 

@@ -75,6 +75,25 @@ class CountedTokens(Shape):
     input_tokens: int
 
 
+class AnthropicModel(Shape):
+    """A model that is served. `max_input_tokens`: its length, prompt and answer together."""
+
+    type: Literal["model"]
+    id: str
+    display_name: str
+    created_at: str
+    max_input_tokens: int
+
+
+class AnthropicModels(Shape):
+    """All models, on one page."""
+
+    data: list[AnthropicModel]
+    has_more: Literal[False]
+    first_id: str | None
+    last_id: str | None
+
+
 class MessageStart(Shape):
     """The message without content: the first event."""
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from gateway import chat
-from gateway.fronts.http_calls.body_types import Neutral, NotServed, Shape, at_most, unsupported
+from gateway.fronts.http_calls.body_types import BY_TYPE, Neutral, NotServed, Shape, at_most, unsupported
 
 # What a provider is told of a request, not a model. It changes with every request, and prefix caches end before it.
 _BILLING = "x-anthropic-billing-header:"
@@ -93,7 +93,12 @@ class ToolResultBlock(Block):
 
 
 _AnyBlock = Annotated[
-    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")
+    Annotated[TextBlock, Tag("[text]")]
+    | Annotated[ThinkingBlock, Tag("[thinking]")]
+    | Annotated[RedactedThinkingBlock, Tag("[redacted_thinking]")]
+    | Annotated[ToolUseBlock, Tag("[tool_use]")]
+    | Annotated[ToolResultBlock, Tag("[tool_result]")],
+    BY_TYPE,
 ]
 Content = Annotated[
     list[_AnyBlock], Field(fail_fast=True), at_most(chat.MAX_PARTS), _check_kinds(IN_MESSAGES, _AnyBlock)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from blockyard.client.chat import Role, ToolChoice
 from gateway import chat
 from gateway.fronts.anthropic.blocks import TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock, join_texts
+from gateway.fronts.http_calls.places import Placed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +25,7 @@ _CHOICES = {
 
 def conversation_of(body: PromptShape) -> chat.Conversation:
     """Makes the conversation: a system message, then those of the body. An answer continues a final assistant's."""
-    messages = [*_system(body), *(message for each in body.messages for message in _messages(each))]
+    messages = [each.message for each in placed_messages(body)]
     choice = body.tool_choice
     return chat.Conversation(
         messages=tuple(messages),
@@ -38,23 +39,32 @@ def conversation_of(body: PromptShape) -> chat.Conversation:
     )
 
 
-def _system(body: PromptShape) -> Iterator[chat.Message]:
-    if content := join_texts(body.system or []):
-        yield chat.Message(Role.SYSTEM, content)
+def placed_messages(body: PromptShape) -> list[Placed]:
+    """Makes the messages of the conversation, with their places in the body."""
+    content = join_texts(body.system or [])
+    system = [Placed(chat.Message(Role.SYSTEM, content), "system")] if content else []
+    return [*system, *(each for number, message in enumerate(body.messages) for each in _messages(message, number))]
 
 
-def _messages(message: MessageShape) -> Iterator[chat.Message]:
+def _messages(message: MessageShape, number: int) -> Iterator[Placed]:
     """Makes a message for each result of a tool, and one of all else, in the order of the calls' API."""
-    for block in message.content:
+    place = f"messages[{number}]"
+    blocks = [(block, f"{place}.content[{index}]") for index, block in enumerate(message.content)]
+    for block, at in blocks:
         if isinstance(block, ToolResultBlock):
-            yield chat.Message(Role.TOOL, join_texts(block.content or []) or "", tool_call_id=block.tool_use_id)
+            result = join_texts(block.content or []) or ""
+            yield Placed(chat.Message(Role.TOOL, result, tool_call_id=block.tool_use_id), at)
     texts = [block for block in message.content if isinstance(block, TextBlock)]
-    calls = tuple(block.as_call() for block in message.content if isinstance(block, ToolUseBlock))
+    calls = [(block.as_call(), at) for block, at in blocks if isinstance(block, ToolUseBlock)]
     thoughts = [block.thinking for block in message.content if isinstance(block, ThinkingBlock)]
     if texts or calls or thoughts or not message.content:
-        yield chat.Message(
-            Role(message.role), join_texts(texts), tool_calls=calls, reasoning_content=chat.join_parts(thoughts)
+        said = chat.Message(
+            Role(message.role),
+            join_texts(texts),
+            tool_calls=tuple(call for call, _ in calls),
+            reasoning_content=chat.join_parts(thoughts),
         )
+        yield Placed(said, place, [at for _, at in calls])
 
 
 def _template_arguments(body: PromptShape) -> dict[str, Any]:

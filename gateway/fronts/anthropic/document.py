@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 from blockyard.errors import Reason
-from gateway.fronts.anthropic.answer_shapes import EVENTS, AnsweredMessage, CountedTokens, MessageFailure
+from gateway.fronts.anthropic.answer_shapes import (
+    EVENTS,
+    AnsweredMessage,
+    AnthropicModel,
+    AnthropicModels,
+    CountedTokens,
+    MessageFailure,
+)
 from gateway.fronts.anthropic.schema import CountBody, MessagesBody
-from gateway.fronts.http_calls.openapi import TENANT, ApiShapes, documented, named_events, streamed
+from gateway.fronts.http_calls.openapi import TENANT, ApiShapes, OtherForm, documented, header, named_events, streamed
 
-SHAPES = ApiShapes((MessagesBody, CountBody, AnsweredMessage, CountedTokens, *EVENTS), {MessagesBody: {}})
+VERSION = "anthropic-version"
+_VERSION = header(VERSION, "asks for Anthropic's form, whatever it says")
+SHAPES = ApiShapes(
+    (MessagesBody, CountBody, AnsweredMessage, CountedTokens, AnthropicModel, AnthropicModels, *EVENTS),
+    {MessagesBody: {}},
+    {
+        "/v1/models": OtherForm(_VERSION, AnthropicModels, MessageFailure),
+        "/v1/models/{name}": OtherForm(_VERSION, AnthropicModel, MessageFailure),
+    },
+)
 MESSAGES = streamed(
     documented(AnsweredMessage, Reason, failure=MessageFailure, bodies=(MessagesBody,), parameters=(TENANT,)),
     named_events(*EVENTS),

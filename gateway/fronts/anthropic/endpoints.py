@@ -13,10 +13,12 @@ from starlette.exceptions import HTTPException
 from gateway.fronts.anthropic import document, errors
 from gateway.fronts.anthropic.answer import MessageAnswer, encode_event
 from gateway.fronts.anthropic.call import understand, understand_count
+from gateway.fronts.anthropic.conversation import placed_messages
 from gateway.fronts.anthropic.schema import CountBody, MessagesBody
 from gateway.fronts.http_calls.bodies import parse_body, read_json
 from gateway.fronts.http_calls.errors import client_error
 from gateway.fronts.http_calls.headers import read_tenant
+from gateway.fronts.http_calls.places import told_by
 from gateway.fronts.http_calls.single_reader import read_all, started
 from gateway.fronts.http_calls.streaming import Connection, EventStream
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 PATH = "/v1/messages"
 _COUNT_PATH = f"{PATH}/count_tokens"
+_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
 
 
 class AnsweringRoute(APIRoute):
@@ -69,7 +72,8 @@ class MessageEndpoints:
             connection = Connection(request.receive)
             resources.push_async_callback(connection.aclose)
             starting = resources.enter_async_context(started(self._generation, call.request, clamps=True))
-            reader, accepted = await connection.run(starting)
+            with told_by(lambda: placed_messages(body)):
+                reader, accepted = await connection.run(starting)
             answer = MessageAnswer(call, accepted)
             headers = {"request-id": accepted.request_id}
             if call.stream:
@@ -82,7 +86,8 @@ class MessageEndpoints:
         tenant = read_tenant(request)
         body = parse_body(CountBody, await read_json(request))
         self._generation.resolve_model(body.model)
-        token_ids = await self._generation.prompt_of(understand_count(body, tenant))
+        with told_by(lambda: placed_messages(body)):
+            token_ids = await self._generation.prompt_of(understand_count(body, tenant))
         return JSONResponse({"input_tokens": len(token_ids)})
 
 
@@ -100,9 +105,10 @@ async def _events(answer: MessageAnswer, reader: Reader) -> AsyncGenerator[Serve
 
 async def _not_served(request: Request) -> Response:
     """Refuses what else the API has, by name."""
-    if request.url.path == _COUNT_PATH:
-        raise HTTPException(405, f"{request.method} {_COUNT_PATH} is not supported", {"Allow": "POST"})
-    raise HTTPException(404, f"{request.url.path} is not supported: {PATH} and {_COUNT_PATH} are")
+    path = request.url.path
+    if path in (PATH, _COUNT_PATH):
+        raise HTTPException(405, f"{request.method} {path} is not supported: POST is", {"Allow": "POST"})
+    raise HTTPException(404, f"{path} is not supported: {PATH} and {_COUNT_PATH} are")
 
 
 async def _alive() -> Response:
@@ -116,6 +122,7 @@ def add_messages(app: FastAPI, generation: GenerationService) -> None:
     router = APIRouter(route_class=AnsweringRoute)
     router.add_api_route(PATH, endpoints.create, methods=["POST"], **document.MESSAGES)
     router.add_api_route(_COUNT_PATH, endpoints.count_tokens, methods=["POST"], **document.COUNT_TOKENS)
-    router.add_api_route(PATH + "/{rest:path}", _not_served, methods=["GET", "POST", "DELETE"], include_in_schema=False)
+    for path in (PATH, PATH + "/{rest:path}"):
+        router.add_api_route(path, _not_served, methods=_METHODS, include_in_schema=False)
     app.include_router(router)
     app.add_api_route("/", _alive, methods=["HEAD"], include_in_schema=False)

@@ -10,6 +10,7 @@ from starlette.datastructures import Headers
 from starlette.routing import Match
 
 from blockyard.errors import BlockyardError, Reason
+from gateway.fronts.anthropic.document import VERSION
 from gateway.fronts.anthropic.endpoints import AnsweringRoute
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from gateway.request import ModelCard
 
 _PATH = "/v1/models"
-_VERSION = "anthropic-version"
 
 
 class VersionedRoute(AnsweringRoute):
@@ -28,7 +28,7 @@ class VersionedRoute(AnsweringRoute):
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """Returns whether a call is for this route."""
-        return super().matches(scope) if _VERSION in Headers(scope=scope) else (Match.NONE, {})
+        return super().matches(scope) if VERSION in Headers(scope=scope) else (Match.NONE, {})
 
 
 class ModelEndpoints:

@@ -25,6 +25,8 @@ class MessageShape(Shape):
 
     role: Literal["user", "assistant", "system"]
     content: Content
+    clear_at: NotServed = None
+    output_config: NotServed = None
 
 
 def _check_tool(value: Any) -> Any:
@@ -76,12 +78,19 @@ def _check_thinking(value: Any) -> Any:
     return value
 
 
+def _check_display(value: Any) -> Any:
+    if value == "updates":
+        raise unsupported("of the kind 'updates' is not supported")
+    return value
+
+
 class ThinkingShape(Shape):
     """Whether the model thinks first. `budget_tokens` is a wish, which models here cannot be told."""
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: int | None = None
-    display: Literal["summarized", "omitted"] | None = None
+    display: Annotated[Literal["summarized", "omitted"] | None, BeforeValidator(_check_display)] = None
+    block_binding: NotServed = None
 
 
 class OutputFormat(Shape):

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import h11
+from starlette.datastructures import Headers
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from blockyard.errors import BlockyardError, Reason
@@ -16,6 +17,7 @@ from blockyard.security.authentication import Authenticator, Credentials, find_k
 from blockyard.telemetry import EventLogger
 from blockyard.wrong_doors import GRPC_PORT
 from gateway.fronts.anthropic import errors as anthropic_errors
+from gateway.fronts.anthropic.document import VERSION
 from gateway.fronts.anthropic.endpoints import PATH as MESSAGES_PATH
 from gateway.fronts.openai.errors import error_response, response
 from gateway.fronts.wrong_doors import GRPC_PREFACE, TLS_PREFACE, WrongDoorLog, http_refusal
@@ -94,8 +96,8 @@ def _credentials(scope: Scope) -> Credentials:
 
 
 async def _refuse(error: BlockyardError, scope: Scope, receive: Receive, send: Send) -> None:
-    answer = anthropic_errors.error_response if scope["path"].startswith(MESSAGES_PATH) else error_response
-    refusal = answer(error)
+    is_anthropic = scope["path"].startswith(MESSAGES_PATH) or VERSION in Headers(scope=scope)
+    refusal = (anthropic_errors.error_response if is_anthropic else error_response)(error)
     if error.reason is Reason.UNAUTHENTICATED:
         refusal.headers["www-authenticate"] = "Bearer"
     # What else the client is sending is not waited for.

@@ -55,8 +55,13 @@ def of_details(found: Sequence[Mapping[str, Any]], *, skip: int = 0) -> Blockyar
     return invalid(_violation(item["type"], item["loc"][skip:], item["msg"]) for item in found[:MAX_VIOLATIONS])
 
 
+def _is_tag(part: int | str) -> bool:
+    """Returns whether a part of a place is none of the body: of a key, or of a shape in a union."""
+    return isinstance(part, str) and part.startswith("[") and part.endswith("]")
+
+
 def _violation(kind: str, location: tuple[int | str, ...], message: str) -> Violation:
-    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location if part != "[key]")[1:]
+    name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location if not _is_tag(part))[1:]
     if kind == UNSUPPORTED:
         return Violation(name, message, Reason.UNSUPPORTED_PARAMETER)
     descriptions = {"extra_forbidden": "is not a parameter of this call", "missing": "is required"}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, model_validator
 from pydantic_core import PydanticCustomError, core_schema
 
 if TYPE_CHECKING:
@@ -50,6 +50,15 @@ class Neutral:
             "description": f"{self._message[:1].upper()}{self._message[1:]}: leave it out.",
         }
 
+
+def _read_type(value: Any) -> str | None:
+    return f"[{cast('dict[str, Any]', value).get('type')}]" if isinstance(value, dict) else None
+
+
+# Of a union whose shapes have tags: their types in brackets, which are left out of an error's path.
+BY_TYPE = Discriminator(
+    _read_type, custom_error_type="type", custom_error_message="should be an object with a type that is known"
+)
 
 NotServed = Annotated[Any, Neutral()]
 """A parameter of which only null is taken."""

@@ -36,10 +36,28 @@ class ApiShapes:
         models: that its routes refer to.
         names: of its bodies whose parameters have the core's ranges, what they call the core's fields where this
             differs from the general names.
+        forms: its answers to GET at paths of another API, which are for calls with a header.
     """
 
     models: tuple[type[Shape], ...]
     names: Mapping[type[Shape], Mapping[str, str]] = field(default_factory=dict[Any, Any])
+    forms: Mapping[str, OtherForm] = field(default_factory=dict[str, "OtherForm"])
+
+
+@dataclass(frozen=True, slots=True)
+class OtherForm:
+    """Answers of another form. `parameter`: the header that asks for them."""
+
+    parameter: dict[str, Any]
+    answer: type[Shape]
+    failure: type[Shape]
+
+    def describe(self, operation: dict[str, Any]) -> None:
+        """Adds them to an operation of the document."""
+        operation.setdefault("parameters", []).append(self.parameter)
+        for status, told in operation["responses"].items():
+            other = ref(self.answer if status == "200" else self.failure)
+            told["content"] = {JSON: {"schema": {"anyOf": [told["content"][JSON]["schema"], other]}}}
 
 
 def ref(model: type[Shape]) -> dict[str, str]:

@@ -106,6 +106,13 @@ class Incomplete(Shape):
     reason: Literal["max_output_tokens"]
 
 
+class CountedInput(Shape):
+    """The answer of /v1/responses/input_tokens."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
 class ToldResponse(Shape):
     """The answer of /v1/responses: what has become of it, and the parameters of its body, with the API's defaults.
 

@@ -15,12 +15,13 @@ from gateway.fronts.http_calls.formats import format_parameter
 from gateway.fronts.openai import errors
 from gateway.fronts.openai.call_codec import decode_state, encode_state
 from gateway.fronts.openai.call_state import CallState
-from gateway.fronts.responses.items import messages_of
+from gateway.fronts.responses.items import placed_messages
 from gateway.fronts.responses.schema import LOGPROBS, NamedTool
 from gateway.request import GenerationRequest, OnDisconnect, SamplingOptions, StopOptions
 
 if TYPE_CHECKING:
-    from gateway.fronts.responses.schema import ResponseBody
+    from gateway.fronts.http_calls.places import Placed
+    from gateway.fronts.responses.schema import InputTokensBody, ResponseBody
 
 _NAMES = {"prompt": "input", "messages": "input", "max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
 
@@ -63,6 +64,11 @@ def understand(body: ResponseBody, tenant: str, created: int) -> ResponseCall:
     return _kept(call) if call.background else call
 
 
+def understand_count(body: InputTokensBody, tenant: str) -> GenerationRequest:
+    """Makes the request whose prompt is counted of a body of /v1/responses/input_tokens."""
+    return GenerationRequest(prompt=_conversation(body), model=body.model or "", tenant=tenant)
+
+
 def rename(error: BlockyardError) -> BlockyardError:
     """Renames the parameters of an error of the core to those of the API."""
     return rename_violations(
@@ -70,12 +76,17 @@ def rename(error: BlockyardError) -> BlockyardError:
     )
 
 
-def _conversation(body: ResponseBody) -> chat.Conversation:
+def placed_messages_of(body: ResponseBody | InputTokensBody) -> list[Placed]:
+    """Makes the messages of the conversation, with their places in the body."""
+    return placed_messages(body.instructions, body.input or [])
+
+
+def _conversation(body: ResponseBody | InputTokensBody) -> chat.Conversation:
     effort = body.reasoning.effort if body.reasoning else None
     named = body.tool_choice if isinstance(body.tool_choice, NamedTool) else None
     choice = body.tool_choice if isinstance(body.tool_choice, str) else "auto"
     return chat.Conversation(
-        messages=messages_of(body.instructions, body.input),
+        messages=tuple(each.message for each in placed_messages_of(body)),
         tools=tuple(tool.as_tool() for tool in body.tools or ()),
         tool_choice=ToolChoice.REQUIRED if named else ToolChoice(choice),
         named_tool=named.name if named else "",

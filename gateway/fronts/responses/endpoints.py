@@ -7,20 +7,22 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 from fastapi import Request, Response
+from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from blockyard.errors import BlockyardError, Reason
 from gateway.fronts.http_calls.bodies import parse_body, read_json
 from gateway.fronts.http_calls.errors import client_error
 from gateway.fronts.http_calls.headers import read_tenant
+from gateway.fronts.http_calls.places import told_by
 from gateway.fronts.http_calls.single_reader import read_all, resumed, started
 from gateway.fronts.http_calls.streaming import Connection, EventStream
 from gateway.fronts.http_calls.token_counts import token_counter
 from gateway.fronts.openai import errors
 from gateway.fronts.responses import document
 from gateway.fronts.responses.answer import FROM_THE_BEGINNING, ResponseAnswer, encode, encode_event
-from gateway.fronts.responses.call import call_of, rename, understand
-from gateway.fronts.responses.schema import ResponseBody
+from gateway.fronts.responses.call import call_of, placed_messages_of, rename, understand, understand_count
+from gateway.fronts.responses.schema import InputTokensBody, ResponseBody
 from gateway.request import ResumeRequest
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from gateway.request import Accepted
 
 PATH = "/v1/responses"
+_COUNT_PATH = f"{PATH}/input_tokens"
 
 
 class ResponseEndpoints:
@@ -58,7 +61,8 @@ class ResponseEndpoints:
             resources.push_async_callback(connection.aclose)
             try:
                 starting = resources.enter_async_context(started(self._generation, call.request))
-                reader, accepted = await connection.run(starting)
+                with told_by(lambda: placed_messages_of(body)):
+                    reader, accepted = await connection.run(starting)
             except BlockyardError as error:
                 raise rename(error) from None
             answer = await self._make_answer(call, accepted)
@@ -68,6 +72,18 @@ class ResponseEndpoints:
             if not call.background:
                 await connection.run(read_all(answer, reader))
             return Response(encode(answer.response()), headers=headers, media_type="application/json")
+
+    async def count_tokens(self, request: Request) -> JSONResponse:
+        """Counts the tokens of an input as a prompt."""
+        tenant = read_tenant(request)
+        body = parse_body(InputTokensBody, await read_json(request))
+        self._generation.resolve_model(body.model or "")
+        try:
+            with told_by(lambda: placed_messages_of(body)):
+                token_ids = await self._generation.prompt_of(understand_count(body, tenant))
+        except BlockyardError as error:
+            raise rename(error) from None
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": len(token_ids)})
 
     async def retrieve(
         self, request: Request, response_id: str, stream: bool = False, starting_after: int = FROM_THE_BEGINNING
@@ -147,6 +163,8 @@ def add_responses(app: FastAPI, generation: GenerationService) -> None:
     endpoints = ResponseEndpoints(generation)
     of_one = PATH + "/{response_id}"
     app.add_api_route(PATH, endpoints.create, methods=["POST"], **document.CREATE)
+    app.add_api_route(_COUNT_PATH, endpoints.count_tokens, methods=["POST"], **document.COUNT_TOKENS)
+    app.add_api_route(_COUNT_PATH, _allow("POST"), methods=["GET", "DELETE"], include_in_schema=False)
     app.add_api_route(of_one, endpoints.retrieve, methods=["GET"], **document.RETRIEVE)
     app.add_api_route(of_one + "/cancel", endpoints.cancel, methods=["POST"], **document.CANCEL)
     app.add_api_route(of_one, _allow("GET"), methods=["POST", "DELETE"], include_in_schema=False)

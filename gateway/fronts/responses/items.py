@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from blockyard.client.chat import Role
 from gateway import chat
-from gateway.fronts.http_calls.body_types import Neutral, NotServed, Shape, at_most, unsupported
+from gateway.fronts.http_calls.body_types import BY_TYPE, Neutral, NotServed, Shape, at_most, unsupported
+from gateway.fronts.http_calls.places import Placed
 
 _TEXT_KINDS = frozenset({"input_text", "output_text", "text", "reasoning_text", "summary_text"})
 _ITEM_KINDS = frozenset({"message", "function_call", "function_call_output", "reasoning"})
@@ -76,6 +77,7 @@ class CallItem(Shape):
     status: _Status = None
     caller: Annotated[Any, Neutral({"type": "direct"})] = None
     namespace: NotServed = None
+    is_async: Annotated[Any, Neutral(False), Field(alias="async")] = None
 
 
 class CallOutputItem(Shape):
@@ -102,7 +104,13 @@ class ReasoningItem(Shape):
     status: _Status = None
 
 
-_Item = Annotated[MessageItem | CallItem | CallOutputItem | ReasoningItem, Field(discriminator="type")]
+_Item = Annotated[
+    Annotated[MessageItem, Tag("[message]")]
+    | Annotated[CallItem, Tag("[function_call]")]
+    | Annotated[CallOutputItem, Tag("[function_call_output]")]
+    | Annotated[ReasoningItem, Tag("[reasoning]")],
+    BY_TYPE,
+]
 
 
 def _check_items(value: Any) -> Any:
@@ -118,7 +126,8 @@ def _check_item(item: Any) -> Any:
     if not isinstance(item, dict):
         return item
     fields = cast("dict[str, Any]", item)
-    kind = fields.get("type", "message")
+    # What has neither a type nor a role, but an id, is the API's reference to a stored item.
+    kind = fields.get("type") or ("item_reference" if "id" in fields and "role" not in fields else "message")
     if isinstance(kind, str) and kind not in _ITEM_KINDS:
         raise unsupported(f"has an item of the type {kind!r}, which is not supported")
     return fields | {"type": kind}
@@ -132,29 +141,31 @@ Items = Annotated[
 ]
 
 
-def messages_of(instructions: str | None, items: Items) -> tuple[chat.Message, ...]:
-    """Makes the messages of a conversation.
+def placed_messages(instructions: str | None, items: Items) -> list[Placed]:
+    """Makes the messages of a conversation, with their places in the body.
 
     What an answer consisted of (reasoning, a message, calls) becomes one message of the assistant. Instructions and the
     system's and developer's messages that follow them are one, since templates know one at the beginning.
     """
-    messages: list[chat.Message] = []
+    messages: list[Placed] = []
     answer = _Answer()
     rules = [instructions] if instructions else []
-    for item in items:
+    for number, item in enumerate(items):
+        place = f"input[{number}]"
         if isinstance(item, MessageItem) and item.role in ("system", "developer") and not (messages or answer):
             rules.append(_join(item.content) or "")
         elif isinstance(item, CallOutputItem):
             messages += answer.take()
-            messages.append(chat.Message(Role.TOOL, _join(item.output) or "", tool_call_id=item.call_id))
+            message = chat.Message(Role.TOOL, _join(item.output) or "", tool_call_id=item.call_id)
+            messages.append(Placed(message, place))
         elif isinstance(item, MessageItem) and item.role != "assistant":
             messages += answer.take()
-            messages.append(chat.Message(Role(item.role), _join(item.content)))
+            messages.append(Placed(chat.Message(Role(item.role), _join(item.content)), place))
         else:
-            messages += answer.add(item)
+            messages += answer.add(item, place)
     messages += answer.take()
-    first = [chat.Message(Role.SYSTEM, "\n".join(rules))] if rules else []
-    return (*first, *messages)
+    first = [Placed(chat.Message(Role.SYSTEM, "\n".join(rules)), "instructions")] if rules else []
+    return [*first, *messages]
 
 
 class _Answer:
@@ -164,25 +175,28 @@ class _Answer:
         self._reasoning: list[str] = []
         self._texts: list[str] = []
         self._calls: list[chat.ToolCall] = []
+        self._place = ""
+        self._call_places: list[str] = []
 
     def __bool__(self) -> bool:
         return bool(self._reasoning or self._texts or self._calls)
 
-    def add(self, item: MessageItem | CallItem | ReasoningItem) -> list[chat.Message]:
+    def add(self, item: MessageItem | CallItem | ReasoningItem, place: str) -> list[Placed]:
         """Adds an item; returns the message before it, where the item is of another answer."""
+        begins = self._calls or (self._texts and isinstance(item, ReasoningItem))
+        finished = self.take() if begins and not isinstance(item, CallItem) else []
+        if not self:
+            self._place = place
         if isinstance(item, CallItem):
             self._calls.append(chat.ToolCall(item.name, item.arguments, item.call_id))
-            return []
-        if isinstance(item, ReasoningItem):
-            finished = self.take() if self._texts or self._calls else []
-            if text := _join(item.content) or _join(item.summary):
-                self._reasoning.append(text)
-            return finished
-        finished = self.take() if self._calls else []
-        self._texts.append(_join(item.content) or "")
+            self._call_places.append(place)
+        elif isinstance(item, MessageItem):
+            self._texts.append(_join(item.content) or "")
+        elif text := _join(item.content) or _join(item.summary):
+            self._reasoning.append(text)
         return finished
 
-    def take(self) -> list[chat.Message]:
+    def take(self) -> list[Placed]:
         """Returns the message that it has been so far, if any, and begins another."""
         if not self:
             return []
@@ -192,5 +206,6 @@ class _Answer:
             tool_calls=tuple(self._calls),
             reasoning_content=chat.join_parts(self._reasoning),
         )
-        self._reasoning, self._texts, self._calls = [], [], []
-        return [message]
+        placed = Placed(message, self._place, self._call_places)
+        self._reasoning, self._texts, self._calls, self._call_places = [], [], [], []
+        return [placed]

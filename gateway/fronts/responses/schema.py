@@ -1,4 +1,4 @@
-"""The body of /v1/responses: names, types, and what is not served.
+"""The bodies of /v1/responses and of /v1/responses/input_tokens: names, types, and what is not served.
 
 A parameter is one of four kinds, as in `gateway.fronts.openai.schema.requests`: it works; it is taken and has no effect
 here; the API knows it and it is not served, which is an error that names it; or nobody knows it, which is an error too.
@@ -53,6 +53,7 @@ class ToolShape(Shape):
     strict: bool | None = None
     allowed_callers: Annotated[Any, Neutral(["direct"])] = None
     defer_loading: Annotated[Any, Neutral(False)] = None
+    is_async: Annotated[Any, Neutral(False), Field(alias="async")] = None
     output_schema: dict[str, Any] | None = None
 
     def as_tool(self) -> chat.Tool:
@@ -80,7 +81,7 @@ def _check_tool_choice(value: Any) -> Any:
     try:
         return NamedTool.model_validate(value)
     except ValidationError:
-        message = "should be 'none', 'auto', 'required' or {{'type': 'function', 'name': …}}"
+        message = "should be 'none', 'auto', 'required' or {'type': 'function', 'name': …}"
         raise PydanticCustomError("tool_choice", message) from None
 
 
@@ -129,7 +130,37 @@ class StreamOptions(Shape):
     include_obfuscation: Annotated[Any, Neutral(False)] = None
 
 
-class ResponseBody(Shape):
+Tools = (
+    Annotated[list[Annotated[ToolShape, BeforeValidator(_check_tool)]], Field(fail_fast=True), at_most(chat.MAX_TOOLS)]
+    | None
+)
+
+
+class PromptShape(Shape):
+    """The fields that make the prompt, and those that nothing stands behind."""
+
+    model: str | None = None
+    instructions: str | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: ReasoningShape | None = None
+    text: TextShape | None = None
+    tool_choice: Annotated[Any, BeforeValidator(_check_tool_choice)] = None
+    tools: Tools = None
+
+    conversation: Annotated[Any, Neutral(message=_STATELESS)] = None
+    previous_response_id: Annotated[Any, Neutral(message=_STATELESS)] = None
+    truncation: Annotated[Any, Neutral("disabled")] = None
+
+
+class InputTokensBody(PromptShape):
+    """The body of /v1/responses/input_tokens."""
+
+    input: Items | None = None
+
+    personality: NotServed = None
+
+
+class ResponseBody(PromptShape):
     """The body of /v1/responses."""
 
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset(
@@ -144,27 +175,15 @@ class ResponseBody(Shape):
         }
     )
 
-    model: str | None = None
     input: Items
-    instructions: str | None = None
     background: bool | None = None
     include: Annotated[list[str] | None, BeforeValidator(_check_include)] = None
     max_output_tokens: int | None = None
     metadata: Annotated[dict[str, str], at_most(MAX_METADATA)] | None = None
-    reasoning: ReasoningShape | None = None
     store: Annotated[Any, Neutral(False, message=_STATELESS)] = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     temperature: float | None = None
-    text: TextShape | None = None
-    tool_choice: Annotated[Any, BeforeValidator(_check_tool_choice)] = None
-    tools: (
-        Annotated[
-            list[Annotated[ToolShape, BeforeValidator(_check_tool)]], Field(fail_fast=True), at_most(chat.MAX_TOOLS)
-        ]
-        | None
-    ) = None
-    parallel_tool_calls: bool | None = None
     top_logprobs: int | None = None
     top_p: float | None = None
 
@@ -174,15 +193,12 @@ class ResponseBody(Shape):
     prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
-    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
+    service_tier: str | None = None
     user: str | None = None
 
     access_programs: NotServed = None
     background_options: NotServed = None
     context_management: Annotated[Any, Neutral([])] = None
-    conversation: Annotated[Any, Neutral(message=_STATELESS)] = None
     image: NotServed = None
     moderation: NotServed = None
-    previous_response_id: Annotated[Any, Neutral(message=_STATELESS)] = None
     prompt: NotServed = None
-    truncation: Annotated[Any, Neutral("disabled")] = None

@@ -139,6 +139,8 @@ def describe(app: FastAPI, others: Sequence[ApiShapes] = ()) -> None:
         for body in (CompletionBody, ChatBody):
             tell_lengths(schemas[body.__name__]["properties"])
         document.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
+        for path, form in (item for api in apis for item in api.forms.items()):
+            form.describe(document["paths"][path]["get"])
         for path in document["paths"].values():
             for operation in path.values():
                 _leave_out_defaults(operation)

@@ -49,6 +49,23 @@ def _join_content(value: Any) -> Any:
 _Content = Annotated[str | None, BeforeValidator(_join_content, json_schema_input_type=str | list[TextPart] | None)]
 
 
+def _check_kind(value: Any) -> Any:
+    """Refuses what is of another type than a function by its name."""
+    kind = cast("dict[str, Any]", value).get("type") if isinstance(value, dict) else None
+    if isinstance(kind, str) and kind != "function":
+        raise unsupported(f"of the type {kind!r} is not supported: functions are")
+    return value
+
+
+_OfFunction = BeforeValidator(_check_kind)
+
+
+def _check_role(value: Any) -> Any:
+    if value == "function":
+        raise unsupported("'function' is not supported: 'tool' is")
+    return value
+
+
 class FunctionCall(Shape):
     """A function that the model has called."""
 
@@ -79,11 +96,13 @@ class Message(Shape):
 
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"provider_specific_fields"})
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Annotated[Literal["system", "developer", "user", "assistant", "tool"], BeforeValidator(_check_role)]
     content: _Content = None
     name: str | None = None
     reasoning_content: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True), at_most(chat.MAX_TOOLS)] | None = None
+    tool_calls: (
+        Annotated[list[Annotated[ToolCall, _OfFunction]], Field(fail_fast=True), at_most(chat.MAX_TOOLS)] | None
+    ) = None
     tool_call_id: str | None = None
     provider_specific_fields: dict[str, Any] | None = None
     annotations: Annotated[Any, Neutral([])] = None
@@ -152,10 +171,11 @@ def _read_tool_choice(value: Any) -> Any:
     # Read here: a union would report a violation for each of its branches.
     if value is None or value in ("none", "auto", "required"):
         return value
+    _check_kind(value)
     try:
         return NamedTool.model_validate(value)
     except ValidationError:
-        message = "should be 'none', 'auto', 'required' or {{'type': 'function', 'function': {{'name': …}}}}"
+        message = "should be 'none', 'auto', 'required' or {'type': 'function', 'function': {'name': …}}"
         raise PydanticCustomError("tool_choice", message) from None
 
 
@@ -169,7 +189,7 @@ class ChatShape(Shape):
     messages: Annotated[
         list[Message], Field(fail_fast=True, json_schema_extra={"minItems": 1}), at_most(chat.MAX_MESSAGES)
     ]
-    tools: Annotated[list[Tool], Field(fail_fast=True), at_most(chat.MAX_TOOLS)] | None = None
+    tools: Annotated[list[Annotated[Tool, _OfFunction]], Field(fail_fast=True), at_most(chat.MAX_TOOLS)] | None = None
     tool_choice: Annotated[Any, BeforeValidator(_read_tool_choice, json_schema_input_type=_ToolChoice)] = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

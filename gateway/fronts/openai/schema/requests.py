@@ -231,7 +231,7 @@ class ChatBody(GenerationBody, ChatShape):
     prompt_cache_options: dict[str, Any] | None = None
     prompt_cache_retention: str | None = None
     safety_identifier: str | None = None
-    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
+    service_tier: str | None = None
     store: bool | None = None
 
     def conversation(self) -> chat.Conversation:

@@ -137,7 +137,7 @@ def test_what_the_api_knows_and_is_not_served_is_refused_by_name(fields: dict[st
         ({"messages": [{"role": "robot", "content": "Hi"}]}, "messages[0].role"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text.text"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
     ],
 )
 def test_what_nobody_knows_is_wrong(fields: dict[str, Any], named: str) -> None:

@@ -189,10 +189,33 @@ async def test_what_else_the_api_has_is_refused_by_name(http: httpx.AsyncClient)
     assert "/v1/messages/batches is not supported" in response.json()["error"]["message"]
 
 
-async def test_another_method_of_its_path_is_refused(http: httpx.AsyncClient) -> None:
-    response = await http.get("/v1/messages/count_tokens")
-    assert (response.status_code, response.headers["allow"]) == (405, "POST")
-    assert response.json()["error"]["type"] == "invalid_request_error"
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+async def test_another_method_of_its_paths_is_refused(http: httpx.AsyncClient, path: str) -> None:
+    for method in ("GET", "PUT", "DELETE"):
+        response = await http.request(method, path)
+        assert (response.status_code, response.headers["allow"]) == (405, "POST")
+        assert response.json()["error"]["type"] == "invalid_request_error"
+        assert f"{method} {path} is not supported" in response.json()["error"]["message"]
+
+
+async def test_what_is_wrong_with_a_message_has_its_place_in_the_body(http: httpx.AsyncClient) -> None:
+    use = {"type": "tool_use", "id": "a", "input": {}}
+    body: dict[str, Any] = {
+        "model": "scripted",
+        "system": "Be kind.",
+        "messages": [
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": [{"type": "text", "text": "I look."}, {"name": "f", **use}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a"}, {"type": "text", "text": "So?"}]},
+            {"role": "assistant", "content": [{"type": "text", "text": "Hm."}, {"name": "", **use}]},
+            {"role": "user", "content": [{"name": "f", **use}]},
+        ],
+    }
+    for path, more in (("/v1/messages", {"max_tokens": 5}), ("/v1/messages/count_tokens", {})):
+        response = await http.post(path, json=body | more)
+        assert response.status_code == 400
+        violations = response.json()["error"]["violations"]
+        assert [each["param"] for each in violations] == ["messages[3].content[1].name", "messages[4].content"]
 
 
 async def test_somebody_is_there(http: httpx.AsyncClient) -> None:

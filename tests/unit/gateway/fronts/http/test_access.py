@@ -101,6 +101,9 @@ async def test_a_refusal_has_the_form_of_the_api_that_was_called(tmp_path: Path,
         for path in ("/v1/messages", "/v1/messages/count_tokens"):
             body = (await http.post(path, headers={"x-api-key": "x"})).json()
             assert (body["type"], body["error"]["type"]) == ("error", "authentication_error"), path
+        versioned = {"anthropic-version": "2023-06-01"}
+        assert (await http.get("/v1/models", headers=versioned)).json()["type"] == "error"
+        assert "type" not in (await http.get("/v1/models")).json()
 
 
 @pytest.mark.parametrize("target", ["/health/../v1/who", "/health/%2e%2e/v1/who", "/%2Fv1/who", "/health//../v1/who"])

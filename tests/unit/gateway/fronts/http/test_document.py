@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 MESSAGES, COUNT, RESPONSES = "/v1/messages", "/v1/messages/count_tokens", "/v1/responses"
+INPUT_TOKENS = "/v1/responses/input_tokens"
 OF_ONE, CANCEL = "/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel"
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
 TOOL: dict[str, Any] = {"name": "read", "description": "Reads.", "strict": False}
@@ -134,6 +135,30 @@ async def test_tokens_are_counted_as_it_says(http: httpx.AsyncClient, document: 
     check_response(document, "post", COUNT, response)
 
 
+async def test_the_tokens_of_an_input_are_counted_as_it_says(http: httpx.AsyncClient, document: dict[str, Any]) -> None:
+    for body in ({"input": HELLO, "instructions": "Be kind."}, {"input": [], "previous_response_id": "resp_1"}, {}):
+        check_response(document, "post", INPUT_TOKENS, await http.post(INPUT_TOKENS, json=body))
+
+
+@pytest.mark.parametrize(
+    ("name", "of_openai", "of_anthropic"),
+    [
+        ("", "ModelList", "AnthropicModels"),
+        ("/scripted", "Model", "AnthropicModel"),
+        ("/none", "Failure", "MessageFailure"),
+    ],
+)
+async def test_the_models_are_told_in_both_forms(
+    http: httpx.AsyncClient, document: dict[str, Any], name: str, of_openai: str, of_anthropic: str
+) -> None:
+    path = "/v1/models/{name}" if name else "/v1/models"
+    for headers, form in (({}, of_openai), ({"anthropic-version": "2023-06-01"}, of_anthropic)):
+        response = await http.get(f"/v1/models{name}", headers=headers)
+        check_response(document, "get", path, response)
+        check(document, {"$ref": f"#/components/schemas/{form}"}, response.json())
+    assert "anthropic-version" in [each["name"] for each in document["paths"][path]["get"]["parameters"]]
+
+
 async def test_a_response_in_the_background_is_as_it_says(document: dict[str, Any]) -> None:
     async with (
         FakeScheduler() as scheduler,
@@ -155,7 +180,14 @@ async def test_a_response_in_the_background_is_as_it_says(document: dict[str, An
 
 def test_it_holds_all_apis(document: dict[str, Any]) -> None:
     of_openai: dict[str, Any] = make_app(ScriptedService()).openapi()  # type: ignore[arg-type]
-    assert document["paths"].keys() - of_openai["paths"].keys() == {MESSAGES, COUNT, RESPONSES, OF_ONE, CANCEL}
+    assert document["paths"].keys() - of_openai["paths"].keys() == {
+        MESSAGES,
+        COUNT,
+        RESPONSES,
+        INPUT_TOKENS,
+        OF_ONE,
+        CANCEL,
+    }
     for schema in document["components"]["schemas"].values():
         jsonschema.Draft202012Validator.check_schema(schema)
     assert "$defs" not in json.dumps(document)

@@ -156,7 +156,7 @@ def test_what_is_wrong_with_a_schema_has_its_place_in_the_body() -> None:
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
         ({"input": [{"type": "item_reference", "id": "i"}]}, "input"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].message.content"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content"),
     ],
 )
 def test_what_the_api_knows_and_is_not_served_is_refused_by_name(fields: dict[str, Any], named: str) -> None:

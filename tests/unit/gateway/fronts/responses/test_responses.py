@@ -122,6 +122,34 @@ async def test_the_body_is_told_again_with_the_apis_defaults(client: openai.Asyn
     assert response.reasoning.effort == "low"
 
 
+async def test_the_tokens_of_an_input_are_counted(client: openai.AsyncOpenAI, service: ScriptedService) -> None:
+    asked: dict[str, Any] = {**ASKED, "instructions": "Be kind.", "reasoning": {"effort": "low"}}
+    counted = await client.responses.input_tokens.count(**asked)
+    await client.responses.create(**asked)
+    assert counted.object == "response.input_tokens"
+    assert counted.input_tokens == len(service.requests[0].prompt)  # type: ignore[arg-type]
+    assert (await client.responses.input_tokens.count(model="scripted", instructions="Be kind.")).input_tokens
+
+
+async def test_what_is_wrong_with_an_item_has_its_place_in_the_body(http: httpx.AsyncClient) -> None:
+    call = {"type": "function_call", "call_id": "a", "arguments": "{}"}
+    items: list[Any] = [
+        {"role": "developer", "content": "The directory is /src."},
+        {"role": "user", "content": "Hi"},
+        {"type": "reasoning", "summary": []},
+        {"role": "assistant", "content": "I look."},
+        {"name": "f", **call},
+        {"name": "", **call},
+        {"type": "function_call_output", "call_id": "a", "output": "1"},
+        {"name": "", **call},
+    ]
+    for path in ("/v1/responses", "/v1/responses/input_tokens"):
+        response = await http.post(path, json={"input": items, "instructions": "Be kind."})
+        assert response.status_code == 400
+        violations = response.json()["error"]["violations"]
+        assert [each["param"] for each in violations] == ["input[5].name", "input[7].name"]
+
+
 async def test_what_else_the_api_has_is_refused_by_name(http: httpx.AsyncClient) -> None:
     refusal = await http.get("/v1/responses/resp_1/input_items")
     assert refusal.status_code == 400
@@ -129,7 +157,12 @@ async def test_what_else_the_api_has_is_refused_by_name(http: httpx.AsyncClient)
 
 
 async def test_other_methods_of_its_paths_are_refused(http: httpx.AsyncClient) -> None:
-    for method, path, allowed in (("DELETE", "resp_1", "GET"), ("POST", "compact", "GET"), ("GET", "a/cancel", "POST")):
+    for method, path, allowed in (
+        ("DELETE", "resp_1", "GET"),
+        ("POST", "compact", "GET"),
+        ("GET", "a/cancel", "POST"),
+        ("GET", "input_tokens", "POST"),
+    ):
         refusal = await http.request(method, f"/v1/responses/{path}")
         assert (refusal.status_code, refusal.headers["allow"]) == (405, allowed)
         message = refusal.json()["error"]["message"]
