@@ -122,6 +122,13 @@ def join_parts(parts: Sequence[str]) -> str | None:
     return "\n".join(parts) if parts else None
 
 
+def effort_arguments(effort: str | None) -> dict[str, Any]:
+    """Returns the variables by which templates know how much a model should think: of none most know a flag alone."""
+    if not effort:
+        return {}
+    return {"reasoning_effort": effort} | ({"enable_thinking": False} if effort == "none" else {})
+
+
 def prompt_of(conversation: Conversation, renderer: Renderer) -> str:
     """Makes the prompt of a conversation, special tokens and all.
 

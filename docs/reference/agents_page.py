@@ -61,7 +61,7 @@ that nobody knows with `FIELD_INVALID`.
 - Nothing is stored: `store: true`, `previous_response_id` and `conversation` are refused. Send the earlier items again:
   the prefix cache has them.
 - Tools are functions. `text.format` is `text`, `json_object` or `json_schema`, which is kept strictly.
-  `reasoning.effort` is the template's `reasoning_effort`.
+  `reasoning.effort` is the template's `reasoning_effort`; `none` sets `enable_thinking` to false, too.
 - Of items `id`, `status`, `phase`, `logprobs`, `encrypted_content`, `prompt_cache_breakpoint` and the `name` of a
   `function_call_output` are taken without effect; so are `output_schema` of a tool, `summary` and `generate_summary` of
   `reasoning` (all of it is told), and `description` and `strict` of a form.

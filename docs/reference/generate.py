@@ -279,10 +279,11 @@ likeliest tokens are told beside each, 0 to 20; with `echo`, those of the prompt
 
 Messages have the roles `system`, `developer` (which the chat template gets as `system`), `user`, `assistant` and
 `tool`, and a text, whole or in parts. The model's chat template makes a prompt of them; `chat_template_kwargs`,
-`documents` and `reasoning_effort` are its variables. Without `max_tokens` or `max_completion_tokens` an answer may be
-as long as the model allows. The `bytes` of the tokens in `logprobs` together are the text, but for what a stop cuts
-off; they are null for a special token, which is not in it. `prompt_cache_breakpoint` of a part, and `description` and
-`strict` of a `json_schema`, which is always kept, have no effect. Tools are functions: calls, tools and choices of
+`documents` and `reasoning_effort` are its variables; `"none"` sets `enable_thinking` to false, too. Without
+`max_tokens` or `max_completion_tokens` an answer may be as long as the model allows. The `bytes` of the tokens in
+`logprobs` together are the text, but for what a stop cuts off; they are null for a special token, which is not in it.
+`prompt_cache_breakpoint` of a part, and `description` and `strict` of a `json_schema`, which is always kept, have no
+effect. Tools are functions: calls, tools and choices of
 other types are refused by name, and so is the role `function`.
 
 `tools`, the calls of tools in the assistant's messages and the messages of tools go through the chat template, in the

@@ -92,7 +92,7 @@ def _conversation(body: ResponseBody | InputTokensBody) -> chat.Conversation:
         named_tool=named.name if named else "",
         one_tool_call=body.parallel_tool_calls is False,
         parse_answer=True,
-        template_arguments={"reasoning_effort": effort} if effort else {},
+        template_arguments=chat.effort_arguments(effort),
     )
 
 

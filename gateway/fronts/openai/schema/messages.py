@@ -29,7 +29,10 @@ class TextPart(Shape):
 
 
 def _is_text(part: dict[str, Any]) -> bool:
-    return part.keys() - TextPart.WITHOUT_EFFECT == {"type", "text"} and isinstance(part["text"], str)
+    marks = part.keys() & TextPart.WITHOUT_EFFECT
+    if part.keys() - marks != {"type", "text"} or not isinstance(part["text"], str):
+        return False
+    return all(part[mark] is None or isinstance(part[mark], dict) for mark in marks)
 
 
 def _join_content(value: Any) -> Any:
@@ -205,7 +208,7 @@ class ChatShape(Shape):
 
     def conversation(self) -> chat.Conversation:
         """Converts it to the core's value."""
-        own = {"documents": self.documents, "reasoning_effort": self.reasoning_effort}
+        documents = {} if self.documents is None else {"documents": self.documents}
         named = self.tool_choice if isinstance(self.tool_choice, NamedTool) else None
         choice = ToolChoice.REQUIRED if named else ToolChoice(self.tool_choice or "auto")
         return chat.Conversation(
@@ -216,7 +219,8 @@ class ChatShape(Shape):
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=bool(self.continue_final_message),
             template_arguments={
-                **{name: value for name, value in own.items() if value is not None},
+                **documents,
+                **chat.effort_arguments(self.reasoning_effort),
                 **(self.chat_template_kwargs or {}),
             },
         )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
+from pydantic import ValidationError
 
 from blockyard.channels import PUBLIC_MESSAGE_BYTES
 from blockyard.errors import Violation, invalid
@@ -281,7 +282,22 @@ def test_an_answers_message_is_taken_as_it_was_told(names: tuple[str, ...]) -> N
     assert body.conversation().messages[0].reasoning_content == "I think."
 
 
+def test_no_effort_switches_thoughts_off_unless_the_template_is_told_otherwise() -> None:
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "reasoning_effort": "none"}
+    arguments = ChatBody.model_validate(asked).conversation().template_arguments
+    assert arguments == {"reasoning_effort": "none", "enable_thinking": False}
+    asked["chat_template_kwargs"] = {"enable_thinking": True}
+    assert ChatBody.model_validate(asked).conversation().template_arguments["enable_thinking"] is True
+
+
 def test_marks_for_a_cache_change_nothing() -> None:
     marks: dict[str, Any] = {"cache_control": {"type": "ephemeral"}, "prompt_cache_breakpoint": {"mode": "explicit"}}
     message = {"role": "user", "content": [{"type": "text", "text": "Hi", **marks}]}
     assert ChatBody.model_validate({"messages": [message]}).conversation().messages[0].content == "Hi"
+
+
+@pytest.mark.parametrize("mark", ["cache_control", "prompt_cache_breakpoint"])
+def test_a_mark_for_a_cache_has_the_form_that_the_document_says(mark: str) -> None:
+    message = {"role": "user", "content": [{"type": "text", "text": "Hi", mark: [None]}]}
+    with pytest.raises(ValidationError, match="should be a string or a list of text parts"):
+        ChatBody.model_validate({"messages": [message]})

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from blockyard.errors import Reason
+
 # Of a model that thinks, and calls tools.
 TEMPLATE = Path(__file__).with_name("hermes.jinja")
 SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
@@ -113,6 +115,136 @@ RESPONSES = Api(
     {"stop": "completed", "length": "incomplete", "calls": "completed"},
 )
 APIS = (CHAT, MESSAGES, RESPONSES)
+
+# What a body has in other words than above, for each API in turn; None: that API has no word for it.
+Columns = tuple[dict[str, Any] | None, ...]
+
+
+def _tools(**changes: Any) -> Columns:
+    function: dict[str, Any] = {**_FUNCTION, "strict": False, **changes}
+    told = {name: function[name] for name in ("name", "description", "strict")}
+    return (
+        {"tools": [{"type": "function", "function": function}]},
+        {"tools": [{**told, "input_schema": function["parameters"]}]},
+        {"tools": [{"type": "function", **function}]},
+    )
+
+
+def _form(schema: dict[str, Any]) -> Columns:
+    named = {"name": "form", "schema": schema, "strict": True}
+    return (
+        {"response_format": {"type": "json_schema", "json_schema": named}},
+        {"output_config": {"effort": "low", "format": {"type": "json_schema", "schema": schema}}},
+        {"text": {"format": {"type": "json_schema", **named}}},
+    )
+
+
+FEATURES: dict[str, Columns] = {
+    "a temperature": ({"temperature": 0.25},) * 3,
+    "a nucleus": ({"top_p": 0.5},) * 3,
+    "the likeliest tokens": ({"top_k": 5}, {"top_k": 5}, None),
+    "a length": ({"max_completion_tokens": 7}, {"max_tokens": 7}, {"max_output_tokens": 7}),
+    "stop strings": ({"stop": ["a", "b"]}, {"stop_sequences": ["a", "b"]}, None),
+    "log probabilities": (
+        {"logprobs": True, "top_logprobs": 2},
+        None,
+        {"top_logprobs": 2, "include": ["message.output_text.logprobs"]},
+    ),
+    "several calls": ({"parallel_tool_calls": True}, {"tool_choice": {"type": "auto"}}, {"parallel_tool_calls": True}),
+    "no calls": (
+        {"tool_choice": "none", "parallel_tool_calls": True},
+        {"tool_choice": {"type": "none"}},
+        {"tool_choice": "none", "parallel_tool_calls": True},
+    ),
+    "a call in any case": (
+        {"tool_choice": "required"},
+        {"tool_choice": {"type": "any", "disable_parallel_tool_use": True}},
+        {"tool_choice": "required"},
+    ),
+    "a call of one tool": (
+        {"tool_choice": {"type": "function", "function": {"name": "read"}}},
+        {"tool_choice": {"type": "tool", "name": "read", "disable_parallel_tool_use": True}},
+        {"tool_choice": {"type": "function", "name": "read"}},
+    ),
+    "a strict tool": _tools(strict=True),
+    "a schema": _form(SCHEMA),
+    "an object": ({"response_format": {"type": "json_object"}}, None, {"text": {"format": {"type": "json_object"}}}),
+    "much effort": (
+        {"reasoning_effort": "high"},
+        {"output_config": {"effort": "high"}},
+        {"reasoning": {"effort": "high"}},
+    ),
+    "no thoughts": (
+        {"reasoning_effort": "none"},
+        {"thinking": {"type": "disabled"}, "output_config": {}},
+        {"reasoning": {"effort": "none"}},
+    ),
+}
+
+
+class Rule(NamedTuple):
+    """What each API refuses: with which reason, and at which place of its own body."""
+
+    bodies: Columns
+    places: tuple[str, ...]
+    reason: Reason = Reason.FIELD_INVALID
+
+
+_LONG = "word " * 2000
+_NO_TYPE = {"type": "object", "properties": {"a": {"type": "nonsense"}}}
+RULES: dict[str, Rule] = {
+    "another model": Rule(({"model": "other"},) * 3, ("model",) * 3, Reason.MODEL_NOT_FOUND),
+    "an empty nucleus": Rule(({"top_p": 0},) * 3, ("top_p",) * 3),
+    "a number in words": Rule(({"temperature": "warm"},) * 3, ("temperature",) * 3),
+    "what nobody knows": Rule(({"mood": "good"},) * 3, ("mood",) * 3),
+    "no length": Rule(
+        ({"max_completion_tokens": 0}, {"max_tokens": 0}, {"max_output_tokens": 0}),
+        ("max_completion_tokens", "max_tokens", "max_output_tokens"),
+    ),
+    "a long prompt": Rule(
+        (
+            {"messages": [{"role": "user", "content": _LONG}]},
+            {"messages": [{"role": "user", "content": _LONG}]},
+            {"input": _LONG},
+        ),
+        ("messages", "messages", "input"),
+        Reason.PROMPT_TOO_LONG,
+    ),
+    "a foreign role": Rule(
+        (
+            {"messages": [{"role": "x"}]},
+            {"messages": [{"role": "x", "content": ""}]},
+            {"input": [{"role": "x", "content": ""}]},
+        ),
+        ("messages[0].role", "messages[0].role", "input[0].role"),
+    ),
+    "a picture": Rule(
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]},
+            {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "x:"}}]}]},
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:,"}]}]},
+        ),
+        ("messages[0].content", "messages[0].content", "input[0].content"),
+        Reason.UNSUPPORTED_PARAMETER,
+    ),
+    "a call of a tool that is not there": Rule(
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "write"}}},
+            {"tool_choice": {"type": "tool", "name": "write"}},
+            {"tool_choice": {"type": "function", "name": "write"}},
+        ),
+        ("tool_choice",) * 3,
+    ),
+    "a schema of a tool that is none": Rule(_tools(strict=True, parameters=_NO_TYPE), ("tools",) * 3),
+    "a schema that is none": Rule(
+        _form(_NO_TYPE),
+        (
+            "response_format.json_schema.schema.properties.a.type",
+            "output_config.format.schema.properties.a.type",
+            "text.format.schema.properties.a.type",
+        ),
+    ),
+}
 
 
 def told_by(api: Api, body: dict[str, Any]) -> Told:

@@ -16,8 +16,10 @@ from tests.unit.gateway.fronts.openai.serving import serve_openai
 from tests.unit.gateway.fronts.parity.agents import (
     APIS,
     CHAT,
+    FEATURES,
     MESSAGES,
     RESPONSES,
+    RULES,
     TEMPLATE,
     Api,
     told_by,
@@ -89,6 +91,37 @@ async def test_each_api_asks_the_same() -> None:
             assert (await gateway.post(api)).status_code == 200
         first, *others = map(asked_of, gateway.scheduler.added)
     assert others == [first, first]
+
+
+async def test_each_api_asks_the_same_of_a_feature_that_it_has() -> None:
+    async with gateway_that_answers("Done.") as gateway:
+        added = gateway.scheduler.added
+        assert (await gateway.post(CHAT)).status_code == 200
+        plain = asked_of(added[0])
+        for name, columns in FEATURES.items():
+            told: list[tuple[bytes, bytes]] = []
+            for api, fields in zip(APIS, columns, strict=True):
+                if fields is not None:
+                    response = await gateway.post(api, **fields)
+                    assert response.status_code == 200, (name, api.path, response.text)
+                    told.append(asked_of(added[-1]))
+            assert len(told) > 1, name
+            assert told == told[:1] * len(told), name
+            assert told[0] != plain, name
+
+
+async def test_each_api_refuses_the_same_at_its_own_place() -> None:
+    async with gateway_that_answers("Done.") as gateway:
+        for name, rule in RULES.items():
+            for api, fields, place in zip(APIS, rule.bodies, rule.places, strict=True):
+                refusal = await gateway.post(api, **fields or {})
+                error = refusal.json()["error"]
+                assert (refusal.status_code, error["reason"]) == (TABLE[rule.reason].http_status, str(rule.reason)), (
+                    name
+                )
+                told = [(each["param"], each["code"]) for each in error["violations"]]
+                assert told == [(place, str(rule.reason))], (name, api.path)
+        assert not gateway.scheduler.added
 
 
 @pytest.mark.parametrize("ending", ANSWERS)

@@ -170,6 +170,12 @@ def test_who_asks_for_memory_is_told_what_to_do() -> None:
         parse_body(ResponseBody, json.dumps({"input": "Hi", "store": True}).encode())
 
 
+def test_a_type_that_is_no_text_is_wrong() -> None:
+    with pytest.raises(BlockyardError) as caught:
+        parse_body(ResponseBody, b'{"input": [{"type": {}, "role": "user", "content": ""}]}')
+    assert [each.field for each in caught.value.violations] == ["input[0]"]
+
+
 def test_what_nobody_knows_is_wrong() -> None:
     with pytest.raises(BlockyardError) as caught:
         parse_body(ResponseBody, b'{"input": "Hi", "temprature": 1}')
