@@ -16,6 +16,14 @@ MAX_GRAMMAR_BYTES = 320 * 1024
 MAX_CHOICES = 4096
 MAX_RULES = 1_000
 """Of a grammar that a request brings: the work for terminals made of terminals grows much faster than their number."""
+MAX_INTERSECTION = 100_000
+"""The states of patterns that hold of the same text, multiplied: the automata of an intersection are a product."""
+MAX_MULTIPLE = 25_000
+"""The remainders that multiples tell apart, which are the states of their automata, multiplied likewise."""
+MAX_NAME_PATTERNS = 500
+"""Characters of the patterns of one object's names: llguidance compares each with each, and with each name."""
+MAX_MEETINGS = 20_000
+"""How many parts of a schema may be compared for that."""
 
 PARSER_LIMITS: dict[str, Any] = {
     "max_items_in_row": 2_000,

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import json
-import re
 from collections import Counter
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -18,19 +16,21 @@ from blockyard.grammars.limits import (
     HINT,
     MAX_CHOICES,
     MAX_GRAMMAR_BYTES,
-    MAX_RULES,
     PARSER_LIMITS,
-    is_limit,
     library_version,
 )
 from blockyard.grammars.threads import make_executor
 from gateway.grammars.calls import write_answer, write_calls
-from gateway.grammars.expressions import expression_of, grammar_of, json_expression
+from gateway.grammars.expressions import expression_of, grammar_of
+from gateway.grammars.intersections import find_intersection
+from gateway.grammars.larks import check_lark
+from gateway.grammars.problems import reason_of, schema_text
 from gateway.grammars.schemas import find_place, read_schema
+from gateway.grammars.tools import followed
 from gateway.request import Choices, JsonSchema, Lark, Regex
 
 if TYPE_CHECKING:
-    from gateway.dialects.answer_parser import ParsingRule, ToolSchema
+    from gateway.dialects.answer_parser import ParsingRule
     from gateway.dialects.dialect import Dialect, Speech
     from gateway.request import GenerationRequest, OutputFormat
 
@@ -40,8 +40,6 @@ RETRY_SECONDS = 1.0
 # Texts whose check is not made again: clients send the same few.
 _MAX_KNOWN = 64
 _MAX_COMPLAINT = 400
-# Where a rule of Lark may begin: behind the end of a line, however JSON writes it.
-_RULE = re.compile(r"(?:^|\n|\\n|\\u000[aA])[ \t]*[!?_A-Za-z]")
 
 
 class GrammarChecks:
@@ -86,7 +84,7 @@ class GrammarChecks:
 
 
 def _check_given(text: str) -> str:
-    _check_rules(text, "sampling.grammar")
+    check_lark(text, "sampling.grammar")
     _require(text, "sampling.grammar")
     return text
 
@@ -102,7 +100,7 @@ def _check_said(output: OutputFormat | None, rule: ParsingRule | None, speech: S
             if output is not None and dialect.calls.bare and not rule.must_call:
                 description = f"is not supported beside tools of models that speak {dialect.name}"
                 raise invalid([Violation("format", description, Reason.UNSUPPORTED_PARAMETER)])
-            tools = [_checked(tool) for tool in rule.tools]
+            tools = [followed(tool, _complaint) for tool in rule.tools]
             text = write_calls(speech, tools, must_call=rule.must_call, one_call=rule.one_call, answer=answer)
         elif rule.needs_grammar:
             raise _no_form(rule, dialect)
@@ -121,46 +119,13 @@ def _no_form(rule: ParsingRule, dialect: Dialect | None) -> BlockyardError:
     return invalid([Violation(field, description, Reason.UNSUPPORTED_PARAMETER)])
 
 
-def _checked(tool: ToolSchema) -> ToolSchema:
-    """Returns a tool whose schema can be followed: what cannot is left out of it, unless it has to be followed."""
-    field = "conversation.tools"
-    try:
-        schema = read_schema(tool.parameters or "{}", field)
-        # A schema that is no object is refused with the conversation.
-        if isinstance(schema, bool) or not (complaint := _complaint(_schema_text({"type": "object", **schema}))):
-            return tool
-    except BlockyardError:
-        if tool.strict:
-            raise
-        return tool._replace(parameters="")
-    if tool.strict:
-        raise _refusal(field, f"of {tool.name!r}: {complaint}")
-    return tool._replace(parameters=json.dumps(_loosened(schema)))
-
-
-def _loosened(schema: dict[str, Any]) -> dict[str, Any]:
-    """Keeps of a schema the names of arguments, and of each what can be followed: all of it, its type, or nothing."""
-
-    def with_properties(properties: dict[str, Any]) -> dict[str, Any]:
-        kept = {name: schema[name] for name in ("$defs", "definitions", "required") if name in schema}
-        return {"type": "object", "properties": properties, **kept}
-
-    def can_follow(loosened: dict[str, Any]) -> bool:
-        return not _complaint(_schema_text(loosened))
-
-    loosened: dict[str, Any] = {}
-    properties = schema.get("properties")
-    for name, part in properties.items() if isinstance(properties, dict) else ():
-        choices = (part, {"type": part.get("type")} if isinstance(part, dict) else True)
-        loosened[name] = next((each for each in choices if can_follow(with_properties({name: each}))), {})
-    return with_properties(loosened) if can_follow(with_properties(loosened)) else {"type": "object"}
-
-
 def check_format(output: OutputFormat) -> str:
     """Makes the grammar of a format; raises BlockyardError as `GrammarChecks.grammar_of` does."""
     match output:
         case JsonSchema():
             schema = read_schema(output.schema, "format.json_schema.schema")
+            if violation := find_intersection(schema, "format.json_schema.schema"):
+                raise invalid([violation])
             text = grammar_of(output)
             if complaint := _complaint(text):
                 raise _refusal("format.json_schema.schema", complaint, schema)
@@ -172,7 +137,7 @@ def check_format(output: OutputFormat) -> str:
             field = "format.regex"
         case Lark():
             field = "format.grammar"
-            _check_rules(output.text, field)
+            check_lark(output.text, field)
         case _:
             field = "format"
     text = grammar_of(output)
@@ -188,25 +153,14 @@ def _check_choices(texts: tuple[str, ...]) -> None:
         raise invalid([Violation(field, f"at most {MAX_CHOICES}, not {len(texts)}", Reason.GRAMMAR_TOO_COMPLEX)])
 
 
-def _check_rules(text: str, field: str) -> None:
-    if (count := len(_RULE.findall(text))) > MAX_RULES:
-        description = f"has {count} rules, at most {MAX_RULES} are taken"
-        raise invalid([Violation(field, description, Reason.GRAMMAR_TOO_COMPLEX)])
-
-
 def _require(text: str, field: str) -> None:
     if complaint := _complaint(text):
         raise _refusal(field, complaint)
 
 
 def _refusal(field: str, complaint: str, schema: Any = None) -> BlockyardError:
-    reason = Reason.GRAMMAR_TOO_COMPLEX if is_limit(complaint) else Reason.FIELD_INVALID
-    path = "" if schema is None else find_place(schema, complaint, lambda part: _complaint(_schema_text(part)))
-    return invalid([Violation(f"{field}{path}", complaint, reason)])
-
-
-def _schema_text(schema: Any) -> str:
-    return f"start: {json_expression(json.dumps(schema))}"
+    path = "" if schema is None else find_place(schema, complaint, lambda part: _complaint(schema_text(part)))
+    return invalid([Violation(f"{field}{path}", complaint, reason_of(complaint))])
 
 
 @lru_cache(_MAX_KNOWN)

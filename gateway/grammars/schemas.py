@@ -39,18 +39,26 @@ def read_schema(text: str, field: str) -> Any:
         raise _too_complex(field, f"is nested more than {MAX_SCHEMA_DEPTH} deep") from None
     except ValueError as error:
         raise invalid([Violation(field, f"is no JSON: {error}")]) from None
+    check_schema(schema, field)
+    return schema
+
+
+def check_schema(schema: Any, field: str) -> None:
+    """Raises BlockyardError for what no compiler has to see: too deep, no schema, or leading elsewhere."""
     if _depth(schema) > MAX_SCHEMA_DEPTH:
         raise _too_complex(field, f"is nested more than {MAX_SCHEMA_DEPTH} deep")
     if not isinstance(schema, dict | bool):
         raise invalid([Violation(field, "must be a JSON Schema: an object")])
-    foreign = [
-        Violation(f"{field}{place.path}", "must lead to a place in this schema: nothing is fetched")
-        for place in walk(schema)
-        if place.keyword == "$ref" and not (isinstance(place.value, str) and place.value.startswith("#"))
-    ]
-    if foreign:
-        raise invalid(foreign)
-    return schema
+    if found := list(_foreign(schema, field)):
+        raise invalid(found)
+
+
+def _foreign(schema: Any, field: str) -> Iterator[Violation]:
+    for path, keyword, value in walk(schema):
+        if keyword == "$ref" and not (isinstance(value, str) and value.startswith("#")):
+            yield Violation(f"{field}{path}", "must lead to a place in this schema: nothing is fetched")
+        elif keyword == "$id" and path != ".$id":
+            yield Violation(f"{field}{path}", "must not be in a part of a schema: references lead from its root")
 
 
 def _too_complex(field: str, description: str) -> Exception:

@@ -1,0 +1,118 @@
+"""Reads what a request brings in llguidance's kind of Lark, as far as its cost is not llguidance's to count.
+
+start: WORD %json {"type": "integer"}
+WORD: /[a-z]{1,9}/ & ~/stop/
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from blockyard.errors import BlockyardError, Reason, Violation, invalid
+from blockyard.grammars.limits import MAX_GRAMMAR_BYTES, MAX_INTERSECTION, MAX_RULES
+from gateway.grammars.automata import pattern_size
+from gateway.grammars.intersections import find_intersection
+from gateway.grammars.schemas import check_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# Where a rule may begin: behind the end of a line.
+_RULE = re.compile(r"(?:^|\n)[ \t]*[!?_A-Za-z]")
+_TOKEN = re.compile(
+    r"[ \t\r\n]+|(?:\#|//)[^\n]*"
+    r'|(?P<text>"(?:\\.|[^"\\\n])*"i?)'
+    r"|(?P<pattern>/(?:\\.|[^/\\])+/[imslux]*)"
+    r"|(?P<json>%(?:json|llguidance|regex)(?![A-Za-z]))"
+    r"|(?P<special><[^<>\s]+>)"
+    r"|(?P<number>[+-]?[0-9]+)"
+    r"|(?P<other>[_!?]*[A-Za-z][A-Za-z0-9_-]*|.)",
+    re.DOTALL,
+)
+_DECODER = json.JSONDecoder()
+
+
+def check_lark(text: str, field: str) -> None:
+    """Raises BlockyardError: GRAMMAR_TOO_COMPLEX, or FIELD_INVALID for a schema in it that says what is not served.
+
+    `text`: also llguidance's form of several grammars in JSON.
+    """
+    # What is larger is refused before llguidance reads it; nobody else has to.
+    if len(text) > MAX_GRAMMAR_BYTES:
+        return
+    if not text.lstrip().startswith("{"):
+        _check_rules(text, field)
+        _check_tokens(text, field)
+        return
+    try:
+        tree: Any = json.loads(text)
+    except (ValueError, RecursionError):
+        # llguidance says what is wrong with it.
+        return
+    grammars: Any = tree.get("grammars") if isinstance(tree, dict) else None
+    for place, each in enumerate(grammars if isinstance(grammars, list) else ()):
+        _check_one(each, field, place)
+
+
+def _check_one(grammar: Any, field: str, place: int) -> None:
+    """Checks one of several grammars."""
+    if not isinstance(grammar, dict):
+        return
+    inner: Any = grammar.get("lark_grammar")
+    if isinstance(inner, str):
+        _check_rules(inner, field)
+        _check_tokens(inner, field)
+    if "json_schema" in grammar:
+        _check_json(grammar["json_schema"], f"{field}.grammars[{place}].json_schema")
+
+
+def _check_rules(text: str, field: str) -> None:
+    if (count := len(_RULE.findall(text))) > MAX_RULES:
+        raise _too_complex(field, f"has {count} rules, at most {MAX_RULES} are taken")
+
+
+def _check_tokens(text: str, field: str) -> None:
+    """Holds each & to be before a ~, each ~ before a text or a pattern, and these to a size together."""
+    product, before = 1, ""
+    for kind, value in _tokens(text, field):
+        if before == "&" and value != "~":
+            raise _too_complex(field, "may have & only before ~: too complex are other intersections")
+        if before == "~" and kind != "number":
+            if kind not in ("text", "pattern"):
+                raise _too_complex(field, "may have ~ only before a text or a pattern: too complex is all else")
+            product *= pattern_size(value[1:-1]) if kind == "pattern" else len(value)
+        if product > MAX_INTERSECTION:
+            raise _too_complex(field, f"too complex: what stands behind ~ has more than {MAX_INTERSECTION} states")
+        before = value if kind == "other" else kind
+
+
+def _tokens(text: str, field: str) -> Iterator[tuple[str, str]]:
+    """Yields kinds and texts; checks schemas where they stand."""
+    place = 0
+    while found := _TOKEN.match(text, place):
+        place = found.end()
+        kind = found.lastgroup
+        if kind is None:
+            continue
+        yield kind, found[0]
+        if kind == "json":
+            while text[place : place + 1].isspace():
+                place += 1
+            try:
+                tree, place = _DECODER.raw_decode(text, place)
+            except (ValueError, RecursionError) as error:
+                raise invalid([Violation(field, f"{found[0]} is before no JSON: {error}")]) from None
+            if found[0] != "%regex":
+                _check_json(tree, field)
+
+
+def _check_json(schema: Any, field: str) -> None:
+    check_schema(schema, field)
+    if (violation := find_intersection(schema, field)) is not None:
+        raise invalid([violation])
+
+
+def _too_complex(field: str, description: str) -> BlockyardError:
+    return invalid([Violation(field, description, Reason.GRAMMAR_TOO_COMPLEX)])

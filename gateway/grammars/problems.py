@@ -1,0 +1,43 @@
+"""Says what is wrong with a schema: by what is counted here, and by what llguidance says of it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from blockyard.errors import Reason
+from blockyard.grammars.limits import is_limit
+from gateway.grammars.expressions import json_expression
+from gateway.grammars.intersections import find_intersection
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Problem(NamedTuple):
+    """Why a schema cannot be followed. `path`: of what it is about in the schema; empty: nobody knows."""
+
+    complaint: str
+    reason: Reason
+    path: str = ""
+
+
+def complain_of(schema: Any, complain: Callable[[str], str]) -> Problem | None:
+    """Returns what is wrong with a schema that was read, if anything is.
+
+    `complain`: says what is wrong with a grammar; empty: nothing.
+    """
+    if violation := find_intersection(schema, ""):
+        return Problem(violation.description, violation.reason, violation.field)
+    complaint = complain(schema_text(schema))
+    return Problem(complaint, reason_of(complaint)) if complaint else None
+
+
+def schema_text(schema: Any) -> str:
+    """Returns the grammar of JSON that a schema allows."""
+    return f"start: {json_expression(json.dumps(schema))}"
+
+
+def reason_of(complaint: str) -> Reason:
+    """Returns the reason that a grammar is refused for."""
+    return Reason.GRAMMAR_TOO_COMPLEX if is_limit(complaint) else Reason.FIELD_INVALID

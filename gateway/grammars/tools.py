@@ -1,0 +1,60 @@
+"""Makes schemas of tools such that a grammar can follow them. Compiles nothing itself."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from blockyard.errors import BlockyardError, Violation, invalid
+from gateway.grammars.problems import complain_of
+from gateway.grammars.schemas import read_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gateway.dialects.answer_parser import ToolSchema
+
+_FIELD = "conversation.tools"
+
+
+def followed(tool: ToolSchema, complain: Callable[[str], str]) -> ToolSchema:
+    """Returns a tool whose schema can be followed: what cannot is left out of it, unless it has to be followed.
+
+    Args:
+        tool: raises BlockyardError for a strict one that cannot.
+        complain: says what is wrong with a grammar; empty: nothing.
+    """
+    try:
+        schema = read_schema(tool.parameters or "{}", _FIELD)
+    except BlockyardError:
+        if tool.strict:
+            raise
+        return tool._replace(parameters="")
+    # A schema that is no object is refused with the conversation.
+    if isinstance(schema, bool):
+        return tool
+    problem = complain_of({"type": "object", **schema}, complain)
+    if problem is None:
+        return tool
+    if tool.strict:
+        path = f"{problem.path.removeprefix('.')}: " if problem.path else ""
+        raise invalid([Violation(_FIELD, f"of {tool.name!r}: {path}{problem.complaint}", problem.reason)])
+    return tool._replace(parameters=json.dumps(_loosened(schema, complain)))
+
+
+def _loosened(schema: dict[str, Any], complain: Callable[[str], str]) -> dict[str, Any]:
+    """Keeps of a schema the names of arguments, and of each what can be followed: all of it, its type, or nothing."""
+
+    def with_properties(properties: dict[str, Any]) -> dict[str, Any]:
+        kept = {name: schema[name] for name in ("$defs", "definitions", "required") if name in schema}
+        return {"type": "object", "properties": properties, **kept}
+
+    def can_follow(loosened: dict[str, Any]) -> bool:
+        return complain_of(loosened, complain) is None
+
+    loosened: dict[str, Any] = {}
+    properties = schema.get("properties")
+    for name, part in properties.items() if isinstance(properties, dict) else ():
+        choices = (part, {"type": part.get("type")} if isinstance(part, dict) else True)
+        loosened[name] = next((each for each in choices if can_follow(with_properties({name: each}))), {})
+    return with_properties(loosened) if can_follow(with_properties(loosened)) else {"type": "object"}
