@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,6 +31,16 @@ class Span:
 
     begins: tuple[str, ...]
     ends: tuple[str, ...]
+
+
+class TypedEnds(NamedTuple):
+    """What ends an argument's name before a text, and before JSON."""
+
+    text: str
+    json: str
+
+
+_UNTYPED = TypedEnds("", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +76,7 @@ class Calls:
         name_ends: of TAGS, what ends the name; none: what comes behind it.
         key: of TAGS, the markers around an argument's name.
         value: of TAGS, those around its value; the first may be none.
+        typed: of TAGS, where the model says what a value is, whatever the schema says.
         trims_lines: of TAGS, whether a value has a line of its own.
         quote: of GEMMA, the marker around texts.
         dropped: what may stand around calls and means nothing.
@@ -82,6 +93,7 @@ class Calls:
     name_ends: tuple[str, ...] = ()
     key: Span = Span((), ())
     value: Span = Span((), ())
+    typed: TypedEnds = _UNTYPED
     trims_lines: bool = False
     quote: str = ""
     dropped: tuple[str, ...] = ()

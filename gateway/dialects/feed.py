@@ -140,13 +140,13 @@ class Feed:
                 return self.take(end)
             yield
 
-    def accepts(self, markers: Markers) -> Generator[None, None, bool]:
-        """Takes one of some markers if it stands here, and returns whether it does."""
+    def accepts(self, markers: Markers) -> Generator[None, None, str]:
+        """Takes one of some markers if it stands here, and returns it; empty where none does."""
         while True:
             if found := markers.match(self.text, self.place, at_end=self.at_end):
                 self.place = found.end()
-                return True
+                return found[0]
             is_open = self.place == len(self.text) or markers.may_become(self.text, self.place)
             if self.at_end or not is_open:
-                return False
+                return ""
             yield

@@ -3,11 +3,40 @@
 from __future__ import annotations
 
 from blockyard.errors import BlockyardError, Reason
-from gateway.dialects.dialect import CallForm, Calls, Dialect, Span, Style
+from gateway.dialects.dialect import CallForm, Calls, Dialect, Span, Style, TypedEnds
 
 _THINK = Span(("<think>",), ("</think>",))
 _NAME_KEY, _ARGUMENTS_KEY = '{"name": "', '", "arguments": '
 _NAME = r"(?P<name>[\w.-]+)"
+
+
+def _dsml(name: str, block: str) -> Dialect:
+    """Describes a dialect of DeepSeek's markup language, whose keys say whether a text follows, or JSON.
+
+    In the vocabulary `｜DSML｜` alone is a token.
+    """
+    begins, ends = "<｜DSML｜", "</｜DSML｜"
+    invoke, parameter = f'{begins}invoke name="', f'{begins}parameter name="'
+    typed = TypedEnds('" string="true">', '" string="false">')
+    return Dialect(
+        name,
+        seen_in=(("｜DSML｜", f"{block}>"),),
+        reasoning=_THINK,
+        calls=Calls(
+            (invoke,),
+            (f"{ends}invoke>",),
+            Style.TAGS,
+            name_ends=('">',),
+            key=Span((parameter,), (*typed, '">')),
+            value=Span((), (f"{ends}parameter>",)),
+            typed=typed,
+            dropped=(f"{begins}{block}>", f"{ends}{block}>"),
+            form=CallForm(
+                invoke, '">\n', f"{ends}invoke>\n", "", f"{begins}{block}>\n", f"{ends}{block}>", parameter="\n"
+            ),
+        ),
+    )
+
 
 # Where the texts of several are in one template, the first counts: the most specific come first.
 DIALECTS = (
@@ -78,6 +107,8 @@ DIALECTS = (
             ),
         ),
     ),
+    _dsml("deepseek_v32", "function_calls"),
+    _dsml("deepseek_v4", "tool_calls"),
     Dialect(
         "minimax",
         seen_in=(("<minimax:tool_call>",),),

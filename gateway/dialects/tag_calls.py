@@ -29,7 +29,7 @@ def read_tags(feed: Feed, calls: Calls, sink: CallSink) -> Generator[None, None,
     key_begins = markers_of(*calls.key.begins)
     # What says that the name ends here goes with it: who knows what is told knows all that it was told by.
     has_ended = yield from feed.accepts(markers_of(*calls.name_ends))
-    is_in_key = not has_ended and (yield from feed.accepts(key_begins))
+    is_in_key = not has_ended and bool((yield from feed.accepts(key_begins)))
     sink.on_call(name)
     separator = "{"
     while True:
@@ -41,21 +41,30 @@ def read_tags(feed: Feed, calls: Calls, sink: CallSink) -> Generator[None, None,
             if not (yield from feed.accepts(key_begins)):
                 raise NotACall
         is_in_key = False
-        key = yield from _read_key(feed, calls)
+        key, key_end = yield from _read_key(feed, calls)
         sink.on_arguments(f"{separator}{write_string(key)}: ")
         separator = ", "
-        yield from _Value(feed, calls, sink.types_of(name, key), sink.on_arguments).read()
+        types = _types_by(key_end, calls)
+        yield from _Value(feed, calls, sink.types_of(name, key) if types is None else types, sink.on_arguments).read()
 
 
-def _read_key(feed: Feed, calls: Calls) -> Generator[None, None, str]:
+def _types_by(key_end: str, calls: Calls) -> frozenset[str] | None:
+    """Returns the types that the model itself says a value has; none: any that JSON has; None where it does not say."""
+    if key_end == calls.typed.text:
+        return _STRING
+    return frozenset() if key_end == calls.typed.json else None
+
+
+def _read_key(feed: Feed, calls: Calls) -> Generator[None, None, tuple[str, str]]:
+    """Reads an argument's name, and returns it with the marker behind it."""
     key_ends = markers_of(*calls.key.ends)
     key = yield from feed.name(key_ends)
-    yield from feed.accepts(key_ends)
+    key_end = yield from feed.accepts(key_ends)
     if calls.value.begins:
         yield from feed.peek()
         if not (yield from feed.accepts(markers_of(*calls.value.begins))):
             raise NotACall
-    return key
+    return key, key_end
 
 
 class _Value:

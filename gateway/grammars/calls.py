@@ -6,14 +6,13 @@ start: (begin thought)? calls
 from __future__ import annotations
 
 import json
-import re
 from typing import TYPE_CHECKING, cast
 
 from blockyard.errors import Reason, Violation, invalid
 from gateway.dialects.dialect import Style
 from gateway.dialects.schemas import read_schema, types_of
 from gateway.grammars.expressions import json_expression, quote
-from gateway.grammars.grammar import Grammar
+from gateway.grammars.grammar import Grammar, pattern_of
 from gateway.grammars.literals import Literals
 
 if TYPE_CHECKING:
@@ -76,17 +75,19 @@ def _choice(grammar: Grammar, calls: Calls, form: CallForm, answer: str) -> str:
         # No text can spell it.
         grammar.add("TEXT", "/(?s:.+)/")
         return f"({grammar.before_text} TEXT)? (calls ({grammar.before_text} TEXT)?)*"
-    others = [_pattern(each) for each in calls.begins if each != begin and not begin.startswith(each)]
+    spelled, rest = grammar.split(form.opens + form.before)
+    if rest:
+        # A text can spell what is before the token: it ends with that where calls begin.
+        grammar.add("BEFORE", f"/(?s:.*){pattern_of(spelled)}/")
+        grammar.add("TEXT", "/(?s:.+)/")
+        return f"({grammar.before_text} BEFORE {grammar.literal(rest)} behind)* ({grammar.before_text} TEXT)?"
+    others = [pattern_of(each) for each in calls.begins if each != begin and not begin.startswith(each)]
     text = f" & ~/(?s:.*)({'|'.join(others)})(?s:.*)/" if others else ""
     grammar.add("TEXT", f"/(?s:.*)/{text}")
-    grammar.add("LAST", f"/(?s:.*)/ & ~/(?s:.*)({'|'.join([_pattern(begin), *others])})(?s:.*)/")
+    grammar.add("LAST", f"/(?s:.*)/ & ~/(?s:.*)({'|'.join([pattern_of(begin), *others])})(?s:.*)/")
     grammar.add(f"before[suffix={quote(begin)}]", "TEXT")
     rest = grammar.literal((form.opens + form.before).removeprefix(begin))
     return grammar.add("said", f"before {rest} behind said | LAST")
-
-
-def _pattern(text: str) -> str:
-    return re.escape(text).replace("/", "\\/")
 
 
 def _add_call(grammar: Grammar, number: int, tool: ToolSchema, calls: Calls, form: CallForm) -> str:
@@ -116,11 +117,12 @@ def _add_parameters(
     required: list[str] = schema.get("required") or []
     shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
     expressions: list[str] = []
-    between, end = _around_value(calls, form)
     for place, (key, part) in enumerate(properties.items()):
         name = f"argument_{number}_{place}"
+        is_text = types_of(schema, key) == _STRING
+        between, end = _around_value(calls, form, is_text=is_text)
         head = grammar.literal(f"{calls.key.begins[0]}{key}{between}")
-        if types_of(schema, key) != _STRING:
+        if not is_text:
             part = {**part, **shared} if isinstance(part, dict) else part
             value = f"{json_expression(json.dumps(part))} {grammar.literal(end)}"
         elif isinstance(choices := [part["const"]] if "const" in part else part.get("enum"), list):
@@ -140,16 +142,20 @@ def _add_parameters(
     return " ".join(expressions)
 
 
-def _around_value(calls: Calls, form: CallForm) -> tuple[str, str]:
-    """Returns what stands between an argument's name and its value, and behind that."""
+def _around_value(calls: Calls, form: CallForm, *, is_text: bool = True) -> tuple[str, str]:
+    """Returns what stands between an argument's name and its value, a text or JSON, and behind that."""
     line = "\n" if calls.trims_lines else ""
     begin = f"\n{calls.value.begins[0]}" if calls.value.begins else line
-    return f"{calls.key.ends[0]}{begin}", f"{line}{calls.value.ends[0]}{form.parameter}"
+    key_end = (calls.typed.text if is_text else calls.typed.json) or calls.key.ends[0]
+    return f"{key_end}{begin}", f"{line}{calls.value.ends[0]}{form.parameter}"
 
 
 def _free_parameters(grammar: Grammar, number: int, calls: Calls, form: CallForm) -> str:
     """Adds a rule for an argument of any name, and returns what stands for any number of these."""
     between, end = _around_value(calls, form)
-    key = f"{grammar.literal(calls.key.begins[0])} /[A-Za-z_][A-Za-z0-9_.-]{{0,63}}/ {grammar.literal(between)}"
-    value = grammar.until(f"text_{number}", end)
+    value = f"{grammar.literal(between)} {grammar.until(f'text_{number}', end)}"
+    if calls.typed.json:
+        between, end = _around_value(calls, form, is_text=False)
+        value = f"({value} | {grammar.literal(between)} {json_expression('{}')} {grammar.literal(end)})"
+    key = f"{grammar.literal(calls.key.begins[0])} /[A-Za-z_][A-Za-z0-9_.-]{{0,63}}/"
     return f"{grammar.add(f'argument_{number}', f'{key} {value}')}*"

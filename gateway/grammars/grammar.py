@@ -5,6 +5,7 @@ start: (begin thought)? answer
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from gateway.grammars.expressions import quote
@@ -13,6 +14,11 @@ if TYPE_CHECKING:
     from gateway.dialects.dialect import Speech
 
 _SPACE = r"/[\n ]{0,2}/"
+
+
+def pattern_of(text: str) -> str:
+    """Returns a regular expression in Lark of a text alone."""
+    return re.escape(text).replace("/", "\\/").replace("\n", "n")
 
 
 class Grammar:
@@ -56,15 +62,20 @@ class Grammar:
     def until(self, name: str, end: str, length: tuple[int, int | None] = (0, None)) -> str:
         """Adds a rule for any text, of a least and a largest length, and the end that follows it; returns its name."""
         least, most = length
-        places = [end.find(each) for each in self._speech.special_ids if each in end]
-        if not places:
+        before, rest = self.split(end)
+        if not rest:
             self._rules.append(f"{name}[suffix={quote(end)}]: /(?s:.{{{least},{'' if most is None else most}}})/")
             return name
-        # What stands before the token is a part of the text: no grammar could tell them apart.
-        place = min(places)
-        least, most = least + place, "" if most is None else most + place
-        self._rules.append(f"{name.upper()}_TEXT: /(?s:.{{{max(least, 1)},{most}}})/")
-        return self.add(name, f"{name.upper()}_TEXT{'' if least else '?'} {self.literal(end[place:])}")
+        # What stands before the token is of the same lexeme as the text: nothing tells where one ends.
+        may_be_empty = not (least or before)
+        text = f"/(?s:.{{{1 if may_be_empty else least},{'' if most is None else most}}}){pattern_of(before)}/"
+        self._rules.append(f"{name.upper()}_TEXT: {text}")
+        return self.add(name, f"{name.upper()}_TEXT{'?' if may_be_empty else ''} {self.literal(rest)}")
+
+    def split(self, text: str) -> tuple[str, str]:
+        """Cuts a text before its first special token: without one the second part is empty."""
+        place = min((text.find(each) for each in self._speech.special_ids if each in text), default=len(text))
+        return text[:place], text[place:]
 
     def thought(self) -> str:
         """Adds what may be thought before anything is said, and returns what stands for it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +59,22 @@ def tags(form: str, one: str, begin: str = "", end: str = "") -> Callable[[list[
     def write(calls: list[Call]) -> str:
         told = [form % {"name": n, "all": "".join(one % (k, bare(v)) for k, v in a.items())} for n, a in calls]
         return begin + "\n".join(told) + end
+
+    return write
+
+
+def dsml(block: str) -> Callable[[list[Call]], str]:
+    def argument(key: str, value: Any) -> str:
+        is_text = isinstance(value, str)
+        written = value if is_text else json.dumps(value, ensure_ascii=False)
+        return f'<｜DSML｜parameter name="{key}" string="{str(is_text).lower()}">{written}</｜DSML｜parameter>\n'
+
+    def write(calls: list[Call]) -> str:
+        told = [
+            f'<｜DSML｜invoke name="{name}">\n{"".join(argument(*each) for each in given.items())}</｜DSML｜invoke>\n'
+            for name, given in calls
+        ]
+        return f"<｜DSML｜{block}>\n{''.join(told)}</｜DSML｜{block}>"
 
     return write
 
@@ -118,6 +135,13 @@ FORMS = {
             "<｜tool▁calls▁end｜>",
         ),
     ),
+    "deepseek_v32": Form("deepseek_v32", dsml("function_calls"), copies=False),
+    "deepseek_v32, without types": Form(
+        "deepseek_v32",
+        lambda calls: re.sub(r' string="(true|false)"', "", dsml("function_calls")(calls)),
+        copies=False,
+    ),
+    "deepseek_v4": Form("deepseek_v4", dsml("tool_calls"), copies=False),
     "glm": Form(
         "glm",
         tags("<tool_call>%(name)s\n%(all)s</tool_call>", "<arg_key>%s</arg_key>\n<arg_value>%s</arg_value>\n"),

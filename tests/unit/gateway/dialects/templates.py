@@ -23,6 +23,21 @@ def _each(body: str) -> str:
     )
 
 
+def _dsml(block: str) -> str:
+    return (
+        "{% set dsml = '｜DSML｜' %}{{ bos_token }}" + _TOOLS + _LOOP + "{% if message.role == 'user' %}"
+        "<｜User｜>{{ message.content }}<｜Assistant｜>{% elif message.tool_calls %}"
+        "</think>{{ '\n\n<' + dsml + '" + block + ">\n' }}"
+        + _each(
+            "<{{ dsml }}invoke name=\"{{ call.name }}\">\n{% for k, v in args.items() %}<{{ dsml }}parameter "
+            "name=\"{{ k }}\" string=\"{{ 'true' if v is string else 'false' }}\">"
+            "{{ v if v is string else v | tojson }}</{{ dsml }}parameter>\n{% endfor %}</{{ dsml }}invoke>\n"
+        )
+        + "</{{ dsml }}" + block + "><｜end▁of▁sentence｜>{% endif %}" + _END
+        + "{% if add_generation_prompt %}</think>{% endif %}"
+    )  # fmt: skip
+
+
 TEMPLATES = {
     "hermes, Qwen2.5": (
         "hermes",
@@ -118,6 +133,8 @@ TEMPLATES = {
         + "<｜tool▁calls▁end｜><｜end▁of▁sentence｜>{% endif %}" + _END
         + "{% if add_generation_prompt %}<｜Assistant｜></think>{% endif %}",
     ),
+    "deepseek_v32": ("deepseek_v32", _dsml("function_calls")),
+    "deepseek_v4": ("deepseek_v4", _dsml("tool_calls")),
     "glm": (
         "glm",
         "[gMASK]<sop>" + _TOOLS + _LOOP + "<|{{ message.role }}|>\n{{ message.content }}{% if message.tool_calls %}"

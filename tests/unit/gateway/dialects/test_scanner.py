@@ -90,6 +90,27 @@ def test_a_number_that_json_has_not_is_a_text(value: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("key", "is_text", "value", "written"),
+    [
+        ("num", "true", "5", '"5"'),
+        ("other", "true", "[1]", '"[1]"'),
+        ("text", "false", "5", "5"),
+        ("text", "false", '"5"', '"5"'),
+        ("other", "false", "True", "true"),
+        ("other", "false", "five", '"five"'),
+    ],
+)
+def test_a_value_is_what_the_model_says_whatever_the_schema_says(
+    key: str, is_text: str, value: str, written: str
+) -> None:
+    argument = f'<｜DSML｜parameter name="{key}" string="{is_text}">{value}</｜DSML｜parameter>'
+    answer = f'<｜DSML｜invoke name="f">\n{argument}\n</｜DSML｜invoke>'
+    whole = read("deepseek_v32", [answer])
+    assert whole.calls == (("f", "", f'{{"{key}": {written}}}'),)
+    assert read("deepseek_v32", list(answer)) == whole
+
+
+@pytest.mark.parametrize(
     ("value", "written"), [("1e999", "1e999"), ("-0", "-0"), (".5", "0.5"), ("1_000", "1000"), ("+1e999", None)]
 )
 def test_a_number_of_python_comes_as_json(value: str, written: str | None) -> None:

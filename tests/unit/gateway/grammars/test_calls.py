@@ -41,7 +41,7 @@ class Vocabulary:
     def __init__(self, dialect: str, *, special: bool) -> None:
         self._backend = tokenizers.Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
         markers = " ".join(BY_NAME[dialect].markers) if special else "<|end|>"
-        texts = sorted(set(re.findall(r"<[^<>\s=\"]+>|<\|\"\|>|\[[A-Z_/]+\]", markers)))
+        texts = sorted(set(re.findall(r"｜DSML｜|<(?!/?｜DSML)[^<>\s=\"]+>|<\|\"\|>|\[[A-Z_/]+\]", markers)))
         self._backend.add_special_tokens([tokenizers.AddedToken(text, special=True) for text in texts])
         self.special_ids = {text: self._backend.token_to_id(text) for text in texts}
         self._library = LLTokenizer(self._backend.to_str(), n_vocab=self._backend.get_vocab_size(), eos_token=0)
@@ -85,9 +85,10 @@ def call(name: str, dialect: str, *, num: str = "1.5") -> str:
         line = "\n" if calls.trims_lines else ""
         between = f"\n{calls.value.begins[0]}" if calls.value.begins else line
         values = {"text": "a <b>", "num": num} if name == "f" else {}
+        key_ends = {"text": calls.typed.text or calls.key.ends[0], "num": calls.typed.json or calls.key.ends[0]}
         end = f"{line}{calls.value.ends[0]}{form.parameter}"
         arguments = "".join(
-            f"{calls.key.begins[0]}{key}{calls.key.ends[0]}{between}{value}{end}" for key, value in values.items()
+            f"{calls.key.begins[0]}{key}{key_ends[key]}{between}{value}{end}" for key, value in values.items()
         )
     if calls.style is Style.PYTHONIC:
         arguments = f'text="a <b>", num={num}' if name == "f" else ""
@@ -170,7 +171,7 @@ def test_a_format_begins_behind_what_is_thought(dialect: str, special: bool) -> 
 
 
 @pytest.mark.parametrize("special", [True, False])
-@pytest.mark.parametrize("dialect", ["qwen3_coder", "glm", "minimax"])
+@pytest.mark.parametrize("dialect", ["qwen3_coder", "glm", "minimax", "deepseek_v32"])
 def test_a_text_between_tags_is_as_long_as_it_may_be(dialect: str, special: bool) -> None:
     words = vocabulary(dialect, special)
     text = {"type": "string", "minLength": 2, "maxLength": 6}
@@ -180,6 +181,20 @@ def test_a_text_between_tags_is_as_long_as_it_may_be(dialect: str, special: bool
     one = whole(dialect, call("f", dialect))
     for value, allowed in (("ab", True), ("a <b>", True), ("abcdef", True), ("a", False), ("abcdefgh", False)):
         assert words.allows(grammar, one.replace("a <b>", value)) == allowed, value
+
+
+def test_a_token_within_a_marker_stands_behind_what_the_marker_begins_with() -> None:
+    words = vocabulary("deepseek_v32", True)
+    speech = Speech(BY_NAME["deepseek_v32"], special_ids=words.special_ids)
+    one = whole("deepseek_v32", call("f", "deepseek_v32"))
+    for must_call in (True, False):
+        grammar = write_calls(speech, TOOLS, must_call=must_call, one_call=True)
+        assert words.allows(grammar, one)
+        for place in range(1, one.count("<") + 1):
+            before = "<".join(one.split("<")[:place])
+            if one[len(before) :].startswith(("<｜", "</｜")):
+                rest = one[len(before) :].lstrip("</")
+                assert not words.allows(grammar, before + rest), before
 
 
 def test_what_cannot_be_followed_between_tags_is_refused_of_strict_tools() -> None:
@@ -207,7 +222,7 @@ def test_choices_that_are_no_texts_are_none_between_tags() -> None:
 
 @pytest.mark.parametrize("parameters", ["", '{"type": "object", "additionalProperties": {"type": "string"}}'])
 def test_arguments_that_no_schema_names_may_be_any(parameters: str) -> None:
-    for dialect in ("qwen3_coder", "glm", "minimax"):
+    for dialect in ("qwen3_coder", "glm", "minimax", "deepseek_v32"):
         for special in (True, False):
             words = vocabulary(dialect, special)
             speech = Speech(BY_NAME[dialect], special_ids=words.special_ids)
