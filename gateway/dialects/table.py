@@ -127,6 +127,18 @@ DIALECTS = (
         ),
     ),
     Dialect(
+        "minimax_m1",
+        # As its own template and vLLM's tell the model to write them; others have a list between these tags.
+        seen_in=(("<tool_calls>\\n{",), ("<tool_calls>\n{",), ("<tool_calls></tool_calls>",)),
+        reasoning=_THINK,
+        calls=Calls(
+            ("<tool_calls>",),
+            ("</tool_calls>",),
+            Style.OBJECT,
+            form=CallForm(_NAME_KEY, _ARGUMENTS_KEY, "}", "\n", "<tool_calls>\n", "\n</tool_calls>"),
+        ),
+    ),
+    Dialect(
         "gemma",
         seen_in=(("<|tool_call>", "call:"),),
         reasoning=Span(("<|channel>thought",), ("<channel|>",)),

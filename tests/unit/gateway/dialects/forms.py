@@ -171,6 +171,7 @@ FORMS = {
         ),
         copies=False,
     ),
+    "minimax_m1": Form("minimax_m1", objects("arguments", "<tool_calls>\n", "\n", "\n</tool_calls>")),
     "gemma": Form(
         "gemma",
         lambda calls: "".join(f"<|tool_call>call:{name}{gemma(each)}<tool_call|>" for name, each in calls),

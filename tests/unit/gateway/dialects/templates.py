@@ -166,6 +166,16 @@ TEMPLATES = {
         )
         + "</minimax:tool_call>{% endif %}[e~[\n" + _END + "{% if add_generation_prompt %}]~b]ai\n<think>\n{% endif %}",
     ),
+    "minimax_m1": (
+        "minimax_m1",
+        "{% if tools %}{{ 'Please respond with <tool_calls></tool_calls> XML tags:\n<tool_calls>\n"
+        "{\"name\": <tool-name>, \"arguments\": <args-json-object>}\n</tool_calls>' }}{% endif %}" + _TOOLS + _LOOP
+        + "<beginning_of_sentence>{{ 'ai' if message.role == 'assistant' else message.role }}\n{{ message.content }}"
+        "{% if message.tool_calls %}<tool_calls>\n"
+        + _each('{{ \'{"name": "\' + call.name + \'", "arguments": \' + args | tojson + \'}\n\' }}')
+        + "</tool_calls>{% endif %}<end_of_sentence>\n" + _END
+        + "{% if add_generation_prompt %}<beginning_of_sentence>ai\n{% endif %}",
+    ),
     "function_gemma": (
         "function_gemma",
         _TOOLS + _LOOP + "<start_of_turn>{{ message.role }}\n{{ message.content }}{% if message.tool_calls %}"
