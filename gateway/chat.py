@@ -79,6 +79,7 @@ class Conversation:
         template_arguments: variables of the template beside those that it always has.
         parse_answer: reasoning and calls of tools are told apart from the text of the answer.
         named_tool: with REQUIRED, the tool that it calls; empty: any.
+        allowed_tools: names of the tools that it may call, though it is shown all; empty: all.
         one_tool_call: it calls one tool at most.
     """
 
@@ -91,6 +92,7 @@ class Conversation:
     parse_answer: bool = False
     named_tool: str = ""
     one_tool_call: bool = False
+    allowed_tools: tuple[str, ...] = ()
 
     @property
     def num_characters(self) -> int:
@@ -246,11 +248,14 @@ def _of_tool_choice(conversation: Conversation) -> Iterator[Violation]:
     is_forced = conversation.tool_choice is ToolChoice.REQUIRED
     if is_forced and not conversation.tools:
         yield Violation("conversation.tool_choice", "must not be required without tools")
+    names = {tool.name for tool in conversation.tools}
+    if unknown := [name for name in conversation.allowed_tools if name not in names]:
+        yield Violation("conversation.allowed_tools", f"must be names of the tools, and {unknown[0]!r} is none")
     if not conversation.named_tool:
         return
     if not is_forced:
         yield Violation("conversation.named_tool", "goes with a tool_choice of required alone")
-    if all(tool.name != conversation.named_tool for tool in conversation.tools):
+    if conversation.named_tool not in names:
         yield Violation("conversation.named_tool", "must be the name of one of the tools")
 
 

@@ -289,8 +289,9 @@ other types are refused by name, and so is the role `function`.
 `tools`, the calls of tools in the assistant's messages and the messages of tools go through the chat template, in the
 form that `transformers` gives them. Calls that the model makes come as `tool_calls`, and what it thinks as
 `reasoning_content` and `reasoning`, where it is known how it writes them ([the guide](../guides/tools.md)); else they
-are in the answer's text, and `warnings` says so. `tool_choice` is `auto`, `required`, a tool's name, or `none`, with
-which the template is told of no tools.
+are in the answer's text, and `warnings` says so. `tool_choice` is `auto`, `required`, a tool's name,
+`allowed_tools`, with which all are shown and those alone are called, or `none`, with which the template is told of no
+tools.
 
 With `continue_final_message` the answer goes on with the last message instead of beginning one of its own; with `echo`
 it begins with the text of that message.

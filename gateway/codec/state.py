@@ -60,7 +60,9 @@ def _digest(submission: Submission, state: state_pb2.RequestState) -> bytes:
 
 
 def _encode_parsing(rule: ParsingRule) -> state_pb2.AnswerParsing:
-    parsing = state_pb2.AnswerParsing(dialect=rule.dialect, one_tool_call=rule.one_call, must_call=rule.must_call)
+    parsing = state_pb2.AnswerParsing(
+        dialect=rule.dialect, one_tool_call=rule.one_call, must_call=rule.must_call, is_limited=rule.is_limited
+    )
     for tool in rule.tools:
         parsing.tools.add(name=tool.name, parameters=tool.parameters, strict=tool.strict)
     return parsing
@@ -68,7 +70,7 @@ def _encode_parsing(rule: ParsingRule) -> state_pb2.AnswerParsing:
 
 def _decode_parsing(parsing: state_pb2.AnswerParsing) -> ParsingRule:
     tools = tuple(ToolSchema(tool.name, tool.parameters, tool.strict) for tool in parsing.tools)
-    return ParsingRule(parsing.dialect, tools, parsing.one_tool_call, parsing.must_call)
+    return ParsingRule(parsing.dialect, tools, parsing.one_tool_call, parsing.must_call, parsing.is_limited)
 
 
 def request_of(submission: Submission) -> GenerationRequest:

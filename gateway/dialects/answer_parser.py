@@ -31,17 +31,19 @@ class ParsingRule:
         tools: that it may call; none: calls are text.
         one_call: what comes behind the first call is left out.
         must_call: it is held to calling one of the tools.
+        is_limited: it is told of tools besides, which it is held not to call.
     """
 
     dialect: str
     tools: tuple[ToolSchema, ...] = ()
     one_call: bool = False
     must_call: bool = False
+    is_limited: bool = False
 
     @property
     def needs_grammar(self) -> bool:
         """Whether calls have to have a form."""
-        return self.must_call or any(tool.strict for tool in self.tools)
+        return self.must_call or self.is_limited or any(tool.strict for tool in self.tools)
 
 
 @dataclass(frozen=True, slots=True)

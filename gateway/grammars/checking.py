@@ -113,9 +113,9 @@ def _check_said(output: OutputFormat | None, rule: ParsingRule | None, speech: S
 
 
 def _no_form(rule: ParsingRule, dialect: Dialect | None) -> BlockyardError:
-    field = "conversation.tool_choice" if rule.must_call else "conversation.tools"
+    field = "conversation.tool_choice" if rule.must_call or rule.is_limited else "conversation.tools"
     why = f"models that speak {dialect.name}" if dialect else "this model, or of an answer that is not parsed"
-    description = f"calls of tools have no form to be held to of {why}: give auto, and no strict tools"
+    description = f"calls of tools have no form to be held to of {why}: give auto, all tools, and no strict ones"
     return invalid([Violation(field, description, Reason.UNSUPPORTED_PARAMETER)])
 
 

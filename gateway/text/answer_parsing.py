@@ -33,15 +33,16 @@ def with_parsing(request: GenerationRequest, dialect: Dialect | None) -> Generat
     if not isinstance(prompt, Conversation):
         return request
     tools = () if prompt.tool_choice is ToolChoice.NONE else prompt.tools
-    if prompt.named_tool:
-        tools = tuple(tool for tool in tools if tool.name == prompt.named_tool)
+    if allowed := (prompt.named_tool,) if prompt.named_tool else prompt.allowed_tools:
+        tools = tuple(tool for tool in tools if tool.name in allowed)
     schemas = tuple(ToolSchema(tool.name, tool.parameters, tool.strict) for tool in tools)
     name = dialect.name if dialect and prompt.parse_answer else ""
     must_call = prompt.tool_choice is ToolChoice.REQUIRED
     if tools and (dialect is None or dialect.calls is None or not prompt.parse_answer):
         warning = NOT_PARSED if dialect and dialect.calls and not prompt.parse_answer else UNKNOWN_DIALECT
         request = replace(request, warnings=(*request.warnings, warning))
-    rule = ParsingRule(name, schemas, prompt.one_tool_call, must_call)
+    is_limited = bool(allowed) and len(tools) < len(prompt.tools)
+    rule = ParsingRule(name, schemas, prompt.one_tool_call, must_call, is_limited)
     # What is not parsed, and has to have a form, is refused with the reason for it.
     return replace(request, parsing=rule) if name or rule.needs_grammar else request
 

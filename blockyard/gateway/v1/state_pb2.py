@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from blockyard.inference.v1 import inference_pb2 as blockyard_dot_inference_dot_v1_dot_inference__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n blockyard/gateway/v1/state.proto\x12\x14\x62lockyard.gateway.v1\x1a&blockyard/inference/v1/inference.proto\"\xa1\x01\n\x0cRequestState\x12\x34\n\x04spec\x18\x01 \x01(\x0b\x32&.blockyard.inference.v1.GenerationSpec\x12\x13\n\x0b\x66ront_state\x18\x02 \x01(\x0c\x12\x10\n\x08warnings\x18\x03 \x03(\t\x12\x34\n\x07parsing\x18\x04 \x01(\x0b\x32#.blockyard.gateway.v1.AnswerParsing\"w\n\rAnswerParsing\x12\x0f\n\x07\x64ialect\x18\x01 \x01(\t\x12+\n\x05tools\x18\x02 \x03(\x0b\x32\x1c.blockyard.inference.v1.Tool\x12\x15\n\rone_tool_call\x18\x03 \x01(\x08\x12\x11\n\tmust_call\x18\x04 \x01(\x08\"\x86\x02\n\x08HttpCall\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x0f\n\x07is_chat\x18\x02 \x01(\x08\x12\x0f\n\x07\x63reated\x18\x03 \x01(\x03\x12\x15\n\rinclude_usage\x18\x04 \x01(\x08\x12\x14\n\x0cnum_requests\x18\x05 \x01(\r\x12\x0c\n\x04\x65\x63ho\x18\x06 \x01(\x08\x12\x1d\n\x15tells_prompt_logprobs\x18\x07 \x01(\x08\x12\x18\n\x10\x63ontinuous_usage\x18\x08 \x01(\x08\x12\x15\n\rtokens_as_ids\x18\t \x01(\x08\x12\x11\n\techo_text\x18\n \x01(\t\x12\x17\n\x0fhides_reasoning\x18\x0b \x01(\x08\x12\x10\n\x08response\x18\x0c \x01(\tBQ\n\x18\x64\x65v.blockyard.gateway.v1P\x01Z3blockyard.dev/protos/blockyard/gateway/v1;gatewayv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n blockyard/gateway/v1/state.proto\x12\x14\x62lockyard.gateway.v1\x1a&blockyard/inference/v1/inference.proto\"\xa1\x01\n\x0cRequestState\x12\x34\n\x04spec\x18\x01 \x01(\x0b\x32&.blockyard.inference.v1.GenerationSpec\x12\x13\n\x0b\x66ront_state\x18\x02 \x01(\x0c\x12\x10\n\x08warnings\x18\x03 \x03(\t\x12\x34\n\x07parsing\x18\x04 \x01(\x0b\x32#.blockyard.gateway.v1.AnswerParsing\"\x8b\x01\n\rAnswerParsing\x12\x0f\n\x07\x64ialect\x18\x01 \x01(\t\x12+\n\x05tools\x18\x02 \x03(\x0b\x32\x1c.blockyard.inference.v1.Tool\x12\x15\n\rone_tool_call\x18\x03 \x01(\x08\x12\x11\n\tmust_call\x18\x04 \x01(\x08\x12\x12\n\nis_limited\x18\x05 \x01(\x08\"\x86\x02\n\x08HttpCall\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x0f\n\x07is_chat\x18\x02 \x01(\x08\x12\x0f\n\x07\x63reated\x18\x03 \x01(\x03\x12\x15\n\rinclude_usage\x18\x04 \x01(\x08\x12\x14\n\x0cnum_requests\x18\x05 \x01(\r\x12\x0c\n\x04\x65\x63ho\x18\x06 \x01(\x08\x12\x1d\n\x15tells_prompt_logprobs\x18\x07 \x01(\x08\x12\x18\n\x10\x63ontinuous_usage\x18\x08 \x01(\x08\x12\x15\n\rtokens_as_ids\x18\t \x01(\x08\x12\x11\n\techo_text\x18\n \x01(\t\x12\x17\n\x0fhides_reasoning\x18\x0b \x01(\x08\x12\x10\n\x08response\x18\x0c \x01(\tBQ\n\x18\x64\x65v.blockyard.gateway.v1P\x01Z3blockyard.dev/protos/blockyard/gateway/v1;gatewayv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,8 +35,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._serialized_options = b'\n\030dev.blockyard.gateway.v1P\001Z3blockyard.dev/protos/blockyard/gateway/v1;gatewayv1'
   _globals['_REQUESTSTATE']._serialized_start=99
   _globals['_REQUESTSTATE']._serialized_end=260
-  _globals['_ANSWERPARSING']._serialized_start=262
-  _globals['_ANSWERPARSING']._serialized_end=381
-  _globals['_HTTPCALL']._serialized_start=384
-  _globals['_HTTPCALL']._serialized_end=646
+  _globals['_ANSWERPARSING']._serialized_start=263
+  _globals['_ANSWERPARSING']._serialized_end=402
+  _globals['_HTTPCALL']._serialized_start=405
+  _globals['_HTTPCALL']._serialized_end=667
 # @@protoc_insertion_point(module_scope)

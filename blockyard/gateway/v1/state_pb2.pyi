@@ -69,12 +69,15 @@ class AnswerParsing(_message.Message):
     TOOLS_FIELD_NUMBER: _builtins.int
     ONE_TOOL_CALL_FIELD_NUMBER: _builtins.int
     MUST_CALL_FIELD_NUMBER: _builtins.int
+    IS_LIMITED_FIELD_NUMBER: _builtins.int
     dialect: _builtins.str
     """The name of the model's dialect."""
     one_tool_call: _builtins.bool
     """What comes behind the first call is left out."""
     must_call: _builtins.bool
     """It is held to calling one of the tools."""
+    is_limited: _builtins.bool
+    """It is told of tools besides, which it is held not to call."""
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.Tool]:
         """Tools that it may call; none: calls are text. Without their descriptions."""
@@ -86,10 +89,11 @@ class AnswerParsing(_message.Message):
         tools: _abc.Iterable[_inference_pb2.Tool] | None = ...,
         one_tool_call: _builtins.bool = ...,
         must_call: _builtins.bool = ...,
+        is_limited: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dialect", b"dialect", "must_call", b"must_call", "one_tool_call", b"one_tool_call", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dialect", b"dialect", "is_limited", b"is_limited", "must_call", b"must_call", "one_tool_call", b"one_tool_call", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

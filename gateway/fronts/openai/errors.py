@@ -43,6 +43,7 @@ _PARAMETERS = {
     "template_arguments": "chat_template_kwargs",
     "positions": "Last-Event-ID",
     "named_tool": "tool_choice",
+    "allowed_tools": "tool_choice",
     "one_tool_call": "parallel_tool_calls",
 }
 _PATH = re.compile(r"(?:sampling\.|stop\.|beam_search\.|conversation\.)?(\w+)(.*)", re.DOTALL)

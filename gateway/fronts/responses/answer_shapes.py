@@ -10,6 +10,7 @@ from typing import Any, Literal
 from gateway.fronts.http_calls.body_types import Shape
 from gateway.fronts.openai.schema.answers import ChatTokenLogprob  # noqa: TC001 - pydantic reads the annotations
 from gateway.fronts.responses.schema import (  # noqa: TC001
+    AllowedTools,
     NamedTool,
     ReasoningShape,
     TextShape,
@@ -146,7 +147,7 @@ class ToldResponse(Shape):
     store: Literal[False]
     temperature: float | None
     text: TextShape
-    tool_choice: Literal["none", "auto", "required"] | NamedTool
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools
     tools: list[ToolShape]
     top_logprobs: int
     top_p: float | None

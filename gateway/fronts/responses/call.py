@@ -16,7 +16,7 @@ from gateway.fronts.openai import errors
 from gateway.fronts.openai.call_codec import decode_state, encode_state
 from gateway.fronts.openai.call_state import CallState
 from gateway.fronts.responses.items import placed_messages
-from gateway.fronts.responses.schema import LOGPROBS, NamedTool
+from gateway.fronts.responses.schema import LOGPROBS, AllowedTools, NamedTool
 from gateway.request import GenerationRequest, OnDisconnect, SamplingOptions, StopOptions
 
 if TYPE_CHECKING:
@@ -83,17 +83,28 @@ def placed_messages_of(body: ResponseBody | InputTokensBody) -> list[Placed]:
 
 def _conversation(body: ResponseBody | InputTokensBody) -> chat.Conversation:
     effort = body.reasoning.effort if body.reasoning else None
-    named = body.tool_choice if isinstance(body.tool_choice, NamedTool) else None
-    choice = body.tool_choice if isinstance(body.tool_choice, str) else "auto"
+    choice, named, allowed = _chosen(body.tool_choice)
     return chat.Conversation(
         messages=tuple(each.message for each in placed_messages_of(body)),
         tools=tuple(tool.as_tool() for tool in body.tools or ()),
-        tool_choice=ToolChoice.REQUIRED if named else ToolChoice(choice),
-        named_tool=named.name if named else "",
+        tool_choice=choice,
+        named_tool=named,
+        allowed_tools=allowed,
         one_tool_call=body.parallel_tool_calls is False,
         parse_answer=True,
         template_arguments=chat.effort_arguments(effort),
     )
+
+
+def _chosen(choice: Any) -> tuple[ToolChoice, str, tuple[str, ...]]:
+    """Returns what a choice of tools says: whether one is called, which, and which may be."""
+    match choice:
+        case NamedTool():
+            return ToolChoice.REQUIRED, choice.name, ()
+        case AllowedTools():
+            return ToolChoice(choice.mode), "", tuple(tool.name for tool in choice.tools)
+        case _:
+            return ToolChoice(choice or "auto"), "", ()
 
 
 def _echo(body: ResponseBody) -> dict[str, Any]:

@@ -7,7 +7,7 @@ here; the API knows it and it is not served, which is an error that names it; or
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
@@ -70,19 +70,33 @@ class NamedTool(Shape):
     name: str
 
 
+class AllowedTools(Shape):
+    """The functions that the model may call, or has to call one of, though it is shown all tools."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1), at_most(chat.MAX_TOOLS)]
+
+
 def _check_tool_choice(value: Any) -> Any:
     """Refuses choices of tools that are not served by name."""
     # Read here: a union would report a violation for each of its branches.
     if value is None or value in ("none", "auto", "required"):
         return value
-    kind = value.get("type") if isinstance(value, dict) else None
-    if isinstance(kind, str) and kind != "function":
-        raise unsupported(f"of the type {kind!r} is not supported")
+    fields = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    is_several = fields.get("type") == "allowed_tools"
+    named = fields.get("tools") if is_several else [fields]
+    for each in cast("list[Any]", named)[: chat.MAX_TOOLS] if isinstance(named, list) else ():
+        kind = cast("dict[str, Any]", each).get("type") if isinstance(each, dict) else None
+        if isinstance(kind, str) and kind != "function":
+            raise unsupported(f"of the type {kind!r} is not supported")
     try:
-        return NamedTool.model_validate(value)
+        return (AllowedTools if is_several else NamedTool).model_validate(value)
     except ValidationError:
-        message = "should be 'none', 'auto', 'required' or {'type': 'function', 'name': …}"
-        raise PydanticCustomError("tool_choice", message) from None
+        one = "{'type': 'function', 'name': …}"
+        several = f"{{'type': 'allowed_tools', 'mode': 'auto' or 'required', 'tools': [{one}, …]}}"
+        message = several if is_several else f"'none', 'auto', 'required', {one} or {several}"
+        raise PydanticCustomError("tool_choice", "should be {form}", {"form": message}) from None
 
 
 class ReasoningShape(Shape):

@@ -86,6 +86,8 @@ def fields_of(conversation: Conversation) -> list[str]:
             for schema in ("[]", "7", '"{}"', "{", "null", "[" * 100_000)
         ),
         ({"tool_choice": None}, ["tool_choice"]),
+        ({"tools": (Tool("f"), Tool("g")), "allowed_tools": ("g",)}, []),
+        ({"tools": (Tool("f"),), "allowed_tools": ("f", "g")}, ["allowed_tools"]),
         ({"template_arguments": {"tools": [], "mood": 1, "messages": []}}, ["template_arguments"]),
         ({"add_generation_prompt": True, "continue_final_message": True}, ["continue_final_message"]),
         ({"add_generation_prompt": False, "continue_final_message": True}, []),

@@ -170,19 +170,55 @@ class NamedTool(Shape):
     function: FunctionName
 
 
+class AllowedTools(Shape):
+    """The tools that the model may call, or has to call one of, though it is shown all."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1), at_most(chat.MAX_TOOLS)]
+
+
+class AllowedToolChoice(Shape):
+    """A choice of several tools."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
 def _read_tool_choice(value: Any) -> Any:
     # Read here: a union would report a violation for each of its branches.
     if value is None or value in ("none", "auto", "required"):
         return value
-    _check_kind(value)
+    fields = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    is_several = fields.get("type") == "allowed_tools"
+    if is_several:
+        inner = fields.get("allowed_tools")
+        named = cast("dict[str, Any]", inner).get("tools") if isinstance(inner, dict) else None
+        for each in cast("list[Any]", named)[: chat.MAX_TOOLS] if isinstance(named, list) else ():
+            _check_kind(each)
+    else:
+        _check_kind(value)
     try:
-        return NamedTool.model_validate(value)
+        return (AllowedToolChoice if is_several else NamedTool).model_validate(value)
     except ValidationError:
-        message = "should be 'none', 'auto', 'required' or {'type': 'function', 'function': {'name': …}}"
-        raise PydanticCustomError("tool_choice", message) from None
+        one = "{'type': 'function', 'function': {'name': …}}"
+        several = f"{{'type': 'allowed_tools', 'allowed_tools': {{'mode': 'auto' or 'required', 'tools': [{one}, …]}}}}"
+        message = several if is_several else f"'none', 'auto', 'required', {one} or {several}"
+        raise PydanticCustomError("tool_choice", "should be {form}", {"form": message}) from None
 
 
-_ToolChoice = Literal["none", "auto", "required"] | NamedTool | None
+_ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedToolChoice | None
+
+
+def _chosen(choice: Any) -> tuple[ToolChoice, str, tuple[str, ...]]:
+    """Returns what a choice of tools says: whether one is called, which, and which may be."""
+    match choice:
+        case NamedTool():
+            return ToolChoice.REQUIRED, choice.function.name, ()
+        case AllowedToolChoice():
+            allowed = choice.allowed_tools
+            return ToolChoice(allowed.mode), "", tuple(tool.function.name for tool in allowed.tools)
+        case _:
+            return ToolChoice(choice or "auto"), "", ()
 
 
 class ChatShape(Shape):
@@ -209,13 +245,13 @@ class ChatShape(Shape):
     def conversation(self) -> chat.Conversation:
         """Converts it to the core's value."""
         documents = {} if self.documents is None else {"documents": self.documents}
-        named = self.tool_choice if isinstance(self.tool_choice, NamedTool) else None
-        choice = ToolChoice.REQUIRED if named else ToolChoice(self.tool_choice or "auto")
+        choice, named, allowed = _chosen(self.tool_choice)
         return chat.Conversation(
             messages=tuple(message.as_message() for message in self.messages),
             tools=tuple(tool.as_tool() for tool in self.tools or ()),
             tool_choice=choice,
-            named_tool=named.function.name if named else "",
+            named_tool=named,
+            allowed_tools=allowed,
             add_generation_prompt=self.add_generation_prompt,
             continue_final_message=bool(self.continue_final_message),
             template_arguments={

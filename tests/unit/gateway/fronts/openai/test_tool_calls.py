@@ -142,6 +142,55 @@ async def test_calls_that_must_have_a_form_get_a_grammar(both: Both, choice: Any
     assert both.scheduler.added[-1].sampling.grammar == ""
 
 
+def allowed(mode: str, *names: str) -> Any:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+async def test_of_several_tools_that_are_shown_some_may_be_called(mode: str) -> None:
+    template = "{{ tools | tojson }}{{ messages[0].content }}{# <tool_call> arguments #}"
+    tools: Any = [{"type": "function", "function": {"name": name}} for name in "fgh"]
+    async with FakeScheduler() as scheduler, both_of(scheduler, demo_tokenizer().adapt(None, template, {})) as both:
+        scheduler.script = scripted(*ids_of('<tool_call>{"name": "g"}</tool_call><tool_call>{"name": "h"}'), END_TOKEN)
+
+        async def ask(choice: Any) -> Any:
+            answer = await both.openai.chat.completions.create(**ASKED, tools=tools, tool_choice=choice)
+            return answer.choices[0].message
+
+        called = [call.function.name for call in (await ask(mode)).tool_calls]
+        assert called == ["g", "h"]
+        message = await ask(allowed(mode, "g", "f"))
+        assert [call.function.name for call in message.tool_calls] == ["g"]
+        assert message.content == '<tool_call>{"name": "h"}'
+        every, some = scheduler.added
+        assert list(some.prompt_token_ids) == list(every.prompt_token_ids)
+        assert [f'"{name}\\"' in some.sampling.grammar for name in "fgh"] == [True, True, False]
+        assert ("TEXT" in some.sampling.grammar) == (mode == "auto")
+        await ask(allowed(mode, *"fgh"))
+        assert bool(scheduler.added[-1].sampling.grammar) == (mode == "required")
+
+
+@pytest.mark.parametrize(
+    ("choice", "code"),
+    [
+        (allowed("auto", "f", "nope"), "FIELD_INVALID"),
+        (allowed("auto"), "FIELD_INVALID"),
+        (allowed("sometimes", "f"), "FIELD_INVALID"),
+        ({"type": "allowed_tools", "mode": "auto", "tools": [NAMED]}, "FIELD_INVALID"),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": 5}}, "FIELD_INVALID"),
+        (
+            {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED, {"type": "custom"}]}},
+            "UNSUPPORTED_PARAMETER",
+        ),
+    ],
+)
+async def test_tools_that_cannot_be_allowed_are_refused(both: Both, choice: Any, code: str) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        await both.openai.chat.completions.create(**ASKED, tools=TOOLS, tool_choice=choice)
+    assert (caught.value.param, caught.value.code) == ("tool_choice", code)
+
+
 async def test_a_schema_that_cannot_be_followed_is_refused_if_it_is_strict(both: Both) -> None:
     function: dict[str, Any] = {"name": "f", "parameters": {"type": "object", "not": {"required": ["x"]}}}
     tools: Any = [{"type": "function", "function": function}]
@@ -181,6 +230,10 @@ async def test_what_has_no_form_cannot_be_forced() -> None:
     async with FakeScheduler() as scheduler, both_of(scheduler) as both:
         with pytest.raises(openai.BadRequestError, match="have no form to be held to") as caught:
             await both.openai.chat.completions.create(**ASKED, tools=TOOLS, tool_choice="required")
+        assert (caught.value.param, caught.value.code) == ("tool_choice", "UNSUPPORTED_PARAMETER")
+        tools: Any = [*TOOLS, {"type": "function", "function": {"name": "g"}}]
+        with pytest.raises(openai.BadRequestError, match="have no form to be held to") as caught:
+            await both.openai.chat.completions.create(**ASKED, tools=tools, tool_choice=allowed("auto", "g"))
     assert (caught.value.param, caught.value.code) == ("tool_choice", "UNSUPPORTED_PARAMETER")
 
 

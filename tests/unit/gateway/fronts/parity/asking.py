@@ -194,6 +194,13 @@ def _message_body(told: dict[str, Any]) -> dict[str, Any]:
 _VALUES = {
     "conversation.one_tool_call": lambda one: not one,
     "conversation.named_tool": lambda name: {"type": "function", "function": {"name": name}},
+    "conversation.allowed_tools": lambda names: {
+        "type": "allowed_tools",
+        "allowed_tools": {
+            "mode": "auto",
+            "tools": [{"type": "function", "function": {"name": name}} for name in names],
+        },
+    },
     "conversation.messages": lambda messages: [_message_body(message) for message in messages],
     "conversation.tools": lambda tools: [{"type": "function", "function": tool} for tool in tools],
     "beam_search.early_stopping": lambda value: {"heuristic": False, "first": True}.get(value, value),

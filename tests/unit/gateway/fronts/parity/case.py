@@ -18,6 +18,7 @@ SEED = 5
 # What the fake scheduler answers to that seed.
 TOKEN_IDS = [5 + (SEED + 104729 * (position + 1)) % 4000 for position in range(6)]
 NOT_IN_OPENAI = "the OpenAI API has no such parameter; vLLM has none either"
+NO_CHOICE_OF_SEVERAL = "over gRPC there is no tool_choice of several tools"
 CALL = {"id": "call-1", "name": "look_up", "arguments": '{"word": "yard"}'}
 LONG_TEXT = "once " * MAX_MODEL_LEN
 BAD_WORD = "the"

@@ -24,6 +24,11 @@ _REQUIRED = {
     ("FunctionCallOutput", "call_id"): "a result without is of no call",
     ("JSONSchema", "schema"): "a form without is none",
 }
+# What a field holds whose type says of it no more than that these are objects.
+_MEANT: dict[str, dict[str, Any]] = {
+    "ChatCompletionAllowedToolsParam": {"tools": [{"type": "function", "function": {"name": "f"}}]},
+    "ToolChoiceAllowedParam": {"tools": [{"type": "function", "name": "f"}]},
+}
 # What the package reads a file from.
 _FILES = ("IO", "PathLike", "datetime")
 
@@ -92,10 +97,11 @@ def _samples(hint: Any, path: str, within: tuple[Any, ...]) -> Iterator[Sample]:
 def _objects(kind: Any, path: str, within: tuple[Any, ...]) -> Iterator[Sample]:
     """Yields the smallest object, and those with one field more, or with another value of one that is required."""
     fields = [*_fields(kind)]
-    least = {name: _first(hint, within) for name, hint, is_required in fields if is_required}
+    meant = _MEANT.get(kind.__name__, {})
+    least = {name: _first(hint, within) for name, hint, is_required in fields if is_required} | meant
     yield Sample(path, least)
     tag = least.get("type") or least.get("role")
-    for name, hint, is_required in fields:
+    for name, hint, is_required in (field for field in fields if field[0] not in meant):
         inner = f"{path}<{tag}>.{name}" if isinstance(tag, str) else f"{path}.{name}"
         yield from _in_object(least, name, hint, inner, within, is_required=is_required)
 

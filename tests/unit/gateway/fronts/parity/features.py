@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.unit.gateway.fronts.parity.case import BAD_WORD, CALL, HI, LONG_TEXT, NOT_IN_OPENAI, TOKEN_IDS, Case
+from tests.unit.gateway.fronts.parity.case import (
+    BAD_WORD,
+    CALL,
+    HI,
+    LONG_TEXT,
+    NO_CHOICE_OF_SEVERAL,
+    NOT_IN_OPENAI,
+    TOKEN_IDS,
+    Case,
+)
 from tests.unit.gateway.harness import demo_tokenizer
 
 STOP_STRING = demo_tokenizer().decode(TOKEN_IDS)[3:6]
@@ -90,6 +99,12 @@ FEATURES = [
             "conversation.tool_choice": "required",
             "conversation.named_tool": "wait",
         },
+    ),
+    Case(
+        "tools of which some may be called",
+        {"conversation.tools": [TOOL, {"name": "wait"}], "conversation.allowed_tools": ["wait"]},
+        only="http",
+        why=NO_CHOICE_OF_SEVERAL,
     ),
     Case("tools to the letter", {"conversation.tools": [{**TOOL, "strict": True}]}),
     Case("one call at most", {"conversation.tools": [TOOL], "conversation.one_tool_call": True}),

@@ -14,6 +14,7 @@ from tests.unit.gateway.fronts.parity.case import (
     LONG_TEXT,
     MAX_MODEL_LEN,
     MAX_NUM_SEQS,
+    NO_CHOICE_OF_SEVERAL,
     NOT_IN_OPENAI,
     VOCAB_SIZE,
     Case,
@@ -222,6 +223,13 @@ RULES = [
         "conversation.named_tool",
         only="grpc",
         why="over HTTP whoever names a tool requires it",
+    ),
+    rule(
+        "tools that there are not to choose from",
+        {"conversation.tools": [{"name": "f"}], "conversation.allowed_tools": ["f", "g"]},
+        "conversation.allowed_tools",
+        only="http",
+        why=NO_CHOICE_OF_SEVERAL,
     ),
     rule("arguments that are the call's", {"conversation.template_arguments": {"messages": []}}),
     rule(

@@ -65,7 +65,8 @@ def all_fields(descriptor: Descriptor) -> set[str]:
 
 
 def test_every_field_of_the_proto_has_a_feature() -> None:
-    asked = [case.ask(front) for front in FRONTS for case in (BASES, *FEATURES) if case.concerns(front)]
+    fronts = [front for front in FRONTS if front.wire == "grpc"]
+    asked = [case.ask(front) for front in fronts for case in (BASES, *FEATURES) if case.concerns(front)]
     told = {field.full_name for each in asked for field in set_fields(spec_of({**each, "request_id": "r"}))}
     assert told == all_fields(inference_pb2.GenerationSpec.DESCRIPTOR)
 

@@ -114,6 +114,21 @@ def test_the_choice_of_a_tool(asked: Any, choice: ToolChoice, named: str) -> Non
     assert (conversation.one_tool_call, conversation.parse_answer, conversation.tools[0].strict) == (True, True, True)
 
 
+@pytest.mark.parametrize(("mode", "choice"), [("auto", ToolChoice.AUTO), ("required", ToolChoice.REQUIRED)])
+def test_the_choice_of_several_tools(mode: str, choice: ToolChoice) -> None:
+    named = {"type": "function", "name": "t"}
+    asked: dict[str, Any] = {"type": "allowed_tools", "mode": mode, "tools": [named]}
+    conversation = conversation_of({"input": "Hi", "tools": [named, named | {"name": "u"}], "tool_choice": asked})
+    assert (conversation.tool_choice, conversation.named_tool, conversation.allowed_tools) == (choice, "", ("t",))
+    assert len(conversation.tools) == 2
+    body = ResponseBody.model_validate({"input": "Hi", "tool_choice": asked})
+    assert understand(body, "", 0).echo["tool_choice"] == asked
+    for wrong in ({"mode": "none"}, {"tools": []}, {"tools": [{"type": "function"}]}, {"tools": None}, {"name": "t"}):
+        with pytest.raises(BlockyardError, match=r"should be \{'type': 'allowed_tools'") as caught:
+            parse_body(ResponseBody, json.dumps({"input": "Hi", "tool_choice": asked | wrong}).encode())
+        assert [each.field for each in caught.value.violations] == ["tool_choice"]
+
+
 @pytest.mark.parametrize(
     ("asked", "form"),
     [
@@ -153,6 +168,7 @@ def test_what_is_wrong_with_a_schema_has_its_place_in_the_body() -> None:
         ({"include": ["file_search_call.results"]}, "include"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp"}]}}, "tool_choice"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
         ({"input": [{"type": "item_reference", "id": "i"}]}, "input"),
