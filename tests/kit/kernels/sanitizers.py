@@ -53,6 +53,8 @@ class Sanitized:
         """Builds it, unless it is built, and runs it. Raises AssertionError with what it said, unless it ran clean."""
         # A sanitizer must be the first library of its process.
         environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+        # What is undefined is a trap, and gets the report of a crash: its place, and who called it.
+        environment["ASAN_OPTIONS"] = "handle_sigill=1"
         done = subprocess.run(
             [self._build(), *self.arguments],
             env=environment, capture_output=True, text=True, timeout=RUN_SECONDS, check=False,
@@ -69,9 +71,12 @@ class Sanitized:
             *WARNING_FLAGS,
             *(INSTRUCTION_SETS | EMULATED_SETS)[self.instruction_set],
             self.optimization,
-            "-g",
+            # Lines are all that a report tells, and a trap needs no words for each check: a third less to compile.
+            "-g1",
         ]
         flags += [f"-fsanitize={self.sanitizers}", "-fno-sanitize-recover=all", f"-I{SOURCES}"]
+        if self.sanitizers == MEMORY:
+            flags.append("-fsanitize-undefined-trap-on-error")
         digest = hashlib.sha256(repr((compiler, flags)).encode())
         for path in sorted(PROGRAMS.iterdir()):
             digest.update(path.read_bytes())
