@@ -60,11 +60,15 @@ that nobody knows with `FIELD_INVALID`.
   them become one system message.
 - Nothing is stored: `store: true`, `previous_response_id` and `conversation` are refused. Send the earlier items again:
   the prefix cache has them.
-- Tools are functions. `text.format` is `text`, `json_object` or `json_schema`, which is kept strictly.
-  `reasoning.effort` is the template's `reasoning_effort`; `none` sets `enable_thinking` to false, too.
-- Of items `id`, `status`, `phase`, `logprobs`, `encrypted_content`, `prompt_cache_breakpoint` and the `name` of a
-  `function_call_output` are taken without effect; so are `output_schema` of a tool, `summary` and `generate_summary` of
-  `reasoning` (all of it is told), and `description` and `strict` of a form.
+- Tools are functions, and namespaces of them. The model is shown a function of a namespace as `namespace__name`, the
+  namespace's description before its own; a `function_call` has `name` and `namespace` apart, in an answer and in
+  `input`. Two functions that the model would know by one name are refused. A `tool_choice` has a function's own name,
+  or `namespace__name` where several have that.
+- `text.format` is `text`, `json_object` or `json_schema`, which is kept strictly. `reasoning.effort` is the template's
+  `reasoning_effort`; `none` sets `enable_thinking` to false, too.
+- Of items `id`, `status`, `phase`, `logprobs`, `encrypted_content`, `prompt_cache_breakpoint` and the `name` and
+  `namespace` of a `function_call_output` are taken without effect; so are `output_schema` of a tool, `summary` and
+  `generate_summary` of `reasoning` (all of it is told), and `description` and `strict` of a form.
 - `include` takes `message.output_text.logprobs`, of which `top_logprobs` says how many, and
   `reasoning.encrypted_content`: reasoning is not encrypted here, but told in `content`.
 - `usage.output_tokens_details.reasoning_tokens` is how many tokens the text of the reasoning has by itself.
@@ -74,8 +78,8 @@ that nobody knows with `FIELD_INVALID`.
   `POST /v1/responses/{{id}}/cancel` cancels it.
 - `sequence_number` grows with every event, by the number of its characters where it is a piece of a text: so it is the
   same for every reader ([why](../adr/0032-sequence-numbers-count-characters.md)).
-- Errors are those of the OpenAI API; a violation names the item of `input` that it is about. A stream ends with
-  `response.completed`, `response.incomplete` (`max_output_tokens`) or `response.failed`.
+- Errors are those of the OpenAI API; a violation names the item of `input` or the tool that it is about. A stream ends
+  with `response.completed`, `response.incomplete` (`max_output_tokens`) or `response.failed`.
 
 `/v1/responses/input_tokens` counts the tokens of a prompt. It takes its parameters: {input_tokens}.
 """

@@ -36,8 +36,8 @@ _TYPES = {
 # Agents shorten a conversation when a message says this.
 _PREFIXES = {Reason.PROMPT_TOO_LONG: "prompt is too long: "}
 _NAMES = {"prompt": "messages", "stop": "stop_sequences"}
-# A tool's parameters have another name in this API, and no function around them.
-_OF_TOOL = re.compile(r"(tools\[\d+\])\.function\.(?:parameters)?")
+# A tool's parameters have another name in this API.
+_OF_TOOL = re.compile(r"(tools\[\d+\])\.parameters")
 
 
 def rename(error: BlockyardError) -> BlockyardError:
@@ -47,7 +47,7 @@ def rename(error: BlockyardError) -> BlockyardError:
 
 def _parameter(field: str) -> str:
     name = format_parameter(field, "output_config.format") or parameter(field, _NAMES)
-    return _OF_TOOL.sub(lambda match: match[1] + (".input_schema" if match[0].endswith("s") else "."), name)
+    return _OF_TOOL.sub(r"\1.input_schema", name)
 
 
 def error_type(status: int) -> str:

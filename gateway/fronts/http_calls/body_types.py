@@ -52,7 +52,10 @@ class Neutral:
 
 
 def _read_type(value: Any) -> str | None:
-    return f"[{cast('dict[str, Any]', value).get('type')}]" if isinstance(value, dict) else None
+    if isinstance(value, dict):
+        return f"[{cast('dict[str, Any]', value).get('type')}]"
+    # Of a shape, which is written again.
+    return f"[{getattr(value, 'type', None)}]" if isinstance(value, BaseModel) else None
 
 
 # Of a union whose shapes have tags: their types in brackets, which are left out of an error's path.

@@ -1,4 +1,4 @@
-"""Knows where in a body the messages of a conversation stand, where an API's messages are others than the core's."""
+"""Knows where in a body messages and tools stand, for the APIs whose messages or tools are others than the core's."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from gateway import chat
 
+_OF_CONVERSATION = re.compile(r"conversation\.(?:messages|tools)\[.*", re.DOTALL)
+_OF_TOOL = re.compile(r"conversation\.tools\[(\d+)\](.*)", re.DOTALL)
 _OF_MESSAGE = re.compile(r"conversation\.messages\[(\d+)\](?:\.tool_calls\[(\d+)\])?(.*)", re.DOTALL)
 
 
@@ -26,21 +28,27 @@ class Placed(NamedTuple):
 
 
 @contextmanager
-def told_by(placed: Callable[[], Sequence[Placed]]) -> Generator[None]:
-    """Names the messages that an error is about by their places in the body. `placed`: makes those of the call."""
+def told_by(
+    placed: Callable[[], Sequence[Placed]], tools: Callable[[], Sequence[str]] | None = None
+) -> Generator[None]:
+    """Names the messages and the tools that an error is about by their places in the body.
+
+    `placed`: makes the messages of the call. `tools`: makes the paths of its tools, where they are not the core's.
+    """
     try:
         yield
     except BlockyardError as error:
-        if not any(_OF_MESSAGE.fullmatch(each.field) for each in error.violations):
+        if not any(_OF_CONVERSATION.fullmatch(each.field) for each in error.violations):
             raise
-        messages = placed()
-        raise rename_violations(error, lambda field: _place_of(field, messages)) from None
+        messages, tool_places = placed(), tools() if tools else None
+        raise rename_violations(error, lambda field: _place_of(field, messages, tool_places)) from None
 
 
-def _place_of(field: str, messages: Sequence[Placed]) -> str:
-    found = _OF_MESSAGE.fullmatch(field)
-    if found is None:
-        return field
-    message, call, rest = messages[int(found[1])], found[2], found[3]
-    # All calls of a message stand in its content.
-    return message.calls[int(call)] + rest if call else message.place + rest.replace(".tool_calls", ".content")
+def _place_of(field: str, messages: Sequence[Placed], tools: Sequence[str] | None) -> str:
+    if found := _OF_TOOL.fullmatch(field):
+        return field if tools is None else tools[int(found[1])] + found[2]
+    if found := _OF_MESSAGE.fullmatch(field):
+        message, call, rest = messages[int(found[1])], found[2], found[3]
+        # All calls of a message stand in its content.
+        return message.calls[int(call)] + rest if call else message.place + rest.replace(".tool_calls", ".content")
+    return field

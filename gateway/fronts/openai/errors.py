@@ -58,10 +58,11 @@ def rename(error: BlockyardError, names: Mapping[str, str]) -> BlockyardError:
         error: with violations whose fields are paths in the proto.
         names: this call's own names, before the general ones: `prompt` is `messages` in a chat.
     """
-    return rename_violations(error, lambda field: parameter(field, names))
+    return rename_violations(error, lambda field: _OF_FUNCTION.sub(r"\1.function.\2", parameter(field, names)))
 
 
 def parameter(field: str, names: Mapping[str, str]) -> str:
+    """Returns the parameter of a field of the core, in the APIs whose tools have no `function` around their fields."""
     for path, name in names.items():
         if "." in path and field.startswith(path):
             return name + field[len(path) :]
@@ -69,7 +70,7 @@ def parameter(field: str, names: Mapping[str, str]) -> str:
     if match is None:
         return field
     name = _PARAMETERS.get(match[1], match[1])
-    return _OF_FUNCTION.sub(r"\1.function.\2", names.get(name, name) + match[2])
+    return names.get(name, name) + match[2]
 
 
 def error_object(error: BlockyardError) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from gateway.fronts.http_calls.parts import AnswerParts, Closed, Grown, Opened
 from gateway.fronts.http_calls.streaming import ServerSentEvent
 from gateway.fronts.openai.logprobs import chat_logprobs
 from gateway.fronts.responses.output import Output
+from gateway.fronts.responses.tools import told_names
 from gateway.request import Delta, Finished, FinishReason
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class ResponseAnswer:
         self._starting_after = starting_after
         self._number = FROM_THE_BEGINNING
         self._parts = AnswerParts()
-        self._output = Output(accepted.request_id)
+        self._output = Output(accepted.request_id, told_names(call.echo["tools"]))
         self._statuses: list[str] = []
         self._finished: Finished | None = None
         self._error: dict[str, Any] | None = None

@@ -9,13 +9,8 @@ from typing import Any, Literal
 
 from gateway.fronts.http_calls.body_types import Shape
 from gateway.fronts.openai.schema.answers import ChatTokenLogprob  # noqa: TC001 - pydantic reads the annotations
-from gateway.fronts.responses.schema import (  # noqa: TC001
-    AllowedTools,
-    NamedTool,
-    ReasoningShape,
-    TextShape,
-    ToolShape,
-)
+from gateway.fronts.responses.schema import ReasoningShape, TextShape  # noqa: TC001
+from gateway.fronts.responses.tools import AllowedTools, AnyTool, NamedTool  # noqa: TC001
 
 PartStatus = Literal["in_progress", "completed", "incomplete"]
 
@@ -60,11 +55,15 @@ class OutputReasoning(OutputItem):
 
 
 class OutputCall(OutputItem):
-    """A call of a tool. `arguments`: as the model writes them, JSON as a rule."""
+    """A call of a tool. `arguments`: as the model writes them, JSON as a rule.
+
+    `namespace`: of a function that is in one.
+    """
 
     type: Literal["function_call"]
     call_id: str
     name: str
+    namespace: str | None = None
     arguments: str
 
 
@@ -148,7 +147,7 @@ class ToldResponse(Shape):
     temperature: float | None
     text: TextShape
     tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools
-    tools: list[ToolShape]
+    tools: list[AnyTool]
     top_logprobs: int
     top_p: float | None
     truncation: Literal["disabled"]

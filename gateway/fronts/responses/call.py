@@ -12,16 +12,22 @@ from blockyard.errors import BlockyardError, Reason
 from gateway import chat
 from gateway.fronts.http_calls.errors import rename_violations
 from gateway.fronts.http_calls.formats import format_parameter
+from gateway.fronts.http_calls.places import told_by
 from gateway.fronts.openai import errors
 from gateway.fronts.openai.call_codec import decode_state, encode_state
 from gateway.fronts.openai.call_state import CallState
 from gateway.fronts.responses.items import placed_messages
-from gateway.fronts.responses.schema import LOGPROBS, AllowedTools, NamedTool
+from gateway.fronts.responses.schema import LOGPROBS
+from gateway.fronts.responses.tools import AllowedTools, NamedTool, check_names, chosen_names, placed_tools
 from gateway.request import GenerationRequest, OnDisconnect, SamplingOptions, StopOptions
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from contextlib import AbstractContextManager
+
     from gateway.fronts.http_calls.places import Placed
     from gateway.fronts.responses.schema import InputTokensBody, ResponseBody
+    from gateway.fronts.responses.tools import PlacedTool
 
 _NAMES = {"prompt": "input", "messages": "input", "max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
 
@@ -46,7 +52,7 @@ class ResponseCall:
 
 
 def understand(body: ResponseBody, tenant: str, created: int) -> ResponseCall:
-    """Makes a call of a body. `created`: when it came, in seconds since 1970."""
+    """Makes a call of a body; raises BlockyardError. `created`: when it came, in seconds since 1970."""
     request = GenerationRequest(
         prompt=_conversation(body),
         request_id=f"resp_{uuid.uuid4().hex}",
@@ -65,7 +71,7 @@ def understand(body: ResponseBody, tenant: str, created: int) -> ResponseCall:
 
 
 def understand_count(body: InputTokensBody, tenant: str) -> GenerationRequest:
-    """Makes the request whose prompt is counted of a body of /v1/responses/input_tokens."""
+    """Makes the request whose prompt is counted of a body of /v1/responses/input_tokens; raises BlockyardError."""
     return GenerationRequest(prompt=_conversation(body), model=body.model or "", tenant=tenant)
 
 
@@ -76,17 +82,24 @@ def rename(error: BlockyardError) -> BlockyardError:
     )
 
 
-def placed_messages_of(body: ResponseBody | InputTokensBody) -> list[Placed]:
+def _placed_messages(body: ResponseBody | InputTokensBody) -> list[Placed]:
     """Makes the messages of the conversation, with their places in the body."""
     return placed_messages(body.instructions, body.input or [])
 
 
+def told_by_body(body: ResponseBody | InputTokensBody) -> AbstractContextManager[None]:
+    """Names the messages and the tools that an error of the core is about by their places in the body."""
+    return told_by(lambda: _placed_messages(body), lambda: [tool.place for tool in placed_tools(body.tools or ())])
+
+
 def _conversation(body: ResponseBody | InputTokensBody) -> chat.Conversation:
+    tools = [*placed_tools(body.tools or ())]
+    check_names(tools)
     effort = body.reasoning.effort if body.reasoning else None
-    choice, named, allowed = _chosen(body.tool_choice)
+    choice, named, allowed = _chosen(body.tool_choice, tools)
     return chat.Conversation(
-        messages=tuple(each.message for each in placed_messages_of(body)),
-        tools=tuple(tool.as_tool() for tool in body.tools or ()),
+        messages=tuple(each.message for each in _placed_messages(body)),
+        tools=tuple(tool.as_tool() for tool in tools),
         tool_choice=choice,
         named_tool=named,
         allowed_tools=allowed,
@@ -96,20 +109,21 @@ def _conversation(body: ResponseBody | InputTokensBody) -> chat.Conversation:
     )
 
 
-def _chosen(choice: Any) -> tuple[ToolChoice, str, tuple[str, ...]]:
+def _chosen(choice: Any, tools: Sequence[PlacedTool]) -> tuple[ToolChoice, str, tuple[str, ...]]:
     """Returns what a choice of tools says: whether one is called, which, and which may be."""
     match choice:
         case NamedTool():
-            return ToolChoice.REQUIRED, choice.name, ()
+            return ToolChoice.REQUIRED, chosen_names([choice], tools)[0], ()
         case AllowedTools():
-            return ToolChoice(choice.mode), "", tuple(tool.name for tool in choice.tools)
+            return ToolChoice(choice.mode), "", chosen_names(choice.tools, tools)
         case _:
             return ToolChoice(choice or "auto"), "", ()
 
 
 def _echo(body: ResponseBody) -> dict[str, Any]:
     """Returns the fields of the answer that repeat the body, those left out with the API's defaults."""
-    told = body.model_dump(by_alias=True, exclude_unset=True, exclude={"input", "stream", "stream_options", "include"})
+    untold = {"client_metadata", "include", "input", "stream", "stream_options"}
+    told = body.model_dump(by_alias=True, exclude_unset=True, exclude=untold)
     return {
         "background": False,
         "instructions": None,

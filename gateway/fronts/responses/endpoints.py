@@ -14,14 +14,13 @@ from blockyard.errors import BlockyardError, Reason
 from gateway.fronts.http_calls.bodies import parse_body, read_json
 from gateway.fronts.http_calls.errors import client_error
 from gateway.fronts.http_calls.headers import read_tenant
-from gateway.fronts.http_calls.places import told_by
 from gateway.fronts.http_calls.single_reader import read_all, resumed, started
 from gateway.fronts.http_calls.streaming import Connection, EventStream
 from gateway.fronts.http_calls.token_counts import token_counter
 from gateway.fronts.openai import errors
 from gateway.fronts.responses import document
 from gateway.fronts.responses.answer import FROM_THE_BEGINNING, ResponseAnswer, encode, encode_event
-from gateway.fronts.responses.call import call_of, placed_messages_of, rename, understand, understand_count
+from gateway.fronts.responses.call import call_of, rename, told_by_body, understand, understand_count
 from gateway.fronts.responses.schema import InputTokensBody, ResponseBody
 from gateway.request import ResumeRequest
 
@@ -61,7 +60,7 @@ class ResponseEndpoints:
             resources.push_async_callback(connection.aclose)
             try:
                 starting = resources.enter_async_context(started(self._generation, call.request))
-                with told_by(lambda: placed_messages_of(body)):
+                with told_by_body(body):
                     reader, accepted = await connection.run(starting)
             except BlockyardError as error:
                 raise rename(error) from None
@@ -79,7 +78,7 @@ class ResponseEndpoints:
         body = parse_body(InputTokensBody, await read_json(request))
         self._generation.resolve_model(body.model or "")
         try:
-            with told_by(lambda: placed_messages_of(body)):
+            with told_by_body(body):
                 token_ids = await self._generation.prompt_of(understand_count(body, tenant))
         except BlockyardError as error:
             raise rename(error) from None

@@ -12,8 +12,9 @@ from pydantic_core import PydanticCustomError
 
 from blockyard.client.chat import Role
 from gateway import chat
-from gateway.fronts.http_calls.body_types import BY_TYPE, Neutral, NotServed, Shape, at_most, unsupported
+from gateway.fronts.http_calls.body_types import BY_TYPE, Neutral, Shape, at_most, unsupported
 from gateway.fronts.http_calls.places import Placed
+from gateway.fronts.responses.tools import model_name
 
 _TEXT_KINDS = frozenset({"input_text", "output_text", "text", "reasoning_text", "summary_text"})
 _ITEM_KINDS = frozenset({"message", "function_call", "function_call_output", "reasoning"})
@@ -76,7 +77,7 @@ class CallItem(Shape):
     id: str | None = None
     status: _Status = None
     caller: Annotated[Any, Neutral({"type": "direct"})] = None
-    namespace: NotServed = None
+    namespace: str | None = None
     is_async: Annotated[Any, Neutral(False), Field(alias="async")] = None
 
 
@@ -90,7 +91,7 @@ class CallOutputItem(Shape):
     status: _Status = None
     caller: Annotated[Any, Neutral({"type": "direct"})] = None
     name: str | None = None
-    namespace: NotServed = None
+    namespace: str | None = None
 
 
 class ReasoningItem(Shape):
@@ -190,7 +191,8 @@ class _Answer:
         if not self:
             self._place = place
         if isinstance(item, CallItem):
-            self._calls.append(chat.ToolCall(item.name, item.arguments, item.call_id))
+            name = model_name(item.name, item.namespace)
+            self._calls.append(chat.ToolCall(name, item.arguments, item.call_id))
             self._call_places.append(place)
         elif isinstance(item, MessageItem):
             self._texts.append(_join(item.content) or "")

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 from gateway.fronts.http_calls.parts import PartKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from gateway.fronts.http_calls.parts import Part
+    from gateway.fronts.responses.tools import ToldName
 
 _PREFIXES = {PartKind.REASONING: "rs", PartKind.TEXT: "msg", PartKind.CALL: "fc"}
 Event = dict[str, Any]
@@ -21,9 +22,11 @@ class Output:
 
     Args:
         response_id: the ids of items are made of it.
+        names: of functions in namespaces, by those that the model knows.
     """
 
-    def __init__(self, response_id: str) -> None:
+    def __init__(self, response_id: str, names: Mapping[str, ToldName]) -> None:
+        self._names = names
         self._suffix = response_id.removeprefix("resp_")
         # By the number of the part.
         self._logprobs: defaultdict[int, list[Event]] = defaultdict(list)
@@ -47,7 +50,7 @@ class Output:
     def close(self, part: Part, status: str) -> Iterator[Event]:
         """Makes the events of an item that ends."""
         if part.kind is PartKind.CALL:
-            fields = {"name": part.name, "arguments": part.text}
+            fields = {"name": self._name(part)["name"], "arguments": part.text}
             yield {"type": "response.function_call_arguments.done", **self._of(part), **fields}
         else:
             yield {**self._text_done(part), **self._inside(part), "text": part.text}
@@ -58,7 +61,7 @@ class Output:
         """Returns an item as it is: begun (`in_progress`), `completed`, or `incomplete`."""
         head = {"id": self._id(part), "status": status}
         if part.kind is PartKind.CALL:
-            call = {"call_id": part.call_id, "name": part.name, "arguments": part.text}
+            call = {"call_id": part.call_id, **self._name(part), "arguments": part.text}
             return {"type": "function_call", **head, **call}
         content = [] if status == "in_progress" else [self._content(part)]
         if part.kind is PartKind.REASONING:
@@ -75,6 +78,10 @@ class Output:
             return {"type": "reasoning_text", "text": part.text}
         logprobs = list(self._logprobs[part.number])
         return {"type": "output_text", "text": part.text, "annotations": [], "logprobs": logprobs}
+
+    def _name(self, part: Part) -> dict[str, str]:
+        told = self._names.get(part.name)
+        return {"name": part.name} if told is None else told._asdict()
 
     def _id(self, part: Part) -> str:
         return f"{_PREFIXES[part.kind]}_{self._suffix}_{part.number}"

@@ -6,17 +6,16 @@ here; the API knows it and it is not served, which is an error that names it; or
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from gateway import chat
 from gateway.fronts.http_calls.body_types import Neutral, NotServed, Shape, at_most, unsupported
 from gateway.fronts.http_calls.formats import schema_format
 from gateway.fronts.openai.schema.requests import MAX_METADATA
 from gateway.fronts.responses.items import Items  # noqa: TC001 - pydantic reads the annotations
+from gateway.fronts.responses.tools import Tools, check_tool_choice
 from gateway.request import JsonObject
 
 if TYPE_CHECKING:
@@ -33,70 +32,6 @@ def _check_include(value: Any) -> Any:
         if isinstance(name, str) and name not in _SERVED_INCLUDES:
             raise unsupported(f"{name!r} is not supported")
     return value
-
-
-def _check_tool(value: Any) -> Any:
-    """Refuses the tools of OpenAI's servers by name."""
-    kind = value.get("type") if isinstance(value, dict) else None
-    if isinstance(kind, str) and kind != "function":
-        raise unsupported(f"is of the type {kind!r}, which is not supported: only functions are")
-    return value
-
-
-class ToolShape(Shape):
-    """A function that the client has. The API has `strict` unless it is false."""
-
-    type: Literal["function"]
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-    allowed_callers: Annotated[Any, Neutral(["direct"])] = None
-    defer_loading: Annotated[Any, Neutral(False)] = None
-    is_async: Annotated[Any, Neutral(False), Field(alias="async")] = None
-    output_schema: dict[str, Any] | None = None
-
-    def as_tool(self) -> chat.Tool:
-        """Converts it to the core's value."""
-        parameters = "" if self.parameters is None else json.dumps(self.parameters, ensure_ascii=False)
-        # Where it is left out, a model of OpenAI tries to; here that would refuse schemas that cannot be kept.
-        return chat.Tool(self.name, self.description or "", parameters, strict=bool(self.strict))
-
-
-class NamedTool(Shape):
-    """The function that the model has to call."""
-
-    type: Literal["function"]
-    name: str
-
-
-class AllowedTools(Shape):
-    """The functions that the model may call, or has to call one of, though it is shown all tools."""
-
-    type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(min_length=1), at_most(chat.MAX_TOOLS)]
-
-
-def _check_tool_choice(value: Any) -> Any:
-    """Refuses choices of tools that are not served by name."""
-    # Read here: a union would report a violation for each of its branches.
-    if value is None or value in ("none", "auto", "required"):
-        return value
-    fields = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
-    is_several = fields.get("type") == "allowed_tools"
-    named = fields.get("tools") if is_several else [fields]
-    for each in cast("list[Any]", named)[: chat.MAX_TOOLS] if isinstance(named, list) else ():
-        kind = cast("dict[str, Any]", each).get("type") if isinstance(each, dict) else None
-        if isinstance(kind, str) and kind != "function":
-            raise unsupported(f"of the type {kind!r} is not supported")
-    try:
-        return (AllowedTools if is_several else NamedTool).model_validate(value)
-    except ValidationError:
-        one = "{'type': 'function', 'name': …}"
-        several = f"{{'type': 'allowed_tools', 'mode': 'auto' or 'required', 'tools': [{one}, …]}}"
-        message = several if is_several else f"'none', 'auto', 'required', {one} or {several}"
-        raise PydanticCustomError("tool_choice", "should be {form}", {"form": message}) from None
 
 
 class ReasoningShape(Shape):
@@ -144,12 +79,6 @@ class StreamOptions(Shape):
     include_obfuscation: Annotated[Any, Neutral(False)] = None
 
 
-Tools = (
-    Annotated[list[Annotated[ToolShape, BeforeValidator(_check_tool)]], Field(fail_fast=True), at_most(chat.MAX_TOOLS)]
-    | None
-)
-
-
 class PromptShape(Shape):
     """The fields that make the prompt, and those that nothing stands behind."""
 
@@ -158,7 +87,7 @@ class PromptShape(Shape):
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningShape | None = None
     text: TextShape | None = None
-    tool_choice: Annotated[Any, BeforeValidator(_check_tool_choice)] = None
+    tool_choice: Annotated[Any, BeforeValidator(check_tool_choice)] = None
     tools: Tools = None
 
     conversation: Annotated[Any, Neutral(message=_STATELESS)] = None
@@ -179,6 +108,7 @@ class ResponseBody(PromptShape):
 
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset(
         {
+            "client_metadata",
             "max_tool_calls",
             "prompt_cache_key",
             "prompt_cache_options",
@@ -201,7 +131,8 @@ class ResponseBody(PromptShape):
     top_logprobs: int | None = None
     top_p: float | None = None
 
-    # They label a request, or bound tools that are not served.
+    # They label a request, or bound tools that are not served. The first is Codex's.
+    client_metadata: dict[str, Any] | None = None
     max_tool_calls: int | None = None
     prompt_cache_key: str | None = None
     prompt_cache_options: dict[str, Any] | None = None

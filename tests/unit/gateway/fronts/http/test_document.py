@@ -36,7 +36,16 @@ CALLS: list[tuple[str, dict[str, Any]]] = [
         RESPONSES,
         {
             "input": "Hi",
-            "tools": [{"type": "function", "parameters": {"type": "object"}, **TOOL}],
+            "tools": [
+                {"type": "function", "parameters": {"type": "object"}, **TOOL},
+                {
+                    "type": "namespace",
+                    "name": "disk",
+                    "description": "",
+                    "tools": [{"type": "function", **TOOL, "name": "list"}],
+                },
+            ],
+            "client_metadata": {"thread_id": "a"},
             "tool_choice": {"type": "function", "name": "read"},
             "text": {
                 "format": {"type": "json_schema", "name": "a", "schema": {"type": "object"}},

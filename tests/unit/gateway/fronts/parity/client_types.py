@@ -84,8 +84,8 @@ def _samples(hint: Any, path: str, within: tuple[Any, ...]) -> Iterator[Sample]:
     elif origin in (dict, Mapping):
         yield from (each.wrapped(lambda value: {"1": value}) for each in _samples(args[1], f"{path}{{}}", within))
     elif hint is str:
-        # Others elsewhere.
-        yield Sample(path, path)
+        # Others elsewhere, and never an empty one.
+        yield Sample(path, path or "text")
     elif hint in _SCALARS:
         yield from (Sample(path, value) for value in _SCALARS[hint])
     else:

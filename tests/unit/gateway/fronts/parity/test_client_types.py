@@ -101,16 +101,9 @@ BESIDE: dict[tuple[Any, str], dict[str, Any]] = {
 _OF_MESSAGES = {"betas", "cache_control", "context_management", "diagnostics", "user_profile_id", "workspace_id"}
 _IN_MESSAGES = {"eager_input_streaming", "is_error"}
 _OF_OPENAI = {"prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier", "service_tier"}
-_IN_RESPONSES = {
-    "description",
-    "encrypted_content",
-    "generate_summary",
-    "id",
-    "input.name",
-    "logprobs",
-    "output_schema",
-}
-_IN_RESPONSES |= {"phase", "prompt_cache_breakpoint", "status", "strict", "summary"}
+_OF_ITEMS = {"encrypted_content", "id", "input.name", "input.namespace", "logprobs", "phase", "status"}
+_OF_FIELDS = {"description", "generate_summary", "output_schema", "prompt_cache_breakpoint", "strict", "summary"}
+_IN_RESPONSES = _OF_ITEMS | _OF_FIELDS
 HARMLESS: dict[Any, set[str]] = {
     MessagesBody: _OF_MESSAGES | _IN_MESSAGES | {"metadata", "service_tier"},
     CountBody: (_OF_MESSAGES | _IN_MESSAGES | {"display", "format"}) - {"diagnostics"},
