@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -79,11 +80,13 @@ def test_a_test_that_is_named_exists(test: str) -> None:
 def test_no_command_hides_in_another_block(page: Path) -> None:
     for block in blocks_of(page.read_text(encoding="utf-8")):
         if block.language is not None:
-            assert block.language in ("", "sh", "python", "yaml", "json"), f"line {block.line}"
+            assert block.language in ("", "sh", "python", "yaml", "toml", "json"), f"line {block.line}"
         if block.language == "":
             assert not any(PROGRAM.match(line) for line in block.text.splitlines()), f"line {block.line}: say sh"
         if block.language == "yaml":
             assert yaml.safe_load(block.text), f"line {block.line}"
+        if block.language == "toml":
+            assert tomllib.loads(block.text), f"line {block.line}"
 
 
 def arguments_of(command: Command) -> tuple[type[Any], list[str]]:
