@@ -124,5 +124,8 @@ def write_value(text: str, types: frozenset[str]) -> str:
         found = type_of(json.loads(value, parse_constant=_refuse))
     except (ValueError, RecursionError):
         return write_string(text)
-    may_be = types - {"string"} | ({"number", "integer"} if types & {"number", "integer"} else set())
+    may_be = types - {"string"}
+    # Where a text is right as well, what is not quite of the other type is one.
+    if "number" in types or ("integer" in types and "string" not in types):
+        may_be |= {"number", "integer"}
     return value if not types or found in may_be else write_string(text)

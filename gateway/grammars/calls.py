@@ -6,25 +6,20 @@ start: (begin thought)? calls
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from blockyard.errors import Reason, Violation, invalid
 from gateway.dialects.dialect import Style
-from gateway.dialects.schemas import read_schema, types_of
+from gateway.dialects.schemas import read_schema
 from gateway.grammars.expressions import json_expression, quote
 from gateway.grammars.grammar import Grammar, pattern_of
 from gateway.grammars.literals import Literals
+from gateway.grammars.tags import Tags
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gateway.dialects.answer_parser import ToolSchema
     from gateway.dialects.dialect import CallForm, Calls, Speech
-    from gateway.dialects.schemas import Schema
-
-_STRING = frozenset({"string"})
-# Of a text between tags, what grammars hold it to, and what says nothing of its form.
-_FOLLOWED = frozenset({"type", "minLength", "maxLength", "title", "description", "default", "examples"})
 
 
 def write_answer(speech: Speech, expression: str) -> str:
@@ -95,67 +90,10 @@ def _add_call(grammar: Grammar, number: int, tool: ToolSchema, calls: Calls, for
     name = quote(tool.name)[1:-1] if calls.style is Style.OBJECT else tool.name
     schema = {"type": "object", **read_schema(tool.parameters)}
     if calls.style is Style.TAGS:
-        arguments = _add_parameters(grammar, number, tool, schema, calls, form)
+        arguments = Tags(grammar, calls, number, tool, schema).arguments()
     elif calls.style in (Style.PYTHONIC, Style.GEMMA):
         arguments = Literals(grammar, calls, f"literal_{number}", tool, schema).arguments()
     else:
         arguments = grammar.add(f"arguments_{number}", json_expression(json.dumps(schema)))
     head, tail = grammar.literal(f"{name}{form.middle}"), grammar.literal(form.after)
     return grammar.add(f"named_{number}", f"{head} {arguments} {tail}")
-
-
-def _add_parameters(
-    grammar: Grammar, number: int, tool: ToolSchema, schema: Schema, calls: Calls, form: CallForm
-) -> str:
-    """Adds a rule for each argument of a tool, and returns what stands for all of them, in the order of the schema.
-
-    Raises BlockyardError UNSUPPORTED_PARAMETER for a strict tool of whose texts more is asked than can be followed.
-    """
-    properties: Schema = schema.get("properties") or {}
-    if not properties and schema.get("additionalProperties", "properties" not in schema) is not False:
-        return _free_parameters(grammar, number, calls, form)
-    required: list[str] = schema.get("required") or []
-    shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
-    expressions: list[str] = []
-    for place, (key, part) in enumerate(properties.items()):
-        name = f"argument_{number}_{place}"
-        is_text = types_of(schema, key) == _STRING
-        between, end = _around_value(calls, form, is_text=is_text)
-        head = grammar.literal(f"{calls.key.begins[0]}{key}{between}")
-        if not is_text:
-            part = {**part, **shared} if isinstance(part, dict) else part
-            value = f"{json_expression(json.dumps(part))} {grammar.literal(end)}"
-        elif isinstance(choices := [part["const"]] if "const" in part else part.get("enum"), list):
-            texts = [quote(each) for each in cast("list[object]", choices) if isinstance(each, str)]
-            if not texts:
-                # No value is allowed, and the schema is: it may be left out.
-                continue
-            value = f"({' | '.join(texts)}) {grammar.literal(end)}"
-        else:
-            if tool.strict and (others := sorted(part.keys() - _FOLLOWED)):
-                description = f"of {tool.name!r}: {key!r} stands between tags, where {others[0]} cannot be followed"
-                raise invalid([Violation("conversation.tools", description, Reason.UNSUPPORTED_PARAMETER)])
-            least, most = part.get("minLength"), part.get("maxLength")
-            value = grammar.until(f"text_{number}_{place}", end, (int(least or 0), None if most is None else int(most)))
-        grammar.add(name, f"{head} {value}")
-        expressions.append(name if key in required else f"{name}?")
-    return " ".join(expressions)
-
-
-def _around_value(calls: Calls, form: CallForm, *, is_text: bool = True) -> tuple[str, str]:
-    """Returns what stands between an argument's name and its value, a text or JSON, and behind that."""
-    line = "\n" if calls.trims_lines else ""
-    begin = f"\n{calls.value.begins[0]}" if calls.value.begins else line
-    key_end = (calls.typed.text if is_text else calls.typed.json) or calls.key.ends[0]
-    return f"{key_end}{begin}", f"{line}{calls.value.ends[0]}{form.parameter}"
-
-
-def _free_parameters(grammar: Grammar, number: int, calls: Calls, form: CallForm) -> str:
-    """Adds a rule for an argument of any name, and returns what stands for any number of these."""
-    between, end = _around_value(calls, form)
-    value = f"{grammar.literal(between)} {grammar.until(f'text_{number}', end)}"
-    if calls.typed.json:
-        between, end = _around_value(calls, form, is_text=False)
-        value = f"({value} | {grammar.literal(between)} {json_expression('{}')} {grammar.literal(end)})"
-    key = f"{grammar.literal(calls.key.begins[0])} /[A-Za-z_][A-Za-z0-9_.-]{{0,63}}/"
-    return f"{grammar.add(f'argument_{number}', f'{key} {value}')}*"

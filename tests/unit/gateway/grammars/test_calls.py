@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import json
+import random
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import jsonschema
 import pytest
 import tokenizers
 from llguidance import LLMatcher, LLTokenizer
@@ -17,11 +19,9 @@ from gateway.dialects.dialect import Speech, Style
 from gateway.dialects.table import BY_NAME, DIALECTS
 from gateway.grammars.calls import write_answer, write_calls
 from gateway.grammars.expressions import json_expression
+from tests.unit.gateway.dialects.forms import FORMS
 from tests.unit.gateway.dialects.reading import read
 from tests.unit.gateway.harness import DEMO_MODEL
-
-if TYPE_CHECKING:
-    import random
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -195,6 +195,84 @@ def test_a_token_within_a_marker_stands_behind_what_the_marker_begins_with() -> 
             if one[len(before) :].startswith(("<｜", "</｜")):
                 rest = one[len(before) :].lstrip("</")
                 assert not words.allows(grammar, before + rest), before
+
+
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize("dialect", ["qwen3_coder", "glm", "minimax", "deepseek_v32"])
+@pytest.mark.parametrize(
+    ("part", "values", "others"),
+    [
+        ({"type": ["string", "null"]}, ["a <b>", None], []),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}], "default": None}, ["", "a\nb", None], []),
+        ({"anyOf": [{"$ref": "#/$defs/text"}, {"type": "integer"}]}, ["a", 5, "5.5"], []),
+        ({"oneOf": [{"type": "string"}, {"type": "array"}]}, ["a", [1, "b"]], []),
+        ({"enum": ["a", "b", None, 2]}, ["a", None, 2], ["c", 3, True]),
+        ({"enum": ["a", 2], "type": ["string", "null"]}, ["a"], ["c", 2]),
+        ({"anyOf": [{"const": "a"}, {"enum": ["b"], "type": "string"}, {"type": "boolean"}]}, ["a", "b", True], ["c"]),
+    ],
+)
+def test_a_value_that_may_be_a_text_is_written_as_templates_write_it(
+    dialect: str, special: bool, part: dict[str, Any], values: list[Any], others: list[Any]
+) -> None:
+    words = vocabulary(dialect, special)
+    schema = {"type": "object", "properties": {"x": part}, "required": ["x"], "$defs": {"text": {"type": "string"}}}
+    tools = (ToolSchema("f", json.dumps(schema), strict=True),)
+    grammar = write_calls(Speech(BY_NAME[dialect], special_ids=words.special_ids), tools, must_call=True, one_call=True)
+    for value in (*values, *others):
+        answer = FORMS[dialect].calls([("f", {"x": value})])
+        if dialect == "minimax":
+            answer = answer.replace("</invoke>\n\n", "</invoke>\n")
+        assert words.allows(grammar, answer) == (value in values), answer
+        if value in values:
+            found = read(dialect, [answer], tools={"f": schema})
+            assert [json.loads(arguments) for _, _, arguments in found.calls] == [{"x": value}]
+
+
+@pytest.mark.parametrize("dialect", ["qwen3_coder", "glm", "minimax", "deepseek_v32"])
+def test_whatever_stands_between_tags_fits_the_schema(dialect: str) -> None:
+    text = {"type": "string", "minLength": 1, "maxLength": 6}
+    properties: dict[str, Any] = {
+        "a": {"anyOf": [{"type": "string"}, {"type": "integer"}]},
+        "b": {"type": ["null", "string", "boolean"]},
+        "c": {"enum": ["x", 1.5, None, [1]]},
+        "d": {"oneOf": [{"const": "x"}, {"type": "boolean"}]},
+        "e": {"allOf": [text]},
+        "f": text,
+    }
+    for special in (True, False):
+        words, chance = vocabulary(dialect, special), random.Random(dialect)
+        num_whole = 0
+        for key, part in properties.items():
+            schema = {"type": "object", "properties": {key: part}, "required": [key]}
+            # What an allOf asks is passed over.
+            tools = (ToolSchema("f", json.dumps(schema), strict=key != "e"),)
+            speech = Speech(BY_NAME[dialect], special_ids=words.special_ids, may_think=False)
+            answer = words.write(write_calls(speech, tools, must_call=True, one_call=True), chance, max_tokens=2000)
+            if answer is None:
+                continue
+            num_whole += 1
+            found = read(dialect, [answer], tools={"f": schema})
+            assert (found.num_calls, found.num_invalid, found.text) == (1, 0, ""), answer
+            if key != "e":
+                jsonschema.validate(json.loads(found.calls[0][2]), schema)
+        assert num_whole >= 3
+
+
+@pytest.mark.parametrize(
+    ("part", "keyword"),
+    [
+        ({"anyOf": [{"type": "string", "format": "date"}, {"type": "null"}]}, "format"),
+        ({"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 0}]}, "minimum"),
+        ({"type": ["string", "null"], "maxLength": 3}, "maxLength"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}], "pattern": "a"}, "pattern"),
+    ],
+)
+def test_what_a_text_among_others_cannot_follow_is_refused_of_strict_tools(part: dict[str, Any], keyword: str) -> None:
+    schema = json.dumps({"properties": {"x": part}})
+    speech = Speech(BY_NAME["qwen3_coder"])
+    assert keyword not in write_calls(speech, (ToolSchema("f", schema),), must_call=True, one_call=True)
+    with pytest.raises(BlockyardError, match=f"'x' stands between tags, where {keyword} cannot be followed"):
+        write_calls(speech, (ToolSchema("f", schema, strict=True),), must_call=True, one_call=True)
 
 
 def test_what_cannot_be_followed_between_tags_is_refused_of_strict_tools() -> None:
