@@ -233,7 +233,7 @@ async def test_what_a_gateway_leaves_behind_ends_after_a_while(harness: Harness,
 async def test_a_gateway_that_closes_its_side_is_let_go(harness: Harness) -> None:
     await harness.worker(step_seconds=0.001)
     server, client = await harness.scheduler(), await harness.client()
-    stream = await client.add("r", [1], max_tokens=3000)
+    stream = await client.add("r", [1], max_tokens=500)
     await client.wait_until(lambda: stream.token_ids[0])
     await client.call.done_writing()
     assert await client.wait_for_end() is None
