@@ -127,10 +127,10 @@ def _check_item(item: Any) -> Any:
     if not isinstance(item, dict):
         return item
     fields = cast("dict[str, Any]", item)
-    # What has neither a type nor a role, but an id, is the API's reference to a stored item.
-    kind = fields.get("type")
-    if kind is None:
-        kind = "item_reference" if "id" in fields and "role" not in fields else "message"
+    kind = fields.get("type", "message")
+    if fields.get("type") is None and "id" in fields and "role" not in fields:
+        # What has neither a type nor a role, but an id, is the API's reference to a stored item.
+        kind = "item_reference"
     if isinstance(kind, str) and kind not in _ITEM_KINDS:
         raise unsupported(f"has an item of the type {kind!r}, which is not supported")
     return fields | {"type": kind}

@@ -186,9 +186,11 @@ def test_who_asks_for_memory_is_told_what_to_do() -> None:
         parse_body(ResponseBody, json.dumps({"input": "Hi", "store": True}).encode())
 
 
-def test_a_type_that_is_no_text_is_wrong() -> None:
+@pytest.mark.parametrize("kind", [{}, None])
+def test_a_type_that_is_no_text_is_wrong(kind: Any) -> None:
+    item = {"type": kind, "role": "user", "content": ""}
     with pytest.raises(BlockyardError) as caught:
-        parse_body(ResponseBody, b'{"input": [{"type": {}, "role": "user", "content": ""}]}')
+        parse_body(ResponseBody, json.dumps({"input": [item]}).encode())
     assert [each.field for each in caught.value.violations] == ["input[0]"]
 
 
