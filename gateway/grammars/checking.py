@@ -26,10 +26,12 @@ from gateway.grammars.intersections import find_intersection
 from gateway.grammars.larks import check_lark
 from gateway.grammars.problems import reason_of, schema_text
 from gateway.grammars.schemas import find_place, read_schema
-from gateway.grammars.tools import followed
+from gateway.grammars.tools import followed, schema_places
 from gateway.request import Choices, JsonSchema, Lark, Regex
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gateway.dialects.answer_parser import ParsingRule
     from gateway.dialects.dialect import Dialect, Speech
     from gateway.request import GenerationRequest, OutputFormat
@@ -76,7 +78,7 @@ class GrammarChecks:
         try:
             work = functools.partial(_check_given, given)
             if output is not None or needs_calls:
-                work = functools.partial(_check_said, output, rule, speech)
+                work = functools.partial(_check_said, output, rule, speech, schema_places(request))
             return await asyncio.get_running_loop().run_in_executor(self._executor, work)
         finally:
             self._running[request.tenant] -= 1
@@ -89,8 +91,13 @@ def _check_given(text: str) -> str:
     return text
 
 
-def _check_said(output: OutputFormat | None, rule: ParsingRule | None, speech: Speech | None) -> str:
-    """Checks the form of an answer and that of calls each by itself, and joins them behind what the model thinks."""
+def _check_said(
+    output: OutputFormat | None, rule: ParsingRule | None, speech: Speech | None, places: Sequence[str]
+) -> str:
+    """Checks the form of an answer and that of calls each by itself, and joins them behind what the model thinks.
+
+    `places`: of the tools' schemas in the request.
+    """
     text = "" if output is None else check_format(output)
     answer = "" if output is None else expression_of(output)
     if rule is not None and rule.tools and (output is not None or rule.needs_grammar):
@@ -100,7 +107,7 @@ def _check_said(output: OutputFormat | None, rule: ParsingRule | None, speech: S
             if output is not None and dialect.calls.bare and not rule.must_call:
                 description = f"is not supported beside tools of models that speak {dialect.name}"
                 raise invalid([Violation("format", description, Reason.UNSUPPORTED_PARAMETER)])
-            tools = [followed(tool, _complaint) for tool in rule.tools]
+            tools = [followed(tool, _complaint, place) for tool, place in zip(rule.tools, places, strict=True)]
             text = write_calls(speech, tools, must_call=rule.must_call, one_call=rule.one_call, answer=answer)
         elif rule.needs_grammar:
             raise _no_form(rule, dialect)

@@ -6,26 +6,38 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from blockyard.errors import BlockyardError, Violation, invalid
-from gateway.grammars.problems import complain_of
-from gateway.grammars.schemas import read_schema
+from gateway.chat import Conversation
+from gateway.grammars.problems import complain_of, schema_text
+from gateway.grammars.schemas import find_place, read_schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gateway.dialects.answer_parser import ToolSchema
+    from gateway.request import GenerationRequest
 
 _FIELD = "conversation.tools"
 
 
-def followed(tool: ToolSchema, complain: Callable[[str], str]) -> ToolSchema:
+def schema_places(request: GenerationRequest) -> list[str]:
+    """Returns where the schemas of the tools that may be called stand in a request: paths in the proto."""
+    tools, prompt = request.parsing.tools if request.parsing else (), request.prompt
+    if not isinstance(prompt, Conversation):
+        return [_FIELD] * len(tools)
+    names = {tool.name for tool in tools}
+    return [f"{_FIELD}[{number}].parameters" for number, tool in enumerate(prompt.tools) if tool.name in names]
+
+
+def followed(tool: ToolSchema, complain: Callable[[str], str], place: str = _FIELD) -> ToolSchema:
     """Returns a tool whose schema can be followed: what cannot is left out of it, unless it has to be followed.
 
     Args:
         tool: raises BlockyardError for a strict one that cannot.
         complain: says what is wrong with a grammar; empty: nothing.
+        place: of its schema in the request.
     """
     try:
-        schema = read_schema(tool.parameters or "{}", _FIELD)
+        schema = read_schema(tool.parameters or "{}", place)
     except BlockyardError:
         if tool.strict:
             raise
@@ -37,8 +49,8 @@ def followed(tool: ToolSchema, complain: Callable[[str], str]) -> ToolSchema:
     if problem is None:
         return tool
     if tool.strict:
-        path = f"{problem.path.removeprefix('.')}: " if problem.path else ""
-        raise invalid([Violation(_FIELD, f"of {tool.name!r}: {path}{problem.complaint}", problem.reason)])
+        path = problem.path or find_place(schema, problem.complaint, lambda part: complain(schema_text(part)))
+        raise invalid([Violation(f"{place}{path}", f"of {tool.name!r}: {problem.complaint}", problem.reason)])
     return tool._replace(parameters=json.dumps(_loosened(schema, complain)))
 
 

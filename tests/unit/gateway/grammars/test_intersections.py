@@ -146,5 +146,5 @@ def test_tools_are_held_to_the_same_counts() -> None:
     parameters = json.dumps({"properties": {"a": BOTH, "b": {"type": "integer"}}})
     kept = json.loads(followed(ToolSchema("f", parameters), lambda text: "").parameters)
     assert kept["properties"] == {"a": {"type": None}, "b": {"type": "integer"}}
-    with pytest.raises(BlockyardError, match=r"of 'f': properties\.a\.allOf\[1\]: too complex"):
+    with pytest.raises(BlockyardError, match=r"tools\.properties\.a\.allOf\[1\]: of 'f': too complex"):
         followed(ToolSchema("f", parameters, strict=True), lambda text: "")

@@ -199,7 +199,7 @@ async def test_a_schema_that_cannot_be_followed_is_refused_if_it_is_strict(both:
     tools[0]["function"]["strict"] = True
     with pytest.raises(openai.BadRequestError, match=r"of 'f'.*not") as caught:
         await both.openai.chat.completions.create(**ASKED, tools=tools)
-    assert caught.value.param == "tools"
+    assert caught.value.param == "tools[0].function.parameters.not"
 
 
 async def test_a_format_begins_behind_what_is_thought(both: Both) -> None:

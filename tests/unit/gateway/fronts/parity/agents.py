@@ -235,7 +235,14 @@ RULES: dict[str, Rule] = {
         ),
         ("tool_choice",) * 3,
     ),
-    "a schema of a tool that is none": Rule(_tools(strict=True, parameters=_NO_TYPE), ("tools",) * 3),
+    "a schema of a tool that is none": Rule(
+        _tools(strict=True, parameters=_NO_TYPE),
+        (
+            "tools[0].function.parameters.properties.a.type",
+            "tools[0].input_schema.properties.a.type",
+            "tools[0].parameters.properties.a.type",
+        ),
+    ),
     "a schema that is none": Rule(
         _form(_NO_TYPE),
         (

@@ -220,6 +220,24 @@ async def test_the_client_is_told_both_names_of_a_call(scheduler: FakeScheduler)
     assert whole.tools[1] == NamespaceTool.model_validate(TOOLS[1])
 
 
+async def test_a_schema_that_cannot_be_followed_has_its_place(scheduler: FakeScheduler) -> None:
+    wrong = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"$ref": "http://a/b"}}}
+    strict = function("f", strict=True, parameters=wrong)
+    asked: dict[str, Any] = ASKED | {"tools": [function("g"), namespace("n", function("f"), strict | {"name": "h"})]}
+    async with client_of(scheduler) as client:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.responses.create(**asked)
+        assert caught.value.param == "tools[1].tools[1].parameters.properties.b.$ref"
+        # Of those that may be called.
+        asked["tool_choice"] = {"type": "function", "name": "f"}
+        assert (await client.responses.create(**asked)).status == "completed"
+        asked["tools"] = [*asked["tools"], namespace("m", strict | {"name": "i"})]
+        asked["tool_choice"] = {"type": "function", "name": "i"}
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.responses.create(**asked)
+        assert caught.value.param == "tools[2].tools[0].parameters.properties.b.$ref"
+
+
 async def test_an_answer_goes_back_as_it_came(scheduler: FakeScheduler) -> None:
     async with client_of(scheduler) as client:
         whole: Any = await client.responses.create(**ASKED)
