@@ -6,6 +6,7 @@ Knows nothing of llguidance but how its limits are called, and whether it is the
 from __future__ import annotations
 
 import re
+from functools import cache
 from importlib import metadata
 from typing import Any
 
@@ -24,6 +25,12 @@ MAX_NAME_PATTERNS = 500
 """Characters of the patterns of one object's names: llguidance compares each with each, and with each name."""
 MAX_MEETINGS = 20_000
 """How many parts of a schema may be compared for that."""
+MAX_CHECK_SECONDS = 1.0
+"""Of processor time, to compile a grammar in a gateway: behind the counts, so that few reach it on any machine."""
+MAX_REQUEST_SECONDS = 2.0
+"""Likewise, of all checks for one request."""
+MAX_CHECK_BYTES = 256 * 1024 * 1024
+"""Of memory, to compile a grammar in a gateway."""
 
 PARSER_LIMITS: dict[str, Any] = {
     "max_items_in_row": 2_000,
@@ -41,6 +48,7 @@ PARSER_LIMITS: dict[str, Any] = {
 HINT = 'install it: pip install "blockyard[grammar]"'
 
 
+@cache
 def library_version() -> str:
     """Returns the version of llguidance; empty: it is not installed."""
     try:

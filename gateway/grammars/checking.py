@@ -1,4 +1,4 @@
-"""Makes the grammar of a request, and has llguidance check it, in threads: what a worker gets it can compile.
+"""Makes the grammar of a request, and has llguidance check it, in processes: what a worker gets it can compile.
 
 Without a tokenizer: what is wrong with a grammar does not depend on one, but for the names of special tokens.
 """
@@ -8,19 +8,13 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections import Counter
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
-from blockyard.grammars.limits import (
-    HINT,
-    MAX_CHOICES,
-    MAX_GRAMMAR_BYTES,
-    PARSER_LIMITS,
-    library_version,
-)
-from blockyard.grammars.threads import make_executor
+from blockyard.grammars.limits import HINT, MAX_CHOICES, library_version
 from gateway.grammars.calls import write_answer, write_calls
+from gateway.grammars.compiling.compilers import NUM_COMPILERS, Compilers
 from gateway.grammars.expressions import expression_of, grammar_of
 from gateway.grammars.intersections import find_intersection
 from gateway.grammars.larks import check_lark
@@ -30,30 +24,31 @@ from gateway.grammars.tools import followed, schema_places
 from gateway.request import Choices, JsonSchema, Lark, Regex
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from gateway.dialects.answer_parser import ParsingRule
     from gateway.dialects.dialect import Dialect, Speech
     from gateway.request import GenerationRequest, OutputFormat
 
-# At once, of one tenant: two threads do the work of all.
+    Complain = Callable[[str], str]
+
+# At once, of one tenant: two processes do the work of all.
 MAX_CHECKS = 64
 RETRY_SECONDS = 1.0
-# Texts whose check is not made again: clients send the same few.
-_MAX_KNOWN = 64
-_MAX_COMPLAINT = 400
 
 
 class GrammarChecks:
-    """Threads in which grammars are checked. One for each process; its maker closes it."""
+    """Threads and processes in which grammars are checked. One for each gateway; its maker closes it."""
 
     def __init__(self) -> None:
-        self._executor = make_executor(2, "grammars")
+        self._compilers = Compilers()
+        self._executor = ThreadPoolExecutor(NUM_COMPILERS, "grammars")
         self._running: Counter[str] = Counter()
 
     def close(self) -> None:
-        """Stops its threads."""
+        """Stops its threads, and ends its processes."""
         self._executor.shutdown(wait=False, cancel_futures=True)
+        self._compilers.close()
 
     async def grammar_of(self, request: GenerationRequest, speech: Speech | None = None) -> str:
         """Returns the grammar that a request's answers have to have; empty: none.
@@ -76,29 +71,34 @@ class GrammarChecks:
             raise BlockyardError(Reason.TENANT_QUOTA, message, retry_after_seconds=RETRY_SECONDS)
         self._running[request.tenant] += 1
         try:
-            work = functools.partial(_check_given, given)
+            check = self._compilers.begin().complain
+            work = functools.partial(_check_given, given, check)
             if output is not None or needs_calls:
-                work = functools.partial(_check_said, output, rule, speech, schema_places(request))
+                work = functools.partial(_check_said, output, rule, speech, schema_places(request), check)
             return await asyncio.get_running_loop().run_in_executor(self._executor, work)
         finally:
             self._running[request.tenant] -= 1
             self._running += Counter()
 
 
-def _check_given(text: str) -> str:
+def _check_given(text: str, complain: Complain) -> str:
     check_lark(text, "sampling.grammar")
-    _require(text, "sampling.grammar")
+    _require(text, "sampling.grammar", complain)
     return text
 
 
 def _check_said(
-    output: OutputFormat | None, rule: ParsingRule | None, speech: Speech | None, places: Sequence[str]
+    output: OutputFormat | None,
+    rule: ParsingRule | None,
+    speech: Speech | None,
+    places: Sequence[str],
+    complain: Complain,
 ) -> str:
     """Checks the form of an answer and that of calls each by itself, and joins them behind what the model thinks.
 
     `places`: of the tools' schemas in the request.
     """
-    text = "" if output is None else check_format(output)
+    text = "" if output is None else check_format(output, complain)
     answer = "" if output is None else expression_of(output)
     if rule is not None and rule.tools and (output is not None or rule.needs_grammar):
         dialect = speech.dialect if speech else None
@@ -107,14 +107,14 @@ def _check_said(
             if output is not None and dialect.calls.bare and not rule.must_call:
                 description = f"is not supported beside tools of models that speak {dialect.name}"
                 raise invalid([Violation("format", description, Reason.UNSUPPORTED_PARAMETER)])
-            tools = [followed(tool, _complaint, place) for tool, place in zip(rule.tools, places, strict=True)]
+            tools = [followed(tool, complain, place) for tool, place in zip(rule.tools, places, strict=True)]
             text = write_calls(speech, tools, must_call=rule.must_call, one_call=rule.one_call, answer=answer)
         elif rule.needs_grammar:
             raise _no_form(rule, dialect)
     elif speech is not None and (speech.may_think or speech.dialect.before_text):
         text = write_answer(speech, answer)
     # None is made where no tool is left to call, which is told elsewhere.
-    if text and (complaint := _complaint(text)):
+    if text and (complaint := complain(text)):
         raise _refusal("conversation.tools" if rule is not None and rule.tools else "format", complaint)
     return text
 
@@ -126,16 +126,20 @@ def _no_form(rule: ParsingRule, dialect: Dialect | None) -> BlockyardError:
     return invalid([Violation(field, description, Reason.UNSUPPORTED_PARAMETER)])
 
 
-def check_format(output: OutputFormat) -> str:
-    """Makes the grammar of a format; raises BlockyardError as `GrammarChecks.grammar_of` does."""
+def check_format(output: OutputFormat, complain: Complain) -> str:
+    """Makes the grammar of a format; raises BlockyardError as `GrammarChecks.grammar_of` does.
+
+    `complain`: says what is wrong with a grammar; empty: nothing.
+    """
     match output:
         case JsonSchema():
             schema = read_schema(output.schema, "format.json_schema.schema")
             if violation := find_intersection(schema, "format.json_schema.schema"):
                 raise invalid([violation])
             text = grammar_of(output)
-            if complaint := _complaint(text):
-                raise _refusal("format.json_schema.schema", complaint, schema)
+            if complaint := complain(text):
+                path = find_place(schema, complaint, lambda part: complain(schema_text(part)))
+                raise _refusal(f"format.json_schema.schema{path}", complaint)
             return text
         case Choices():
             _check_choices(output.texts)
@@ -148,7 +152,7 @@ def check_format(output: OutputFormat) -> str:
         case _:
             field = "format"
     text = grammar_of(output)
-    _require(text, field)
+    _require(text, field, complain)
     return text
 
 
@@ -160,33 +164,10 @@ def _check_choices(texts: tuple[str, ...]) -> None:
         raise invalid([Violation(field, f"at most {MAX_CHOICES}, not {len(texts)}", Reason.GRAMMAR_TOO_COMPLEX)])
 
 
-def _require(text: str, field: str) -> None:
-    if complaint := _complaint(text):
+def _require(text: str, field: str, complain: Complain) -> None:
+    if complaint := complain(text):
         raise _refusal(field, complaint)
 
 
-def _refusal(field: str, complaint: str, schema: Any = None) -> BlockyardError:
-    path = "" if schema is None else find_place(schema, complaint, lambda part: _complaint(schema_text(part)))
-    return invalid([Violation(f"{field}{path}", complaint, reason_of(complaint))])
-
-
-@lru_cache(_MAX_KNOWN)
-def _complaint(text: str) -> str:
-    """Returns what is wrong with a grammar, as llguidance says it; empty: nothing."""
-    from llguidance import LLMatcher, LLParserLimits  # noqa: PLC0415  an extra
-
-    try:
-        size = len(text.encode())
-    except UnicodeEncodeError:
-        return "must be Unicode text, and has half a surrogate pair"
-    if size > MAX_GRAMMAR_BYTES:
-        return f"too large: it has {size} bytes, at most {MAX_GRAMMAR_BYTES} are taken"
-    is_wrong, messages = LLMatcher.validate_grammar_with_warnings(text, limits=LLParserLimits(**PARSER_LIMITS))
-    return _shorten(messages[0]) if is_wrong else ""
-
-
-def _shorten(message: str) -> str:
-    """Leaves out where in the text it is, which nobody who sent a schema has seen, and the text itself."""
-    first = message.split("\n   1 | ")[0].split("<state>")[0]
-    said = first.split("failed to compile JSON schema: ")[-1]
-    return " ".join(said.split())[:_MAX_COMPLAINT]
+def _refusal(field: str, complaint: str) -> BlockyardError:
+    return invalid([Violation(field, complaint, reason_of(complaint))])

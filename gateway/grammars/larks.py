@@ -8,30 +8,17 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.grammars.limits import MAX_GRAMMAR_BYTES, MAX_INTERSECTION, MAX_RULES
 from gateway.grammars.automata import pattern_size
+from gateway.grammars.compiling.lark_tokens import cut_lark
 from gateway.grammars.intersections import find_intersection
 from gateway.grammars.schemas import check_schema
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 # Where a rule may begin: behind the end of a line.
 _RULE = re.compile(r"(?:^|\n)[ \t]*[!?_A-Za-z]")
-_TOKEN = re.compile(
-    r"[ \t\r\n]+|(?:\#|//)[^\n]*"
-    r'|(?P<text>"(?:\\.|[^"\\\n])*"i?)'
-    r"|(?P<pattern>/(?:\\.|[^/\\])+/[imslux]*)"
-    r"|(?P<json>%(?:json|llguidance|regex)(?![A-Za-z]))"
-    r"|(?P<special><[^<>\s]+>)"
-    r"|(?P<number>[+-]?[0-9]+)"
-    r"|(?P<other>[_!?]*[A-Za-z][A-Za-z0-9_-]*|.)",
-    re.DOTALL,
-)
-_DECODER = json.JSONDecoder()
 
 
 def check_lark(text: str, field: str) -> None:
@@ -76,36 +63,21 @@ def _check_rules(text: str, field: str) -> None:
 def _check_tokens(text: str, field: str) -> None:
     """Holds each & to be before a ~, each ~ before a text or a pattern, and these to a size together."""
     product, before = 1, ""
-    for kind, value in _tokens(text, field):
-        if before == "&" and value != "~":
-            raise _too_complex(field, "may have & only before ~: too complex are other intersections")
-        if before == "~" and kind != "number":
-            if kind not in ("text", "pattern"):
-                raise _too_complex(field, "may have ~ only before a text or a pattern: too complex is all else")
-            product *= pattern_size(value[1:-1]) if kind == "pattern" else len(value)
-        if product > MAX_INTERSECTION:
-            raise _too_complex(field, f"too complex: what stands behind ~ has more than {MAX_INTERSECTION} states")
-        before = value if kind == "other" else kind
-
-
-def _tokens(text: str, field: str) -> Iterator[tuple[str, str]]:
-    """Yields kinds and texts; checks schemas where they stand."""
-    place = 0
-    while found := _TOKEN.match(text, place):
-        place = found.end()
-        kind = found.lastgroup
-        if kind is None:
-            continue
-        yield kind, found[0]
-        if kind == "json":
-            while text[place : place + 1].isspace():
-                place += 1
-            try:
-                tree, place = _DECODER.raw_decode(text, place)
-            except (ValueError, RecursionError) as error:
-                raise invalid([Violation(field, f"{found[0]} is before no JSON: {error}")]) from None
-            if found[0] != "%regex":
-                _check_json(tree, field)
+    try:
+        for kind, value, _, schema in cut_lark(text):
+            if value in ("%json", "%llguidance"):
+                _check_json(schema, field)
+            if before == "&" and value != "~":
+                raise _too_complex(field, "may have & only before ~: too complex are other intersections")
+            if before == "~" and kind != "number":
+                if kind not in ("text", "pattern"):
+                    raise _too_complex(field, "may have ~ only before a text or a pattern: too complex is all else")
+                product *= pattern_size(value[1:-1]) if kind == "pattern" else len(value)
+            if product > MAX_INTERSECTION:
+                raise _too_complex(field, f"too complex: what stands behind ~ has more than {MAX_INTERSECTION} states")
+            before = value if kind == "other" else kind
+    except ValueError as error:
+        raise invalid([Violation(field, f"has no JSON where it announces some: {error}")]) from None
 
 
 def _check_json(schema: Any, field: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -15,6 +15,9 @@ from blockyard.grammars.limits import PARSER_LIMITS
 from gateway.grammars.checking import check_format
 from gateway.request import JsonSchema, Lark, OutputFormat, Regex
 from tests.kit.oracles.schemas import SCHEMAS
+
+if TYPE_CHECKING:
+    from gateway.grammars.compiling.compilers import Compilers
 
 NUM_CASES = 2000
 REFUSALS = {Reason.FIELD_INVALID, Reason.GRAMMAR_TOO_COMPLEX}
@@ -79,11 +82,11 @@ def accepts(grammar: str, text: str) -> bool:
 
 
 @pytest.mark.parametrize("pattern", CLASSES)
-def test_a_class_allows_no_escape_of_what_it_excludes(pattern: str) -> None:
+def test_a_class_allows_no_escape_of_what_it_excludes(pattern: str, compilers: Compilers) -> None:
     anchored = f"^{pattern}$"
-    grammar = check_format(JsonSchema(json.dumps({"type": "string", "pattern": anchored})))
+    grammar = check_format(JsonSchema(json.dumps({"type": "string", "pattern": anchored})), compilers.begin().complain)
     named = {"patternProperties": {anchored: {}}, "additionalProperties": False, "type": "object", "minProperties": 1}
-    as_name = check_format(JsonSchema(json.dumps(named)))
+    as_name = check_format(JsonSchema(json.dumps(named)), compilers.begin().complain)
     for text in STRINGS:
         if accepts(grammar, text) or accepts(as_name, f"{{{text}:1}}"):
             assert re.search(anchored, json.loads(text)), text
@@ -91,11 +94,11 @@ def test_a_class_allows_no_escape_of_what_it_excludes(pattern: str) -> None:
 
 
 @pytest.mark.parametrize("part", range(4))
-def test_it_is_refused_or_leads_somewhere(part: int) -> None:
+def test_it_is_refused_or_leads_somewhere(part: int, compilers: Compilers) -> None:
     for number in range(part, NUM_CASES, 4):
         output = make_format(number)
         try:
-            grammar = check_format(output)
+            grammar = check_format(output, compilers.begin().complain)
         except BlockyardError as error:
             assert error.http_status == 400, (number, output)
             assert {violation.reason for violation in error.violations} <= REFUSALS

@@ -1,0 +1,1 @@
+"""Processes that compile grammars, so that what one costs holds nobody else."""

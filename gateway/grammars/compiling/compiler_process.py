@@ -1,0 +1,120 @@
+"""The process that compiles grammars for a gateway, one at a time: what a grammar costs ends it, and nothing else.
+
+    python -m gateway.grammars.compiling.compiler_process MAX_BYTES
+
+Reads from its input how many seconds of processor time it has, and a grammar; writes the seconds that it took, and what
+is wrong with the grammar, as llguidance says it. A grammar that needs more ends it by a signal; one that needs more
+memory, too. It ends with its input, and, to be made anew, where memory stays behind.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import struct
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from blockyard.grammars.limits import PARSER_LIMITS, is_limit
+from blockyard.grammars.threads import make_executor
+from gateway.grammars.compiling.lark_tokens import without_specials
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+HEADER = struct.Struct("<dI")
+"""Seconds, and the size of the text behind it."""
+_STATM = Path("/proc/self/statm")
+# A token that the vocabulary of bytes has; which one it is changes no cost.
+_SPECIAL = "<[1]>"
+
+
+def read_message(stream: BinaryIO) -> tuple[float, str]:
+    """Reads seconds and a text; raises EOFError."""
+    seconds, size = HEADER.unpack(_read(stream, HEADER.size))
+    return seconds, _read(stream, size).decode()
+
+
+def _read(stream: BinaryIO, size: int) -> bytes:
+    found = stream.read(size)
+    if len(found) < size:
+        raise EOFError
+    return found
+
+
+def write_message(stream: BinaryIO, seconds: float, text: str) -> None:
+    """Writes seconds and a text."""
+    data = text.encode()
+    stream.write(HEADER.pack(seconds, len(data)) + data)
+    stream.flush()
+
+
+def complain(vocabulary: LLTokenizer, text: str) -> str:
+    """Returns what is wrong with a grammar, as llguidance says it; empty: nothing.
+
+    It is compiled as a worker does, for a vocabulary of bytes, and its first mask made. What is wrong with it without a
+    vocabulary is told; beyond that only limits: what else is wrong may be so of these tokens alone.
+    """
+    from llguidance import LLMatcher, LLParserLimits  # noqa: PLC0415  an extra
+
+    limits = LLParserLimits(**PARSER_LIMITS)
+    try:
+        plain = text if text.lstrip().startswith("{") else without_specials(text, _SPECIAL)
+    except ValueError:
+        plain = text
+    matcher = LLMatcher(vocabulary, plain, log_level=0, limits=limits)
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    if not matcher.is_error():
+        return ""
+    is_wrong, messages = LLMatcher.validate_grammar_with_warnings(text, limits=limits)
+    if is_wrong:
+        return messages[0]
+    complaint = matcher.get_error()
+    return complaint if is_limit(complaint) else ""
+
+
+def serve(max_bytes: int) -> None:
+    """Answers until the input ends. `max_bytes`: of memory, beyond what it has itself."""
+    from llguidance import LLTokenizer  # noqa: PLC0415  an extra
+
+    vocabulary = LLTokenizer("byte")
+    complain(vocabulary, 'start: "a"')
+    base = _limit_memory(max_bytes)
+    write_message(sys.stdout.buffer, 0, "")
+    while True:
+        try:
+            seconds, text = read_message(sys.stdin.buffer)
+        except EOFError:
+            return
+        begin = time.process_time()
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        try:
+            complaint = complain(vocabulary, text)
+        except MemoryError:
+            os.abort()
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        write_message(sys.stdout.buffer, time.process_time() - begin, complaint)
+        if _size() > base + max_bytes // 4:
+            # It would be counted for the grammars to come.
+            return
+
+
+def _limit_memory(max_bytes: int) -> int:
+    """Holds the process to so much more than it has, where that is known; returns what it has."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if size := _size():
+        _, most = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (size + max_bytes, most))
+    return size
+
+
+def _size() -> int:
+    return int(_STATM.read_text().split()[0]) * resource.getpagesize() if _STATM.exists() else 0
+
+
+if __name__ == "__main__":
+    make_executor(1, "grammars").submit(serve, int(sys.argv[1])).result()

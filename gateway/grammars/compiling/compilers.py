@@ -1,0 +1,186 @@
+"""Processes that compile grammars, and what they said of the last ones.
+
+A grammar is compiled where it can neither hold a gateway's threads nor take its memory, by counts of both that the
+minute does not change: processor time, not time.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections import OrderedDict
+from contextlib import suppress
+from pathlib import Path
+from queue import LifoQueue
+from threading import Lock
+from typing import BinaryIO, cast
+
+from blockyard.errors import BlockyardError, Reason
+from blockyard.grammars.limits import (
+    MAX_CHECK_BYTES,
+    MAX_CHECK_SECONDS,
+    MAX_GRAMMAR_BYTES,
+    MAX_REQUEST_SECONDS,
+)
+from gateway.grammars.compiling.compiler_process import read_message, write_message
+
+NUM_COMPILERS = 2
+_MODULE = "gateway.grammars.compiling.compiler_process"
+_ROOT = Path(__file__).parents[3]
+# Texts whose check is not made again: clients send the same few.
+_MAX_KNOWN = 64
+_MAX_COMPLAINT = 400
+# How a grammar ends a process. Other ends are not its doing.
+_TOO_COMPLEX = {
+    -signal.SIGPROF: f"too complex: it takes more than {MAX_CHECK_SECONDS:g} s of processor time to compile",
+    -signal.SIGABRT: f"too complex: it takes more than {MAX_CHECK_BYTES >> 20} MiB to compile",
+    -signal.SIGSEGV: "too complex: it leads too deep to compile",
+    -signal.SIGBUS: "too complex: it leads too deep to compile",
+}
+_MAX_TRIES = 3
+
+
+class _Compiler:
+    """One process, which is started when it is needed."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_closed = False
+        self._lock = Lock()
+
+    def ask(self, text: str, seconds: float) -> tuple[float, str]:
+        """Has a grammar compiled; returns the seconds that it took, and what is wrong with it."""
+        with self._lock:
+            for _ in range(_MAX_TRIES):
+                process = self._process or self._start()
+                try:
+                    write_message(cast("BinaryIO", process.stdin), seconds, text)
+                    return read_message(cast("BinaryIO", process.stdout))
+                except (EOFError, OSError):
+                    code = self._end()
+                    if code in _TOO_COMPLEX:
+                        return seconds, _TOO_COMPLEX[code]
+        raise BlockyardError(Reason.BUG, "the process that compiles grammars ends by itself")
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        process = self._process = subprocess.Popen(
+            [sys.executable, "-m", _MODULE, str(MAX_CHECK_BYTES)],
+            cwd=_ROOT,
+            # Its memory is told by one heap: others are reserved in large pieces.
+            env={**os.environ, "MALLOC_ARENA_MAX": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            # What a terminal sends is for the gateway, with which its input ends.
+            start_new_session=True,
+        )
+        try:
+            if self._is_closed:
+                raise EOFError
+            read_message(cast("BinaryIO", process.stdout))
+        except EOFError:
+            process.kill()
+            self._end()
+            raise BlockyardError(Reason.BUG, "the process that compiles grammars does not start") from None
+        return process
+
+    def _end(self) -> int:
+        """Waits for the process that ends; returns its code."""
+        process = self._process
+        assert process is not None
+        self._process = None
+        for stream in (process.stdin, process.stdout):
+            # What was not written any more is of no use.
+            with suppress(OSError):
+                cast("BinaryIO", stream).close()
+        return process.wait()
+
+    def close(self) -> None:
+        """Ends the process. Any thread may call it."""
+        self._is_closed = True
+        if (process := self._process) is not None:
+            process.kill()
+        with self._lock:
+            if self._process is not None:
+                self._end()
+
+
+class Compilers:
+    """The processes of one gateway. Its maker closes it."""
+
+    def __init__(self) -> None:
+        self._all = [_Compiler() for _ in range(NUM_COMPILERS)]
+        self._free: LifoQueue[_Compiler] = LifoQueue()
+        for each in self._all:
+            self._free.put(each)
+        self._known: OrderedDict[str, str] = OrderedDict()
+        self._lock = Lock()
+
+    def close(self) -> None:
+        """Ends its processes."""
+        for each in self._all:
+            each.close()
+
+    def begin(self) -> Checks:
+        """Begins the checks of one request."""
+        return Checks(self)
+
+    def find(self, text: str) -> str | None:
+        """Returns what is known to be wrong with a grammar; empty: nothing; None: it is not known."""
+        with self._lock:
+            if text in self._known:
+                self._known.move_to_end(text)
+            return self._known.get(text)
+
+    def note(self, text: str, complaint: str) -> None:
+        """Notes what is wrong with a grammar."""
+        with self._lock:
+            self._known[text] = complaint
+            if len(self._known) > _MAX_KNOWN:
+                self._known.popitem(last=False)
+
+    def ask(self, text: str, seconds: float) -> tuple[float, str]:
+        """Has a grammar compiled; returns the seconds that it took, and what is wrong with it."""
+        compiler = self._free.get()
+        try:
+            return compiler.ask(text, seconds)
+        finally:
+            self._free.put(compiler)
+
+
+class Checks:
+    """What is compiled for one request, and how much more may be."""
+
+    def __init__(self, compilers: Compilers) -> None:
+        self._compilers = compilers
+        self._left = MAX_REQUEST_SECONDS
+
+    def complain(self, text: str) -> str:
+        """Returns what is wrong with a grammar, as llguidance says it; empty: nothing."""
+        known = self._compilers.find(text)
+        if known is not None:
+            return known
+        try:
+            size = len(text.encode())
+        except UnicodeEncodeError:
+            return "must be Unicode text, and has half a surrogate pair"
+        if size > MAX_GRAMMAR_BYTES:
+            return f"too large: it has {size} bytes, at most {MAX_GRAMMAR_BYTES} are taken"
+        if self._left <= 0:
+            return f"too complex: it takes more than {MAX_REQUEST_SECONDS:g} s of processor time to check"
+        allowed = min(self._left, MAX_CHECK_SECONDS)
+        taken, message = self._compilers.ask(text, allowed)
+        complaint = _shorten(message)
+        self._left -= taken
+        if allowed == MAX_CHECK_SECONDS or taken < allowed:
+            self._compilers.note(text, complaint)
+        return complaint
+
+
+def _shorten(message: str) -> str:
+    """Leaves out where in the text it is, which nobody who sent a schema has seen, and the text itself."""
+    first = message.split("\n   1 | ")[0].split("<state>")[0].split("<non")[0]
+    said = first.split("failed to compile JSON schema: ")[-1]
+    return " ".join(said.split())[:_MAX_COMPLAINT]
