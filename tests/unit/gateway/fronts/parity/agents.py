@@ -166,6 +166,16 @@ FEATURES: dict[str, Columns] = {
         {"tool_choice": {"type": "tool", "name": "read", "disable_parallel_tool_use": True}},
         {"tool_choice": {"type": "function", "name": "read"}},
     ),
+    "a call of some tools": (
+        {
+            "tool_choice": {
+                "type": "allowed_tools",
+                "allowed_tools": {"mode": "required", "tools": [{"type": "function", "function": {"name": "read"}}]},
+            }
+        },
+        None,
+        {"tool_choice": {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "read"}]}},
+    ),
     "a strict tool": _tools(strict=True),
     "a schema": _form(SCHEMA),
     "an object": ({"response_format": {"type": "json_object"}}, None, {"text": {"format": {"type": "json_object"}}}),
