@@ -22,6 +22,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # How long an example takes says how busy the machine is.
 settings.register_profile("blockyard", deadline=None)
 settings.load_profile("blockyard")
+# Many processes share the cores: a thread of OpenMP that waits by spinning takes what others would compute with.
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
 # Without a GPU Triton interprets. It looks when it is imported, which libraries do before the first of our tests.
 if os.environ.get("BLOCKYARD_TEST_DEVICE") == "cpu" or not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
