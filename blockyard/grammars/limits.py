@@ -64,7 +64,7 @@ def identity() -> str:
 
 # What llguidance says where a limit is reached, and what it quotes, which are names of the client's.
 _QUOTED = re.compile(r"(['\"]).*?\1")
-_LIMIT_WORDS = ("fuel", "limit", "too many", "too big", "too large", "too complex")
+_LIMIT_WORDS = ("fuel", "limit", "max is", "too many", "too big", "too large", "too complex")
 
 
 def is_limit(complaint: str) -> bool:

@@ -37,7 +37,8 @@ def expression_of(output: OutputFormat) -> str:
         case Regex():
             return regex_expression(output.pattern)
         case Choices():
-            return " | ".join(map(quote, output.texts))
+            # As one pattern: of thousands of texts side by side llguidance follows 2,000 at most.
+            return regex_expression("|".join(map(re.escape, output.texts)))
         case Lark():
             return f"%lark {{\n{output.text}\n}}"
 

@@ -155,7 +155,8 @@ class Checks:
 
     def __init__(self, compilers: Compilers) -> None:
         self._compilers = compilers
-        self._left = MAX_REQUEST_SECONDS
+        self.num_seconds = 0.0
+        """Of processor time, so far."""
 
     def complain(self, text: str) -> str:
         """Returns what is wrong with a grammar, as llguidance says it; empty: nothing."""
@@ -168,12 +169,13 @@ class Checks:
             return "must be Unicode text, and has half a surrogate pair"
         if size > MAX_GRAMMAR_BYTES:
             return f"too large: it has {size} bytes, at most {MAX_GRAMMAR_BYTES} are taken"
-        if self._left <= 0:
+        left = MAX_REQUEST_SECONDS - self.num_seconds
+        if left <= 0:
             return f"too complex: it takes more than {MAX_REQUEST_SECONDS:g} s of processor time to check"
-        allowed = min(self._left, MAX_CHECK_SECONDS)
+        allowed = min(left, MAX_CHECK_SECONDS)
         taken, message = self._compilers.ask(text, allowed)
         complaint = _shorten(message)
-        self._left -= taken
+        self.num_seconds += taken
         if allowed == MAX_CHECK_SECONDS or taken < allowed:
             self._compilers.note(text, complaint)
         return complaint

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from blockyard.errors import BlockyardError, Reason
-from blockyard.grammars.limits import MAX_CHOICES, MAX_GRAMMAR_BYTES, MAX_RULES, MAX_SCHEMA_BYTES
+from blockyard.grammars.limits import MAX_CHOICES, MAX_GRAMMAR_BYTES, MAX_RULES, MAX_SCHEMA_BYTES, is_limit
 from gateway.dialects.answer_parser import ParsingRule, ToolSchema
 from gateway.dialects.dialect import Speech
 from gateway.dialects.table import BY_NAME
@@ -133,6 +133,12 @@ def test_what_a_client_calls_its_properties_is_no_limit() -> None:
     for name in ("limit", "fuel's"):
         tree = {"type": "object", "properties": {}, "required": [name], "additionalProperties": False}
         assert refusal(schema(tree)) == (Reason.FIELD_INVALID, SCHEMA)
+
+
+def test_what_a_worker_says_of_rows_is_a_limit() -> None:
+    assert is_limit(
+        "Parser Error: Current row has 6007 items; max is 2000; consider making your grammar left-recursive"
+    )
 
 
 def test_what_is_no_grammar_is_refused_where_it_stands() -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import random
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from blockyard.errors import BlockyardError, Reason
-from blockyard.grammars.limits import PARSER_LIMITS
+from blockyard.grammars.limits import MAX_CHOICES, PARSER_LIMITS
 from gateway.grammars.checking import check_format
-from gateway.request import JsonSchema, Lark, OutputFormat, Regex
+from gateway.request import Choices, JsonSchema, Lark, OutputFormat, Regex
+from tests.kit.oracles.hostile_grammars import change
 from tests.kit.oracles.schemas import SCHEMAS
 
 if TYPE_CHECKING:
@@ -21,24 +22,7 @@ if TYPE_CHECKING:
 
 NUM_CASES = 2000
 REFUSALS = {Reason.FIELD_INVALID, Reason.GRAMMAR_TOO_COMPLEX}
-STRANGE: list[Any] = [None, True, False, -1, 0, 1e308, 2**70, "", "a", "\ud800", "#/nowhere", [], {}, [{}], "(" * 50]
-KEYWORDS = ["not", "type", "items", "$ref", "pattern", "minLength", "maxItems", "anyOf", "enum", "const", "format"]
 BYTES = LLTokenizer("byte")
-
-
-def change(draw: random.Random, tree: Any) -> Any:
-    """Changes one thing somewhere in a tree."""
-    if isinstance(tree, dict) and tree and draw.random() < 0.8:
-        name = draw.choice(list(tree))
-        if draw.random() < 0.15:
-            return {**tree, draw.choice(KEYWORDS): draw.choice(STRANGE)}
-        if draw.random() < 0.1:
-            return {each: value for each, value in tree.items() if each != name}
-        return {**tree, name: change(draw, tree[name])}
-    if isinstance(tree, list) and tree and draw.random() < 0.8:
-        place = draw.randrange(len(tree))
-        return [*tree[:place], change(draw, tree[place]), *tree[place + 1 :]]
-    return draw.choice([*STRANGE, tree, draw.choice(SCHEMAS)])
 
 
 def make_format(number: int) -> OutputFormat:
@@ -77,7 +61,8 @@ STRINGS = ['"\\\\"', '"\\""', '"\\n"', '"\\t"', '"a"', '"\\u0001"', '" "', '"\u0
 
 
 def accepts(grammar: str, text: str) -> bool:
-    matcher, ids = LLMatcher(BYTES, grammar, log_level=0), list(text.encode())
+    matcher = LLMatcher(BYTES, grammar, log_level=0, limits=LLParserLimits(**PARSER_LIMITS))
+    ids = list(text.encode())
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
 
@@ -91,6 +76,15 @@ def test_a_class_allows_no_escape_of_what_it_excludes(pattern: str, compilers: C
         if accepts(grammar, text) or accepts(as_name, f"{{{text}:1}}"):
             assert re.search(anchored, json.loads(text)), text
     assert any(accepts(grammar, text) for text in STRINGS)
+
+
+def test_choices_are_these_texts_and_no_others(compilers: Compilers) -> None:
+    texts = ["\x00", "a b", "<a>", "~&#-", "\n", "\t\v", "/", "\\", "\\/", "é😀", "[^(]*", "\u2028", "yes", "yes, yes"]
+    grammar = check_format(Choices(tuple(texts)), compilers.begin().complain)
+    assert all(accepts(grammar, text) for text in texts)
+    assert not any(accepts(grammar, text) for text in ("", "yes,", "a", "x", "[^(]", "no"))
+    many = Choices(tuple(f"choice {number}" for number in range(MAX_CHOICES)))
+    assert accepts(check_format(many, compilers.begin().complain), f"choice {MAX_CHOICES - 1}")
 
 
 @pytest.mark.parametrize("part", range(4))
