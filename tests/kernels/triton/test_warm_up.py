@@ -28,7 +28,7 @@ torch.Tensor.new_empty = torch.Tensor.new_zeros  # what nothing writes is read a
 CPU = torch.device("cpu")
 backend = CudaBackend(CPU, invariant=True)
 
-with compiling() as compiled:
+with compiling(assembles=False) as compiled:
     runner = StepRunner.load(tiny_model("qwen3"), torch.bfloat16, backend, block_size=16)
     model = runner.model
     for each in model._linears():
