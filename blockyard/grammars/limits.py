@@ -43,9 +43,38 @@ PARSER_LIMITS: dict[str, Any] = {
     # No grammars and no output in what is told and logged.
     "verbose_errors": False,
 }
-"""The arguments of llguidance.LLParserLimits. At full use a grammar takes some 0.4 s to compile, a mask 20 ms."""
+"""What llguidance.LLParserLimits is told of every grammar. At full use a mask takes some 20 ms."""
+MAX_LEXER_BYTES = 16 * 1024 * 1024
+"""Of what the texts of all rows make of a grammar's patterns."""
+_STATE_BYTES, _PATTERN_BYTES = 600, 8
+# Compiled, a grammar takes up to 300 times its text.
+_COMPILED_FACTOR = 300
+# What is passed over before a pattern is looked for: comments, and texts, which hold those of schemas, too.
+_PATTERN = re.compile(r'(?:#|//)[^\n]*|"(?:\\.|[^"\\])*"|(?P<pattern>/(?:\\.|[^/\\])+/)', re.DOTALL)
 
 HINT = 'install it: pip install "blockyard[grammar]"'
+
+
+def parser_limits(grammar: str) -> dict[str, Any]:
+    """Returns the arguments of llguidance.LLParserLimits: the more patterns, the fewer states of the lexer.
+
+    A state has a place for each pattern that goes on beside the others: with 900 of them 25,000 states take 200 MB, and
+    those that one mask makes half a second.
+    """
+    states = min(PARSER_LIMITS["max_lexer_states"], MAX_LEXER_BYTES // _bytes_of_state(grammar))
+    return {**PARSER_LIMITS, "max_lexer_states": states}
+
+
+def full_size(grammar: str) -> int:
+    """Returns how many bytes a compiled grammar takes when its lexer is full, some."""
+    return parser_limits(grammar)["max_lexer_states"] * _bytes_of_state(grammar) + _COMPILED_FACTOR * len(grammar)
+
+
+def _bytes_of_state(grammar: str) -> int:
+    if grammar.lstrip().startswith("{"):
+        # Grammars in JSON, and patterns in its texts.
+        return _STATE_BYTES + _PATTERN_BYTES * (grammar.count("/") // 2)
+    return _STATE_BYTES + _PATTERN_BYTES * sum(each["pattern"] is not None for each in _PATTERN.finditer(grammar))
 
 
 @cache
@@ -59,7 +88,7 @@ def library_version() -> str:
 
 def identity() -> str:
     """Returns what masks depend on beside grammar and tokens: the library and its limits."""
-    return f"llguidance {library_version()} {PARSER_LIMITS}"
+    return f"llguidance {library_version()} {PARSER_LIMITS} {MAX_LEXER_BYTES}"
 
 
 # What llguidance says where a limit is reached, and what it quotes, which are names of the client's.

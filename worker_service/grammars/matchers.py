@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from blockyard.errors import BlockyardError, Reason
-from blockyard.grammars.limits import MAX_GRAMMAR_BYTES, PARSER_LIMITS, is_limit
+from blockyard.grammars.limits import MAX_GRAMMAR_BYTES, full_size, is_limit, parser_limits
 from blockyard.grammars.threads import make_executor
 from blockyard.telemetry import EventLogger
 from worker_service.grammars.vocabulary import read_vocabulary
@@ -37,8 +37,8 @@ log = EventLogger(__name__)
 WORD_BITS = 32
 # Grammars that are kept compiled: requests of one application have the same few.
 _MAX_COMPILED = 64
-# Of the texts of all of them: compiled, a grammar takes up to 300 times its text.
-_MAX_COMPILED_CHARACTERS = 512 * 1024
+# Of all of them, when all are full, which those of usual schemas never are.
+_MAX_COMPILED_BYTES = 1024 * 1024 * 1024
 _MAX_COMPLAINT = 300
 
 
@@ -52,19 +52,22 @@ class Grammars:
         self._compilers = make_executor(2, "grammars")
         self._masker = make_executor(1, "masks")
         self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+        self._sizes: dict[str, int] = {}
         self._lock = Lock()
 
     def prepare(self, grammar: str) -> Future[LLMatcher]:
         """Has a grammar compiled, unless it is already. Any thread may call it."""
         with self._lock:
-            found = self._compiled.pop(grammar, None) or self._compilers.submit(self._compile, grammar)
+            found = self._compiled.pop(grammar, None)
+            if found is None:
+                found, self._sizes[grammar] = self._compilers.submit(self._compile, grammar), full_size(grammar)
             self._compiled[grammar] = found
             while len(self._compiled) > 1 and self._has_too_many():
-                self._compiled.popitem(last=False)
+                del self._sizes[self._compiled.popitem(last=False)[0]]
         return found
 
     def _has_too_many(self) -> bool:
-        return len(self._compiled) > _MAX_COMPILED or sum(map(len, self._compiled)) > _MAX_COMPILED_CHARACTERS
+        return len(self._compiled) > _MAX_COMPILED or sum(self._sizes.values()) > _MAX_COMPILED_BYTES
 
     def _compile(self, grammar: str) -> LLMatcher:
         """Compiles a grammar; raises BlockyardError."""
@@ -74,7 +77,7 @@ class Grammars:
 
         if len(grammar.encode()) > MAX_GRAMMAR_BYTES:
             raise BlockyardError(Reason.GRAMMAR_TOO_COMPLEX, f"the grammar has more than {MAX_GRAMMAR_BYTES} bytes")
-        matcher = LLMatcher(self._vocabulary, grammar, log_level=0, limits=LLParserLimits(**PARSER_LIMITS))
+        matcher = LLMatcher(self._vocabulary, grammar, log_level=0, limits=LLParserLimits(**parser_limits(grammar)))
         if matcher.is_error():
             raise _refusal(matcher, Reason.FIELD_INVALID)
         return matcher
@@ -89,7 +92,7 @@ class Grammars:
         """Compiles a grammar for one row alone, and copies what is spent no more."""
         with self._lock:
             if self._compiled.get(grammar) is spent:
-                del self._compiled[grammar]
+                del self._compiled[grammar], self._sizes[grammar]
         return self._compile(grammar)
 
     def _find_ends(self, stop_token_ids: Ids) -> Ends:

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from blockyard.grammars.limits import PARSER_LIMITS, is_limit
+from blockyard.grammars.limits import is_limit, parser_limits
 from blockyard.grammars.threads import make_executor
 from gateway.grammars.compiling.lark_tokens import without_specials
 
@@ -30,6 +30,7 @@ HEADER = struct.Struct("<dI")
 _STATM = Path("/proc/self/statm")
 # A token that the vocabulary of bytes has; which one it is changes no cost.
 _SPECIAL = "<[1]>"
+_NUM_BYTES = 8
 
 
 def read_message(stream: BinaryIO) -> tuple[float, str]:
@@ -55,19 +56,24 @@ def write_message(stream: BinaryIO, seconds: float, text: str) -> None:
 def complain(vocabulary: LLTokenizer, text: str) -> str:
     """Returns what is wrong with a grammar, as llguidance says it; empty: nothing.
 
-    It is compiled as a worker does, for a vocabulary of bytes, and its first mask made. What is wrong with it without a
-    vocabulary is told; beyond that only limits: what else is wrong may be so of these tokens alone.
+    It is compiled as a worker does, for a vocabulary of bytes, and followed for some of them, where rows of too many
+    items are seen. What is wrong with it without a vocabulary is told; beyond that only limits: what else is wrong may
+    be so of these tokens alone.
     """
     from llguidance import LLMatcher, LLParserLimits  # noqa: PLC0415  an extra
 
-    limits = LLParserLimits(**PARSER_LIMITS)
+    limits = LLParserLimits(**parser_limits(text))
     try:
         plain = text if text.lstrip().startswith("{") else without_specials(text, _SPECIAL)
     except ValueError:
         plain = text
     matcher = LLMatcher(vocabulary, plain, log_level=0, limits=limits)
-    if not matcher.is_error():
-        matcher.compute_bitmask()
+    for _ in range(_NUM_BYTES):
+        mask = b"" if matcher.is_error() else matcher.compute_bitmask()
+        # Into an object, and into the names in it: neither white space, nor an end where there is something else.
+        allowed = [byte for byte in range(33, 256) if byte // 8 < len(mask) and mask[byte // 8] >> byte % 8 & 1]
+        if not allowed or not matcher.consume_token(allowed[(len(allowed) - 1) // 2]):
+            break
     if not matcher.is_error():
         return ""
     is_wrong, messages = LLMatcher.validate_grammar_with_warnings(text, limits=limits)
