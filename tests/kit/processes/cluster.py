@@ -16,6 +16,7 @@ import tempfile
 import time
 from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -40,6 +41,8 @@ SHORT_LIFE_SECONDS = 0.5
 # Ports that the kernel gives to nobody by itself: one that is asked for twice must not be another's in between, and a
 # client that dials a dead gateway must not be given the gateway's port for its own end.
 PORTS = range(20_000, 30_000)
+# So many are one process's alone: what one has chosen and not yet bound, another one would find free.
+NUM_OWN_PORTS = 400
 EXPECTED_EXIT_CODES = (0, -signal.SIGKILL, faults.EXIT_CODE)
 
 
@@ -327,11 +330,27 @@ def name_workers(replica_sizes: Sequence[int]) -> list[list[str]]:
     return [[f"{'rank' if size > 1 else 'worker'}-{next(numbers)}" for _ in range(size)] for size in replica_sizes]
 
 
+@cache
+def _own_ports() -> range:
+    """Claims ports for this process, by a name that no other one can have before this one has ended."""
+    for first in random.SystemRandom().sample(PORTS[::NUM_OWN_PORTS], len(PORTS[::NUM_OWN_PORTS])):
+        claim = socket.socket(socket.AF_UNIX)
+        try:
+            claim.bind(f"\0blockyard-test-ports-{first}")
+        except OSError:
+            claim.close()
+        else:
+            claim.detach()
+            return range(first, first + NUM_OWN_PORTS)
+    raise ClusterError("as many processes choose ports as there are ports for")
+
+
 def choose_ports(number: int) -> list[int]:
-    """Finds free ports that the kernel gives to nobody else."""
+    """Finds free ports that neither the kernel nor another process like this one gives away."""
+    own = _own_ports()
     with ExitStack() as held:
         chosen: list[int] = []
-        for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+        for port in random.SystemRandom().sample(own, len(own)):
             probe = held.enter_context(socket.socket())
             with suppress(OSError):
                 probe.bind(("127.0.0.1", port))
