@@ -44,6 +44,7 @@ class GrammarChecks:
         self._compilers = Compilers()
         self._executor = ThreadPoolExecutor(NUM_COMPILERS, "grammars")
         self._running: Counter[str] = Counter()
+        self._turns: dict[str, asyncio.Lock] = {}
 
     def close(self) -> None:
         """Stops its threads, and ends its processes."""
@@ -69,16 +70,32 @@ class GrammarChecks:
         if self._running[request.tenant] >= MAX_CHECKS:
             message = f"{MAX_CHECKS} grammars of yours are being checked: try again"
             raise BlockyardError(Reason.TENANT_QUOTA, message, retry_after_seconds=RETRY_SECONDS)
+        check = self._compilers.begin().complain
+        work = functools.partial(_check_given, given, check)
+        if output is not None or needs_calls:
+            work = functools.partial(_check_said, output, rule, speech, schema_places(request), check)
         self._running[request.tenant] += 1
+        turn = asyncio.ensure_future(self._take_turn(request.tenant, work))
+        # One whose client has left holds its process all the same, and so the turn of its tenant.
+        turn.add_done_callback(_hear)
+        return await asyncio.shield(turn)
+
+    async def _take_turn(self, tenant: str, work: Callable[[], str]) -> str:
+        """Has one check at a time made of each tenant: the second process is left to others."""
+        lock = self._turns.setdefault(tenant, asyncio.Lock())
         try:
-            check = self._compilers.begin().complain
-            work = functools.partial(_check_given, given, check)
-            if output is not None or needs_calls:
-                work = functools.partial(_check_said, output, rule, speech, schema_places(request), check)
-            return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+            async with lock:
+                return await asyncio.get_running_loop().run_in_executor(self._executor, work)
         finally:
-            self._running[request.tenant] -= 1
-            self._running += Counter()
+            self._running[tenant] -= 1
+            if not self._running[tenant]:
+                del self._running[tenant], self._turns[tenant]
+
+
+def _hear(turn: asyncio.Future[str]) -> None:
+    """Looks at how a check ended that nobody may wait for any more."""
+    if not turn.cancelled():
+        turn.exception()
 
 
 def _check_given(text: str, complain: Complain) -> str:

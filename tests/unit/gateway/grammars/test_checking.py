@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from threading import Event, Semaphore
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from blockyard.grammars.limits import MAX_CHOICES, MAX_GRAMMAR_BYTES, MAX_RULES,
 from gateway.dialects.answer_parser import ParsingRule, ToolSchema
 from gateway.dialects.dialect import Speech
 from gateway.dialects.table import BY_NAME
+from gateway.grammars import checking
 from gateway.grammars.checking import MAX_CHECKS, GrammarChecks
 from gateway.grammars.expressions import expression_of
 from gateway.request import (
@@ -173,6 +175,43 @@ def test_one_tenant_has_so_many_checks_at_once() -> None:
     assert all(isinstance(each, str) for each in (*loud, quiet))
     assert isinstance(last, BlockyardError)
     assert last.reason is Reason.TENANT_QUOTA
+
+
+def test_one_tenant_holds_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_end, running = Event(), Semaphore(0)
+
+    def check(text: str, complain: Any) -> str:
+        if text == "slow":
+            running.release()
+            assert may_end.wait(30)
+        return text
+
+    monkeypatch.setattr(checking, "_check_given", check)
+
+    async def flood() -> None:
+        checks = GrammarChecks()
+
+        def begin(tenant: str, text: str) -> asyncio.Task[str]:
+            request = GenerationRequest("", sampling=SamplingOptions(grammar=text), tenant=tenant)
+            return asyncio.create_task(checks.grammar_of(request))
+
+        try:
+            left, *waiting = [begin("loud", "slow") for _ in range(3)]
+            await asyncio.to_thread(running.acquire)
+            left.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await left
+            # The check of the client that left goes on, and none of its tenant's beside it.
+            assert await begin("quiet", "quick") == "quick"
+            assert not running.acquire(blocking=False)
+            may_end.set()
+            assert await asyncio.gather(*waiting) == ["slow", "slow"]
+            assert await begin("loud", "quick") == "quick"
+        finally:
+            may_end.set()
+            checks.close()
+
+    asyncio.run(flood())
 
 
 @pytest.mark.parametrize(
