@@ -152,5 +152,5 @@ class Speech:
 
     dialect: Dialect
     reasoning_is_open: bool = False
-    special_ids: Mapping[str, int] = field(default_factory=dict[str, int])
+    special_ids: Mapping[str, int] = field(default_factory=dict[str, int], hash=False)
     may_think: bool = True

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections import Counter
+from collections import Counter, OrderedDict
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.grammars.limits import HINT, MAX_CHOICES, library_version
@@ -32,9 +32,21 @@ if TYPE_CHECKING:
 
     Complain = Callable[[str], str]
 
-# At once, of one tenant: two processes do the work of all.
-MAX_CHECKS = 64
+# Of one tenant that wait, equal ones counted once: two processes do the work of all.
+MAX_CHECKS = 1024
 RETRY_SECONDS = 1.0
+# Grammars that are not made again: clients send the same few.
+_MAX_KNOWN = 64
+
+
+class _Question(NamedTuple):
+    """What a check is of: equal ones have equal answers. `places`: of the tools' schemas in the request."""
+
+    output: OutputFormat | None
+    given: str
+    rule: ParsingRule | None
+    speech: Speech | None
+    places: tuple[str, ...]
 
 
 class GrammarChecks:
@@ -45,6 +57,8 @@ class GrammarChecks:
         self._executor = ThreadPoolExecutor(NUM_COMPILERS, "grammars")
         self._running: Counter[str] = Counter()
         self._turns: dict[str, asyncio.Lock] = {}
+        self._under_way: dict[tuple[str, _Question], asyncio.Future[str]] = {}
+        self._known: OrderedDict[_Question, str] = OrderedDict()
 
     def close(self) -> None:
         """Stops its threads, and ends its processes."""
@@ -65,37 +79,50 @@ class GrammarChecks:
             return ""
         if not library_version():
             raise BlockyardError(Reason.FEATURE_DISABLED, f"this gateway checks no grammars: {HINT}")
-        if output is not None and given:
-            raise invalid([Violation("sampling.grammar", "is not allowed beside a format")])
-        if self._running[request.tenant] >= MAX_CHECKS:
-            message = f"{MAX_CHECKS} grammars of yours are being checked: try again"
-            raise BlockyardError(Reason.TENANT_QUOTA, message, retry_after_seconds=RETRY_SECONDS)
-        check = self._compilers.begin().complain
-        work = functools.partial(_check_given, given, check)
-        if output is not None or needs_calls:
-            work = functools.partial(_check_said, output, rule, speech, schema_places(request), check)
-        self._running[request.tenant] += 1
-        turn = asyncio.ensure_future(self._take_turn(request.tenant, work))
-        # One whose client has left holds its process all the same, and so the turn of its tenant.
-        turn.add_done_callback(_hear)
+        if given and (output is not None or needs_calls):
+            beside = "a format" if output is not None else "calls that have to have a form"
+            raise invalid([Violation("sampling.grammar", f"is not allowed beside {beside}")])
+        question = _Question(output, given, rule, speech, tuple(schema_places(request)))
+        if (known := self._known.get(question)) is not None:
+            self._known.move_to_end(question)
+            return known
+        # Those who ask the same at once wait for one check.
+        turn = self._under_way.get((request.tenant, question)) or self._begin(request.tenant, question)
         return await asyncio.shield(turn)
 
-    async def _take_turn(self, tenant: str, work: Callable[[], str]) -> str:
+    def _begin(self, tenant: str, question: _Question) -> asyncio.Future[str]:
+        if self._running[tenant] >= MAX_CHECKS:
+            message = f"{MAX_CHECKS} grammars of yours are being checked: try again"
+            raise BlockyardError(Reason.TENANT_QUOTA, message, retry_after_seconds=RETRY_SECONDS)
+        self._running[tenant] += 1
+        turn = self._under_way[tenant, question] = asyncio.ensure_future(self._take_turn(tenant, question))
+        # One whose client has left holds its process all the same, and so the turn of its tenant.
+        turn.add_done_callback(functools.partial(self._end, tenant, question))
+        return turn
+
+    async def _take_turn(self, tenant: str, question: _Question) -> str:
         """Has one check at a time made of each tenant: the second process is left to others."""
-        lock = self._turns.setdefault(tenant, asyncio.Lock())
-        try:
-            async with lock:
-                return await asyncio.get_running_loop().run_in_executor(self._executor, work)
-        finally:
-            self._running[tenant] -= 1
-            if not self._running[tenant]:
-                del self._running[tenant], self._turns[tenant]
+        work = functools.partial(_check, question, self._compilers.begin().complain)
+        async with self._turns.setdefault(tenant, asyncio.Lock()):
+            return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    def _end(self, tenant: str, question: _Question, turn: asyncio.Future[str]) -> None:
+        del self._under_way[tenant, question]
+        self._running[tenant] -= 1
+        if not self._running[tenant]:
+            del self._running[tenant]
+            self._turns.pop(tenant, None)
+        # Looked at, too, where nobody may wait for it any more.
+        if not turn.cancelled() and turn.exception() is None:
+            self._known[question] = turn.result()
+            if len(self._known) > _MAX_KNOWN:
+                self._known.popitem(last=False)
 
 
-def _hear(turn: asyncio.Future[str]) -> None:
-    """Looks at how a check ended that nobody may wait for any more."""
-    if not turn.cancelled():
-        turn.exception()
+def _check(question: _Question, complain: Complain) -> str:
+    if question.given:
+        return _check_given(question.given, complain)
+    return _check_said(question.output, question.rule, question.speech, question.places, complain)
 
 
 def _check_given(text: str, complain: Complain) -> str:

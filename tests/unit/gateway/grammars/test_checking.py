@@ -159,13 +159,57 @@ def test_a_schema_cannot_have_its_own_keywords_ignored() -> None:
     assert refusal(schema(tree)) == (Reason.FIELD_INVALID, f"{SCHEMA}.not")
 
 
-def test_one_tenant_has_so_many_checks_at_once() -> None:
+def test_a_burst_of_equal_requests_is_one_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[str] = []
+    whole = checking.check_format
+
+    def check(output: OutputFormat, complain: Any) -> str:
+        checked.append(str(output))
+        return whole(output, complain)
+
+    monkeypatch.setattr(checking, "check_format", check)
+
+    async def flood() -> list[Any]:
+        checks = GrammarChecks()
+        try:
+            formats = [Regex("a"), Regex("(")] * MAX_CHECKS
+            burst = [checks.grammar_of(GenerationRequest("", format=each)) for each in formats]
+            told = await asyncio.gather(*burst, return_exceptions=True)
+            assert len(checked) == 2
+            # What is right is known from then on.
+            return [*told, await checks.grammar_of(GenerationRequest("", format=Regex("a")))]
+        finally:
+            checks.close()
+
+    *told, again = asyncio.run(flood())
+    assert len(checked) == 2
+    assert set(told[::2]) == {again} == {"start: /a/"}
+    assert all(isinstance(each, BlockyardError) and each.reason is Reason.FIELD_INVALID for each in told[1::2])
+
+
+def test_calls_and_a_grammar_exclude_each_other() -> None:
+    async def both() -> None:
+        checks = GrammarChecks()
+        try:
+            rule = ParsingRule("hermes", (ToolSchema("f"),), must_call=True)
+            sampling = SamplingOptions(grammar='start: "a"')
+            await checks.grammar_of(GenerationRequest("", parsing=rule, sampling=sampling), Speech(BY_NAME["hermes"]))
+        finally:
+            checks.close()
+
+    with pytest.raises(BlockyardError, match=r"sampling\.grammar: is not allowed beside calls"):
+        asyncio.run(both())
+
+
+def test_one_tenant_has_so_many_checks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checking, "MAX_CHECKS", most := 16)
+
     async def flood() -> list[Any]:
         checks = GrammarChecks()
         try:
             requests = [
                 GenerationRequest("", format=Regex(f"a{{{number}}}"), tenant=tenant)
-                for number, tenant in enumerate(["loud"] * (MAX_CHECKS + 1) + ["quiet"])
+                for number, tenant in enumerate(["loud"] * (most + 1) + ["quiet"])
             ]
             return await asyncio.gather(*map(checks.grammar_of, requests), return_exceptions=True)
         finally:
@@ -181,7 +225,7 @@ def test_one_tenant_holds_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     may_end, running = Event(), Semaphore(0)
 
     def check(text: str, complain: Any) -> str:
-        if text == "slow":
+        if text.startswith("slow"):
             running.release()
             assert may_end.wait(30)
         return text
@@ -196,7 +240,7 @@ def test_one_tenant_holds_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
             return asyncio.create_task(checks.grammar_of(request))
 
         try:
-            left, *waiting = [begin("loud", "slow") for _ in range(3)]
+            left, *waiting = [begin("loud", f"slow {number}") for number in range(3)]
             await asyncio.to_thread(running.acquire)
             left.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -205,7 +249,7 @@ def test_one_tenant_holds_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
             assert await begin("quiet", "quick") == "quick"
             assert not running.acquire(blocking=False)
             may_end.set()
-            assert await asyncio.gather(*waiting) == ["slow", "slow"]
+            assert await asyncio.gather(*waiting) == ["slow 1", "slow 2"]
             assert await begin("loud", "quick") == "quick"
         finally:
             may_end.set()
