@@ -5,13 +5,14 @@ gives every sequence a token a step, as fast as it is taken or at a fixed rate. 
 deltas merged. CPU time is that of the gateway process, all of its threads, between the first and the last token.
 
 With --chat the streams are chats, in pairs of rounds: answers as text, and the same answers told apart into text,
-reasoning and calls of tools, in turns. The ratio is that of the medians, parsed to unparsed. With --tools too the
-chats have a tool, and the answers are calls of it.
+reasoning and calls of tools, in turns, all at one gateway: two of them differ by more than what is measured. The ratios
+are the medians of those of the pairs, parsed to unparsed. With --tools too the chats have a tool, and the answers are
+calls of it.
 
     python benchmarks/gateway/rate.py --streams 128 --tokens 800
     python benchmarks/gateway/rate.py --rate 20000 --stop "never to be seen"
-    python benchmarks/gateway/rate.py --chat --tools --rounds 5
-    python benchmarks/gateway/rate.py --chat --begin "<think>" --rounds 5
+    python benchmarks/gateway/rate.py --chat --tools --tokens 400 --rounds 30
+    python benchmarks/gateway/rate.py --chat --begin "<think>" --tokens 400 --rounds 30
 """
 
 from __future__ import annotations
@@ -40,10 +41,13 @@ from gateway.text.tokenizer import load_tokenizer
 from tests.kit.fakes.fake_scheduler import FakeScheduler, hashed_tokens
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from blockyard.scheduler.v1 import scheduler_pb2
 
 ROOT = Path(__file__).parents[2]
 START_SECONDS = 30.0
+ROUND_SECONDS = 600.0
 DIALECT = "hermes"
 TOOL = "write"
 CALL = (
@@ -72,7 +76,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 async def run_source(options: argparse.Namespace) -> None:
-    """Gives tokens until it is killed. Waits with the first step until every stream is queued."""
+    """Gives tokens until it is killed. Waits with the first step of each round until every stream is queued."""
     tokenizer = load_tokenizer(DEMO_FOLDER)
     begin = tokenizer.encode(options.begin, add_special_tokens=False)
     call = tokenizer.encode(CALL, add_special_tokens=False)
@@ -91,9 +95,12 @@ async def run_source(options: argparse.Namespace) -> None:
     )
     scheduler.address = options.address
     async with scheduler:
-        await scheduler.wait_until(lambda: len(scheduler.added) == options.streams, timeout_seconds=START_SECONDS)
-        scheduler.go_on()
-        await asyncio.Event().wait()
+        while True:
+            num_added = len(scheduler.added) + options.streams
+            await scheduler.wait_until(lambda: len(scheduler.added) == num_added, timeout_seconds=START_SECONDS)  # noqa: B023
+            scheduler.go_on()
+            await scheduler.wait_until(lambda: not scheduler.num_sequences, timeout_seconds=ROUND_SECONDS)
+            scheduler.pause()
 
 
 def begin_stream(stub: Any, options: argparse.Namespace, *, parses: bool) -> Any:
@@ -131,17 +138,24 @@ def cpu_seconds(process: psutil.Process) -> float:
 
 
 async def measure(
-    options: argparse.Namespace, gateway_address: str, process: psutil.Process, *, parses: bool
-) -> dict[str, float]:
+    options: argparse.Namespace, gateway_address: str, process: psutil.Process, kinds: Sequence[bool]
+) -> list[dict[str, float]]:
+    """Measures a round for each of `kinds`: whether its answers are parsed."""
     async with grpc.aio.insecure_channel(gateway_address) as channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         await wait_until_served(stub)
-        before = cpu_seconds(process)
-        marks: dict[str, float] = {}
-        streams = [begin_stream(stub, options, parses=parses) for _ in range(options.streams)]
-        counts = await asyncio.gather(*(read_stream(stream, marks) for stream in streams))
-        seconds = time.perf_counter() - marks["first"]
-        spent = cpu_seconds(process) - before
+        return [await measure_round(options, stub, process, parses=parses) for parses in kinds]
+
+
+async def measure_round(
+    options: argparse.Namespace, stub: Any, process: psutil.Process, *, parses: bool
+) -> dict[str, float]:
+    before = cpu_seconds(process)
+    marks: dict[str, float] = {}
+    streams = [begin_stream(stub, options, parses=parses) for _ in range(options.streams)]
+    counts = await asyncio.gather(*(read_stream(stream, marks) for stream in streams))
+    seconds = time.perf_counter() - marks["first"]
+    spent = cpu_seconds(process) - before
     num_tokens, num_deltas, num_calling = (sum(column) for column in zip(*counts, strict=True))
     return {
         "num_tokens": num_tokens,
@@ -173,8 +187,8 @@ def free_port() -> int:
         return taken.getsockname()[1]
 
 
-def run(options: argparse.Namespace, *, parses: bool = False) -> dict[str, float]:
-    """Measures one round, with processes of its own."""
+def run(options: argparse.Namespace, kinds: Sequence[bool] = (False,)) -> list[dict[str, float]]:
+    """Measures rounds, with a source and a gateway of their own."""
     with tempfile.TemporaryDirectory() as folder:
         link, port = f"unix:{folder}/scheduler", free_port()
         source = spawn(__file__, *sys.argv[1:], "--role", "source", "--address", link)
@@ -183,7 +197,7 @@ def run(options: argparse.Namespace, *, parses: bool = False) -> dict[str, float
             "--admin-port", "0", "--drain-seconds", "0", "--log-level", "warning", "--dialect", DIALECT,
         )  # fmt: skip
         try:
-            return asyncio.run(measure(options, f"127.0.0.1:{port}", psutil.Process(gateway.pid), parses=parses))
+            return asyncio.run(measure(options, f"127.0.0.1:{port}", psutil.Process(gateway.pid), kinds))
         finally:
             gateway.terminate()
             source.terminate()
@@ -192,20 +206,28 @@ def run(options: argparse.Namespace, *, parses: bool = False) -> dict[str, float
 
 
 def compare(options: argparse.Namespace) -> dict[str, Any]:
-    """Measures rounds with and without parsing in turns, and the ratio of their medians."""
-    rounds: dict[bool, list[dict[str, float]]] = {False: [], True: []}
-    for number in range(options.rounds):
-        # Neither is always the first.
-        for parses in (False, True) if number % 2 == 0 else (True, False):
-            rounds[parses].append(run(options, parses=parses))
+    """Measures rounds with and without parsing in turns, and their ratios."""
+    # Neither is always the first. What a gateway does once falls into two rounds that do not count.
+    kinds = [parses for number in range(options.rounds + 1) for parses in ((False, True), (True, False))[number % 2]]
+    told = run(options, kinds)[2:]
+    rounds = {kind: [each for each, parses in zip(told, kinds[2:], strict=True) if parses is kind] for kind in kinds}
     medians = {
-        parses: {name: statistics.median(each[name] for each in told) for name in told[0]}
-        for parses, told in rounds.items()
+        parses: {name: statistics.median(each[name] for each in several) for name in several[0]}
+        for parses, several in rounds.items()
     }
-    rates = ("tokens_per_second", "tokens_per_gateway_cpu_second")
-    ratios = {name: round(medians[True][name] / medians[False][name], 3) for name in rates}
-    told = {"tools": options.tools, "begin": options.begin}
-    return {**told, "unparsed": medians[False], "parsed": medians[True], "parsed_to_unparsed": ratios}
+    pairs = list(zip(rounds[True], rounds[False], strict=True))
+    ratios = {
+        name: [round(parsed[name] / unparsed[name], 3) for parsed, unparsed in pairs]
+        for name in ("tokens_per_second", "tokens_per_gateway_cpu_second")
+    }
+    return {
+        "tools": options.tools,
+        "begin": options.begin,
+        "unparsed": medians[False],
+        "parsed": medians[True],
+        "parsed_to_unparsed": {name: round(statistics.median(each), 3) for name, each in ratios.items()},
+        "of_each_pair": ratios,
+    }
 
 
 def main() -> None:
@@ -213,7 +235,7 @@ def main() -> None:
     if options.role == "source":
         asyncio.run(run_source(options))
         return
-    result = compare(options) if options.chat else run(options)
+    result = compare(options) if options.chat else run(options)[0]
     summary = {"streams": options.streams, "rate": options.rate, "stop": options.stop, **result}
     print(json.dumps(summary))
     if options.write:
