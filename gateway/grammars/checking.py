@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections import Counter, OrderedDict
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.grammars.limits import HINT, MAX_CHOICES, library_version
+from blockyard.service.threads import Threads
 from gateway.grammars.calls import write_answer, write_calls
 from gateway.grammars.compiling.compilers import NUM_COMPILERS, Compilers
 from gateway.grammars.expressions import expression_of, grammar_of
@@ -54,7 +54,7 @@ class GrammarChecks:
 
     def __init__(self) -> None:
         self._compilers = Compilers()
-        self._executor = ThreadPoolExecutor(NUM_COMPILERS, "grammars")
+        self._threads = Threads(NUM_COMPILERS, "grammars")
         self._running: Counter[str] = Counter()
         self._turns: dict[str, asyncio.Lock] = {}
         self._under_way: dict[tuple[str, _Question], asyncio.Future[str]] = {}
@@ -62,7 +62,7 @@ class GrammarChecks:
 
     def close(self) -> None:
         """Stops its threads, and ends its processes."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
         self._compilers.close()
 
     async def grammar_of(self, request: GenerationRequest, speech: Speech | None = None) -> str:
@@ -104,7 +104,7 @@ class GrammarChecks:
         """Has one check at a time made of each tenant: the second process is left to others."""
         work = functools.partial(_check, question, self._compilers.begin().complain)
         async with self._turns.setdefault(tenant, asyncio.Lock()):
-            return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+            return await self._threads.run(work)
 
     def _end(self, tenant: str, question: _Question, turn: asyncio.Future[str]) -> None:
         del self._under_way[tenant, question]

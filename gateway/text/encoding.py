@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
+from blockyard.service.threads import Threads
 from gateway.chat import prompt_of
 
 if TYPE_CHECKING:
@@ -24,11 +23,11 @@ class Encoding:
     """Threads in which tokenizers work. One for each process; its maker closes it."""
 
     def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(2, "tokenize")
+        self._threads = Threads(2, "tokenize")
 
     def close(self) -> None:
         """Stops its threads."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
 
     async def prompt_of(self, request: GenerationRequest, tokenizer: Tokenizer) -> tuple[int, ...]:
         """Returns the ids of a request's prompt; raises BlockyardError where it has none."""
@@ -58,4 +57,4 @@ class Encoding:
 
     async def run(self, work: Callable[[], T]) -> T:
         """Runs work in a thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+        return await self._threads.run(work)

@@ -24,6 +24,7 @@ from blockyard.grammars.limits import (
     MAX_GRAMMAR_BYTES,
     MAX_REQUEST_SECONDS,
 )
+from blockyard.service.threads import stopping
 from gateway.grammars.compiling.compiler_process import read_message, write_message
 
 NUM_COMPILERS = 2
@@ -51,7 +52,10 @@ class _Compiler:
         self._lock = Lock()
 
     def ask(self, text: str, seconds: float) -> tuple[float, str]:
-        """Has a grammar compiled; returns the seconds that it took, and what is wrong with it."""
+        """Has a grammar compiled; returns the seconds that it took, and what is wrong with it.
+
+        Raises BlockyardError DRAINING where it is closed.
+        """
         with self._lock:
             for _ in range(_MAX_TRIES):
                 process = self._process or self._start()
@@ -83,6 +87,8 @@ class _Compiler:
         except EOFError:
             process.kill()
             self._end()
+            if self._is_closed:
+                raise stopping() from None
             raise BlockyardError(Reason.BUG, "the process that compiles grammars does not start") from None
         return process
 

@@ -17,6 +17,7 @@ from gateway.dialects.table import BY_NAME
 from gateway.grammars import checking
 from gateway.grammars.checking import MAX_CHECKS, GrammarChecks
 from gateway.grammars.expressions import expression_of
+from gateway.grammars.problems import schema_text
 from gateway.request import (
     Choices,
     GenerationRequest,
@@ -256,6 +257,27 @@ def test_one_tenant_holds_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
             checks.close()
 
     asyncio.run(flood())
+
+
+async def test_checks_that_wait_when_the_gateway_stops_are_for_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    checks, has_begun = GrammarChecks(), Event()
+    multiples = [{"multipleOf": number} for number in (7, 11, 13, 17, 19, 23)]
+    endless = schema_text({"type": "integer", "allOf": multiples})
+
+    def check(text: str, complain: Any) -> str:
+        has_begun.set()
+        return complain(text)
+
+    monkeypatch.setattr(checking, "_check_given", check)
+    waiting = [
+        asyncio.create_task(checks.grammar_of(GenerationRequest("", sampling=SamplingOptions(grammar=endless + end))))
+        for end in ("", " ", "  ")
+    ]
+    assert await asyncio.to_thread(has_begun.wait, 30)
+    checks.close()
+    for told in await asyncio.gather(*waiting, return_exceptions=True):
+        assert isinstance(told, BlockyardError)
+        assert told.reason is Reason.DRAINING
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_it_ends_with_those_who_made_it(own: Compilers) -> None:
         own.close()
         with pytest.raises(BlockyardError) as raised:
             asked.result(30)
-    assert raised.value.reason is Reason.BUG
+    assert raised.value.reason is Reason.DRAINING
     assert children() == before
 
 

@@ -1,0 +1,47 @@
+"""Threads of a service: work that has not begun when it stops fails such that clients ask another process for it."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
+
+from blockyard.errors import BlockyardError, Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+
+def stopping() -> BlockyardError:
+    """Makes the error of work that has not begun when its process stops."""
+    return BlockyardError(
+        Reason.DRAINING, "it stops before it has begun: ask again, at another one", retry_after_seconds=1.0
+    )
+
+
+class Threads:
+    """So many threads. Their maker closes them."""
+
+    def __init__(self, number: int, name: str) -> None:
+        self._executor = ThreadPoolExecutor(number, name)
+        self._is_closed = False
+
+    def close(self) -> None:
+        """Stops them: what runs goes on, and what waits fails."""
+        self._is_closed = True
+        self._executor.shutdown(wait=False)
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Runs work in one of them; raises BlockyardError DRAINING where they were closed before it began."""
+        self._require_open()
+        return await asyncio.get_running_loop().run_in_executor(self._executor, self._begin, work)
+
+    def _begin(self, work: Callable[[], T]) -> T:
+        self._require_open()
+        return work()
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise stopping()
