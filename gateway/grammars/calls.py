@@ -88,7 +88,8 @@ def _choice(grammar: Grammar, calls: Calls, form: CallForm, answer: str) -> str:
 def _add_call(grammar: Grammar, number: int, tool: ToolSchema, calls: Calls, form: CallForm) -> str:
     """Adds the rule of a call of one tool, and returns its name."""
     name = quote(tool.name)[1:-1] if calls.style is Style.OBJECT else tool.name
-    schema = {"type": "object", **read_schema(tool.parameters)}
+    # Whatever else its schema lets them be, the arguments of a call are an object: nothing else is read as a call.
+    schema = {**read_schema(tool.parameters), "type": "object"}
     if calls.style is Style.TAGS:
         arguments = Tags(grammar, calls, number, tool, schema).arguments()
     elif calls.style in (Style.PYTHONIC, Style.GEMMA):

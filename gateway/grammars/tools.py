@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from blockyard.errors import BlockyardError, Violation, invalid
+from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from gateway.chat import Conversation
-from gateway.grammars.problems import complain_of, schema_text
+from gateway.grammars.problems import Problem, complain_of, schema_text
 from gateway.grammars.schemas import find_place, read_schema
 
 if TYPE_CHECKING:
@@ -45,13 +45,20 @@ def followed(tool: ToolSchema, complain: Callable[[str], str], place: str = _FIE
     # A schema that is no object is refused with the conversation.
     if isinstance(schema, bool):
         return tool
-    problem = complain_of({"type": "object", **schema}, complain)
+    problem = _complain_of_arguments(schema, complain)
     if problem is None:
         return tool
     if tool.strict:
         path = problem.path or find_place(schema, problem.complaint, lambda part: complain(schema_text(part)))
         raise invalid([Violation(f"{place}{path}", f"of {tool.name!r}: {problem.complaint}", problem.reason)])
     return tool._replace(parameters=json.dumps(_loosened(schema, complain)))
+
+
+def _complain_of_arguments(schema: dict[str, Any], complain: Callable[[str], str]) -> Problem | None:
+    told = schema.get("type", "object")
+    if "object" not in (told if isinstance(told, list) else [told]):
+        return Problem("must be object, which the arguments of a call are", Reason.FIELD_INVALID, ".type")
+    return complain_of({**schema, "type": "object"}, complain)
 
 
 def _loosened(schema: dict[str, Any], complain: Callable[[str], str]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from gateway.dialects.dialect import Speech, Style
 from gateway.dialects.table import BY_NAME, DIALECTS
 from gateway.grammars.calls import write_answer, write_calls
 from gateway.grammars.expressions import json_expression
+from gateway.grammars.tools import followed
 from tests.unit.gateway.dialects.forms import FORMS
 from tests.unit.gateway.dialects.reading import read
 from tests.unit.gateway.harness import DEMO_MODEL
@@ -142,6 +143,25 @@ def test_a_model_that_may_call_says_anything_or_calls_in_form(dialect: str, spec
     if not BY_NAME[dialect].calls.bare and not BY_NAME[dialect].before_text:  # type: ignore[union-attr]
         assert words.allows(grammar, said + called)
         assert not words.allows(grammar, said + whole(dialect, call("x", dialect)))
+
+
+@pytest.mark.parametrize("dialect", ["hermes", "llama3_json", "qwen3_coder", "lfm2"])
+@pytest.mark.parametrize("told", [["object", "null"], "array", "string", ["null", "integer"]])
+def test_arguments_are_an_object_whatever_a_schema_says(dialect: str, told: Any) -> None:
+    words = vocabulary(dialect, True)
+    speech = Speech(BY_NAME[dialect], special_ids=words.special_ids)
+    tool = ToolSchema("f", json.dumps({**SCHEMA, "type": told}))
+    grammar = write_calls(speech, (followed(tool, lambda text: ""),), must_call=True, one_call=True)
+    one = whole(dialect, call("f", dialect))
+    assert words.allows(grammar, one)
+    if dialect in ("hermes", "llama3_json"):
+        (number,) = [number for number in range(len(one)) if one.startswith('{"text"', number)]
+        arguments = one[number : one.index("}", number) + 1]
+        for other in ("null", "[]", '"a"', "5"):
+            assert not words.allows(grammar, one.replace(arguments, other)), other
+    if "object" not in told:
+        with pytest.raises(BlockyardError, match=r"tools\.type: of 'f': must be object"):
+            followed(tool._replace(strict=True), lambda text: "")
 
 
 @pytest.mark.parametrize(("dialect", "special"), [("hermes", True), ("hermes", False), ("harmony", True)])
