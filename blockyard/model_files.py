@@ -50,7 +50,8 @@ _PATTERNS: dict[Kind, tuple[str, ...]] = {
         "special_tokens_map.json",
         "chat_template.jinja",
     ),
-    "weights": (*_CONFIG_FILES, *_POOLING_FILES, "*.safetensors", "*.safetensors.index.json"),
+    # Grammars of answers are followed by tokens: a worker has to know what these spell.
+    "weights": (*_CONFIG_FILES, *_POOLING_FILES, "tokenizer.json", "*.safetensors", "*.safetensors.index.json"),
 }
 # The same weights once more, under other names or of other steps. Nothing is read from folders.
 _DUPLICATES = ("[!0-9]*/*", "*/*/*", "consolidated*")

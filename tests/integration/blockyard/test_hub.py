@@ -69,12 +69,13 @@ def machine(hub: FakeHub, tmp_path: Path) -> Machine:
 def test_a_hub_id_downloads_what_the_kind_needs(machine: Machine):
     folder = Path(machine.resolve(NAME, "main", "weights"))
     assert folder.is_relative_to(machine.home)
-    assert sorted(machine.hub.fetched) == ["config.json", "generation_config.json", "model.safetensors"]
+    expected = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"]
+    assert sorted(machine.hub.fetched) == expected, "a worker follows grammars by its tokenizer's tokens"
     assert (folder / "model.safetensors").read_bytes() == b"model.safetensors" * 100
 
     machine.hub.fetched.clear()
     assert Path(machine.resolve(NAME, "", "tokenizer")) == folder
-    assert sorted(machine.hub.fetched) == ["tokenizer.json", "tokenizer_config.json"], "the rest is in the cache"
+    assert sorted(machine.hub.fetched) == ["tokenizer_config.json"], "the rest is in the cache"
 
 
 def test_offline_uses_the_cache_and_says_what_it_lacks(machine: Machine):
