@@ -45,8 +45,8 @@ MAX_DELAY_SECONDS = 0.5
 # Services that start together need not warn of each other.
 START_SECONDS = 10.0
 _STOPPING = "the gateway is stopping"
-# Requests of one message together, unless one is longer; a message stays well below the limit of 64 MiB.
-_MAX_MESSAGE_TOKENS = 4 * 1024 * 1024
+# Requests of one message together, unless one is larger; a message stays well below the limit of 64 MiB.
+_MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 _CANCEL_TIMEOUT_SECONDS = 5.0
 
 
@@ -264,28 +264,23 @@ class SchedulerLink:
 def _batches(outgoing: Sequence[Outgoing]) -> Iterator[scheduler_pb2.AttachRequest]:
     """Packs items into messages. The scheduler reads a message's adds first, then its aborts, then its look-ups, so
     that an item which has to come later, as an add after an abort of the same request, begins a new message."""
-    message, rank, num_tokens = scheduler_pb2.AttachRequest(), 0, 0
+    message, rank, num_bytes = scheduler_pb2.AttachRequest(), 0, 0
     for item in outgoing:
-        size = _num_tokens(item)
-        if _RANKS[type(item)] < rank or (message.add and num_tokens + size > _MAX_MESSAGE_TOKENS):
+        add = codec.encode_add(item) if isinstance(item, Add) else None
+        # Grammars, log probabilities and what other gateways need to know may be longer than all tokens.
+        size = add.ByteSize() if add is not None else 0
+        if _RANKS[type(item)] < rank or (message.add and num_bytes + size > _MAX_MESSAGE_BYTES):
             yield message
-            message, num_tokens = scheduler_pb2.AttachRequest(), 0
+            message, num_bytes = scheduler_pb2.AttachRequest(), 0
         rank = _RANKS[type(item)]
-        num_tokens += size
-        if isinstance(item, Add):
-            message.add.append(codec.encode_add(item))
+        num_bytes += size
+        if add is not None:
+            message.add.append(add)
         elif isinstance(item, Abort):
             message.abort.append(codec.encode_abort(item))
-        else:
+        elif isinstance(item, Resume):
             message.resume.append(codec.encode_resume(item))
     yield message
 
 
 _RANKS: dict[type[Outgoing], int] = {Add: 0, Abort: 1, Resume: 2}
-
-
-def _num_tokens(item: Outgoing) -> int:
-    if not isinstance(item, Add):
-        return 0
-    records = item.resubmission.sequences if item.resubmission else ()
-    return len(item.submission.prompt_token_ids) + sum(len(record.token_ids) for record in records)

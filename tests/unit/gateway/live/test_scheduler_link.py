@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import grpc
@@ -8,6 +9,7 @@ import grpc.aio
 import pytest
 
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
+from blockyard.logprob_columns import Candidates
 from blockyard.scheduler.v1 import scheduler_pb2
 from gateway.live.scheduler_link import _batches
 from gateway.scheduler_messages import Abort, AbortReason, Add, Resubmission, Resume, SequenceRecord, Submission
@@ -158,11 +160,19 @@ def test_what_is_sent_in_one_turn_goes_into_one_message_as_far_as_its_order_allo
     ] == [([1, 2], [1, 2], []), ([3], [], [4]), ([], [3], [5])]
 
 
-def test_the_tokens_of_a_message_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.live.scheduler_link._MAX_MESSAGE_TOKENS", 100)
-    sizes = [(500, 0), (60, 0), (20, 20), (1, 0), (9, 90), (101, 0)]
-    messages = list(_batches([add(handle, *size) for handle, size in enumerate(sizes)]))
-    assert [[each.handle for each in message.add] for message in messages] == [[0], [1, 2], [3, 4], [5]]
+def test_the_bytes_of_a_message_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.live.scheduler_link._MAX_MESSAGE_BYTES", 1000)
+    submission, best = add(0).submission, Candidates((9,) * 30, (-1.0,) * 30, (1,) * 30)
+    large = {
+        "prompt": add(0, 300),
+        "output": add(0, 1, 600),
+        "logprobs": Add(0, submission, Resubmission(1.0, [SequenceRecord((5,) * 3, logprobs=[best] * 3)])),
+        "grammar": Add(0, replace(submission, sampling=replace(SAMPLING, grammar="g" * 600))),
+        "state": Add(0, replace(submission, gateway_state=b"s" * 600)),
+    }
+    for name, item in large.items():
+        messages = list(_batches([item, item, add(1), add(2, 2000)]))
+        assert [[each.handle for each in message.add] for message in messages] == [[0], [0, 1], [2]], name
 
 
 async def test_an_id_can_be_cancelled_and_used_again_at_once() -> None:
