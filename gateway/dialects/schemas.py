@@ -6,7 +6,10 @@ import json
 from collections.abc import Mapping
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 Schema = Mapping[str, Any]
 NO_TOOLS: Mapping[str, Schema] = MappingProxyType({})
@@ -18,7 +21,7 @@ _TYPES: dict[type, str] = {
     list: "array",
     dict: "object",
 }
-# A schema may refer to itself.
+# How deep branches and references are followed.
 _MAX_DEPTH = 8
 
 
@@ -35,27 +38,47 @@ def read_schema(text: str) -> Schema:
 def types_of(schema: Schema, key: str) -> frozenset[str]:
     """Returns the JSON types that an argument may have; none where the schema does not say."""
     properties = schema.get("properties")
-    found = cast("Schema", properties).get(key) if isinstance(properties, dict) else None
-    return _types(found, schema, 0)
+    return _Types(schema).find(cast("Schema", properties).get(key) if isinstance(properties, dict) else None)
 
 
-def _types(found: object, schema: Schema, depth: int) -> frozenset[str]:
-    if not isinstance(found, dict) or depth == _MAX_DEPTH:
-        return frozenset()
-    part = cast("Schema", found)
-    told = part.get("type")
-    if isinstance(told, str):
-        return frozenset({told})
-    if isinstance(told, list):
-        return frozenset(each for each in cast("list[object]", told) if isinstance(each, str))
-    values = [part["const"]] if "const" in part else part.get("enum")
-    if isinstance(values, list):
-        return frozenset(type_of(value) for value in cast("list[object]", values))
-    if isinstance(reference := part.get("$ref"), str):
-        return _types(resolve(reference, schema), schema, depth + 1)
-    branches = [each for name in ("anyOf", "oneOf", "allOf") for each in cast("list[object]", part.get(name) or [])]
-    types = [_types(each, schema, depth + 1) for each in branches]
-    return frozenset().union(*types) if all(types) else frozenset()
+class _Types:
+    """Finds types in one schema. It follows each reference once: parts that refer to one another lead nowhere new."""
+
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+        self._known: dict[str, frozenset[str]] = {}
+
+    def find(self, found: object, depth: int = 0) -> frozenset[str]:
+        """Returns the types of a part; none where it does not say."""
+        if not isinstance(found, dict) or depth == _MAX_DEPTH:
+            return frozenset()
+        part = cast("Schema", found)
+        told = part.get("type")
+        if isinstance(told, str):
+            return frozenset({told})
+        if isinstance(told, list):
+            return frozenset(each for each in cast("list[object]", told) if isinstance(each, str))
+        values = [part["const"]] if "const" in part else part.get("enum")
+        if isinstance(values, list):
+            return frozenset(type_of(value) for value in cast("list[object]", values))
+        if isinstance(reference := part.get("$ref"), str):
+            return self._follow(reference, depth)
+        types = [self.find(each, depth + 1) for each in _branches(part)]
+        return frozenset[str]().union(*types) if all(types) else frozenset()
+
+    def _follow(self, reference: str, depth: int) -> frozenset[str]:
+        if reference not in self._known:
+            # What it says of itself while it is followed.
+            self._known[reference] = frozenset()
+            self._known[reference] = self.find(resolve(reference, self._schema), depth + 1)
+        return self._known[reference]
+
+
+def _branches(part: Schema) -> Iterator[object]:
+    for name in ("anyOf", "oneOf", "allOf"):
+        # Nobody has checked the schemas of tools that are not strict.
+        if isinstance(branches := part.get(name), list):
+            yield from cast("list[object]", branches)
 
 
 def resolve(reference: str, schema: Schema) -> object:

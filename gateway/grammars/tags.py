@@ -119,7 +119,7 @@ class Tags:
         beside: set[str] = set()
         texts: list[Schema] = []
         others: list[Schema] = []
-        for branch in self._walk(part, beside, 0):
+        for branch in self._walk(part, beside, set(), 0):
             types = types_of({"properties": {"": branch}, **self._shared}, "")
             if types == _STRING:
                 texts.append(branch)
@@ -131,8 +131,11 @@ class Tags:
                 others.append(branch)
         return _Branches(texts, others, beside - _PLAIN)
 
-    def _walk(self, part: Any, beside: set[str], depth: int) -> Iterator[Schema]:
-        """Yields the branches of a schema, none of which has others, and takes note of what stands beside them."""
+    def _walk(self, part: Any, beside: set[str], followed: set[str], depth: int) -> Iterator[Schema]:
+        """Yields the branches of a schema, none of which has others, and takes note of what stands beside them.
+
+        `followed`: the references so far. Where one leads is yielded once, however many lead there.
+        """
         branch = cast("Schema", part if isinstance(part, dict) else {})
         types = branch.get("type")
         inner = [] if depth == _MAX_DEPTH or isinstance(types, str) else _inner_of(branch, self._schema)
@@ -144,8 +147,11 @@ class Tags:
             yield from ({**branch, "type": each} for each in cast("list[object]", types))
         elif inner:
             beside |= branch.keys() - {"$ref", "anyOf", "oneOf"}
+            if isinstance(reference := branch.get("$ref"), str):
+                inner = [] if reference in followed else inner
+                followed.add(reference)
             for each in inner:
-                yield from self._walk(each, beside, depth + 1)
+                yield from self._walk(each, beside, followed, depth + 1)
         else:
             yield branch
 

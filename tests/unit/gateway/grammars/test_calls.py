@@ -6,6 +6,7 @@ import functools
 import json
 import random
 import re
+import time
 from typing import Any
 
 import jsonschema
@@ -304,6 +305,17 @@ def test_what_cannot_be_followed_between_tags_is_refused_of_strict_tools() -> No
                 write_calls(Speech(BY_NAME["glm"]), tools, must_call=True, one_call=True)
         else:
             assert '"b"' in write_calls(Speech(BY_NAME["glm"]), tools, must_call=True, one_call=True)
+
+
+def test_a_reference_between_tags_is_followed_once() -> None:
+    begin = time.process_time()
+    refer = {name: [{"$ref": f"#/$defs/{inner}"}] * 200 for name, inner in zip("abc", "bcd", strict=True)}
+    definitions = {**{name: {"anyOf": several} for name, several in refer.items()}, "d": {"type": "string"}}
+    schema = {"type": "object", "properties": {"x": {"$ref": "#/$defs/a"}}, "$defs": definitions}
+    speech = Speech(BY_NAME["qwen3_coder"])
+    written = write_calls(speech, [ToolSchema("f", json.dumps(schema), strict=True)], must_call=True, one_call=True)
+    assert "text_0_0" in written
+    assert time.process_time() - begin < 1
 
 
 def test_choices_that_are_no_texts_are_none_between_tags() -> None:
