@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from gateway.dialects.answer_parser import ParsingRule
     from gateway.dialects.dialect import Dialect, Speech
+    from gateway.grammars.compiling.compilers import Checks
     from gateway.request import GenerationRequest, OutputFormat
 
     Complain = Callable[[str], str]
@@ -102,7 +103,7 @@ class GrammarChecks:
 
     async def _take_turn(self, tenant: str, question: _Question) -> str:
         """Has one check at a time made of each tenant: the second process is left to others."""
-        work = functools.partial(_check, question, self._compilers.begin().complain)
+        work = functools.partial(_check, question, self._compilers.begin())
         async with self._turns.setdefault(tenant, asyncio.Lock()):
             return await self._threads.run(work)
 
@@ -119,10 +120,10 @@ class GrammarChecks:
                 self._known.popitem(last=False)
 
 
-def _check(question: _Question, complain: Complain) -> str:
+def _check(question: _Question, checks: Checks) -> str:
     if question.given:
-        return _check_given(question.given, complain)
-    return _check_said(question.output, question.rule, question.speech, question.places, complain)
+        return _check_given(question.given, checks.complain)
+    return _check_said(question.output, question.rule, question.speech, question.places, checks)
 
 
 def _check_given(text: str, complain: Complain) -> str:
@@ -136,12 +137,13 @@ def _check_said(
     rule: ParsingRule | None,
     speech: Speech | None,
     places: Sequence[str],
-    complain: Complain,
+    checks: Checks,
 ) -> str:
     """Checks the form of an answer and that of calls each by itself, and joins them behind what the model thinks.
 
     `places`: of the tools' schemas in the request.
     """
+    complain = checks.complain
     text = "" if output is None else check_format(output, complain)
     answer = "" if output is None else expression_of(output)
     if rule is not None and rule.tools and (output is not None or rule.needs_grammar):
@@ -151,7 +153,8 @@ def _check_said(
             if output is not None and dialect.calls.bare and not rule.must_call:
                 description = f"is not supported beside tools of models that speak {dialect.name}"
                 raise invalid([Violation("format", description, Reason.UNSUPPORTED_PARAMETER)])
-            tools = [followed(tool, complain, place) for tool, place in zip(rule.tools, places, strict=True)]
+            placed = zip(rule.tools, places, strict=True)
+            tools = [followed(tool, complain, place, lambda: checks.is_spent) for tool, place in placed]
             text = write_calls(speech, tools, must_call=rule.must_call, one_call=rule.one_call, answer=answer)
         elif rule.needs_grammar:
             raise _no_form(rule, dialect)

@@ -103,10 +103,15 @@ class Literals:
     def arguments(self) -> str:
         """Returns what stands for all arguments, without brackets.
 
-        Raises BlockyardError UNSUPPORTED_PARAMETER for a strict tool of which more is asked than can be followed.
+        Raises BlockyardError UNSUPPORTED_PARAMETER for a strict tool of which more is asked than can be followed;
+        GRAMMAR_TOO_COMPLEX for one whose references lead too deep.
         """
         self._refuse(self._schema.keys() & _KEYWORDS - _FOLLOWED["object"])
-        return self._members(self._schema, self._notation.equals)
+        try:
+            return self._members(self._schema, self._notation.equals)
+        except RecursionError:
+            description = f"of {self._tool.name!r}: too complex: its references lead too deep"
+            raise invalid([Violation("conversation.tools", description, Reason.GRAMMAR_TOO_COMPLEX)]) from None
 
     def _add(self, expression: str) -> str:
         """Adds a rule, unless there is the same, and returns its name."""

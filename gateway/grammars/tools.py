@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from gateway.chat import Conversation
+from gateway.grammars.compiling.compilers import SPENT
 from gateway.grammars.problems import Problem, complain_of, schema_text
 from gateway.grammars.schemas import find_place, read_schema
 
@@ -28,14 +29,21 @@ def schema_places(request: GenerationRequest) -> list[str]:
     return [f"{_FIELD}[{number}].parameters" for number, tool in enumerate(prompt.tools) if tool.name in names]
 
 
-def followed(tool: ToolSchema, complain: Callable[[str], str], place: str = _FIELD) -> ToolSchema:
+def followed(
+    tool: ToolSchema,
+    complain: Callable[[str], str],
+    place: str = _FIELD,
+    is_spent: Callable[[], bool] = lambda: False,
+) -> ToolSchema:
     """Returns a tool whose schema can be followed: what cannot is left out of it, unless it has to be followed.
 
     Args:
         tool: raises BlockyardError for a strict one that cannot.
         complain: says what is wrong with a grammar; empty: nothing.
         place: of its schema in the request.
+        is_spent: says whether checking has taken all its time; raises BlockyardError then.
     """
+    _require_time(is_spent)
     try:
         schema = read_schema(tool.parameters or "{}", place)
     except BlockyardError:
@@ -51,7 +59,13 @@ def followed(tool: ToolSchema, complain: Callable[[str], str], place: str = _FIE
     if tool.strict:
         path = problem.path or find_place(schema, problem.complaint, lambda part: complain(schema_text(part)))
         raise invalid([Violation(f"{place}{path}", f"of {tool.name!r}: {problem.complaint}", problem.reason)])
-    return tool._replace(parameters=json.dumps(_loosened(schema, complain)))
+    return tool._replace(parameters=json.dumps(_loosened(schema, complain, is_spent)))
+
+
+def _require_time(is_spent: Callable[[], bool]) -> None:
+    if is_spent():
+        # What is tried now is refused, and so is the whole in the end: there may be thousands more to try.
+        raise invalid([Violation(_FIELD, SPENT, Reason.GRAMMAR_TOO_COMPLEX)])
 
 
 def _complain_of_arguments(schema: dict[str, Any], complain: Callable[[str], str]) -> Problem | None:
@@ -61,7 +75,7 @@ def _complain_of_arguments(schema: dict[str, Any], complain: Callable[[str], str
     return complain_of({**schema, "type": "object"}, complain)
 
 
-def _loosened(schema: dict[str, Any], complain: Callable[[str], str]) -> dict[str, Any]:
+def _loosened(schema: dict[str, Any], complain: Callable[[str], str], is_spent: Callable[[], bool]) -> dict[str, Any]:
     """Keeps of a schema the names of arguments, and of each what can be followed: all of it, its type, or nothing."""
 
     def with_properties(properties: dict[str, Any]) -> dict[str, Any]:
@@ -69,6 +83,7 @@ def _loosened(schema: dict[str, Any], complain: Callable[[str], str]) -> dict[st
         return {"type": "object", "properties": properties, **kept}
 
     def can_follow(loosened: dict[str, Any]) -> bool:
+        _require_time(is_spent)
         return complain_of(loosened, complain) is None
 
     loosened: dict[str, Any] = {}

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections import OrderedDict
 from contextlib import suppress
 from pathlib import Path
@@ -40,6 +41,8 @@ _TOO_COMPLEX = {
     -signal.SIGSEGV: "too complex: it leads too deep to compile",
     -signal.SIGBUS: "too complex: it leads too deep to compile",
 }
+SPENT = f"too complex: it takes more than {MAX_REQUEST_SECONDS:g} s of processor time to check"
+"""The complaint of whatever is asked when a request has taken all its time."""
 _MAX_TRIES = 3
 
 
@@ -161,8 +164,20 @@ class Checks:
 
     def __init__(self, compilers: Compilers) -> None:
         self._compilers = compilers
+        # Of the thread that asks, which is one.
+        self._begin: float | None = None
         self.num_seconds = 0.0
-        """Of processor time, so far."""
+        """Of the processes' time, so far."""
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether they have taken all the processor time that a request has, here and in the processes."""
+        return self._num_seconds_left() <= 0
+
+    def _num_seconds_left(self) -> float:
+        now = time.thread_time()
+        self._begin = now if self._begin is None else self._begin
+        return MAX_REQUEST_SECONDS - self.num_seconds - (now - self._begin)
 
     def complain(self, text: str) -> str:
         """Returns what is wrong with a grammar, as llguidance says it; empty: nothing."""
@@ -175,9 +190,8 @@ class Checks:
             return "must be Unicode text, and has half a surrogate pair"
         if size > MAX_GRAMMAR_BYTES:
             return f"too large: it has {size} bytes, at most {MAX_GRAMMAR_BYTES} are taken"
-        left = MAX_REQUEST_SECONDS - self.num_seconds
-        if left <= 0:
-            return f"too complex: it takes more than {MAX_REQUEST_SECONDS:g} s of processor time to check"
+        if (left := self._num_seconds_left()) <= 0:
+            return SPENT
         allowed = min(left, MAX_CHECK_SECONDS)
         taken, message = self._compilers.ask(text, allowed)
         complaint = _shorten(message)

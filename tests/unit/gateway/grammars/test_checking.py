@@ -14,8 +14,9 @@ from blockyard.grammars.limits import MAX_CHOICES, MAX_GRAMMAR_BYTES, MAX_RULES,
 from gateway.dialects.answer_parser import ParsingRule, ToolSchema
 from gateway.dialects.dialect import Speech
 from gateway.dialects.table import BY_NAME
-from gateway.grammars import checking
+from gateway.grammars import checking, problems, tools
 from gateway.grammars.checking import MAX_CHECKS, GrammarChecks
+from gateway.grammars.compiling import compilers
 from gateway.grammars.expressions import expression_of
 from gateway.grammars.problems import schema_text
 from gateway.request import (
@@ -311,3 +312,23 @@ def test_of_a_schema_that_cannot_be_followed_the_rest_is_where_the_tool_is_not_s
     assert '"type": "array"' in grammar
     with pytest.raises(BlockyardError, match=r"of 'f': .*uniqueItems"):
         asyncio.run(grammar_of(rule(strict=True)))
+
+
+def test_no_more_of_a_schema_is_tried_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compilers, "MAX_REQUEST_SECONDS", 0.02)
+    monkeypatch.setattr(tools, "complain_of", lambda *asked: tried.append(asked) or problems.complain_of(*asked))
+    tried: list[Any] = []
+    tree = json.dumps({"properties": {f"odd{number}": {"not": {}} for number in range(1000)}})
+    rule = ParsingRule("hermes", (ToolSchema("f", tree), ToolSchema("g", tree)), must_call=True)
+
+    async def check() -> None:
+        checks = GrammarChecks()
+        try:
+            await checks.grammar_of(GenerationRequest("", parsing=rule), Speech(BY_NAME["hermes"]))
+        finally:
+            checks.close()
+
+    with pytest.raises(BlockyardError, match=r"conversation\.tools: too complex: it takes more than") as raised:
+        asyncio.run(check())
+    assert [violation.reason for violation in raised.value.violations] == [Reason.GRAMMAR_TOO_COMPLEX]
+    assert len(tried) < 1000

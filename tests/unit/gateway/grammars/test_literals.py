@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from blockyard.errors import BlockyardError
+from blockyard.errors import BlockyardError, Reason
 from gateway.dialects.answer_parser import ToolSchema
 from gateway.dialects.dialect import Speech
 from gateway.dialects.table import BY_NAME
@@ -154,3 +154,13 @@ def test_a_text_of_python_follows_its_pattern() -> None:
     )
     assert words.allows(grammar, '[f(x="aa")]')
     assert not words.allows(grammar, '[f(x="ab")]')
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_references_that_lead_too_deep_are_refused(dialect: str, strict: bool) -> None:
+    inner = {f"a{place}": {"properties": {"b": {"$ref": f"#/$defs/a{place + 1}"}}} for place in range(400)}
+    schema = {"type": "object", "properties": {"x": {"$ref": "#/$defs/a0"}}, "$defs": {**inner, "a400": TEXT}}
+    with pytest.raises(BlockyardError, match="of 'f': too complex") as raised:
+        grammar_of(dialect, ToolSchema("f", json.dumps(schema), strict), special=True)
+    assert [violation.reason for violation in raised.value.violations] == [Reason.GRAMMAR_TOO_COMPLEX]
