@@ -50,6 +50,15 @@ class _Question(NamedTuple):
     places: tuple[str, ...]
 
 
+class _Turn:
+    """A check that has its turn, or waits for it. `num_waiting`: requests that want to know what comes out."""
+
+    def __init__(self) -> None:
+        self.task: asyncio.Future[str]
+        self.num_waiting = 0
+        self.has_begun = False
+
+
 class GrammarChecks:
     """Threads and processes in which grammars are checked. One for each gateway; its maker closes it."""
 
@@ -58,7 +67,7 @@ class GrammarChecks:
         self._threads = Threads(NUM_COMPILERS, "grammars")
         self._running: Counter[str] = Counter()
         self._turns: dict[str, asyncio.Lock] = {}
-        self._under_way: dict[tuple[str, _Question], asyncio.Future[str]] = {}
+        self._under_way: dict[tuple[str, _Question], _Turn] = {}
         self._known: OrderedDict[_Question, str] = OrderedDict()
 
     def close(self) -> None:
@@ -89,33 +98,48 @@ class GrammarChecks:
             return known
         # Those who ask the same at once wait for one check.
         turn = self._under_way.get((request.tenant, question)) or self._begin(request.tenant, question)
-        return await asyncio.shield(turn)
+        turn.num_waiting += 1
+        try:
+            return await asyncio.shield(turn.task)
+        finally:
+            turn.num_waiting -= 1
+            self._give_up(request.tenant, question, turn)
 
-    def _begin(self, tenant: str, question: _Question) -> asyncio.Future[str]:
+    def _begin(self, tenant: str, question: _Question) -> _Turn:
         if self._running[tenant] >= MAX_CHECKS:
             message = f"{MAX_CHECKS} grammars of yours are being checked: try again"
             raise BlockyardError(Reason.TENANT_QUOTA, message, retry_after_seconds=RETRY_SECONDS)
         self._running[tenant] += 1
-        turn = self._under_way[tenant, question] = asyncio.ensure_future(self._take_turn(tenant, question))
-        # One whose client has left holds its process all the same, and so the turn of its tenant.
-        turn.add_done_callback(functools.partial(self._end, tenant, question))
+        turn = self._under_way[tenant, question] = _Turn()
+        turn.task = asyncio.ensure_future(self._take_turn(tenant, question, turn))
+        turn.task.add_done_callback(functools.partial(self._end, tenant, question, turn))
         return turn
 
-    async def _take_turn(self, tenant: str, question: _Question) -> str:
+    async def _take_turn(self, tenant: str, question: _Question, turn: _Turn) -> str:
         """Has one check at a time made of each tenant: the second process is left to others."""
         work = functools.partial(_check, question, self._compilers.begin())
         async with self._turns.setdefault(tenant, asyncio.Lock()):
+            turn.has_begun = True
             return await self._threads.run(work)
 
-    def _end(self, tenant: str, question: _Question, turn: asyncio.Future[str]) -> None:
-        del self._under_way[tenant, question]
+    def _give_up(self, tenant: str, question: _Question, turn: _Turn) -> None:
+        """Ends a turn that nobody waits for any more. One that has begun holds its process all the same."""
+        if turn.num_waiting or turn.has_begun:
+            return
+        turn.task.cancel()
+        # Nobody joins it any more.
+        self._under_way.pop((tenant, question), None)
+
+    def _end(self, tenant: str, question: _Question, turn: _Turn, task: asyncio.Future[str]) -> None:
+        if self._under_way.get((tenant, question)) is turn:
+            del self._under_way[tenant, question]
         self._running[tenant] -= 1
         if not self._running[tenant]:
             del self._running[tenant]
             self._turns.pop(tenant, None)
         # Looked at, too, where nobody may wait for it any more.
-        if not turn.cancelled() and turn.exception() is None:
-            self._known[question] = turn.result()
+        if not task.cancelled() and task.exception() is None:
+            self._known[question] = task.result()
             if len(self._known) > _MAX_KNOWN:
                 self._known.popitem(last=False)
 

@@ -260,6 +260,54 @@ def test_one_tenant_holds_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     asyncio.run(flood())
 
 
+async def test_a_check_that_waits_ends_with_the_last_request_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checking, "MAX_CHECKS", 3)
+    may_end, running, checked = Event(), Semaphore(0), list[str]()
+
+    def check(text: str, complain: Any) -> str:
+        checked.append(text)
+        running.release()
+        assert may_end.wait(30)
+        return text
+
+    monkeypatch.setattr(checking, "_check_given", check)
+    checks = GrammarChecks()
+
+    def begin(text: str) -> asyncio.Task[str]:
+        return asyncio.create_task(checks.grammar_of(GenerationRequest("", sampling=SamplingOptions(grammar=text))))
+
+    async def leave(*asked: asyncio.Task[str]) -> None:
+        for each in asked:
+            each.cancel()
+        assert all(isinstance(each, BaseException) for each in await asyncio.gather(*asked, return_exceptions=True))
+
+    try:
+        first = begin("first")
+        assert await asyncio.to_thread(running.acquire, timeout=30)
+        left, kept, one, other = begin("left"), begin("kept"), begin("left"), begin("kept")
+        await asyncio.sleep(0)
+        with pytest.raises(BlockyardError, match="3 grammars of yours"):
+            await begin("more")
+        await leave(other, one)
+        with pytest.raises(BlockyardError, match="3 grammars of yours"):
+            await begin("more")
+        # The last one for it: another may wait in its place, and for the same.
+        await leave(left)
+        again = begin("left")
+        await asyncio.sleep(0)
+        with pytest.raises(BlockyardError, match="3 grammars of yours"):
+            await begin("more")
+        await leave(again)
+        more = begin("more")
+        await asyncio.sleep(0)
+        may_end.set()
+        assert await asyncio.gather(first, kept, more) == ["first", "kept", "more"]
+        assert checked == ["first", "kept", "more"]
+    finally:
+        may_end.set()
+        checks.close()
+
+
 async def test_checks_that_wait_when_the_gateway_stops_are_for_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
     checks, has_begun = GrammarChecks(), Event()
     multiples = [{"multipleOf": number} for number in (7, 11, 13, 17, 19, 23)]
