@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from scheduler_service.core.sequence import Group, Sequence
     from scheduler_service.core.values import StepResult
 
+MAX_NEW_BYTES = 16 * 1024 * 1024
+"""Of what a step says of new sequences, unless it is one alone: a message stays well below the limit of 64 MiB."""
+# At most.
+_BYTES_OF_ID = 5
+
 
 @dataclass(frozen=True, slots=True)
 class StepInFlight:
@@ -93,6 +98,7 @@ class StepBuilder:
         "max_prefill_tokens",
         "max_rows",
         "new_sequences",
+        "num_new_bytes",
         "num_new_tokens",
         "num_prefill_tokens",
         "num_tokens_left",
@@ -124,6 +130,7 @@ class StepBuilder:
         self.pieces: list[tuple[Sequence, int]] = []
         self.completed: list[Group] = []
         self.new_sequences: list[NewSequence] = []
+        self.num_new_bytes = 0
         self.restarted_ids: list[int] = []
         self.forks: list[Fork] = []
         self.appended_sequence_ids: list[int] = []
@@ -183,12 +190,17 @@ class StepBuilder:
         else:
             self.pieces.append((sequence, sequence.num_scheduled))
 
+    def takes(self, sequence: Sequence) -> bool:
+        """Whether the message has room for all that the worker must know of one more."""
+        return not self.new_sequences or self.num_new_bytes + _count_bytes(sequence) <= MAX_NEW_BYTES
+
     def add_new(self, sequence: Sequence) -> None:
         """A sequence with its table, of which the worker knows nothing, or nothing any more."""
         if sequence.is_known:
             self.restarted_ids.append(sequence.sequence_id)
         sequence.is_known = True
         sequence.last_step_id = self.step_id
+        self.num_new_bytes += _count_bytes(sequence)
         self.new_sequences.append(
             NewSequence(
                 sequence_id=sequence.sequence_id,
@@ -261,3 +273,10 @@ class StepBuilder:
             num_decodes=self._num_tokens - self.num_tokens_left - self.num_prefill_tokens,
             num_swapped_blocks=len(self.swap_out) + len(self.swap_in),
         )
+
+
+def _count_bytes(sequence: Sequence) -> int:
+    """Bytes that a step needs to bring a sequence, some."""
+    spec = sequence.group.spec
+    num_ids = len(sequence.token_ids) + len(spec.stop_token_ids)
+    return len(spec.payload or b"") + _BYTES_OF_ID * num_ids

@@ -107,7 +107,7 @@ class Planner:
         if self._fits(sequence, step):
             return True
         rich = self.preemption.find_rich(sequence)
-        if not self.preemption.may_make_way(sequence, step, rich):
+        if not (step.takes(sequence) and self.preemption.may_make_way(sequence, step, rich)):
             return False
         while self.preemption.make_way(sequence, step, rich):
             if self._fits(sequence, step):
@@ -116,7 +116,7 @@ class Planner:
 
     def _fits(self, sequence: Sequence, step: StepBuilder) -> bool:
         has_tokens = not self._config.whole_prompts or len(sequence.token_ids) <= step.num_prefill_left
-        return has_tokens and self._queues.has_rows(sequence) and self._admit(sequence, step)
+        return has_tokens and step.takes(sequence) and self._queues.has_rows(sequence) and self._admit(sequence, step)
 
     def _limit_prefills(self, step: StepBuilder) -> None:
         """Beside decodes, prefill no more than their clients should wait for."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from scheduler_service.core.scheduler import CoreConfig, NeverFits, Scheduler, StepMismatch
@@ -363,3 +365,19 @@ def test_what_is_told_of_a_sequence_that_has_ended_is_told_to_nobody() -> None:
     late = scheduler.update(StepResult(2, (sequence_id,), (5,), logprobs={sequence_id: "told"}))
     assert late == {}
     scheduler.check_integrity()
+
+
+def test_the_bytes_of_new_sequences_in_a_step_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else its message is larger than any that a worker takes, and so is the one after the loss of the worker."""
+    monkeypatch.setattr("scheduler_service.core.step.MAX_NEW_BYTES", 1000)
+    bench = Bench()
+    for name, num_bytes in {"a": 600, "b": 2000, "c": 10, "d": 600, "e": 10}.items():
+        bench.add(replace(make_spec(name), payload=b"p" * num_bytes))
+    bench.add(make_spec("f", stop=frozenset(range(100, 300))))
+    for _ in range(2):
+        begun = [[sequence.spec.request_id for sequence in bench.step().new_sequences] for _ in range(4)]
+        # Small ones pass those that have no room.
+        assert begun == [["a", "c", "e"], ["b"], ["d"], ["f"]]
+        bench.lose_worker()
+    bench.run()
+    bench.check_tokens()
