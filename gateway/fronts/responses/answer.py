@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from blockyard.errors import Reason
 from gateway.fronts.http_calls.parts import AnswerParts, Closed, Grown, Opened
 from gateway.fronts.http_calls.streaming import ServerSentEvent
-from gateway.fronts.openai.logprobs import chat_logprobs
 from gateway.fronts.responses.output import Output
+from gateway.fronts.responses.text_logprobs import TextLogprobs
 from gateway.fronts.responses.tools import told_names
 from gateway.request import Delta, Finished, FinishReason
 
@@ -63,6 +63,7 @@ class ResponseAnswer:
         self._number = FROM_THE_BEGINNING
         self._parts = AnswerParts()
         self._output = Output(accepted.request_id, told_names(call.echo["tools"]))
+        self._logprobs = TextLogprobs()
         self._statuses: list[str] = []
         self._finished: Finished | None = None
         self._error: dict[str, Any] | None = None
@@ -106,7 +107,7 @@ class ResponseAnswer:
         }
 
     def _of_delta(self, delta: Delta) -> Iterator[dict[str, Any]]:
-        logprobs: list[dict[str, Any]] = chat_logprobs(delta.logprobs)["content"] if delta.logprobs else []
+        logprobs = self._logprobs.take(delta)
         for step in self._parts.add(delta):
             yield from self._of_step(step, logprobs)
 

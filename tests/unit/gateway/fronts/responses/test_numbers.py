@@ -57,6 +57,33 @@ def test_another_reader_goes_on_where_the_first_one_stopped(seed: int) -> None:
         ]
 
 
+BYTES = [(byte, bytes([byte])) for byte in "\u4e16".encode()]
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_text_has_the_tokens_that_it_consists_of(together: bool) -> None:
+    def piece(text: str, *tokens: tuple[int, bytes], thought: str = "") -> Delta:
+        entries = [TokenLogprobs(TokenLogprob(i, raw.decode(errors="replace"), -1.0, 1, raw)) for i, raw in tokens]
+        return Delta(0, text, (), 0, 0, tuple(entries), reasoning_text=thought)
+
+    # A character of three tokens, white space that a marker might follow, and what is held back at the end.
+    core: list[Event] = [
+        *(piece("", (300, b"<think>")), piece("", (301, b"So"), thought="So"), piece("", (302, b"</think>"))),
+        *(piece("", (303, b"\n\n")), *(piece("", each) for each in BYTES[:2]), piece("\u4e16", BYTES[2])),
+        *(piece("So", (304, b"So")), piece("", (305, b" ")), piece(" it", (306, b"it")), piece("", (307, b"<to"))),
+        piece("<to"),
+        finished(12),
+    ]
+    if together:
+        tokens = [entry for each in core if isinstance(each, Delta) for entry in each.logprobs]
+        core = [Delta(0, "\u4e16So it<to", (), 0, 0, tuple(tokens), reasoning_text="So"), core[-1]]
+    events = events_of(core)
+    told = [bytes(entry["bytes"]) for event in events if "delta" in event for entry in event.get("logprobs", ())]
+    assert told == [*(raw for _, raw in BYTES), b"So", b" ", b"it", b"<to"]
+    [item] = [each for each in events[-1]["response"]["output"] if each["type"] == "message"]
+    assert [bytes(entry["bytes"]) for entry in item["content"][0]["logprobs"]] == told
+
+
 @pytest.mark.parametrize(("size", "other"), [(1, 4), (4, 1), (1000, 3), (3, 1000)])
 def test_reasoning_and_calls_go_on_where_they_stopped(size: int, other: int) -> None:
     def read(size: int, starting_after: int = FROM_THE_BEGINNING) -> list[dict[str, Any]]:
