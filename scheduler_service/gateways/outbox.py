@@ -1,6 +1,6 @@
 """One gateway's stream, as the rest of the scheduler sees it: an outbox that never blocks who writes to it.
 
-What cannot be sent yet merges: steps extend the columns of the message that waits, bounded only by what is generated.
+What cannot be sent yet merges: steps extend the columns of the message that waits, up to what a connection takes.
 So do the tokens of short steps: what a message costs scheduler, gateway and client together is a tenth of such a step
 and more, and nobody reads so fast. First tokens and ends never wait.
 """
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from blockyard.errors import BlockyardError
+    from blockyard.logprob_columns import PromptPiece
     from scheduler_service.core.values import OwnerUpdate
     from scheduler_service.gateways.messages import Recovery, Resumed
     from scheduler_service.replicas.facts import ModelFacts, Readiness
@@ -29,8 +30,11 @@ if TYPE_CHECKING:
 MERGE_SECONDS = 6e-3
 # but if that takes longer than they did, no longer than this.
 MAX_WAIT_SECONDS = 10e-3
-# Numbers of prompts in a message do not merge with more, once they are so many.
-MAX_POOLED_BYTES = 8 * 2**20
+# What is resumed, log probabilities and numbers of prompts: with more of these a message does not merge. It stays well
+# below the limit of 64 MiB.
+MAX_LARGE_BYTES = 8 * 2**20
+# An id, a number and a rank.
+_CANDIDATE_BYTES = 12
 
 
 class GatewayOutbox:
@@ -45,6 +49,7 @@ class GatewayOutbox:
         self.request_ids: dict[int, str] = {}
         self._pending: deque[Outgoing] = deque()
         self._sealed = True
+        self._num_large_bytes = 0  # in the message that still merges
         self._closed = False
         self._error: BlockyardError | None = None
         self._has_news = asyncio.Event()
@@ -58,7 +63,7 @@ class GatewayOutbox:
         else:
             self._has_news.set()
         if self._sealed:
-            self._sealed = False
+            self._sealed, self._num_large_bytes = False, 0
             self._pending.append(Outgoing())
         return self._pending[-1]
 
@@ -97,7 +102,10 @@ class GatewayOutbox:
 
     def put_resumed(self, resumed: Resumed) -> None:
         """Adds a request with all that it has generated so far."""
+        num_bytes = _count_resumed(resumed)
+        self._sealed |= self._num_large_bytes + num_bytes > MAX_LARGE_BYTES
         self._open().resumed.append(resumed)
+        self._count_large(num_bytes)
 
     def put_recovered(self, recoveries: list[Recovery]) -> None:
         """Adds the requests that go on after their worker was lost, in a message of their own after what waits."""
@@ -122,10 +130,13 @@ class GatewayOutbox:
         merged.prefilled += update.prefilled
         merged.logprobs += update.logprobs
         merged.prompt_logprobs += update.prompt_logprobs
-        if update.pooled:
-            merged.pooled += update.pooled
-            # A message has to stay below what a connection takes.
-            self._sealed = sum(len(values) for _, values in merged.pooled) > MAX_POOLED_BYTES
+        merged.pooled += update.pooled
+        if update.logprobs or update.prompt_logprobs or update.pooled:
+            self._count_large(_count_update(update))
+
+    def _count_large(self, num_bytes: int) -> None:
+        self._num_large_bytes += num_bytes
+        self._sealed = self._num_large_bytes > MAX_LARGE_BYTES
 
     def close(self, error: BlockyardError | None = None) -> None:
         """Ends the stream after the messages that wait, with an error if there is one."""
@@ -148,3 +159,24 @@ class GatewayOutbox:
         if self._error:
             raise self._error
         return None
+
+
+def _count_update(update: OwnerUpdate) -> int:
+    """Bytes of what is large in what a step generated, some."""
+    num_candidates = sum(len(entry.token_ids) for _, entry in update.logprobs)
+    num_candidates += sum(_count_piece(piece) for _, piece in update.prompt_logprobs)
+    return _CANDIDATE_BYTES * num_candidates + sum(len(values) for _, values in update.pooled)
+
+
+def _count_piece(piece: PromptPiece) -> int:
+    return sum(len(entry.token_ids) for entry in piece.candidates)
+
+
+def _count_resumed(resumed: Resumed) -> int:
+    """Bytes of a request with all that it has generated, some."""
+    num_candidates = sum(map(_count_piece, resumed.prompt_logprobs))
+    num_bytes = len(resumed.message)
+    for sequence in resumed.sequences:
+        num_candidates += sum(len(entry.token_ids) for entry in sequence.logprobs)
+        num_bytes += len(sequence.pooled) + 5 * len(sequence.token_ids)
+    return num_bytes + _CANDIDATE_BYTES * num_candidates

@@ -5,8 +5,9 @@ import asyncio
 import pytest
 
 from blockyard.errors import BlockyardError, Reason
+from blockyard.logprob_columns import Candidates, PromptPiece
 from scheduler_service.core.values import FinishedSequence, FinishReason, OwnerUpdate
-from scheduler_service.gateways.messages import Outgoing, Recovery
+from scheduler_service.gateways.messages import Outgoing, Recovery, Resumed, ResumedSequence
 from scheduler_service.gateways.outbox import GatewayOutbox
 from scheduler_service.replicas.facts import ModelFacts, Readiness
 
@@ -171,3 +172,38 @@ async def test_tokens_of_long_steps_do_not_wait(monkeypatch: pytest.MonkeyPatch)
     outgoing = await taking
     assert outgoing is not None
     assert outgoing.update.token_ids == [11]
+
+
+BEST = Candidates((9,) * 20, (-1.0,) * 20, (1,) * 20)
+NONE = ResumedSequence([], [], None, None, None, b"")
+LARGE = {
+    "request": Resumed(1, b"m" * 600, 1, 0, [], [NONE]),
+    "output": Resumed(1, b"", 1, 0, [], [NONE, NONE._replace(token_ids=[5] * 200)]),
+    "its logprobs": Resumed(1, b"", 1, 0, [], [NONE._replace(logprobs=[BEST] * 3)]),
+    "its prompt's": Resumed(1, b"", 1, 0, [PromptPiece(1, [BEST] * 3)], [NONE]),
+    "its numbers": Resumed(1, b"", 1, 0, [], [NONE._replace(pooled=b"p" * 600)]),
+    "logprobs": OwnerUpdate([1] * 5, [5] * 5, logprobs=[(1, BEST)] * 5),
+    "prompt": OwnerUpdate(prompt_logprobs=[(1, PromptPiece(1, [BEST] * 5))]),
+    "numbers": OwnerUpdate(pooled=[(1, b"p" * 1200)]),
+}
+
+
+@pytest.mark.parametrize("kind", LARGE)
+async def test_what_waits_for_a_gateway_is_no_larger_than_a_connection_takes(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("scheduler_service.gateways.outbox.MAX_LARGE_BYTES", 1000)
+    outbox, large = GatewayOutbox("a"), LARGE[kind]
+    for _ in range(3):
+        if isinstance(large, Resumed):
+            outbox.put_resumed(large)
+        else:
+            outbox.put_update(large)
+    outbox.put_update(tokens((1, 10)))
+    outbox.put_update(tokens((1, 11)))
+    outbox.close()
+    messages: list[Outgoing] = []
+    while message := await take(outbox):
+        messages.append(message)
+    assert [len(each.resumed) for each in messages] == ([1, 1, 1] if isinstance(large, Resumed) else [0] * 4)
+    assert messages[-1].update.token_ids == [10, 11]
