@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import BeforeValidator, ConfigDict, Field, field_validator
 from pydantic_core import PydanticCustomError
 
 from blockyard.errors import Violation, invalid
@@ -13,7 +13,24 @@ from blockyard.grammars.limits import MAX_CHOICES
 from gateway.fronts.http_calls.body_types import Neutral, NotServed, Shape, at_most
 from gateway.request import Choices, JsonObject, JsonSchema, Lark, OutputFormat, Regex
 
-Schema = str | dict[str, Any] | bool
+
+def _check_schema(value: Any) -> Any:
+    if not isinstance(value, dict | bool):
+        raise PydanticCustomError("schema", "should be a JSON Schema: an object")
+    return value
+
+
+def _check_schema_or_text(value: Any) -> Any:
+    if not isinstance(value, dict | bool | str | None):
+        raise PydanticCustomError("schema", "should be a JSON Schema: an object, or its text")
+    return value
+
+
+# A plain union would be told as one error for each of its types, at places that no body has.
+Schema = Annotated[Any, BeforeValidator(_check_schema, json_schema_input_type=dict[str, Any] | bool)]
+SchemaOrText = Annotated[
+    Any, BeforeValidator(_check_schema_or_text, json_schema_input_type=str | dict[str, Any] | bool | None)
+]
 Texts = Annotated[list[str], Field(fail_fast=True), at_most(MAX_CHOICES)]
 
 
@@ -24,7 +41,7 @@ class SchemaShape(Shape):
 
     name: str | None = None
     description: str | None = None
-    schema_: Annotated[dict[str, Any] | bool, Field(alias="schema")]
+    schema_: Annotated[Schema, Field(alias="schema")]
     strict: bool | None = None
 
 
@@ -45,7 +62,7 @@ class ResponseFormat(Shape):
 class StructuredOutputs(Shape):
     """vLLM's."""
 
-    json_: Annotated[Schema | None, Field(alias="json")] = None
+    json_: Annotated[SchemaOrText, Field(alias="json")] = None
     regex: str | None = None
     choice: Texts | None = None
     # Lark, as llguidance reads it.
@@ -65,7 +82,7 @@ class FormatShape(Shape):
     structured_outputs: StructuredOutputs | None = None
     guided_choice: Texts | None = None
     guided_grammar: str | None = None
-    guided_json: Schema | None = None
+    guided_json: SchemaOrText = None
     guided_regex: str | None = None
 
 
@@ -118,5 +135,5 @@ def _of_vllm(body: FormatShape) -> list[Asked]:
     return asked
 
 
-def _as_text(schema: Schema) -> str:
+def _as_text(schema: str | dict[str, Any] | bool) -> str:
     return schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)

@@ -70,6 +70,12 @@ def test_a_form_has_many_names(parameters: dict[str, Any], output: OutputFormat 
         ),
         ({"response_format": {"type": "text", "json_schema": {"schema": {}}}}, "response_format.json_schema"),
         ({"structured_outputs": {"structural_tag": {}}}, "structured_outputs.structural_tag"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": "{}"}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"structured_outputs": {"json": [SCHEMA]}}, "structured_outputs.json"),
+        ({"guided_json": 5}, "guided_json"),
         ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs.regex"),
         ({"structured_outputs": {"json": {}}, "response_format": {"type": "json_object"}}, "structured_outputs.json"),
         ({"structured_outputs": {"choice": ["a"]}, "guided_regex": "a"}, "structured_outputs.choice"),
