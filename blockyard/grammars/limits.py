@@ -100,3 +100,8 @@ def is_limit(complaint: str) -> bool:
     """Returns whether a complaint of llguidance is of a limit, and not of what the grammar says."""
     lower = _QUOTED.sub("", complaint.lower())
     return any(word in lower for word in _LIMIT_WORDS)
+
+
+def is_dead_end(complaint: str) -> bool:
+    """Returns whether a complaint of llguidance is that no token at all may follow a text that cannot end yet."""
+    return complaint.startswith("NoExtensionBias")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from blockyard.errors import BlockyardError, Reason
-from blockyard.grammars.limits import MAX_GRAMMAR_BYTES, full_size, is_limit, parser_limits
+from blockyard.grammars.limits import MAX_GRAMMAR_BYTES, full_size, is_dead_end, is_limit, parser_limits
 from blockyard.grammars.threads import make_executor
 from blockyard.telemetry import EventLogger
 from worker_service.grammars.vocabulary import read_vocabulary
@@ -239,6 +239,8 @@ NO_BITS: Bits = bits_of(())
 def _refusal(matcher: LLMatcher, reason: Reason) -> BlockyardError:
     """Makes the error of a matcher that failed; `reason`: where it is not for a limit."""
     complaint = " ".join(matcher.get_error().split("<state>")[0].split())[:_MAX_COMPLAINT]
+    if is_dead_end(complaint):
+        complaint = "nothing may follow here, and the answer may not end: a part of it can never be completed"
     return BlockyardError(Reason.GRAMMAR_TOO_COMPLEX if is_limit(complaint) else reason, f"the grammar: {complaint}")
 
 

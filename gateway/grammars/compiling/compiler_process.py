@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from blockyard.grammars.limits import is_limit, parser_limits
+from blockyard.grammars.limits import is_dead_end, is_limit, parser_limits
 from blockyard.grammars.threads import make_executor
 from gateway.grammars.compiling.lark_tokens import without_specials
 
@@ -57,8 +57,8 @@ def complain(vocabulary: LLTokenizer, text: str) -> str:
     """Returns what is wrong with a grammar, as llguidance says it; empty: nothing.
 
     It is compiled as a worker does, for a vocabulary of bytes, and followed for some of them, where rows of too many
-    items are seen. What is wrong with it without a vocabulary is told; beyond that only limits: what else is wrong may
-    be so of these tokens alone.
+    items are seen. What is wrong with it without a vocabulary is told, and that it allows no text at all; beyond that
+    only limits: what else is wrong may be so of these tokens alone.
     """
     from llguidance import LLMatcher, LLParserLimits  # noqa: PLC0415  an extra
 
@@ -68,18 +68,23 @@ def complain(vocabulary: LLTokenizer, text: str) -> str:
     except ValueError:
         plain = text
     matcher = LLMatcher(vocabulary, plain, log_level=0, limits=limits)
-    for _ in range(_NUM_BYTES):
+    num_followed = 0
+    while num_followed < _NUM_BYTES:
         mask = b"" if matcher.is_error() else matcher.compute_bitmask()
         # Into an object, and into the names in it: neither white space, nor an end where there is something else.
         allowed = [byte for byte in range(33, 256) if byte // 8 < len(mask) and mask[byte // 8] >> byte % 8 & 1]
         if not allowed or not matcher.consume_token(allowed[(len(allowed) - 1) // 2]):
             break
+        num_followed += 1
     if not matcher.is_error():
         return ""
     is_wrong, messages = LLMatcher.validate_grammar_with_warnings(text, limits=limits)
     if is_wrong:
         return messages[0]
     complaint = matcher.get_error()
+    if not num_followed and is_dead_end(complaint):
+        # Any vocabulary is made of bytes, and none of them begins a text of this form.
+        return "no text is of this form: what it consists of never ends, or excludes itself"
     return complaint if is_limit(complaint) else ""
 
 

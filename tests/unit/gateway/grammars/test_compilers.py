@@ -139,6 +139,11 @@ def test_what_is_no_text_or_too_large_is_not_sent(own: Compilers) -> None:
         (f'start: %json {{"type": "integer", "multipleOf": 99991, "minimum": 3, "maximum": {10**15}}} <|x|>', "fuel"),
         ('start: "a" %json [', "json"),
         (json.dumps({"grammars": [{"lark_grammar": "start: <|x|>"}]}), ""),
+        ('start: %json {"$ref": "#"}', "no text"),
+        ('start: rest\nrest: rest "x"', "no text"),
+        ("start: /[^\\s\\S]/", "no text"),
+        ('start: ("a" | "b" rest)\nrest: rest "x"', ""),
+        *((f"start: {end}", "") for end in ('""', '" "', "<|x|>", '<[9]> "a"', "<[*]>")),
     ],
 )
 def test_only_what_does_not_depend_on_tokens_is_told(text: str, says: str) -> None:

@@ -145,6 +145,14 @@ def test_an_output_that_is_not_of_the_grammar_fails(grammars: Grammars, vocabula
     assert state.failure.reason is Reason.GRAMMAR_DEAD_END
 
 
+def test_a_grammar_that_nothing_completes_is_told_as_such(grammars: Grammars, vocabulary: LLTokenizer) -> None:
+    state = follow(grammars, 'start: ("a" rest | "b")\nrest: rest "x"', vocabulary.tokenize_str("a"))
+    assert allowed(grammars, state) == [[]]
+    assert state.failure is not None
+    assert state.failure.reason is Reason.GRAMMAR_DEAD_END
+    assert "can never be completed" in str(state.failure)
+
+
 def test_few_grammars_are_kept(vocabulary: LLTokenizer, size: int) -> None:
     grammars = Grammars(vocabulary, size)
     first = grammars.prepare(SOME)
