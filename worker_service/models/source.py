@@ -12,12 +12,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _WORKER = Path(__file__).parents[1]
+# Those whose code decides what a model answers.
+_WINGS = ("models", "sampling", "grammars", "pooling", "lora")
 
 
 def source_digest() -> str:
-    """Hashes the source code that computes: kernels, networks, sampler."""
+    """Hashes the source code that computes: kernels, networks, sampler, masks of grammars, heads, adapters."""
     kernel_files = (path for root in kernels.__path__ for path in Path(root).rglob("*.py"))
-    own_files = (path for wing in ("models", "sampling") for path in (_WORKER / wing).rglob("*.py"))
+    own_files = (path for wing in _WINGS for path in (_WORKER / wing).rglob("*.py"))
     return _digest([*kernel_files, *own_files])
 
 
