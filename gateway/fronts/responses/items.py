@@ -115,15 +115,16 @@ _Item = Annotated[
 
 
 def _check_items(value: Any) -> Any:
-    """Makes a message of a text, says of each item what it is, and refuses items of other kinds by name."""
+    """Makes a message of a text."""
     if isinstance(value, str):
         return [{"type": "message", "role": "user", "content": value}]
     if not isinstance(value, list):
         raise PydanticCustomError("input", "should be a string or a list of items")
-    return [_check_item(item) for item in cast("list[Any]", value)]
+    return cast("list[Any]", value)
 
 
 def _check_item(item: Any) -> Any:
+    """Says of an item what it is, and refuses those of other kinds by name."""
     if not isinstance(item, dict):
         return item
     fields = cast("dict[str, Any]", item)
@@ -132,12 +133,12 @@ def _check_item(item: Any) -> Any:
         # What has neither a type nor a role, but an id, is the API's reference to a stored item.
         kind = "item_reference"
     if isinstance(kind, str) and kind not in _ITEM_KINDS:
-        raise unsupported(f"has an item of the type {kind!r}, which is not supported")
+        raise unsupported(f"is of the type {kind!r}, which is not supported")
     return fields | {"type": kind}
 
 
 Items = Annotated[
-    list[_Item],
+    list[Annotated[_Item, BeforeValidator(_check_item)]],
     Field(fail_fast=True),
     at_most(chat.MAX_MESSAGES),
     BeforeValidator(_check_items, json_schema_input_type=str | Annotated[list[_Item], Field(min_length=1)]),

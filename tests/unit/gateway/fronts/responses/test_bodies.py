@@ -171,7 +171,7 @@ def test_what_is_wrong_with_a_schema_has_its_place_in_the_body() -> None:
         ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "mcp"}]}}, "tool_choice"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
         ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
-        ({"input": [{"type": "item_reference", "id": "i"}]}, "input"),
+        ({"input": [{"role": "user", "content": "Hi"}, {"type": "item_reference", "id": "i"}]}, "input[1]"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content"),
     ],
 )
