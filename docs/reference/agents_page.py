@@ -75,7 +75,8 @@ that nobody knows with `FIELD_INVALID`.
 - `background: true` answers at once. The response runs on without its client, and can be had at any gateway as long as
   it runs and for `--resume-window-seconds` after: `GET /v1/responses/{{id}}` returns it, with `stream=true` it is
   streamed, `starting_after=N` leaves out the events up to the sequence number N, and
-  `POST /v1/responses/{{id}}/cancel` cancels it.
+  `POST /v1/responses/{{id}}/cancel` cancels it and returns what has come, for the last time: one that was cancelled is
+  not kept.
 - `sequence_number` grows with every event, by the number of its characters where it is a piece of a text: so it is the
   same for every reader ([why](../adr/0032-sequence-numbers-count-characters.md)).
 - Errors are those of the OpenAI API; a violation names the item of `input` or the tool that it is about. A stream ends
