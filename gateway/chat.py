@@ -221,7 +221,7 @@ def _of_message(message: Message, place: str) -> Iterator[Violation]:
     if message.role is None:
         yield Violation(f"{place}.role", f"must be one of {', '.join(role.value for role in Role)}")
     if message.tool_calls and message.role is not Role.ASSISTANT:
-        yield Violation(f"{place}.tool_calls", "are made by the assistant alone")
+        yield Violation(f"{place}.tool_calls", "calls of tools are made by the assistant alone")
     if message.tool_call_id is not None and message.role is not Role.TOOL:
         yield Violation(f"{place}.tool_call_id", "goes with a message of a tool alone")
     if len(message.tool_calls) > MAX_TOOLS:

@@ -192,8 +192,9 @@ def _check_said(
 
 def _no_form(rule: ParsingRule, dialect: Dialect | None) -> BlockyardError:
     field = "conversation.tool_choice" if rule.must_call or rule.is_limited else "conversation.tools"
-    why = f"models that speak {dialect.name}" if dialect else "this model, or of an answer that is not parsed"
-    description = f"calls of tools have no form to be held to of {why}: give auto, all tools, and no strict ones"
+    unknown = "how this model writes them is not known, or the answer is not parsed"
+    why = f"models that speak {dialect.name} write none" if dialect else unknown
+    description = f"calls of tools have no form to be held to: {why}. Give auto, all tools, and no strict ones"
     return invalid([Violation(field, description, Reason.UNSUPPORTED_PARAMETER)])
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gateway.text.tokenizer import Tokenizer
 
 _UNPARSED = (
-    "The chat template shows the tools to the model, and a call that the model makes is in the text of its answer"
+    "The model is told of the tools if its chat template has a place for them, and a call of it is in its answer's text"
 )
 UNKNOWN_DIALECT = f"tools: how this model writes calls of tools is not known. {_UNPARSED}, not in tool_calls"
 NOT_PARSED = f"tools: the request does not ask for parse_answer. {_UNPARSED}"
