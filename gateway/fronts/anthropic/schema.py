@@ -145,7 +145,7 @@ class PromptShape(Shape):
     output_format: OutputFormat | None = None
 
     # They label a request, or tune what works by itself here.
-    betas: list[str] | None = None
+    betas: Annotated[list[str], Field(fail_fast=True)] | None = None
     cache_control: dict[str, Any] | None = None
     context_management: Annotated[dict[str, Any], BeforeValidator(_check_edits)] | None = None
     diagnostics: dict[str, Any] | None = None

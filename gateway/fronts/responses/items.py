@@ -140,8 +140,9 @@ def _check_item(item: Any) -> Any:
 Items = Annotated[
     list[Annotated[_Item, BeforeValidator(_check_item)]],
     Field(fail_fast=True),
-    at_most(chat.MAX_MESSAGES),
     BeforeValidator(_check_items, json_schema_input_type=str | Annotated[list[_Item], Field(min_length=1)]),
+    # The last is the first: what are too many are not looked at.
+    at_most(chat.MAX_MESSAGES),
 ]
 
 

@@ -121,7 +121,7 @@ class ResponseBody(PromptShape):
 
     input: Items
     background: bool | None = None
-    include: Annotated[list[str] | None, BeforeValidator(_check_include)] = None
+    include: Annotated[list[str], Field(fail_fast=True), BeforeValidator(_check_include)] | None = None
     max_output_tokens: int | None = None
     metadata: Annotated[dict[str, str], at_most(MAX_METADATA)] | None = None
     store: Annotated[Any, Neutral(False, message=_STATELESS)] = None

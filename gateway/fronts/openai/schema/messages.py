@@ -233,7 +233,7 @@ class ChatShape(Shape):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    documents: list[dict[str, Any]] | None = None
+    documents: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     # A template runs in the gateway, in a sandbox that does not bound its time: it is the operator's to choose.
     chat_template: Annotated[
