@@ -35,6 +35,8 @@ _OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
 _FINISH_REASONS = "gen_ai.response.finish_reasons"
 # A request's name with its tenant's is shorter.
 _MAX_NAME = 200
+# Of a request that is refused, those that the log names.
+_MAX_FIELDS = 10
 # Errors of which the user is not the cause.
 _OUR_FAULT = (Reason.BUG, Reason.NOT_FINITE, Reason.POISON_REQUEST)
 
@@ -119,7 +121,8 @@ class RequestLog:
 
     def _on_refused(self, error: BlockyardError) -> None:
         """Takes note that it is refused."""
-        fields = tuple(violation.field for violation in error.violations)
+        # Paths hold names of a client's schemas.
+        fields = tuple(violation.field[:_MAX_NAME] for violation in error.violations[:_MAX_FIELDS])
         log.info("request refused", **self._fields(reason=str(error.reason), fields=",".join(fields) or None))
         self.span.set(reason=str(error.reason), fields=fields)
         self.span.end(error=str(error.reason))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from blockyard.errors import BlockyardError, Reason
 from gateway import call_context as calls
-from gateway.request import FinishReason, GenerationRequest, OnDisconnect, Position, StopOptions
+from gateway.request import FinishReason, GenerationRequest, JsonSchema, OnDisconnect, Position, StopOptions
 from gateway.scheduler_messages import Acceptance, Prefill, Recovery
 from tests.kit.processes.spans import CALLER, UNSAMPLED_CALLER, Recorder, recorded_spans
 from tests.unit.gateway.core import Core
@@ -93,6 +94,18 @@ async def test_a_recovery_is_counted_in_it(core: Core, caplog: pytest.LogCapture
     await drained(reader)
     [fields] = lines(caplog, "request finished")
     assert fields["num_recoveries"] == 2
+
+
+async def test_what_is_wrong_with_a_long_name_or_many_is_told_in_a_short_line(
+    core: Core, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    elsewhere = {"$ref": "elsewhere"}
+    for properties in ({"x" * 5000: elsewhere}, {f"p{number}": elsewhere for number in range(50)}):
+        with pytest.raises(BlockyardError):
+            await core.start(format=JsonSchema(json.dumps({"properties": properties})))
+    for fields in lines(caplog, "request refused"):
+        assert 100 < len(fields["fields"]) < 2100
 
 
 async def test_a_request_that_is_refused_says_why_without_a_word_of_it(
