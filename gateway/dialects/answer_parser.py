@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from gateway.dialects.scanner import Scanner
-from gateway.dialects.schemas import read_schema
 from gateway.dialects.table import BY_NAME
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ class AnswerParser:
         self._source = f"{request_id}\0{sequence}\0"
         self._scanner = Scanner(
             self._dialect,
-            {tool.name: read_schema(tool.parameters) for tool in rule.tools},
+            {tool.name: tool.parameters for tool in rule.tools},
             reasoning_is_open=reasoning_is_open,
             one_call=rule.one_call,
         )

@@ -15,13 +15,12 @@ from gateway.dialects.calls import read_calls
 from gateway.dialects.dialect import Span
 from gateway.dialects.feed import Feed, NotACall
 from gateway.dialects.markers import Markers, markers_of
-from gateway.dialects.schemas import NO_TOOLS, types_of
+from gateway.dialects.schemas import NO_TOOLS, read_schema, types_of
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
 
     from gateway.dialects.dialect import Calls, Dialect
-    from gateway.dialects.schemas import Schema
 
 _NO_SPAN = Span((), ())
 # What a call that nothing marks begins with.
@@ -72,7 +71,7 @@ class Scanner:
 
     Args:
         dialect: of the model.
-        tools: tools that it may call, by name, with the schemas of their parameters; none: calls are text.
+        tools: tools that it may call, by name, with the schemas of their parameters as texts; none: calls are text.
         reasoning_is_open: the prompt ends where reasoning begins.
         one_call: what comes behind the first call is left out.
 
@@ -84,7 +83,7 @@ class Scanner:
     def __init__(
         self,
         dialect: Dialect,
-        tools: Mapping[str, Schema] = NO_TOOLS,
+        tools: Mapping[str, str] = NO_TOOLS,
         *,
         reasoning_is_open: bool = False,
         one_call: bool = False,
@@ -141,7 +140,8 @@ class Scanner:
 
     def types_of(self, name: str, key: str) -> frozenset[str]:
         """Returns the JSON types that an argument may have; none where its schema does not say."""
-        return types_of(self._tools[name], key)
+        # Few answers need it.
+        return types_of(read_schema(self._tools[name]), key)
 
     def on_call(self, name: str, call_id: str = "") -> None:
         """Takes note of a call."""

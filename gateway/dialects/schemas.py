@@ -8,11 +8,13 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
+from blockyard.grammars.limits import MAX_SCHEMA_BYTES
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 Schema = Mapping[str, Any]
-NO_TOOLS: Mapping[str, Schema] = MappingProxyType({})
+NO_TOOLS: Mapping[str, str] = MappingProxyType({})
 _TYPES: dict[type, str] = {
     str: "string",
     bool: "boolean",
@@ -25,9 +27,14 @@ _TYPES: dict[type, str] = {
 _MAX_DEPTH = 8
 
 
-@lru_cache(256)
+@lru_cache(64)
 def read_schema(text: str) -> Schema:
-    """Reads the schema of a tool's parameters; an empty one where there is none that can be read."""
+    """Reads the schema of a tool's parameters; an empty one where there is none that can be read, or a huge one.
+
+    No grammar is made of a larger one. It is kept for answers to come, and takes many times its text.
+    """
+    if len(text) > MAX_SCHEMA_BYTES:
+        return {}
     try:
         schema = json.loads(text) if text else {}
     except (ValueError, RecursionError):

@@ -14,7 +14,6 @@ from blockyard.client.chat import Role
 from blockyard.errors import BlockyardError
 from gateway.chat import Conversation, Message, Tool, ToolCall, prompt_of
 from gateway.dialects.scanner import Scanner
-from gateway.dialects.schemas import read_schema
 from gateway.text.tokenizer import load_tokenizer
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ def _render(renderer: Renderer, messages: tuple[Message, ...], *, adds: bool) ->
 
 
 def _read(written: str, dialect: Dialect) -> list[tuple[str, object]]:
-    scanner = Scanner(dialect, {tool.name: read_schema(tool.parameters) for tool in _TOOLS})
+    scanner = Scanner(dialect, {tool.name: tool.parameters for tool in _TOOLS})
     calls: dict[int, list[str]] = {}
     for piece in (each for parts in scanner.push(written, is_last=True) for each in parts.calls):
         name, arguments = calls.get(piece.index, ["", ""])

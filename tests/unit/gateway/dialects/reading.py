@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,11 +13,9 @@ from gateway.dialects.table import BY_NAME
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from gateway.dialects.schemas import Schema
-
 _TYPES = {"text": "string", "num": "number", "flag": "boolean", "obj": "object", "maybe": ["string", "null"]}
 _SCHEMA = {"type": "object", "properties": {name: {"type": kind} for name, kind in _TYPES.items()}}
-TOOLS: Mapping[str, Schema] = {"f": _SCHEMA, "g": {}}
+TOOLS: Mapping[str, str] = {"f": json.dumps(_SCHEMA), "g": ""}
 
 
 class Read(NamedTuple):
@@ -43,7 +42,7 @@ class Reading:
         self,
         dialect: str,
         *,
-        tools: Mapping[str, Schema] = TOOLS,
+        tools: Mapping[str, str] = TOOLS,
         is_open: bool = False,
         one_call: bool = False,
     ) -> None:

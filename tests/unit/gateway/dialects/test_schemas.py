@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from gateway.dialects.schemas import types_of
+from blockyard.grammars.limits import MAX_SCHEMA_BYTES
+from gateway.dialects.answer_parser import AnswerParser, ParsingRule, ToolSchema
+from gateway.dialects.schemas import read_schema, types_of
 
 MAX_SECONDS = 1.0
 
@@ -38,3 +40,24 @@ def test_branches_say_what_all_of_them_say() -> None:
         *("integer", "null", "string", "number", "boolean", "array")
     }
     assert types_in({"anyOf": [number, {}]}) == frozenset()
+
+
+def test_a_schema_is_read_for_a_call_that_needs_it() -> None:
+    parameters = '{"properties": {"x": {"type": "string"}}, "title": "read once"}'
+    num_read = read_schema.cache_info().misses
+
+    def call(dialect: str, answer: str) -> str:
+        rule = ParsingRule(dialect, (ToolSchema("f", parameters), ToolSchema("g", '{"title": "never read"}')))
+        [piece] = AnswerParser(rule, "r", 0, reasoning_is_open=False).push(answer, is_last=True)
+        return piece.calls[0].arguments
+
+    assert call("hermes", '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>') == '{"x": 1}'
+    assert read_schema.cache_info().misses == num_read
+    assert call("qwen3_coder", "<function=f>\n<parameter=x>\n1\n</parameter>\n</function>") == '{"x": "1"}'
+    assert read_schema.cache_info().misses == num_read + 1
+
+
+def test_a_huge_schema_says_nothing() -> None:
+    size = len(text := '{"title": ""}')
+    assert read_schema(text.replace('""', f'"{"a" * (MAX_SCHEMA_BYTES - size)}"'))
+    assert read_schema(text.replace('""', f'"{"a" * (MAX_SCHEMA_BYTES - size + 1)}"')) == {}

@@ -245,7 +245,7 @@ def test_a_value_that_may_be_a_text_is_written_as_templates_write_it(
             answer = answer.replace("</invoke>\n\n", "</invoke>\n")
         assert words.allows(grammar, answer) == (value in values), answer
         if value in values:
-            found = read(dialect, [answer], tools={"f": schema})
+            found = read(dialect, [answer], tools={"f": json.dumps(schema)})
             assert [json.loads(arguments) for _, _, arguments in found.calls] == [{"x": value}]
 
 
@@ -272,7 +272,7 @@ def test_whatever_stands_between_tags_fits_the_schema(dialect: str) -> None:
             if answer is None:
                 continue
             num_whole += 1
-            found = read(dialect, [answer], tools={"f": schema})
+            found = read(dialect, [answer], tools={"f": json.dumps(schema)})
             assert (found.num_calls, found.num_invalid, found.text) == (1, 0, ""), answer
             if key != "e":
                 jsonschema.validate(json.loads(found.calls[0][2]), schema)

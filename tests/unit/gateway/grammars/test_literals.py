@@ -72,7 +72,7 @@ def test_whatever_a_model_writes_fits_the_schema(dialect: str, special: bool) ->
                 continue
             num_whole += 1
             schema = json.loads(tool.parameters)
-            found = read(dialect, [answer], tools={"f": schema})
+            found = read(dialect, [answer], tools={"f": json.dumps(schema)})
             assert (found.num_calls, found.num_invalid, found.text) == (1, 0, ""), f"{name}: {answer}"
             jsonschema.validate(json.loads(found.calls[0][2]), schema)
     assert num_whole >= 6
