@@ -136,7 +136,11 @@ class RequestState:
     @property
     def weight(self) -> int:
         """The cost of keeping it, in tokens of 4 bytes; a log probability counts as one, a pooled number too."""
-        num_tokens = len(self.submission.prompt_token_ids) + sum(len(answer.token_ids) for answer in self.answers)
+        submission = self.submission
+        num_tokens = len(submission.prompt_token_ids) + sum(len(answer.token_ids) for answer in self.answers)
+        # The schemas of tools, grammars and what a front repeats may be larger than all tokens.
+        texts = (submission.gateway_state, submission.sampling.grammar, self.origin.front_state)
+        num_tokens += sum(map(len, texts)) // 4
         num_tokens += sum(len(end.pooled_values) for end in self.ends) // FLOAT_BYTES
         return num_tokens + sum(len(entry.token_ids) for answer in self.answers for entry in answer.logprobs)
 

@@ -196,7 +196,8 @@ class RequestRegistry:
         reasons = {sequence.finish_reason for sequence in request.group.sequences}
         if request.digest and reasons != {FinishReason.ABORT}:
             num_pooled = sum(len(sequence.pooled) for sequence in request.group.sequences) // 4
-            weight = request.group.prompt_length + request.group.num_outputs + num_pooled
+            # The request as it came has what is no token: grammars, and what another gateway needs.
+            weight = request.group.prompt_length + request.group.num_outputs + num_pooled + len(request.message) // 4
             self._retained.add(request.request_id, request, weight, now)
 
     def drop(self, request: Request) -> None:

@@ -113,3 +113,15 @@ async def test_what_comes_at_once_is_told_in_its_order_and_read_on_from_between(
         rest = Told(await core.resume("r", positions=positions))
         await rest.reading
         assert rest.after(0) == first.after(number + 1)
+
+
+async def test_what_a_request_asks_besides_counts_for_the_cost_of_keeping_it() -> None:
+    weights = {}
+    for size in (10, 40_000):
+        tools = (Tool("f", parameters=f'{{"title": "{"a" * size}"}}'),)
+        reader = await Core(tokenizer=hermes_tokenizer()).start(
+            prompt=conversation(tools=tools), front_state=b"x" * size
+        )
+        weights[size] = reader.state.weight
+    # The tool's schema, and twice what the front repeats: once for other gateways.
+    assert 3 * 40_000 / 4 <= weights[40_000] - weights[10] + 30 < 4 * 40_000 / 4

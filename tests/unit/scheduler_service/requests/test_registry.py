@@ -8,6 +8,7 @@ import pytest
 
 from blockyard.common.v1 import sampling_pb2
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
+from scheduler_service.requests import registry
 from tests.kit.oracles.token_oracle import oracle, until_idle
 from tests.kit.waiting import until
 
@@ -55,6 +56,18 @@ async def test_an_answer_is_kept_after_its_end(harness: Harness) -> None:
     assert await other.result(stream) == oracle([1] * 20, 30)
     assert stream.reasons == {0: LENGTH}
     assert (await refusal(other, await other.read_again("unknown"))).reason is Reason.REQUEST_EXPIRED
+
+
+async def test_what_gateways_store_with_a_request_counts_for_what_is_kept(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "MAX_RETAINED_TOKENS", 1000)
+    await harness.worker()
+    await harness.scheduler()
+    client, other = await harness.client(), await harness.client("other")
+    for name, size in (("small", 100), ("large", 10_000)):
+        await client.result(await client.add(name, [1] * 20, max_tokens=30, gateway_state=b"x" * size))
+    assert (await refusal(other, await other.read_again("large"))).reason is Reason.REQUEST_EXPIRED
 
 
 async def test_an_answer_is_not_kept_for_ever(harness: Harness, settings: Settings) -> None:
