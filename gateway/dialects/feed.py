@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 # What a name may have; a longer one is none, and need not be held back.
 MAX_NAME_CHARACTERS = 256
 _SPACE = re.compile(r"\s*")
-_WORD = re.compile(r"[\w.-]+")
+WORD = re.compile(r"[\w.-]+")
+"""Letters, digits, points and dashes."""
 _STRING = re.compile(rf'"(?:[^"\\]|\\.){{0,{MAX_NAME_CHARACTERS}}}"', re.DOTALL)
 
 
@@ -128,11 +129,11 @@ class Feed:
             raise NotACall
         return self.take(found.start()).strip()
 
-    def word(self) -> Generator[None, None, str]:
-        """Takes a short name of letters, digits, points and dashes behind white space; raises NotACall without any."""
+    def word(self, pattern: re.Pattern[str] = WORD) -> Generator[None, None, str]:
+        """Takes a short name of characters that a pattern repeats, behind white space; raises NotACall without any."""
         yield from self.peek()
         while True:
-            found = _WORD.match(self.text, self.place)
+            found = pattern.match(self.text, self.place)
             end = found.end() if found else self.place
             if end == self.place or end - self.place > MAX_NAME_CHARACTERS:
                 raise NotACall

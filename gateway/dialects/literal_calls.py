@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gateway.dialects.markers import Markers
 
 _WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
+_TOOL_NAME = re.compile(r"""[^\s()\[\]{}"',=]+""")
 _SCALAR = re.compile(r"[^,)\]}]*")
 _MAX_SCALAR_CHARACTERS = 4096
 _PLAIN = {quote: re.compile(rf"[^\\{quote}]*") for quote in "\"'"}
@@ -41,7 +42,7 @@ def read_python(feed: Feed, calls: Calls, sink: CallSink) -> Generator[None, Non
     is_list = (yield from feed.peek()) == "["
     feed.place += is_list
     while True:
-        name = yield from feed.word()
+        name = yield from feed.word(_TOOL_NAME)
         yield from feed.expect("(")
         if not sink.knows(name):
             raise NotACall

@@ -7,7 +7,8 @@ from gateway.dialects.dialect import CallForm, Calls, Dialect, Span, Style, Type
 
 _THINK = Span(("<think>",), ("</think>",))
 _NAME_KEY, _ARGUMENTS_KEY = '{"name": "', '", "arguments": '
-_NAME = r"(?P<name>[\w.-]+)"
+# Which names there are is for the tools of a request to say.
+_NAME = r"(?P<name>.+?)"
 
 
 def _dsml(name: str, block: str) -> Dialect:
@@ -61,7 +62,7 @@ DIALECTS = (
             ("<|call|>",),
             Style.HEADED,
             starts=("to=functions.",),
-            header=rf"{_NAME}\s*(<\|channel\|>\w+)?\s*(<\|constrain\|>)?\s*(json)?\s*<\|message\|>",
+            header=rf"{_NAME}(\s*<\|channel\|>\w+)?((\s*<\|constrain\|>\s*|\s+)(json)?)?\s*<\|message\|>",
             form=CallForm("<|channel|>commentary to=functions.", " <|constrain|>json<|message|>"),
         ),
     ),

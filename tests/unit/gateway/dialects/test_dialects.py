@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.dialects.table import BY_NAME, DIALECTS
 from tests.unit.gateway.dialects.forms import ANSWERS, FORMS, Answer, dumps
-from tests.unit.gateway.dialects.reading import Reading, misplaced, payload, pieces_of, read, told
+from tests.unit.gateway.dialects.reading import TOOLS, Reading, misplaced, payload, pieces_of, read, told
 
 
 @pytest.mark.parametrize("name", ANSWERS)
@@ -48,6 +48,17 @@ def test_a_call_of_an_unknown_tool_is_text(name: str) -> None:
     assert "nope" in found.text
     assert payload(found.text) == payload(raw)
     assert found.num_invalid == (name not in ("llama3_json", "pythonic"))
+
+
+@pytest.mark.parametrize("tool", ["fs/read", "a:b", "x$y.z-1", "read_json", "json", "\u6771\u4eac"])
+@pytest.mark.parametrize("name", FORMS)
+def test_a_tool_may_have_any_name_of_a_word(name: str, tool: str) -> None:
+    form = FORMS[name]
+    raw = form.calls([(tool, {"text": "a"})])
+    tools = {tool: TOOLS["f"], tool[:2]: TOOLS["f"]}
+    found = read(form.dialect, list(raw), tools=tools)
+    assert [(called, json.loads(arguments)) for called, _, arguments in found.calls] == [(tool, {"text": "a"})]
+    assert read(form.dialect, [raw], tools=tools) == found
 
 
 @pytest.mark.parametrize("name", FORMS)
