@@ -11,13 +11,13 @@ from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
-from blockyard.grammars.limits import HINT, MAX_CHOICES, library_version
+from blockyard.grammars.limits import HINT, MAX_CHOICES, library_version, mark_rules
 from blockyard.service.threads import Threads
 from gateway.grammars.calls import write_answer, write_calls
 from gateway.grammars.compiling.compilers import NUM_COMPILERS, Compilers
 from gateway.grammars.expressions import expression_of, grammar_of
 from gateway.grammars.intersections import find_intersection
-from gateway.grammars.larks import check_lark
+from gateway.grammars.larks import check_lark, may_be_ambiguous
 from gateway.grammars.problems import reason_of, schema_text
 from gateway.grammars.schemas import find_place, read_schema
 from gateway.grammars.tools import followed, schema_places
@@ -152,8 +152,14 @@ def _check(question: _Question, checks: Checks) -> str:
 
 def _check_given(text: str, complain: Complain) -> str:
     check_lark(text, "sampling.grammar")
-    _require(text, "sampling.grammar", complain)
-    return text
+    grammar = _marked(text, text)
+    _require(grammar, "sampling.grammar", complain)
+    return grammar
+
+
+def _marked(grammar: str, given: str) -> str:
+    """Has a grammar's rules bounded where those that a client gave may be ambiguous."""
+    return mark_rules(grammar) if may_be_ambiguous(given) else grammar
 
 
 def _check_said(
@@ -184,6 +190,8 @@ def _check_said(
             raise _no_form(rule, dialect)
     elif speech is not None and (speech.may_think or speech.dialect.before_text):
         text = write_answer(speech, answer)
+    if text and isinstance(output, Lark):
+        text = _marked(text, output.text)
     # None is made where no tool is left to call, which is told elsewhere.
     if text and (complaint := complain(text)):
         raise _refusal("conversation.tools" if rule is not None and rule.tools else "format", complaint)
@@ -224,6 +232,8 @@ def check_format(output: OutputFormat, complain: Complain) -> str:
         case _:
             field = "format"
     text = grammar_of(output)
+    if isinstance(output, Lark):
+        text = _marked(text, output.text)
     _require(text, field, complain)
     return text
 

@@ -17,6 +17,7 @@ from gateway.grammars.compiling.lark_tokens import cut_lark
 from gateway.grammars.intersections import find_intersection
 from gateway.grammars.schemas import check_schema
 
+_REPETITIONS = frozenset("*+?{")
 # Where a rule may begin: behind the end of a line.
 _RULE = re.compile(r"(?:^|\n)[ \t]*[!?_A-Za-z]")
 
@@ -88,3 +89,16 @@ def _check_json(schema: Any, field: str) -> None:
 
 def _too_complex(field: str, description: str) -> BlockyardError:
     return invalid([Violation(field, description, Reason.GRAMMAR_TOO_COMPLEX)])
+
+
+def may_be_ambiguous(text: str) -> bool:
+    """Returns whether a text may be read in more and more ways the longer it is: by several rules or repetitions.
+
+    In one rule with one repetition parts begin at a few places alone. Terminals are no rules: the lexer reads them.
+    """
+    try:
+        words = [token.text for token in cut_lark(text) if token.kind == "other"]
+    except ValueError:
+        return True
+    num_rules = sum(word.lstrip("_!?")[:1].islower() for word in words)
+    return num_rules > 1 or sum(word in _REPETITIONS for word in words) > 1

@@ -185,6 +185,18 @@ def _operators(draw: random.Random) -> OutputFormat:
     return Lark(f'start: A{_repeat(draw)} x{_repeat(draw)}\nA: {" | ".join(parts)}\nx: A | x x | ""')
 
 
+def _rules(draw: random.Random) -> OutputFormat:
+    """Makes rules that lead to one another, and may be read in many ways."""
+    names = ["start", *"abcd"[: draw.randint(0, 4)]]
+    atoms = [*names, *names, "/[a-z]/", "/[a-z]{1,3}/", '"a"', f"/{make_pattern(draw, 0)}/"]
+
+    def make_choice() -> str:
+        return " ".join(draw.choice(atoms) + draw.choice(["", "", "", "?", "*"]) for _ in range(draw.randint(1, 3)))
+
+    choices = [[make_choice() for _ in range(draw.randint(1, 3))] for _ in names]
+    return Lark("\n".join(f"{name}: {' | '.join([*own, '/[a-z]/'])}" for name, own in zip(names, choices, strict=True)))
+
+
 def _bytes(draw: random.Random) -> OutputFormat:
     kinds = draw.choice([range(256), b'()[]{}|*+?\\/"^$:ab19\n %&~<>'])
     text = bytes(draw.choices(kinds, k=draw.randint(1, 60))).decode("utf-8", "replace")
@@ -200,7 +212,7 @@ def _texts(draw: random.Random) -> OutputFormat:
 
 KINDS: list[Callable[[random.Random], OutputFormat]] = [
     *[_changed, _changed, _changed, _bytes, _texts],
-    *[_meeting, _meeting, _pattern_and_more, _numbers, _wide, _terminals, _operators],
+    *[_meeting, _meeting, _pattern_and_more, _numbers, _wide, _terminals, _operators, _rules],
 ]
 
 

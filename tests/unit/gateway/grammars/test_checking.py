@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from blockyard.errors import BlockyardError, Reason
-from blockyard.grammars.limits import MAX_CHOICES, MAX_GRAMMAR_BYTES, MAX_RULES, MAX_SCHEMA_BYTES, is_limit
+from blockyard.grammars.limits import MAX_CHOICES, MAX_GRAMMAR_BYTES, MAX_RULES, MAX_SCHEMA_BYTES, is_limit, mark_rules
 from gateway.dialects.answer_parser import ParsingRule, ToolSchema
 from gateway.dialects.dialect import Speech
 from gateway.dialects.table import BY_NAME
@@ -335,7 +335,7 @@ async def test_checks_that_wait_when_the_gateway_stops_are_for_another_one(monke
 )
 def test_formats_are_parts_of_larger_grammars(output: OutputFormat) -> None:
     grammar = f'start: REASONING "</think>" answer\nREASONING: /[a-z]{{0,9}}/\nanswer: {expression_of(output)}'
-    assert asyncio.run(ask(grammar=grammar)) == grammar
+    assert asyncio.run(ask(grammar=grammar)) == mark_rules(grammar)
     assert asyncio.run(ask(output))
 
 
