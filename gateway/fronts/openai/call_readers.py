@@ -120,12 +120,12 @@ class CallReaders:
                 yield 0, event
             return
         # One place for each: a slow client is felt by the core, which then merges deltas.
-        queue: asyncio.Queue[Numbered | BlockyardError | None] = asyncio.Queue(len(self._readers))
+        queue: asyncio.Queue[Numbered | Exception | None] = asyncio.Queue(len(self._readers))
         tasks = [asyncio.create_task(_read(number, reader, queue)) for number, reader in enumerate(self._readers)]
         try:
             for _ in tasks:
                 while (item := await queue.get()) is not None:
-                    if isinstance(item, BlockyardError):
+                    if isinstance(item, Exception):
                         raise item
                     yield item
             if failure := self._failure():
@@ -145,10 +145,11 @@ class CallReaders:
             await reader.aclose()
 
 
-async def _read(number: int, reader: Reader, queue: asyncio.Queue[Numbered | BlockyardError | None]) -> None:
+async def _read(number: int, reader: Reader, queue: asyncio.Queue[Numbered | Exception | None]) -> None:
+    end: Exception | None = None
     try:
         async for event in reader:
             await queue.put((number, event))
-        await queue.put(None)
-    except BlockyardError as error:
-        await queue.put(None if error is reader.failure else error)
+    except Exception as error:  # noqa: BLE001 - it is raised where the queue is read, which would wait for ever
+        end = None if error is reader.failure else error
+    await queue.put(end)

@@ -121,6 +121,20 @@ async def test_the_second_of_two_prompts_fails_both(client: openai.AsyncOpenAI, 
     assert service.generations[0].closed.is_set()
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_nobody_expects_of_one_prompt_ends_all(
+    http: httpx.AsyncClient, service: ScriptedService, stream: bool
+) -> None:
+    service.script = lambda request: [
+        *(accepted(request), *deltas("Hi")),
+        RuntimeError("oh") if request.prompt == "b" else finished(2),
+    ]
+    async with asyncio.timeout(10):
+        response = await post(http, {"prompt": ["a", "b"], "stream": stream})
+    assert '"reason": "BUG"' in response.text
+    assert all(generation.closed.is_set() for generation in service.generations)
+
+
 @pytest.mark.parametrize("prompt", ["a", ["a", "b"]])
 async def test_a_failure_in_mid_stream_is_one_event_and_no_done(
     http: httpx.AsyncClient, service: ScriptedService, prompt: Any
