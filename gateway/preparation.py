@@ -20,7 +20,7 @@ from gateway.request import Accepted, OnDisconnect
 from gateway.request_warnings import with_clamped_length
 from gateway.text.adapter_tokenizers import require_vocabulary
 from gateway.text.answer_parsing import parsers_of, speech_of, with_parsing
-from gateway.validation import ModelLimits, complete, find_violations
+from gateway.validation import MAX_BAD_WORD_CHARACTERS, MAX_BAD_WORDS, ModelLimits, complete, find_violations
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -118,7 +118,9 @@ class Preparation:
 
         tokenizer = await self.find_tokenizer(adapter)
         token_ids, wrong = await _result_or_violations(self.prompt_of(request, facts_of_adapter, tokenizer))
-        bad_word_ids, wrong_words = await _result_or_violations(self._encoding.bad_words_of(request, tokenizer))
+        bad_word_ids, wrong_words = await _result_or_violations(
+            self._encoding.bad_words_of(_fitting_words(request), tokenizer)
+        )
         request = with_parsing(request, tokenizer.dialect)
         speech = speech_of(request, token_ids or (), tokenizer)
         grammar, wrong_grammar = await _result_or_violations(self._grammars.grammar_of(request, speech))
@@ -188,6 +190,11 @@ class Preparation:
             if sampling.prompt_logprobs is None
             else PromptAnswer(len(prompt_token_ids), texts, submission.num_virtual_tokens),
         )
+
+
+def _fitting_words(request: GenerationRequest) -> list[str]:
+    """Returns the bad words that are within the limits: of others the request is refused, and they may be millions."""
+    return [word for word in request.sampling.bad_words[:MAX_BAD_WORDS] if len(word) <= MAX_BAD_WORD_CHARACTERS]
 
 
 def _make_answers(request: GenerationRequest, submission: Submission, tokenizer: Tokenizer) -> list[SequenceAnswer]:

@@ -378,6 +378,8 @@ def _complete_sampling(
         own,
         **silent,
         seed=seed,
+        # Said a million times, an id is allowed as well.
+        allowed_token_ids=tuple(dict.fromkeys(own.allowed_token_ids)),
         bad_words=(),
         bad_token_sequences=tuple(dict.fromkeys((*own.bad_token_sequences, *bad_word_ids))),
     )

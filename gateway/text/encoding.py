@@ -8,7 +8,7 @@ from blockyard.service.threads import Threads
 from gateway.chat import prompt_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from gateway.request import GenerationRequest
     from gateway.scheduler_messages import Adapter
@@ -41,9 +41,8 @@ class Encoding:
             await self._run(prompt.num_characters, lambda: tokenizer.encode(prompt_of(prompt, tokenizer), False))
         )
 
-    async def bad_words_of(self, request: GenerationRequest, tokenizer: Tokenizer) -> list[tuple[int, ...]]:
-        """Returns the token sequences that a request's bad words forbid."""
-        words = request.sampling.bad_words
+    async def bad_words_of(self, words: Sequence[str], tokenizer: Tokenizer) -> list[tuple[int, ...]]:
+        """Returns the token sequences that bad words forbid."""
         return await self._run(sum(map(len, words)), lambda: tokenizer.encode_bad_words(words))
 
     async def find(self, tokenizers: AdapterTokenizers, adapter: Adapter | None) -> Tokenizer:

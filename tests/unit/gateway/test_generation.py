@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from blockyard.errors import BlockyardError, Reason
-from gateway.request import Accepted, Delta, Finished, FinishReason, Recovered, StopOptions
+from gateway.request import Accepted, Delta, Finished, FinishReason, Recovered, SamplingOptions, StopOptions
 from gateway.scheduler_messages import (
     Abort,
     AbortReason,
@@ -17,7 +17,8 @@ from gateway.scheduler_messages import (
     Prefill,
     Recovery,
 )
-from gateway.validation import derive_seed
+from gateway.text.tokenizer import Tokenizer
+from gateway.validation import MAX_BAD_WORD_CHARACTERS, MAX_BAD_WORDS, derive_seed
 from tests.unit.gateway.harness import END_TOKEN, demo_tokenizer, ids_of
 
 if TYPE_CHECKING:
@@ -317,3 +318,14 @@ async def test_a_reader_that_is_cancelled_can_read_on(core: Core) -> None:
     await asyncio.wait([task])
     core.tokens(10, 20, end=LENGTH)
     assert len([event async for event in generation]) == 2
+
+
+async def test_bad_words_beyond_the_limits_are_refused_unread(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    monkeypatch.setattr(Tokenizer, "encode_bad_words", lambda _, words: read.extend(words) or [])
+    words = ("a" * (MAX_BAD_WORD_CHARACTERS + 1), *["b"] * (2 * MAX_BAD_WORDS))
+    with pytest.raises(BlockyardError) as raised:
+        await core.start(sampling=SamplingOptions(bad_words=words))
+    assert {violation.field for violation in raised.value.violations} == {"sampling.bad_words"}
+    assert set(read) == {"b"}
+    assert len(read) < MAX_BAD_WORDS

@@ -319,6 +319,10 @@ def test_bad_words_become_token_sequences() -> None:
     assert sampling.bad_words == ()
 
 
+def test_an_id_is_allowed_once() -> None:
+    assert submitted(allowed_token_ids=(5, 3, 5, 5, 3, 9)).sampling.allowed_token_ids == (5, 3, 9)
+
+
 def test_what_travels_unread_is_kept() -> None:
     fields = {"allowed_token_ids": (5,), "logprobs": 3, "prompt_logprobs": 0, "logit_bias": {1: 2.0}}
     sampling = submitted(**fields).sampling
