@@ -164,6 +164,9 @@ def _put_structured_outputs(spec: inference_pb2.GenerationSpec, params: Structur
     given = [params.json is not None, params.regex is not None, params.choice is not None, params.grammar is not None]
     if sum(given) + params.json_object != 1:
         raise ValueError("it is one of json, regex, choice, grammar and json_object")
+    if isinstance(params.choice, str):
+        # Its characters would be the choices.
+        raise TypeError("choice is a list of texts")
     if params.json is not None:
         schema = params.json if isinstance(params.json, str) else json.dumps(params.json, ensure_ascii=False)
         spec.format.json_schema.schema = schema

@@ -227,6 +227,7 @@ def test_every_value_that_its_field_cannot_hold_is_a_violation() -> None:
         ("beam_search", BeamSearch(2, early_stopping="later")),  # type: ignore[arg-type]
         ("structured_outputs", StructuredOutputsParams()),
         ("structured_outputs", StructuredOutputsParams(json_object=True, regex="a")),
+        ("structured_outputs", StructuredOutputsParams(choice="yes")),
         ("on_disconnect", 3),
         ("on_update", "forget"),
     ],
