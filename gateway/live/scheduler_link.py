@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import grpc
 import grpc.aio
 
+from blockyard.channels import INTERNAL_MESSAGE_BYTES
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
 from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from blockyard.service.servers import RenewedChannel, internal_channel
@@ -25,6 +26,7 @@ from gateway.scheduler_messages import (
     Adapter,
     Add,
     Cancelled,
+    Failure,
     ModelFacts,
     Outgoing,
     Progress,
@@ -254,11 +256,24 @@ class SchedulerLink:
             self._has_outgoing.clear()
             outgoing, self._outgoing = self._outgoing, []
             for message in _batches(outgoing):
+                if message.ByteSize() > INTERNAL_MESSAGE_BYTES:
+                    self._refuse(message)
                 try:
                     await call.write(message)
                 except (grpc.RpcError, asyncio.InvalidStateError):
                     # `_read` gets the reason.
                     return
+
+    def _refuse(self, message: scheduler_pb2.AttachRequest) -> None:
+        """Ends the one request that makes a message too large: with it no other would reach the scheduler either."""
+        error = BlockyardError(
+            Reason.MESSAGE_TOO_LARGE,
+            "the request has more, with all that it has generated, than a scheduler takes at once",
+        )
+        failed = [Failure(add.handle, error) for add in message.add]
+        message.ClearField("add")
+        assert self._receiver is not None
+        self._receiver.on_progress(Progress([], failed, [], [], [], []))
 
 
 def _batches(outgoing: Sequence[Outgoing]) -> Iterator[scheduler_pb2.AttachRequest]:

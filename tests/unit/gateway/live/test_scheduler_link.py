@@ -175,6 +175,20 @@ def test_the_bytes_of_a_message_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
         assert [[each.handle for each in message.add] for message in messages] == [[0], [0, 1], [2]], name
 
 
+async def test_a_request_that_no_message_can_hold_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with FakeScheduler() as scheduler, serving(scheduler) as front:
+        for name in ("_MAX_MESSAGE_BYTES", "INTERNAL_MESSAGE_BYTES"):
+            monkeypatch.setattr(f"gateway.live.scheduler_link.{name}", 1000)
+        prompts = ["a", "a b" * 500, "b"]
+        tasks = [asyncio.create_task(front.generate(spec(prompt))) for prompt in prompts]
+        first, large, last = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)
+        assert isinstance(large, grpc.aio.AioRpcError)
+        assert from_rpc_error(large).reason is Reason.MESSAGE_TOO_LARGE
+        assert first.choices
+        assert last.choices
+        assert scheduler.num_attaches == 1
+
+
 async def test_an_id_can_be_cancelled_and_used_again_at_once() -> None:
     # No answer ends before it is cancelled, however late a thread of gRPC brings its beginning.
     async with FakeScheduler(max_model_len=10**9) as scheduler, serving(scheduler) as front:
