@@ -22,8 +22,18 @@ class _Node:
     match: str | None = None
 
 
-@lru_cache(maxsize=1024)
+# An automaton takes some 270 bytes for each character, and is kept for requests to come.
+_MAX_SMALL_CHARACTERS = 256
+_MAX_SMALL, _MAX_LARGE = 1024, 8
+
+
 def _automaton(stop_strings: tuple[str, ...]) -> _Node:
+    """Returns the automaton of stop strings; the sequences of one request share it, however large it is."""
+    is_small = sum(map(len, stop_strings)) <= _MAX_SMALL_CHARACTERS
+    return (_make_small if is_small else _make_large)(stop_strings)
+
+
+def _make_automaton(stop_strings: tuple[str, ...]) -> _Node:
     root = _Node(0)
     for stop_string in stop_strings:
         node = root
@@ -38,6 +48,10 @@ def _automaton(stop_strings: tuple[str, ...]) -> _Node:
             child.match = child.match or child.fallback.match
             queue.append(child)
     return root
+
+
+_make_small = lru_cache(_MAX_SMALL)(_make_automaton)
+_make_large = lru_cache(_MAX_LARGE)(_make_automaton)
 
 
 def _step(root: _Node, node: _Node, character: str) -> _Node:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -96,3 +98,20 @@ def test_a_match_that_began_in_the_free_part_counts_when_it_completes_after() ->
 def test_a_match_inside_the_free_part_does_not_count() -> None:
     matcher = StopStringMatcher(("stop",))
     assert run(matcher, ["a stop", " b"], num_free_pieces=1) == ("a stop b", None)
+
+
+def test_few_large_automata_are_kept() -> None:
+    def count() -> int:
+        gc.collect()
+        return sum(type(each).__name__ == "_Node" for each in gc.get_objects())
+
+    before, size = count(), 2000
+    for number in range(40):
+        StopStringMatcher((f"{number}" + "a" * size,))
+    assert size < count() - before < 10 * size
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+def test_the_sequences_of_a_request_share_an_automaton(size: int) -> None:
+    first, second = (StopStringMatcher(("a" * size, "b" * size)) for _ in range(2))
+    assert first._root is second._root
