@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import functools
 import os
 import sys
 import typing
@@ -67,7 +68,8 @@ class Setting:
             raise SettingsError(f"{source}: {value!r}: {reasons}") from None
 
 
-def settings_of(configuration: type[Any]) -> list[Setting]:
+@functools.cache
+def settings_of(configuration: type[Any]) -> tuple[Setting, ...]:
     """Lists the settings of a configuration class, in order."""
     found: list[Setting] = []
     sections = typing.get_type_hints(configuration)
@@ -86,7 +88,7 @@ def settings_of(configuration: type[Any]) -> list[Setting]:
             )
     names = [setting.name for setting in found]
     assert len(set(names)) == len(names), f"{configuration.__name__}: a name stands in two sections"
-    return found
+    return tuple(found)
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
