@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pytest
 import tokenizers
 from llguidance import LLMatcher, LLTokenizer
@@ -48,7 +49,8 @@ class Vocabulary:
         self.special_ids = {text: self._backend.token_to_id(text) for text in texts}
         self._library = LLTokenizer(self._backend.to_str(), n_vocab=self._backend.get_vocab_size(), eos_token=0)
         by_text = self._backend.get_vocab()
-        self._ending_ids = {token_id for text, token_id in by_text.items() if text[0] in '",]})<'} | {0}
+        self._is_ending = np.zeros(self._backend.get_vocab_size(), np.bool_)
+        self._is_ending[[0, *(token_id for text, token_id in by_text.items() if text[0] in '",]})<')]] = True
 
     def allows(self, grammar: str, text: str) -> bool:
         """Whether a text is allowed as a whole answer."""
@@ -63,9 +65,9 @@ class Vocabulary:
         assert not matcher.get_error(), f"{matcher.get_error()}\n{grammar}"
         written: list[int] = []
         while not matcher.is_stopped() and len(written) < max_tokens:
-            allowed = [token_id for token_id, bias in enumerate(matcher.compute_logit_bias()) if bias]
-            ending = [token_id for token_id in allowed if token_id in self._ending_ids]
-            token_id = chance.choice(ending if ending and chance.random() < 0.3 else allowed)
+            allowed = np.flatnonzero(np.frombuffer(matcher.compute_logit_bias(), np.uint8))
+            ending = allowed[self._is_ending[allowed]]
+            token_id = int(chance.choice(ending if len(ending) and chance.random() < 0.3 else allowed))
             assert matcher.consume_token(token_id)
             written.append(token_id)
         text = self._backend.decode([each for each in written if each], skip_special_tokens=False)
