@@ -91,7 +91,11 @@ class CallReaders:
         except BlockyardError as error:
             if not is_unknown_request(error):
                 raise
-            found = await self._service.find(f"{call_id}-0", tenant)
+            try:
+                found = await self._service.find(f"{call_id}-0", tenant)
+            except BlockyardError as of_several:
+                # It is told by the name that its client gave.
+                raise (error if is_unknown_request(of_several) else of_several) from None
         if decode_state(found.front_state, found.request_id).call_id != call_id:
             raise BlockyardError(Reason.REQUEST_EXPIRED, f"{call_id!r} is a request of another call")
         return found

@@ -353,6 +353,14 @@ async def test_a_request_that_came_over_grpc_is_told_as_a_completion(gateway: Ga
     assert (head["object"], head["id"], done) == ("text_completion", "mine", "[DONE]")
 
 
+async def test_a_call_that_is_not_known_is_told_by_the_name_that_was_given(gateway: Gateway) -> None:
+    response = await gateway.http.get("/v1/requests/mine/stream")
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "REQUEST_EXPIRED")
+    message = response.json()["error"]["message"]
+    assert "mine" in message
+    assert "mine-0" not in message
+
+
 async def test_a_request_of_a_call_is_no_call(gateway: Gateway) -> None:
     body = {"prompt": ["a", "b"], "request_id": "mine", "max_tokens": 3}
     assert (await gateway.http.post("/v1/completions", json=body)).status_code == 200
