@@ -27,9 +27,10 @@ def check_lark(text: str, field: str) -> None:
 
     `text`: also llguidance's form of several grammars in JSON.
     """
-    # What is larger is refused before llguidance reads it; nobody else has to.
+    # Before anybody reads it, which takes seconds where it is large.
     if len(text) > MAX_GRAMMAR_BYTES:
-        return
+        size = len(text.encode(errors="replace"))
+        raise _too_complex(field, f"too large: it has {size} bytes, at most {MAX_GRAMMAR_BYTES} are taken")
     if not text.lstrip().startswith("{"):
         _check_rules(text, field)
         _check_tokens(text, field)

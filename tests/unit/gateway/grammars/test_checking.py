@@ -16,7 +16,7 @@ from gateway.dialects.dialect import Speech
 from gateway.dialects.table import BY_NAME
 from gateway.grammars import checking, problems, tools
 from gateway.grammars.checking import MAX_CHECKS, GrammarChecks
-from gateway.grammars.compiling import compilers
+from gateway.grammars.compiling import compilers, lark_tokens
 from gateway.grammars.expressions import expression_of
 from gateway.grammars.problems import schema_text
 from gateway.request import (
@@ -380,3 +380,10 @@ def test_no_more_of_a_schema_is_tried_when_its_time_is_over(monkeypatch: pytest.
         asyncio.run(check())
     assert [violation.reason for violation in raised.value.violations] == [Reason.GRAMMAR_TOO_COMPLEX]
     assert len(tried) < 1000
+
+
+@pytest.mark.parametrize("text", ["start: " + "a " * MAX_GRAMMAR_BYTES, '{"grammars": [' + "{}," * MAX_GRAMMAR_BYTES])
+def test_a_grammar_that_is_too_large_is_not_read(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lark_tokens, "_TOKEN", None)
+    assert refusal(Lark(text)) == (Reason.GRAMMAR_TOO_COMPLEX, "format.grammar")
+    assert refusal(grammar=text) == (Reason.GRAMMAR_TOO_COMPLEX, "sampling.grammar")
