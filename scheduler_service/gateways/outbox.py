@@ -13,12 +13,13 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+from blockyard.channels import INTERNAL_MESSAGE_BYTES
+from blockyard.errors import BlockyardError, Reason
 from scheduler_service.gateways.messages import Accepted, Failed, Outgoing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from blockyard.errors import BlockyardError
     from blockyard.logprob_columns import PromptPiece
     from scheduler_service.core.values import OwnerUpdate
     from scheduler_service.gateways.messages import Recovery, Resumed
@@ -101,8 +102,12 @@ class GatewayOutbox:
         self._open().failed.append(Failed(request_id, error, handle))
 
     def put_resumed(self, resumed: Resumed) -> None:
-        """Adds a request with all that it has generated so far."""
+        """Adds a request with all that it has generated so far; raises MESSAGE_TOO_LARGE."""
         num_bytes = _count_resumed(resumed)
+        if num_bytes > INTERNAL_MESSAGE_BYTES:
+            # It would break the stream, and with it all that the gateway has.
+            message = "the request has more, with all that it has generated, than a gateway takes at once"
+            raise BlockyardError(Reason.MESSAGE_TOO_LARGE, message)
         self._sealed |= self._num_large_bytes + num_bytes > MAX_LARGE_BYTES
         self._open().resumed.append(resumed)
         self._count_large(num_bytes)

@@ -117,8 +117,7 @@ class Admission:
         try:
             if existing := self._requests.find(spec.request_id, self._clock()):
                 if not addition.digest or existing.digest != addition.digest:
-                    message = f"request {spec.request_id} is another one, of this name"
-                    raise BlockyardError(Reason.REQUEST_ID_CONFLICT, message)
+                    raise BlockyardError(Reason.REQUEST_ID_CONFLICT, f"request {spec.request_id} is another one here")
                 self._send_all(existing, outbox, addition.handle)
                 return
             request = self._admit(addition)
@@ -202,12 +201,13 @@ class Admission:
             self._alarm.set()
 
     def resume(self, outbox: GatewayOutbox, request_id: str, handle: int) -> None:
-        """Lets a gateway read a request from its beginning."""
-        request = self._requests.find(request_id, self._clock())
-        if request is None:
-            self.refuse(outbox, request_id, handle, self._reattachment.make_unknown_error(request_id, self._clock()))
-            return
-        self._send_all(request, outbox, handle)
+        """Lets a gateway read a request from its beginning, or refuses it."""
+        try:
+            if (request := self._requests.find(request_id, self._clock())) is None:
+                raise self._reattachment.make_unknown_error(request_id, self._clock())
+            self._send_all(request, outbox, handle)
+        except BlockyardError as error:
+            self.refuse(outbox, request_id, handle, error)
 
     def _send_all(self, request: Request, outbox: GatewayOutbox, handle: int) -> None:
         outbox.put_resumed(make_resumed(handle, request.message, request.group))

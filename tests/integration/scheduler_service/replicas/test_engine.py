@@ -258,6 +258,21 @@ async def test_steps_merge_for_a_slow_gateway_and_nothing_is_lost(harness: Harne
     assert slow.num_messages < num_steps - 20, f"{slow.num_messages - num_read} messages for {num_steps} steps"
 
 
+async def test_what_no_gateway_can_be_told_at_once_is_told_to_none(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await harness.worker()
+    await harness.scheduler()
+    first, second = await harness.client("first"), await harness.client("second")
+    assert await first.result(await first.add("large", [1] * 150)) == oracle([1] * 150, 8)
+    assert await first.result(await first.add("small", [2])) == oracle([2], 8)
+    monkeypatch.setattr("scheduler_service.gateways.outbox.INTERNAL_MESSAGE_BYTES", 200)
+    large, small = await second.read_again("large"), await second.read_again("small")
+    await second.wait_until(lambda: small.resumed and large.error)
+    assert large.error.reason is Reason.MESSAGE_TOO_LARGE
+    assert second.end is None
+
+
 async def test_a_gateway_that_dies_in_the_middle_of_a_write_is_noticed(harness: Harness, settings: Settings) -> None:
     await harness.worker(num_device_blocks=6000, strict=False)
     server = await harness.scheduler(settings(debug_integrity=False, resume_window_seconds=0.0))
