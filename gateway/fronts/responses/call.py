@@ -18,7 +18,14 @@ from gateway.fronts.openai.call_codec import decode_state, encode_state
 from gateway.fronts.openai.call_state import CallState
 from gateway.fronts.responses.items import placed_messages
 from gateway.fronts.responses.schema import LOGPROBS
-from gateway.fronts.responses.tools import AllowedTools, NamedTool, check_names, chosen_names, placed_tools
+from gateway.fronts.responses.tools import (
+    AllowedTools,
+    NamedTool,
+    check_names,
+    check_sizes,
+    chosen_names,
+    placed_tools,
+)
 from gateway.request import GenerationRequest, OnDisconnect, SamplingOptions, StopOptions
 
 if TYPE_CHECKING:
@@ -94,6 +101,7 @@ def told_by_body(body: ResponseBody | InputTokensBody) -> AbstractContextManager
 
 def _conversation(body: ResponseBody | InputTokensBody) -> chat.Conversation:
     tools = [*placed_tools(body.tools or ())]
+    check_sizes(tools)
     check_names(tools)
     effort = body.reasoning.effort if body.reasoning else None
     choice, named, allowed = _chosen(body.tool_choice, tools)

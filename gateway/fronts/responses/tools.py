@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, cast
 from pydantic import AfterValidator, BeforeValidator, Field, Tag, ValidationError
 from pydantic_core import PydanticCustomError
 
+from blockyard.channels import PUBLIC_MESSAGE_BYTES
 from blockyard.errors import Violation, invalid
 from gateway import chat
 from gateway.fronts.http_calls.body_types import BY_TYPE, Neutral, Shape, at_most, unsupported
@@ -170,6 +171,17 @@ def check_names(tools: Iterable[PlacedTool]) -> None:
             violations.append(Violation(f"{tool.place}.name", same))
     if violations:
         raise invalid(violations)
+
+
+def check_sizes(tools: Iterable[PlacedTool]) -> None:
+    """Raises BlockyardError FIELD_INVALID where namespaces make more of a body than a body may have.
+
+    The model is shown the name and the description of a namespace with each of its functions.
+    """
+    size = sum(len(tool.namespace.name) + len(tool.namespace.description) for tool in tools if tool.namespace)
+    if size > PUBLIC_MESSAGE_BYTES:
+        description = f"names and descriptions of namespaces, with each function again, have {size} characters"
+        raise invalid([Violation("tools", f"{description}, at most {PUBLIC_MESSAGE_BYTES} are taken")])
 
 
 def chosen_names(chosen: Iterable[NamedTool], tools: Iterable[PlacedTool]) -> tuple[str, ...]:

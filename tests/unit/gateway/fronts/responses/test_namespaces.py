@@ -11,6 +11,7 @@ import openai
 import pytest
 from openai.types.responses import NamespaceTool, ResponseFunctionToolCall
 
+from blockyard.channels import PUBLIC_MESSAGE_BYTES
 from blockyard.errors import BlockyardError, Reason
 from gateway.chat import MAX_TOOLS, Conversation, Message, Tool, ToolCall
 from gateway.fronts.http_calls.bodies import parse_body
@@ -256,3 +257,25 @@ async def test_any_gateway_tells_both_names(scheduler: FakeScheduler) -> None:
         told = await other.responses.retrieve(begun.id)
         assert told == events[-1].response == await client.responses.retrieve(begun.id)
     assert calls_in(told.output) == EXPECTED
+
+
+def test_a_description_is_not_told_with_more_functions_than_memory_holds() -> None:
+    functions = [function(f"f{number}", description="one of many") for number in range(20)]
+    told = namespace("large", *functions, description="d" * (PUBLIC_MESSAGE_BYTES // 20 - len("large")))
+    body = parse_body(ResponseBody, json.dumps({"input": "Hi", "tools": [told]}).encode())
+    assert understand(body, "", 0)
+    for name in ("name", "description"):
+        told[name] += "d" * 20
+        check_refused(told)
+        told[name] = told[name][:-20]
+
+
+def check_refused(told: dict[str, Any]) -> None:
+    for kind, read in ((ResponseBody, lambda body: understand(body, "", 0)), (InputTokensBody, asked_to_count)):
+        with pytest.raises(BlockyardError, match="tools: names and descriptions of namespaces") as raised:
+            read(parse_body(kind, json.dumps({"input": "Hi", "tools": [told]}).encode()))
+        assert raised.value.reason is Reason.FIELD_INVALID
+
+
+def asked_to_count(body: InputTokensBody) -> Any:
+    return understand_count(body, "")
