@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def write_answer(speech: Speech, expression: str) -> str:
     """Writes the grammar of an answer of a form, behind what the model thinks."""
-    grammar = Grammar(speech)
+    grammar = Grammar(speech, "format")
     grammar.add("start", f"{grammar.thought()}{grammar.before_text} answer")
     grammar.add("answer", expression)
     return grammar.text
@@ -44,7 +44,7 @@ def write_calls(
     """
     calls = speech.dialect.calls
     assert calls is not None
-    form, grammar = calls.form, Grammar(speech)
+    form, grammar = calls.form, Grammar(speech, "conversation.tools")
     grammar.add("named", " | ".join(_add_call(grammar, number, tool, calls, form) for number, tool in enumerate(tools)))
     before = grammar.literal(form.before)
     several = "" if one_call or form.separator is None else f" ({grammar.literal(form.separator)} {before} named)*"

@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from blockyard.errors import Reason, Violation, invalid
+from blockyard.grammars.limits import MAX_GRAMMAR_BYTES
 from gateway.grammars.expressions import quote
 
 if TYPE_CHECKING:
@@ -24,9 +26,12 @@ def pattern_of(text: str) -> str:
 class Grammar:
     """One text for llguidance."""
 
-    def __init__(self, speech: Speech) -> None:
+    def __init__(self, speech: Speech, field: str) -> None:
+        """`field`: of the request, what it is made for."""
         self._speech = speech
+        self._field = field
         self._rules: list[str] = []
+        self._size = 0
 
     @property
     def text(self) -> str:
@@ -43,9 +48,17 @@ class Grammar:
         return text.startswith(tuple(self._speech.special_ids))
 
     def add(self, name: str, expression: str) -> str:
-        """Adds a rule, and returns its name."""
-        self._rules.append(f"{name}: {expression}")
+        """Adds a rule, and returns its name; raises BlockyardError GRAMMAR_TOO_COMPLEX where they are too large."""
+        self._append(f"{name}: {expression}")
         return name
+
+    def _append(self, rule: str) -> None:
+        self._size += len(rule)
+        if self._size > MAX_GRAMMAR_BYTES:
+            # Each argument between tags has the definitions of its schema again: tools of 16 MiB make gigabytes.
+            description = f"too large: its grammar has more than {MAX_GRAMMAR_BYTES} bytes"
+            raise invalid([Violation(self._field, description, Reason.GRAMMAR_TOO_COMPLEX)])
+        self._rules.append(rule)
 
     def literal(self, text: str) -> str:
         """Returns what stands for a text in which special tokens may be."""
@@ -64,12 +77,12 @@ class Grammar:
         least, most = length
         before, rest = self.split(end)
         if not rest:
-            self._rules.append(f"{name}[suffix={quote(end)}]: /(?s:.{{{least},{'' if most is None else most}}})/")
+            self._append(f"{name}[suffix={quote(end)}]: /(?s:.{{{least},{'' if most is None else most}}})/")
             return name
         # What stands before the token is of the same lexeme as the text: nothing tells where one ends.
         may_be_empty = not (least or before)
         text = f"/(?s:.{{{1 if may_be_empty else least},{'' if most is None else most}}}){pattern_of(before)}/"
-        self._rules.append(f"{name.upper()}_TEXT: {text}")
+        self._append(f"{name.upper()}_TEXT: {text}")
         return self.add(name, f"{name.upper()}_TEXT{'?' if may_be_empty else ''} {self.literal(rest)}")
 
     def split(self, text: str) -> tuple[str, str]:

@@ -7,6 +7,7 @@ import json
 import random
 import re
 import time
+import tracemalloc
 from typing import Any
 
 import jsonschema
@@ -15,7 +16,8 @@ import pytest
 import tokenizers
 from llguidance import LLMatcher, LLTokenizer
 
-from blockyard.errors import BlockyardError
+from blockyard.errors import BlockyardError, Reason
+from blockyard.grammars.limits import MAX_GRAMMAR_BYTES
 from gateway.dialects.answer_parser import ToolSchema
 from gateway.dialects.dialect import Speech, Style
 from gateway.dialects.table import BY_NAME, DIALECTS
@@ -318,6 +320,22 @@ def test_a_reference_between_tags_is_followed_once() -> None:
     written = write_calls(speech, [ToolSchema("f", json.dumps(schema), strict=True)], must_call=True, one_call=True)
     assert "text_0_0" in written
     assert time.process_time() - begin < 1
+
+
+@pytest.mark.parametrize("dialect", FORCED)
+def test_no_more_of_a_grammar_is_written_than_is_taken(dialect: str) -> None:
+    properties = {f"x{number}": {"type": "null"} for number in range(200)}
+    definitions = {"d": {"type": "null", "description": "d" * 50_000}}
+    schema = json.dumps({"type": "object", "properties": properties, "$defs": definitions})
+    tools = [ToolSchema(f"f{number}", schema) for number in range(100)]
+    tracemalloc.start()
+    try:
+        with pytest.raises(BlockyardError, match=r"conversation\.tools: too large") as raised:
+            write_calls(Speech(BY_NAME[dialect]), tools, must_call=True, one_call=True)
+        assert tracemalloc.get_traced_memory()[1] < 16 * MAX_GRAMMAR_BYTES
+    finally:
+        tracemalloc.stop()
+    assert [violation.reason for violation in raised.value.violations] == [Reason.GRAMMAR_TOO_COMPLEX]
 
 
 def test_choices_that_are_no_texts_are_none_between_tags() -> None:
