@@ -22,7 +22,7 @@ INSTALLED := $(VENV)/.installed
 TORCH_INDEX_URL ?=
 
 # Two processes suit two cores. A file's tests stay together, for the sake of what they share; files in order.
-PYTEST = $(BIN)/python -m pytest -q --numprocesses $(or $(WORKERS),2) --dist loadfile --no-loadscope-reorder --durations 15
+PYTEST = $(BIN)/python -m pytest -q --numprocesses $(or $(WORKERS),3) --dist loadfile --no-loadscope-reorder --durations 15
 
 COMPOSE = $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 
