@@ -21,7 +21,8 @@ INSTALLED := $(VENV)/.installed
 # Where to take PyTorch from; empty: wherever pip finds a CPU build, else PyTorch's index for the machine at hand.
 TORCH_INDEX_URL ?=
 
-# Two processes suit two cores. A file's tests stay together, for the sake of what they share; files in order.
+# Three processes suit two cores: those that test processes wait for them. A file's tests stay together, for the sake
+# of what they share; files in order.
 PYTEST = $(BIN)/python -m pytest -q --numprocesses $(or $(WORKERS),3) --dist loadfile --no-loadscope-reorder --durations 15
 
 COMPOSE = $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
