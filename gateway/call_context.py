@@ -1,4 +1,4 @@
-"""Remembers the call that a request comes by: its method and its headers.
+"""Remembers the call that a request comes by: its method, its headers, and what the request is named.
 
 The fronts set it, and requests read it where they begin. It is a context variable, so that it reaches every task of a
 call without being a part of the request.
@@ -18,12 +18,19 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Call:
-    """A call. `method`: that of gRPC with its service, or that of HTTP with its path."""
+    """A call.
+
+    Attributes:
+        method: that of gRPC with its service, or that of HTTP with its path.
+        headers: as they came.
+        request_id: of its request, which was not checked yet; empty before there is one.
+    """
 
     method: str = ""
     headers: Iterable[tuple[str | bytes, str | bytes]] = ()
+    request_id: str = ""
 
     @property
     def trace_context(self) -> TraceContext | None:
@@ -38,6 +45,16 @@ _current: ContextVar[Call] = ContextVar("call", default=_NO_CALL)
 def current_call() -> Call:
     """Returns the call that this task works for; one without a method where there is none."""
     return _current.get()
+
+
+def name_request(request_id: str) -> None:
+    """Remembers what the request of the call is named.
+
+    The first name counts: each request of a call of several prompts has the call's, with a number behind.
+    """
+    call = _current.get()
+    if call is not _NO_CALL and not call.request_id:
+        call.request_id = request_id
 
 
 def with_grpc_call(method: str, answer: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:

@@ -174,7 +174,8 @@ again makes sense. The client library raises it as `blockyard.errors.BlockyardEr
 `context_length_exceeded`, and the message says `This model's maximum context length is N tokens`, as litellm, langchain
 and others expect it. `param` is the first violation's parameter. When trying again makes sense, the headers
 `Retry-After` (seconds), `retry-after-ms` and `x-should-retry: true` say so; on every other error `x-should-retry` is
-`false`. OpenAI's own clients obey all three.
+`false`. OpenAI's own clients obey all three. `x-request-id` (`request-id` of `/v1/messages`) is the name of the request
+that the gateway's log has, unless the body led to none.
 
 A stream that fails after it has begun ends with one event `data: {{"error": …}}` and without `data: [DONE]`.
 
@@ -321,13 +322,12 @@ spelling of each. `/detokenize` takes `tokens` and answers their text as `prompt
 
 ## Answers
 
-`id` and the header `x-request-id` are the request's id: yours if you gave a `request_id`. Under this name it can be
-cancelled over gRPC and found in the logs. Several prompts of one call are requests of their own, `id-0`, `id-1` and so
-on. `system_fingerprint` is the model's determinism id: two answers under one fingerprint, to equal requests with one
-`seed`, are equal bit for bit where the model is batch-invariant; that of an adapter has a part of the digest of its
-content behind it. `stop_reason` is the stop string or stop token that
-ended a choice, and null for the model's own end. With `return_token_ids` an answer has `token_ids` and
-`prompt_token_ids` as well.
+`id` and the header `x-request-id`, which errors have too, are the request's id: yours if you gave a `request_id`. Under
+this name it can be cancelled over gRPC and found in the logs. Several prompts of one call are requests of their own,
+`id-0`, `id-1` and so on. `system_fingerprint` is the model's determinism id: two answers under one fingerprint, to
+equal requests with one `seed`, are equal bit for bit where the model is batch-invariant; that of an adapter has a part
+of the digest of its content behind it. `stop_reason` is the stop string or stop token that ended a choice, and null for
+the model's own end. With `return_token_ids` an answer has `token_ids` and `prompt_token_ids` as well.
 
 `warnings`, a list of sentences, is there where something was not done as asked: in a stream in its last chunk. Over
 gRPC it is a field of `Accepted`. With `tools`, it says that calls are not parsed; with `--clamp-max-tokens`, what

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import Response
 
 from blockyard.errors import Reason
-from gateway.fronts.http_calls.errors import rename_violations, retry_headers
+from gateway.fronts.http_calls.errors import error_headers, rename_violations
 from gateway.fronts.http_calls.formats import format_parameter
 from gateway.fronts.openai.errors import parameter
 from gateway.observe.metrics import note_error
@@ -72,7 +72,7 @@ def error_object(error: BlockyardError) -> dict[str, Any]:
 
 def error_response(error: BlockyardError) -> Response:
     """Answers a call with an error and, where it makes sense, when to try again."""
-    return response(error_object(error), error.http_status, retry_headers(error))
+    return response(error_object(error), error.http_status, error_headers(error, "request-id"))
 
 
 def response(body: dict[str, Any], status: int, headers: Mapping[str, str]) -> Response:

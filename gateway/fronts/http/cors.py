@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 _METHODS = ("GET", "POST", "DELETE")
 # What a script may read of an answer beside what it always may.
-_EXPOSED = ("x-request-id", "retry-after", "retry-after-ms", "x-should-retry", "www-authenticate")
+_EXPOSED = ("x-request-id", "request-id", "retry-after", "retry-after-ms", "x-should-retry", "www-authenticate")
 _PREFLIGHT_SECONDS = 600
 
 

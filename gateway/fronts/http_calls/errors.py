@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.telemetry import EventLogger
+from gateway.call_context import current_call
+from gateway.naming import is_request_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,14 +34,18 @@ def rename_violations(error: BlockyardError, name_of: Callable[[str], str]) -> B
     )
 
 
-def retry_headers(error: BlockyardError) -> dict[str, str]:
-    """Returns the headers that say when to try again; empty where the same call would fail again.
+def error_headers(error: BlockyardError, name: str = "x-request-id") -> dict[str, str]:
+    """Returns the headers of an answer that is an error: what its request is named, and when to try again.
 
-    Beside Retry-After go those that the clients of OpenAI and Anthropic obey.
+    `name`: of the header for the request, which is absent of a body that led to none. Where the same call would fail
+    again, none says when; beside Retry-After go those that the clients of OpenAI and Anthropic obey.
     """
+    request_id = current_call().request_id
+    headers = {name: request_id} if is_request_id(request_id) else {}
     if error.retry_after_seconds is None:
-        return {}
+        return headers
     return {
+        **headers,
         "x-should-retry": "true",
         "retry-after": str(math.ceil(error.retry_after_seconds)),
         "retry-after-ms": str(math.ceil(error.retry_after_seconds * 1000)),

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from blockyard.errors import BlockyardError, Reason, is_unknown_request
+from gateway.call_context import name_request
 from gateway.fronts.openai import errors
 from gateway.fronts.openai.call_codec import decode_state
 from gateway.fronts.openai.call_spec import CallSpec, with_token_ids
@@ -46,6 +47,7 @@ class CallReaders:
 
         Events that the client has come again. Raises the first BlockyardError of any request.
         """
+        name_request(call.call_id)
         self.call = await with_token_ids(call, self._service)
         try:
             for number, request in enumerate(self.call.requests):

@@ -17,7 +17,7 @@ from fastapi import Response
 
 from blockyard.errors import BlockyardError, Reason
 from gateway.fronts.http_calls.bodies import BODY
-from gateway.fronts.http_calls.errors import rename_violations, retry_headers
+from gateway.fronts.http_calls.errors import error_headers, rename_violations
 from gateway.observe.metrics import note_error
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def make_error_fields(error: BlockyardError) -> dict[str, Any]:
 
 def error_response(error: BlockyardError) -> Response:
     """Answers a call with an error and, where it makes sense, when to try again."""
-    return response(error_object(error), error.http_status, retry_headers(error))
+    return response(error_object(error), error.http_status, error_headers(error))
 
 
 def response(fields: dict[str, Any], status: int, headers: Mapping[str, str]) -> Response:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
+from gateway.call_context import with_http_call
 from gateway.fronts.http.app import make_http_app
 
 if TYPE_CHECKING:
@@ -75,10 +76,10 @@ class _Server(uvicorn.Server):
 
 @contextlib.asynccontextmanager
 async def serve(app: Any) -> AsyncGenerator[str, None]:
-    """Gives the URL at which the application answers."""
+    """Gives the URL at which the application answers, wrapped as a gateway wraps it."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    server = _Server(uvicorn.Config(app, log_level="warning", lifespan="off", ws="none"))
+    server = _Server(uvicorn.Config(with_http_call(app), log_level="warning", lifespan="off", ws="none"))
     running = asyncio.create_task(server.serve([listener]))
     try:
         await asyncio.wait_for(server.listening.wait(), 10)

@@ -150,3 +150,27 @@ async def test_each_api_tells_the_error_of_the_scheduler() -> None:
                 assert (refusal.status_code, error["reason"]) == (TABLE[reason].http_status, str(reason)), api.path
                 assert "so it is" in error["message"]
                 assert refusal.headers["retry-after-ms"] == "1500"
+
+
+async def test_an_error_names_its_request_as_the_log_does(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    async with gateway_that_answers("Done.") as gateway:
+        for api in APIS:
+            name = "request-id" if api is MESSAGES else "x-request-id"
+            gateway.scheduler.refusals = {}
+            request_id = (await gateway.post(api)).headers[name]
+            refused = await gateway.post(api, top_p=7.0)
+            gateway.scheduler.refusals = refusals = EveryRequest()
+            refusals.error = BlockyardError(Reason.NOT_FINITE, "so it is")
+            failed = await gateway.post(api)
+            assert (refused.status_code, failed.status_code) == (400, 500)
+            named = [request_id, refused.headers[name], failed.headers[name]]
+            records = [record for record in caplog.records if record.name == "gateway.observe.request_log"]
+            logged = [record.fields["request_id"] for record in records[-3:]]  # type: ignore[attr-defined]
+            # One prompt of several has its number behind the call's name.
+            assert [each.removesuffix("-0") for each in logged] == named, api.path
+            assert len(set(named)) == 3
+            # Nothing came of it that could be named.
+            assert name not in (await gateway.post(api, temperature="hot")).headers
+        for request_id in ("a\r\nb: c", "x" * 300):
+            assert "x-request-id" not in (await gateway.post(CHAT, request_id=request_id)).headers
