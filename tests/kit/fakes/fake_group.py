@@ -31,10 +31,11 @@ class FakeGroup:
     group: worker_pb2.GroupInfo | None = None
     # How often it formed a group, took one over, and was told to leave one.
     num_formed = num_reused = num_left = 0
-    # Faults that a test asks for: refuse to form a group, lose the group in the next step, hash the next step wrong.
+    # Faults that a test asks for: refuse to form a group, lose the group in the next step, hash a step wrong in each of
+    # so many epochs from now on.
     refuse_group: BlockyardError | None = None
     lose_group_next = False
-    skew_digest_next = False
+    num_epochs_to_skew = 0
 
     def __init__(self) -> None:
         self._secret = b""

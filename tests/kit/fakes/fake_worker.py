@@ -316,6 +316,7 @@ class _Stream:
         self._last_step_id = 0
         self._is_draining = False
         self._digests = Digests()
+        self._is_skewed = False
         # The steps that were not answered, by their ids.
         self.unanswered: dict[int, worker_pb2.ExecuteModelRequest] = {}
 
@@ -386,8 +387,11 @@ class _Stream:
     ) -> worker_pb2.ExecuteModelResponse:
         """Makes the answer of a rank: with its hashes, and with what was sampled by one rank alone."""
         worker = self._worker
-        is_skewed, worker.skew_digest_next = worker.skew_digest_next, False
-        hashes = self._digests.add(request.SerializeToString() + b"?" * is_skewed, answer)
+        skew = b""
+        if worker.num_epochs_to_skew and not self._is_skewed:
+            worker.num_epochs_to_skew -= 1
+            self._is_skewed, skew = True, b"?"
+        hashes = self._digests.add(request.SerializeToString() + skew, answer)
         if not worker.is_sampling:
             answer = worker_pb2.ExecuteModelResponse(epoch=answer.epoch, step_id=answer.step_id, times=answer.times)
         answer.input_digest, answer.output_digest = hashes[0], hashes[1] * worker.is_in_last_stage

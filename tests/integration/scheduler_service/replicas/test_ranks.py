@@ -183,7 +183,7 @@ async def test_ranks_that_differ_once_are_a_pause(
 ) -> None:
     running = await start(harness, settings, step_seconds=0.002)
     streams = await running.add(3, 200)
-    running.workers[1].skew_digest_next = True
+    running.workers[1].num_epochs_to_skew = 1
     await running.check(streams, 200)
     assert running.epoch == 2
     [record] = [record for record in caplog.records if record.message == "two ranks differ: a bug"]
@@ -196,11 +196,9 @@ async def test_requests_over_which_ranks_differ_twice_fail(harness: Harness, set
         worker.hang()
     stream = await running.client.add("r", [1] * 20, max_tokens=20)
     await until(lambda: len(running.workers[0].devices) == 1 and running.workers[0].devices[0].num_submitted > 0)
-    running.workers[1].skew_digest_next = True
+    running.workers[1].num_epochs_to_skew = 2
     for worker in running.workers:
         worker.go_on()
-    await until(lambda: len(running.workers[0].devices) == 2 or not running.workers[1].skew_digest_next)
-    running.workers[1].skew_digest_next = True
     with pytest.raises(BlockyardError, match="differ in the input_digest") as caught:
         await running.client.result(stream)
     assert caught.value.reason is Reason.BUG
