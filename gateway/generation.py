@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from blockyard.errors import BlockyardError, Reason, Violation, invalid, is_unknown_request
 from gateway.admission import Admission
-from gateway.call_context import name_request
 from gateway.codec import state as state_codec
 from gateway.live.continuation import NOWHERE, check_ends, check_positions, make_records
 from gateway.live.outstanding import RETRY_SECONDS
@@ -105,9 +104,8 @@ class GenerationService:
         return self._live.find(wire_id(request.tenant, request.request_id)) is None
 
     def _begin_log(self, request: GenerationRequest) -> RequestLog:
-        name_request(request.request_id)
         operation = "text_completion" if isinstance(request.prompt, str | tuple) else "chat"
-        return begin_request_log(wire_id(request.tenant, request.request_id), self.model_name, operation)
+        return begin_request_log(request.tenant, request.request_id, self.model_name, operation)
 
     def _find(self, submission: Submission) -> RequestState | None:
         """Returns the same request if it is here; raises BlockyardError REQUEST_ID_CONFLICT for another of its name."""

@@ -43,11 +43,12 @@ PARSER_LIMITS: dict[str, Any] = {
     # No grammars and no output in what is told and logged.
     "verbose_errors": False,
 }
-"""What llguidance.LLParserLimits is told of a grammar. At full use a mask takes some 20 ms."""
+"""Arguments of llguidance.LLParserLimits for every grammar. At full use a mask takes some 20 ms."""
 RULE_LIMITS: dict[str, Any] = {"max_items_in_row": 300, "step_max_items": 5_000}
-"""What is told beside it of rules that may be ambiguous: the work for a row grows with the cube of its items, and more.
+"""Arguments in place of those above for rules that may be ambiguous.
 
-With 300 a mask takes 0.15 s, with 1,000 it takes 5."""
+The work for a row grows with the cube of its items, and more: with 300 a mask takes 0.15 s, with 1,000 it takes 5.
+"""
 MAX_LEXER_BYTES = 16 * 1024 * 1024
 """Of what the texts of all rows make of a grammar's patterns."""
 _STATE_BYTES, _PATTERN_BYTES = 600, 8
@@ -64,11 +65,12 @@ HINT = 'install it: pip install "blockyard[grammar]"'
 
 def mark_rules(grammar: str) -> str:
     """Returns a grammar as one whose rules may be ambiguous: RULE_LIMITS hold of it, wherever it is compiled."""
-    return grammar if _has_rules(grammar) else grammar + _RULES_MARK
+    return grammar if has_rules(grammar) else grammar + _RULES_MARK
 
 
-def _has_rules(grammar: str) -> bool:
-    # In llguidance's form of several grammars nobody looked for rules.
+def has_rules(grammar: str) -> bool:
+    """Returns whether a grammar is marked as one whose rules may be ambiguous, or nobody could look for them."""
+    # In llguidance's form of several grammars nobody does.
     return grammar.endswith(_RULES_MARK) or grammar.lstrip().startswith("{")
 
 
@@ -79,7 +81,7 @@ def parser_limits(grammar: str) -> dict[str, Any]:
     those that one mask makes half a second.
     """
     states = min(PARSER_LIMITS["max_lexer_states"], MAX_LEXER_BYTES // _bytes_of_state(grammar))
-    return {**PARSER_LIMITS, **(RULE_LIMITS if _has_rules(grammar) else {}), "max_lexer_states": states}
+    return {**PARSER_LIMITS, **(RULE_LIMITS if has_rules(grammar) else {}), "max_lexer_states": states}
 
 
 def full_size(grammar: str) -> int:

@@ -11,7 +11,7 @@ from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
-from blockyard.grammars.limits import HINT, MAX_CHOICES, library_version, mark_rules
+from blockyard.grammars.limits import HINT, MAX_CHOICES, has_rules, library_version, mark_rules
 from blockyard.service.threads import Threads
 from gateway.grammars.calls import write_answer, write_calls
 from gateway.grammars.compiling.compilers import NUM_COMPILERS, Compilers
@@ -174,7 +174,7 @@ def _check_said(
     `places`: of the tools' schemas in the request.
     """
     complain = checks.complain
-    text = "" if output is None else check_format(output, complain)
+    form = text = "" if output is None else check_format(output, complain)
     answer = "" if output is None else expression_of(output)
     if rule is not None and rule.tools and (output is not None or rule.needs_grammar):
         dialect = speech.dialect if speech else None
@@ -190,8 +190,8 @@ def _check_said(
             raise _no_form(rule, dialect)
     elif speech is not None and (speech.may_think or speech.dialect.before_text):
         text = write_answer(speech, answer)
-    if text and isinstance(output, Lark):
-        text = _marked(text, output.text)
+    if text and has_rules(form):
+        text = mark_rules(text)
     # None is made where no tool is left to call, which is told elsewhere.
     if text and (complaint := complain(text)):
         raise _refusal("conversation.tools" if rule is not None and rule.tools else "format", complaint)

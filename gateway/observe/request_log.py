@@ -15,7 +15,8 @@ from grpc import StatusCode
 from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
 from blockyard.tracing.spans import NO_SPAN, begin_server_span, begin_span, is_tracing
-from gateway.call_context import current_call
+from gateway.call_context import current_call, name_request
+from gateway.naming import wire_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
@@ -227,11 +228,19 @@ def _failure_log(error: BlockyardError) -> Callable[..., None]:
     return log.error if error.reason in _OUR_FAULT else log.warning
 
 
-def begin_request_log(request_id: str, model: str, operation: str) -> RequestLog:
-    """Begins the log of a request of the current call: it is traced if its caller is, else as sampling says.
+def begin_request_log(tenant: str, name: str, model: str, operation: str) -> RequestLog:
+    """Begins the log of a request of the current call, which is named after it if it has no name.
 
-    `operation`: as OpenTelemetry calls it, `chat` or `text_completion`.
+    It is traced if its caller is, else as sampling says.
+
+    Args:
+        tenant: whose it is.
+        name: that its client knows; the log has it with the tenant's.
+        model: that it asks.
+        operation: as OpenTelemetry calls it, `chat` or `text_completion`.
     """
+    name_request(name)
+    request_id = wire_id(tenant, name)
     if not is_tracing():
         return RequestLog(request_id)
     call = current_call()

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from blockyard.errors import BlockyardError, Reason, Violation
 from blockyard.pooling.tasks import Task
-from gateway.call_context import name_request
-from gateway.naming import wire_id
 from gateway.observe.request_log import TokenCounts, begin_request_log
 from gateway.pooling import checks
 from gateway.pooling.model import PooledModels
@@ -165,8 +163,7 @@ class PoolingService:
     ) -> tuple[PooledModel, list[PartResult], CallFacts]:
         """Runs a call: checks it, makes its parts, and waits for all of them."""
         options = options if options.request_id else replace(options, request_id=f"{operation}-{secrets.token_hex(12)}")
-        name_request(options.request_id)
-        request_log = begin_request_log(wire_id(options.tenant, options.request_id), self._model_name, operation)
+        request_log = begin_request_log(options.tenant, options.request_id, self._model_name, operation)
         with request_log.beginning(), self._admission.beginning(is_new=True):
             self._resolve_model(options.model)
             facts = self._find_facts()

@@ -34,8 +34,8 @@ MAX_WAIT_SECONDS = 10e-3
 # What is resumed, log probabilities and numbers of prompts: with more of these a message does not merge. It stays well
 # below the limit of 64 MiB.
 MAX_LARGE_BYTES = 8 * 2**20
-# An id, a number and a rank.
-_CANDIDATE_BYTES = 12
+# An id at most; and of a log probability an id, a number and a rank.
+_ID_BYTES, _CANDIDATE_BYTES = 5, 12
 
 
 class GatewayOutbox:
@@ -183,5 +183,5 @@ def _count_resumed(resumed: Resumed) -> int:
     num_bytes = len(resumed.message)
     for sequence in resumed.sequences:
         num_candidates += sum(len(entry.token_ids) for entry in sequence.logprobs)
-        num_bytes += len(sequence.pooled) + 5 * len(sequence.token_ids)
+        num_bytes += len(sequence.pooled) + _ID_BYTES * len(sequence.token_ids)
     return num_bytes + _CANDIDATE_BYTES * num_candidates

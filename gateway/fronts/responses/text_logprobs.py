@@ -22,7 +22,7 @@ class TextLogprobs:
         self._waiting: list[Entry] = []
 
     def take(self, delta: Delta) -> list[Entry]:
-        """Takes a delta, and returns what is told with its text."""
+        """Returns the entries of the tokens of a delta's text; keeps those whose text is to come."""
         if delta.reasoning_text or delta.tool_calls:
             # What was waiting became that.
             self._waiting = []

@@ -1,4 +1,4 @@
-"""Two versions that compute otherwise have other names, by which what they computed is told apart."""
+"""The digest of the source changes with whatever code decides what a model answers."""
 
 from __future__ import annotations
 
