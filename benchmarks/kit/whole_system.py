@@ -136,6 +136,11 @@ class WholeSystem:
         return self._peak_bytes
 
     @property
+    def grpc_address(self) -> str:
+        """Where clients reach the gateway."""
+        return self._local.endpoints.grpc
+
+    @property
     def admin_address(self) -> str:
         """Where operators reach the gateway."""
         return self._local.endpoints.admin
