@@ -56,8 +56,7 @@ that nobody knows with `FIELD_INVALID`.
 {responses}
 
 - `input` is a text or items: messages, `function_call`, `function_call_output` and `reasoning`. The consecutive items
-  of an answer become one message of the assistant; `instructions` and the system's and developer's messages behind
-  them become one system message.
+  of an answer become one message of the assistant; `instructions` are a system message before them.
 - Nothing is stored: `store: true`, `previous_response_id` and `conversation` are refused. Send the earlier items again:
   the prefix cache has them.
 - Tools are functions, and namespaces of them. The model is shown a function of a namespace as `namespace__name`, the

@@ -17,11 +17,15 @@ import jinja2.nodes
 import jinja2.sandbox
 
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
+from blockyard.telemetry import EventLogger
+from gateway.text.template_roles import find_roles
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from jinja2.parser import Parser
+
+log = EventLogger(__name__)
 
 _MAX_REASON_CHARACTERS = 150
 
@@ -64,7 +68,12 @@ def _make_environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
 
 
 class ChatTemplate:
-    """One template and the special tokens that it names (`bos_token`, …)."""
+    """One template and the special tokens that it names (`bos_token`, …).
+
+    Attributes:
+        source: its text.
+        roles: which orders of roles it takes, found by rendering some.
+    """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         """Compiles the template; raises BlockyardError MODEL_NOT_LOADED when it is no template."""
@@ -76,6 +85,9 @@ class ChatTemplate:
             ) from None
         self.source = source
         self._special_tokens = dict(special_tokens)
+        self.roles = find_roles(self.render)
+        if changes := self.roles.describe():
+            log.info("the chat template does not take messages in every order", changes=changes)
 
     def render(self, /, **variables: Any) -> str:
         """Renders it, with variables of any name.

@@ -1,6 +1,7 @@
 """Holds a model's chat template to its dialect: the calls that the template writes come out of the scanner again.
 
-`python -m gateway.text.round_trip FOLDER` prints what it finds as JSON, for `blockyard doctor`.
+`python -m gateway.text.round_trip FOLDER` prints what it finds as JSON, and what becomes of messages whose roles the
+template does not take in their order, for `blockyard doctor`.
 """
 
 from __future__ import annotations
@@ -76,14 +77,15 @@ def _value(arguments: str) -> object:
 
 
 def main(arguments: list[str]) -> None:
-    """Prints the dialect of a model folder, and what is wrong with it, as one line of JSON."""
+    """Prints the dialect of a model folder, what is wrong with it, and the changes of roles, as one line of JSON."""
     folder, template, dialect = arguments
     file = Path(template) if template else None
     try:
         tokenizer = load_tokenizer(Path(folder), chat_template_file=file, dialect=dialect or "auto")
     except BlockyardError as error:
         sys.exit(error.message)
-    print(json.dumps(_find(tokenizer)._asdict()))  # noqa: T201 - a program's answer
+    roles = tokenizer.template_roles.describe() if tokenizer.template_roles else None
+    print(json.dumps({**_find(tokenizer)._asdict(), "roles": roles}))  # noqa: T201 - a program's answer
 
 
 def _find(tokenizer: Tokenizer) -> RoundTrip:

@@ -17,6 +17,7 @@ from blockyard.telemetry import EventLogger
 from gateway.dialects.table import AUTO, choose_dialect
 from gateway.text.chat_template import ChatTemplate
 from gateway.text.detokenizer import DetokenizerFactory
+from gateway.text.template_roles import arrange
 from gateway.text.token_texts import TokenTexts
 from gateway.text.vocabulary import TokenizerSettings, find_vocabulary, load_vocabulary
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     import tokenizers
 
     from gateway.text.detokenizer import Detokenizer
+    from gateway.text.template_roles import TemplateRoles
     from gateway.text.vocabulary import Vocabulary
 
 log = EventLogger(__name__)
@@ -136,6 +138,11 @@ class Tokenizer:
         """Whether messages can be rendered."""
         return self._chat_template is not None
 
+    @property
+    def template_roles(self) -> TemplateRoles | None:
+        """Which orders of roles the chat template takes; None without one."""
+        return self._chat_template.roles if self._chat_template else None
+
     def adapt(
         self, vocabulary: Vocabulary | None, chat_template: str | None, special_tokens: dict[str, str]
     ) -> Tokenizer:
@@ -219,6 +226,8 @@ class Tokenizer:
     ) -> str:
         """Renders messages as the prompt that the model was trained on; encode it with add_special_tokens=False.
 
+        An order of roles that the template does not take is changed to one that it does.
+
         Raises BlockyardError: FEATURE_DISABLED when the model has no template, FIELD_INVALID when it refuses.
         """
         if self._chat_template is None:
@@ -228,7 +237,7 @@ class Tokenizer:
             )
         return self._chat_template.render(
             **{"documents": None, **kwargs},
-            messages=messages,
+            messages=arrange(messages, self._chat_template.roles),
             tools=tools,
             add_generation_prompt=add_generation_prompt,
         )

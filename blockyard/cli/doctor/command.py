@@ -15,7 +15,7 @@ from blockyard.cli.doctor.config import DoctorConfiguration
 from blockyard.cli.doctor.findings import Finding, Level
 from blockyard.cli.doctor.kernels import look_at_kernels
 from blockyard.cli.doctor.machine import look_at_machine
-from blockyard.cli.doctor.model import look_at_code, look_at_dialect, look_at_model
+from blockyard.cli.doctor.model import look_at_code, look_at_template, look_at_model
 from blockyard.cli.doctor.services import look_at_services, look_at_settings
 from blockyard.cli.parameters import settings_parameters, with_parameters
 from blockyard.settings import SettingsError, resolve
@@ -54,7 +54,7 @@ def doctor(
 async def _look(configuration: DoctorConfiguration) -> list[Finding]:
     kernels = asyncio.ensure_future(look_at_kernels(configuration.worker))
     findings = list(look_at_machine(configuration))
-    around = [*look_at_code(configuration), *look_at_model(configuration), *look_at_dialect(configuration)]
+    around = [*look_at_code(configuration), *look_at_model(configuration), *look_at_template(configuration)]
     around += look_at_settings(configuration, configuration.internal)
     addresses = configuration.addresses
     around += await look_at_services(

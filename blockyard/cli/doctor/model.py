@@ -42,8 +42,11 @@ def look_at_model(configuration: SystemConfiguration) -> Iterator[Finding]:
     yield good("task", "to generate" if rule is None else f"to {rule.task}, as {rule.source} says")
 
 
-def look_at_dialect(configuration: SystemConfiguration) -> Iterator[Finding]:
-    """Finds how a folder's model writes calls of tools, and whether these come out again. Asks the gateway's code."""
+def look_at_template(configuration: SystemConfiguration) -> Iterator[Finding]:
+    """Finds whether calls of tools that a chat template writes come out again, and which orders of roles it takes.
+
+    Asks the gateway's code.
+    """
     named, text = configuration.model, configuration.text
     folder = Path(named.model or ".").expanduser()
     if not named.model or not folder.is_dir() or find_spec("gateway") is None:
@@ -54,7 +57,7 @@ def look_at_dialect(configuration: SystemConfiguration) -> Iterator[Finding]:
         reason = (done.stderr.strip().splitlines() or ["it ended without a word"])[-1]
         yield bad("dialect", reason, "name another --dialect, or look at the tokenizer's files")
         return
-    dialect, problem = (json.loads(done.stdout)[key] for key in ("dialect", "problem"))
+    dialect, problem, changes = (json.loads(done.stdout)[key] for key in ("dialect", "problem", "roles"))
     advice = "name the right --dialect, or take its answers as text: docs/guides/tools.md"
     if problem:
         yield doubtful("dialect", f"{dialect or 'none'}: {problem}", advice)
@@ -62,6 +65,8 @@ def look_at_dialect(configuration: SystemConfiguration) -> Iterator[Finding]:
         yield doubtful("dialect", "its chat template shows no form of calls of tools that is known", advice)
     else:
         yield good("dialect", f"{dialect}: calls of tools that its chat template writes come out again")
+    if changes is not None:
+        yield good("roles", changes or "its chat template takes system messages and turns in every order")
 
 
 def look_at_code(configuration: SystemConfiguration) -> Iterator[Finding]:

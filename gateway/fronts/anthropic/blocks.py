@@ -11,7 +11,8 @@ from pydantic_core import PydanticCustomError
 from gateway import chat
 from gateway.fronts.http_calls.body_types import BY_TYPE, Neutral, NotServed, Shape, at_most, unsupported
 
-# What a provider is told of a request, not a model. It changes with every request, and prefix caches end before it.
+# Begins a line of the system's texts that is for a provider, not for a model. It changes with every request, and prefix
+# caches would end before it.
 _BILLING = "x-anthropic-billing-header:"
 # Where each kind of block may stand. Others are the API's, and not served.
 _IN_TEXT = frozenset({"text"})
@@ -106,5 +107,16 @@ Content = Annotated[
 
 
 def join_texts(texts: list[TextBlock]) -> str | None:
-    """Makes one content of texts; None where there are none. Leaves out what is for a provider alone."""
-    return chat.join_parts([block.text for block in texts if not block.text.startswith(_BILLING)])
+    """Makes one content of texts; None where there are none."""
+    return chat.join_parts([block.text for block in texts])
+
+
+def join_system_texts(texts: list[TextBlock]) -> str | None:
+    """Makes one content of the system's texts, without the lines for a provider that begin them."""
+    stripped = (_without_billing(block.text) for block in texts)
+    return chat.join_parts([text for text in stripped if text is not None])
+
+
+def _without_billing(text: str) -> str | None:
+    """Leaves out a text's first line if it is for a provider; None: there is nothing else."""
+    return text.partition("\n")[2] or None if text.startswith(_BILLING) else text

@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from blockyard.client.chat import Role, ToolChoice
 from gateway import chat
-from gateway.fronts.anthropic.blocks import TextBlock, ThinkingBlock, ToolResultBlock, ToolUseBlock, join_texts
+from gateway.fronts.anthropic.blocks import (
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+    join_system_texts,
+    join_texts,
+)
 from gateway.fronts.http_calls.places import Placed
 
 if TYPE_CHECKING:
@@ -41,7 +48,7 @@ def conversation_of(body: PromptShape) -> chat.Conversation:
 
 def placed_messages(body: PromptShape) -> list[Placed]:
     """Makes the messages of the conversation, with their places in the body."""
-    content = join_texts(body.system or [])
+    content = join_system_texts(body.system or [])
     system = [Placed(chat.Message(Role.SYSTEM, content), "system")] if content else []
     return [*system, *(each for number, message in enumerate(body.messages) for each in _messages(message, number))]
 
@@ -58,9 +65,10 @@ def _messages(message: MessageShape, number: int) -> Iterator[Placed]:
     calls = [(block.as_call(), at) for block, at in blocks if isinstance(block, ToolUseBlock)]
     thoughts = [block.thinking for block in message.content if isinstance(block, ThinkingBlock)]
     if texts or calls or thoughts or not message.content:
+        role = Role(message.role)
         said = chat.Message(
-            Role(message.role),
-            join_texts(texts),
+            role,
+            join_system_texts(texts) if role is Role.SYSTEM else join_texts(texts),
             tool_calls=tuple(call for call, _ in calls),
             reasoning_content=chat.join_parts(thoughts),
         )

@@ -149,17 +149,14 @@ Items = Annotated[
 def placed_messages(instructions: str | None, items: Items) -> list[Placed]:
     """Makes the messages of a conversation, with their places in the body.
 
-    What an answer consisted of (reasoning, a message, calls) becomes one message of the assistant. Instructions and the
-    system's and developer's messages that follow them are one, since templates know one at the beginning.
+    Instructions are a system message; what an answer consisted of (reasoning, a message, calls) becomes one message of
+    the assistant.
     """
-    messages: list[Placed] = []
+    messages = [Placed(chat.Message(Role.SYSTEM, instructions), "instructions")] if instructions else []
     answer = _Answer()
-    rules = [instructions] if instructions else []
     for number, item in enumerate(items):
         place = f"input[{number}]"
-        if isinstance(item, MessageItem) and item.role in ("system", "developer") and not (messages or answer):
-            rules.append(_join(item.content) or "")
-        elif isinstance(item, CallOutputItem):
+        if isinstance(item, CallOutputItem):
             messages += answer.take()
             message = chat.Message(Role.TOOL, _join(item.output) or "", tool_call_id=item.call_id)
             messages.append(Placed(message, place))
@@ -168,9 +165,7 @@ def placed_messages(instructions: str | None, items: Items) -> list[Placed]:
             messages.append(Placed(chat.Message(Role(item.role), _join(item.content)), place))
         else:
             messages += answer.add(item, place)
-    messages += answer.take()
-    first = [Placed(chat.Message(Role.SYSTEM, "\n".join(rules)), "instructions")] if rules else []
-    return [*first, *messages]
+    return [*messages, *answer.take()]
 
 
 class _Answer:

@@ -74,6 +74,6 @@ def test_the_program_prints_what_it_finds(tmp_path: Path, capsys: pytest.Capture
     for given, dialect in ((str(template), "auto"), ("", "auto"), ("", "kimi")):
         main([str(DEMO_MODEL), given, dialect])
     first, second, third = capsys.readouterr().out.splitlines()
-    assert first == '{"dialect": "hermes", "problem": ""}'
-    assert second == '{"dialect": "", "problem": ""}'
+    assert first == '{"dialect": "hermes", "problem": "", "roles": ""}'
+    assert second == '{"dialect": "", "problem": "", "roles": ""}'
     assert "of a call that the template writes nothing comes out" in third

@@ -51,6 +51,24 @@ def test_a_model_that_is_named_is_looked_at(tmp_path: Path, capsys: Captured) ->
     assert "tokenizer" in failed[1]["text"]
 
 
+@pytest.mark.parametrize(
+    ("guard", "expected"),
+    [
+        ("", "its chat template takes system messages and turns in every order"),
+        (
+            "{% if message.role == 'system' and not loop.first %}{{ raise_exception('first!') }}{% endif %}",
+            "later system messages become <system-reminder> in user turns",
+        ),
+    ],
+)
+def test_what_becomes_of_system_messages_is_told(tmp_path: Path, capsys: Captured, guard: str, expected: str) -> None:
+    template = tmp_path / "chat_template.jinja"
+    template.write_text("{% for message in messages %}" + guard + "{{ message.content }}{% endfor %}")
+    assert run("doctor", *PORTS, f"--model={DEMO_FOLDER}", f"--chat-template={template}", "--json") == 0
+    (roles,) = [each for each in json.loads(capsys.readouterr().out) if each["subject"] == "roles"]
+    assert (roles["level"], roles["text"]) == ("ok", expected)
+
+
 @pytest.fixture
 def taken() -> Iterator[int]:
     with socket.create_server(("127.0.0.1", 0)) as listener:

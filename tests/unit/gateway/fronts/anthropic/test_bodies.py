@@ -67,6 +67,42 @@ def test_a_coding_agents_turn_becomes_a_conversation() -> None:
     assert not conversation.continue_final_message
 
 
+BILLING = "x-anthropic-billing-header: cc_version=2.1.9.ab3; cch=1f2e3;"
+
+
+@pytest.mark.parametrize(
+    ("system", "expected"),
+    [
+        (BILLING, None),
+        (f"{BILLING}\n", None),
+        (f"{BILLING}\nBe brief.\nBe kind.", "Be brief.\nBe kind."),
+        (f"{BILLING}\r\nBe brief.", "Be brief."),
+        (f"{BILLING}\n\nBe brief.", "\nBe brief."),
+        (f"Be brief.\n{BILLING}", f"Be brief.\n{BILLING}"),
+        ([BILLING], None),
+        ([BILLING, "Be brief."], "Be brief."),
+        (["Be kind.", f"{BILLING}\nBe brief."], "Be kind.\nBe brief."),
+        ([f"{BILLING}\nBe brief.", "", "Be kind."], "Be brief.\n\nBe kind."),
+    ],
+)
+def test_of_the_systems_text_the_line_for_a_provider_alone_is_left_out(system: Any, expected: str | None) -> None:
+    content = system if isinstance(system, str) else [{"type": "text", "text": text} for text in system]
+    hi = {"role": "user", "content": "Hi"}
+    told = conversation_of(ASKED | {"system": content, "messages": [hi]}).messages
+    assert told == ((Message(Role.SYSTEM, expected),) if expected else ()) + (Message(Role.USER, "Hi"),)
+    told = conversation_of(ASKED | {"messages": [hi, {"role": "system", "content": content}]}).messages
+    assert told == (Message(Role.USER, "Hi"), Message(Role.SYSTEM, expected))
+
+
+def test_what_the_user_and_tools_say_is_left_whole() -> None:
+    text = f"{BILLING}\nWhat is that?"
+    result = {"type": "tool_result", "tool_use_id": "t", "content": text}
+    messages = conversation_of(
+        ASKED | {"messages": [{"role": "user", "content": [result, {"type": "text", "text": text}]}]}
+    )
+    assert [each.content for each in messages.messages] == [text, text]
+
+
 def test_an_answer_goes_on_with_a_final_message_of_the_assistant() -> None:
     conversation = conversation_of(TITLE_OF_AGENT)
     assert conversation.continue_final_message

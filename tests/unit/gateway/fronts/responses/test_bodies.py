@@ -66,7 +66,8 @@ def conversation_of(body: dict[str, Any]) -> Conversation:
 def test_a_coding_agents_turn_becomes_a_conversation() -> None:
     conversation = conversation_of(CODING_AGENT)
     assert conversation.messages == (
-        Message(Role.SYSTEM, "You are a coding agent.\nThe directory is /src."),
+        Message(Role.SYSTEM, "You are a coding agent."),
+        Message(Role.DEVELOPER, "The directory is /src."),
         Message(Role.USER, "Fix the test."),
         Message(
             Role.ASSISTANT,

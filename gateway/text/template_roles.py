@@ -1,0 +1,198 @@
+"""Finds which orders of roles a chat template takes, and puts messages into one of them.
+
+Clients send a system's message wherever they like; some templates refuse or lose it there, and some want the user and
+the assistant to alternate. Which, small conversations show that are rendered when the template is loaded. The order
+depends on what stands before a message alone, so that a prompt stays the beginning of the next one's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from blockyard.errors import BlockyardError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+Json = dict[str, Any]
+
+_PARAMETERS = {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]}
+_FUNCTION = {"name": "look_up", "description": "Looks it up.", "parameters": _PARAMETERS}
+_TOOLS: list[Json] = [{"type": "function", "function": _FUNCTION}]
+# Some templates want ids of nine letters and digits.
+_CALL_ID = "a1b2c3d4e"
+_CALL: Json = {"id": _CALL_ID, "type": "function", "function": {"name": "look_up", "arguments": {"place": "here"}}}
+# Conversations by the first letters of their roles; C is an answer that thinks and calls a tool, T the tool's result.
+_WITH_LATER_SYSTEM = ("SUS", "US", "SSU", "SUAS", "SUASU", "UASU", "SUSAUS", "SUCTS")
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateRoles:
+    """Which orders of roles a chat template takes.
+
+    Attributes:
+        takes_system: it writes a system's message at the beginning.
+        takes_later_system: it writes a system's message wherever that stands, and there.
+        takes_turns_in_a_row: the user, or the assistant, may speak twice in a row.
+        takes_user_behind_tool: a user's turn may stand behind a tool's result.
+        keeps_turns_before_user: a user's turn there leaves what stands before it as it was; false where it takes the
+            reasoning out of the answer that called the tool.
+    """
+
+    takes_system: bool = True
+    takes_later_system: bool = True
+    takes_turns_in_a_row: bool = True
+    takes_user_behind_tool: bool = True
+    keeps_turns_before_user: bool = True
+
+    def describe(self) -> str:
+        """Says what becomes of messages that the template does not take as they are; empty: there are none."""
+        return "; ".join(self._find_changes())
+
+    def _find_changes(self) -> Iterator[str]:
+        if not self.takes_system:
+            yield "the first system message goes into the first user turn"
+        if not self.takes_later_system:
+            yield "later system messages become <system-reminder> in user turns"
+        if not self.takes_turns_in_a_row:
+            yield "turns of one role in a row become one"
+        if not self.takes_user_behind_tool:
+            yield "a user turn behind a tool's result goes into the result"
+        elif not (self.takes_later_system or self.keeps_turns_before_user):
+            yield "a reminder behind a tool's result goes into the result, which keeps the reasoning before it"
+
+
+def find_roles(render: Callable[..., str]) -> TemplateRoles:
+    """Renders small conversations to find which of them a template takes.
+
+    A template that refuses every conversation, or writes no texts of messages, is taken to take all.
+
+    Args:
+        render: renders a template with `messages`, `tools` and `add_generation_prompt`, or raises BlockyardError.
+    """
+    probe = _Probe(render)
+    if not probe.takes("U", "UAU"):
+        return TemplateRoles()
+    takes_system = probe.takes("SU")
+    takes_user_behind_tool = probe.takes("UCTU")
+    return TemplateRoles(
+        takes_system=takes_system,
+        takes_later_system=takes_system and probe.takes(*_WITH_LATER_SYSTEM),
+        takes_turns_in_a_row=probe.takes("UU", "UAUU"),
+        takes_user_behind_tool=takes_user_behind_tool,
+        keeps_turns_before_user=not takes_user_behind_tool or probe.keeps("UCT", "UCTU"),
+    )
+
+
+class _Probe:
+    """Renders conversations with and without tools, as far as the template takes any."""
+
+    def __init__(self, render: Callable[..., str]) -> None:
+        self._render_template = render
+        self._tools = [tools for tools in (None, _TOOLS) if self._writes("U", tools)]
+        self._calls_tools = _TOOLS in self._tools and self._writes("UCT", _TOOLS)
+
+    def takes(self, *conversations: str) -> bool:
+        """Returns whether the template writes the texts of conversations in their order; true of calls it has not."""
+        return bool(self._tools) and all(
+            self._writes(roles, tools)
+            for roles in conversations
+            for tools in (self._tools if "C" not in roles else [_TOOLS] * self._calls_tools)
+        )
+
+    def keeps(self, conversation: str, longer: str) -> bool:
+        """Returns whether all up to the last text of a conversation is the same in a longer one."""
+        if not self._calls_tools:
+            return True
+        short, long = self._render(conversation, _TOOLS), self._render(longer, _TOOLS)
+        last = _text(len(conversation) - 1)
+        return short is not None and long is not None and long.startswith(short[: short.rindex(last) + len(last)])
+
+    def _writes(self, roles: str, tools: list[Json] | None) -> bool:
+        rendered = self._render(roles, tools)
+        if rendered is None:
+            return False
+        texts = (_text(number) for number, role in enumerate(roles) if role != "C")
+        places = [rendered.find(text) for text in texts]
+        return -1 not in places and places == sorted(places)
+
+    def _render(self, roles: str, tools: list[Json] | None) -> str | None:
+        messages = [_make_message(role, _text(number)) for number, role in enumerate(roles)]
+        try:
+            return self._render_template(messages=messages, tools=tools, documents=None, add_generation_prompt=False)
+        except BlockyardError:
+            return None
+
+
+def _text(number: int) -> str:
+    return f"probe-{number}-text"
+
+
+def _make_message(role: str, text: str) -> Json:
+    match role:
+        case "C":
+            return {"role": "assistant", "content": "", "reasoning_content": text, "tool_calls": [_CALL]}
+        case "T":
+            return {"role": "tool", "content": text, "tool_call_id": _CALL_ID, "name": "look_up"}
+        case _:
+            return {"role": {"S": "system", "U": "user", "A": "assistant"}[role], "content": text}
+
+
+def arrange(messages: Sequence[Json], roles: TemplateRoles) -> list[Json]:
+    """Puts messages, as templates read them, into an order of roles that a template takes.
+
+    No text moves in front of another one. What a template takes stays as it is.
+    """
+    arranged = list(messages)
+    if roles == TemplateRoles():
+        return arranged
+    num_leading = next((place for place, each in enumerate(arranged) if each["role"] != "system"), len(arranged))
+    leading, rest = arranged[:num_leading], arranged[num_leading:]
+    arranged = leading if roles.takes_later_system else _begin(leading, rest, roles)
+    for message in rest:
+        is_reminder = message["role"] == "system" and not roles.takes_later_system
+        if is_reminder and not message["content"]:
+            continue
+        turn = _make_reminder(message) if is_reminder else message
+        if arranged and _joins(arranged[-1], turn, roles, is_reminder=is_reminder):
+            arranged[-1] = _join(arranged[-1], turn)
+        else:
+            arranged.append(turn)
+    return arranged
+
+
+def _begin(leading: list[Json], rest: list[Json], roles: TemplateRoles) -> list[Json]:
+    """Makes one message of the first ones of the system, and a user's if the template knows no system.
+
+    A user's first turn is taken out of `rest` for that.
+    """
+    if not leading:
+        return []
+    text = "\n\n".join(each["content"] for each in leading if each["content"])
+    if roles.takes_system:
+        return [leading[0] | {"content": text}]
+    turn: Json = {"role": "user", "content": text}
+    return [_join(turn, rest.pop(0))] if rest and rest[0]["role"] == "user" else [turn]
+
+
+def _make_reminder(message: Json) -> Json:
+    return {"role": "user", "content": f"<system-reminder>\n{message['content']}\n</system-reminder>"}
+
+
+def _joins(previous: Json, turn: Json, roles: TemplateRoles, *, is_reminder: bool) -> bool:
+    """Returns whether a turn becomes a part of the one before it."""
+    if previous["role"] == "tool":
+        stands_alone = roles.takes_user_behind_tool and (roles.keeps_turns_before_user or not is_reminder)
+        return turn["role"] == "user" and not stands_alone
+    speaks_again = previous["role"] == turn["role"] and turn["role"] in ("user", "assistant")
+    return speaks_again and not roles.takes_turns_in_a_row and "tool_calls" not in previous
+
+
+def _join(first: Json, second: Json) -> Json:
+    """Makes one message of two: the texts one below the other, and the role of the first."""
+    fields = second | first
+    for name, separator in (("content", "\n\n"), ("reasoning_content", "\n\n")):
+        if texts := [each[name] for each in (first, second) if each.get(name)]:
+            fields[name] = separator.join(texts)
+    return fields
