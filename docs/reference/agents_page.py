@@ -26,8 +26,10 @@ that nobody knows with `FIELD_INVALID`.
 {messages}
 
 - Blocks are `text`, `thinking`, `redacted_thinking` (left out: nobody can read it here), `tool_use` and `tool_result`.
-  A line of the system prompt that begins with `x-anthropic-billing-header:` is left out: it is for a provider, and it
-  changes with every request, so that no prefix would be found in the cache.
+  The first line of a system text is left out if it begins with `x-anthropic-billing-header:`: it is for a provider, and
+  it changes with every request, so that no prefix would be found in the cache.
+- `system` is a system message before the others. What becomes of system messages in places where the model's chat
+  template takes none: [the guide](../guides/agents.md#system-messages-behind-others).
 - `thinking` sets the template's `enable_thinking`, `output_config.effort` its `reasoning_effort`. What the model thinks
   comes in `thinking` blocks, whose `signature` is empty; with `display: "omitted"` they are empty. `budget_tokens` and
   `cache_control` are taken without effect: the prefix cache works by itself, and `cache_read_input_tokens` says how

@@ -279,7 +279,8 @@ likeliest tokens are told beside each, 0 to 20; with `echo`, those of the prompt
 {chat}
 
 Messages have the roles `system`, `developer` (which the chat template gets as `system`), `user`, `assistant` and
-`tool`, and a text, whole or in parts. The model's chat template makes a prompt of them; `chat_template_kwargs`,
+`tool`, and a text, whole or in parts. The model's chat template makes a prompt of them, in
+[an order of roles that it takes](../guides/agents.md#system-messages-behind-others); `chat_template_kwargs`,
 `documents` and `reasoning_effort` are its variables; `"none"` sets `enable_thinking` to false, too. Without
 `max_tokens` or `max_completion_tokens` an answer may be as long as the model allows. The `bytes` of the tokens in
 `logprobs` together are the text, but for what a stop cuts off; they are null for a special token, which is not in it.

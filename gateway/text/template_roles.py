@@ -24,6 +24,7 @@ _TOOLS: list[Json] = [{"type": "function", "function": _FUNCTION}]
 _CALL_ID = "a1b2c3d4e"
 _CALL: Json = {"id": _CALL_ID, "type": "function", "function": {"name": "look_up", "arguments": {"place": "here"}}}
 # Conversations by the first letters of their roles; C is an answer that thinks and calls a tool, T the tool's result.
+_WITH_SYSTEM = ("SU", "SUAU", "SUCT")
 _WITH_LATER_SYSTEM = ("SUS", "US", "SSU", "SUAS", "SUASU", "UASU", "SUSAUS", "SUCTS")
 
 
@@ -32,7 +33,7 @@ class TemplateRoles:
     """Which orders of roles a chat template takes.
 
     Attributes:
-        takes_system: it writes a system's message at the beginning.
+        takes_system: it writes a system's message at the beginning, and leaves it there.
         takes_later_system: it writes a system's message wherever that stands, and there.
         takes_turns_in_a_row: the user, or the assistant, may speak twice in a row.
         takes_user_behind_tool: a user's turn may stand behind a tool's result.
@@ -74,7 +75,7 @@ def find_roles(render: Callable[..., str]) -> TemplateRoles:
     probe = _Probe(render)
     if not probe.takes("U", "UAU"):
         return TemplateRoles()
-    takes_system = probe.takes("SU")
+    takes_system = probe.takes(*_WITH_SYSTEM)
     takes_user_behind_tool = probe.takes("UCTU")
     return TemplateRoles(
         takes_system=takes_system,
@@ -149,50 +150,51 @@ def arrange(messages: Sequence[Json], roles: TemplateRoles) -> list[Json]:
         return arranged
     num_leading = next((place for place, each in enumerate(arranged) if each["role"] != "system"), len(arranged))
     leading, rest = arranged[:num_leading], arranged[num_leading:]
-    arranged = leading if roles.takes_later_system else _begin(leading, rest, roles)
+    turns = [[each] for each in leading] if roles.takes_later_system else _begin(leading, rest, roles)
     for message in rest:
         is_reminder = message["role"] == "system" and not roles.takes_later_system
         if is_reminder and not message["content"]:
             continue
-        turn = _make_reminder(message) if is_reminder else message
-        if arranged and _joins(arranged[-1], turn, roles, is_reminder=is_reminder):
-            arranged[-1] = _join(arranged[-1], turn)
+        part = _make_reminder(message) if is_reminder else message
+        if turns and _joins(turns[-1], part, roles, is_reminder=is_reminder):
+            turns[-1].append(part)
         else:
-            arranged.append(turn)
-    return arranged
+            turns.append([part])
+    return [_join(parts) for parts in turns]
 
 
-def _begin(leading: list[Json], rest: list[Json], roles: TemplateRoles) -> list[Json]:
-    """Makes one message of the first ones of the system, and a user's if the template knows no system.
+def _begin(leading: list[Json], rest: list[Json], roles: TemplateRoles) -> list[list[Json]]:
+    """Makes one turn of the first messages of the system, and a user's if the template knows no system.
 
-    A user's first turn is taken out of `rest` for that.
+    A user's first message is taken out of `rest` for that.
     """
     if not leading:
         return []
-    text = "\n\n".join(each["content"] for each in leading if each["content"])
     if roles.takes_system:
-        return [leading[0] | {"content": text}]
-    turn: Json = {"role": "user", "content": text}
-    return [_join(turn, rest.pop(0))] if rest and rest[0]["role"] == "user" else [turn]
+        return [leading]
+    turn = [{"role": "user", "content": each["content"]} for each in leading]
+    return [[*turn, rest.pop(0)] if rest and rest[0]["role"] == "user" else turn]
 
 
 def _make_reminder(message: Json) -> Json:
     return {"role": "user", "content": f"<system-reminder>\n{message['content']}\n</system-reminder>"}
 
 
-def _joins(previous: Json, turn: Json, roles: TemplateRoles, *, is_reminder: bool) -> bool:
-    """Returns whether a turn becomes a part of the one before it."""
-    if previous["role"] == "tool":
+def _joins(turn: list[Json], part: Json, roles: TemplateRoles, *, is_reminder: bool) -> bool:
+    """Returns whether a message becomes a part of the turn before it."""
+    if turn[0]["role"] == "tool":
         stands_alone = roles.takes_user_behind_tool and (roles.keeps_turns_before_user or not is_reminder)
-        return turn["role"] == "user" and not stands_alone
-    speaks_again = previous["role"] == turn["role"] and turn["role"] in ("user", "assistant")
-    return speaks_again and not roles.takes_turns_in_a_row and "tool_calls" not in previous
+        return part["role"] == "user" and not stands_alone
+    speaks_again = turn[0]["role"] == part["role"] and part["role"] in ("user", "assistant")
+    return speaks_again and not roles.takes_turns_in_a_row and "tool_calls" not in turn[-1]
 
 
-def _join(first: Json, second: Json) -> Json:
-    """Makes one message of two: the texts one below the other, and the role of the first."""
-    fields = second | first
-    for name, separator in (("content", "\n\n"), ("reasoning_content", "\n\n")):
-        if texts := [each[name] for each in (first, second) if each.get(name)]:
-            fields[name] = separator.join(texts)
+def _join(parts: list[Json]) -> Json:
+    """Makes one message of several: their texts one below the other, and the role of the first."""
+    if len(parts) == 1:
+        return parts[0]
+    fields = {name: value for part in reversed(parts) for name, value in part.items()}
+    for name in ("content", "reasoning_content"):
+        if texts := [part[name] for part in parts if part.get(name)]:
+            fields[name] = "\n\n".join(texts)
     return fields

@@ -15,7 +15,7 @@ from blockyard.cli.doctor.config import DoctorConfiguration
 from blockyard.cli.doctor.findings import Finding, Level
 from blockyard.cli.doctor.kernels import look_at_kernels
 from blockyard.cli.doctor.machine import look_at_machine
-from blockyard.cli.doctor.model import look_at_code, look_at_template, look_at_model
+from blockyard.cli.doctor.model import look_at_code, look_at_model, look_at_template
 from blockyard.cli.doctor.services import look_at_services, look_at_settings
 from blockyard.cli.parameters import settings_parameters, with_parameters
 from blockyard.settings import SettingsError, resolve

@@ -64,6 +64,15 @@ MISTRAL = (
     + _TURN + "{%- endfor %}" + _PROMPT
 )  # fmt: skip
 
+# Mistral 7B v0.3 and Nemo write the system's text into the last turn, if that is the user's, and lose it else.
+MOVING = (
+    "{%- set first = messages[0].role == 'system' %}{%- set turns = messages[1:] if first else messages %}"
+    "{%- for m in turns %}{%- if m.role == 'user' and loop.last and first %}"
+    "{{- '<user>' ~ messages[0].content ~ '\n\n' ~ m.content ~ '</>' }}{%- else %}"
+    + _guard("m.role == 'system'", "Only user, assistant and tool roles are supported, and an initial system message!")
+    + _TURN + "{%- endif %}{%- endfor %}" + _PROMPT
+)  # fmt: skip
+
 # DeepSeek V3 collects what the system says at the beginning; gpt-oss and MiniMax M2 lose it.
 HOISTING = (
     "{%- for m in messages if m.role == 'system' %}{{- m.content }}{%- endfor %}"
@@ -97,6 +106,7 @@ TEMPLATES = {
         MISTRAL,
         TemplateRoles(takes_later_system=False, takes_turns_in_a_row=False, takes_user_behind_tool=False),
     ),
+    "moving": (MOVING, TemplateRoles(takes_system=False, takes_later_system=False)),
     "hoisting": (HOISTING, ONE_SYSTEM),
     "losing": (LOSING, ONE_SYSTEM),
     "with tools": (WITH_TOOLS, ONE_SYSTEM),

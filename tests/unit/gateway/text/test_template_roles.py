@@ -18,7 +18,7 @@ Json = dict[str, Any]
 TOKENS = {"bos_token": "<s>"}
 # Each refuses, or moves, a system's message behind others.
 STRICT = [name for name, (_, roles) in TEMPLATES.items() if not roles.takes_later_system]
-WITH_TOOLS = {"Qwen3.5", "Mistral Small", "hoisting", "losing"}
+WITH_TOOLS = {"Qwen3.5", "Mistral Small", "moving", "hoisting", "losing"}
 NO_SYSTEM = TemplateRoles(takes_system=False, takes_later_system=False, takes_turns_in_a_row=False)
 QWEN = TEMPLATES["Qwen3.5"][1]
 MISTRAL = TEMPLATES["Mistral Small"][1]
