@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from google.protobuf.duration_pb2 import Duration
     from google.protobuf.internal.containers import RepeatedScalarFieldContainer
+    from google.protobuf.message import Message
 
     from blockyard.capacity.adapters import LoraLimits
     from blockyard.capacity.memory import CachePlan
@@ -139,12 +140,16 @@ def _too_large(message: worker_pb2.ExecuteModelRequest, max_num_seqs: int) -> St
 
 def _find_too_large(message: worker_pb2.ExecuteModelRequest, max_num_seqs: int) -> list[Violation]:
     most_of = dict.fromkeys(_ROWS, max_num_seqs) | dict.fromkeys(_LISTS, 2 * max_num_seqs) | _FINISHED
+    return _find_long(message, most_of)
+
+
+def _find_long(message: Message, most_of: Mapping[str, int], prefix: str = "") -> list[Violation]:
     sizes = [(name, len(getattr(message, name)), most) for name, most in most_of.items()]
-    if not any(size > most for name, size, most in sizes if name == "new_sequences"):
-        for index, new in enumerate(message.new_sequences):
-            for name, most in _LISTS_OF_SAMPLING.items():
-                sizes.append((f"new_sequences[{index}].sampling.{name}", len(getattr(new.sampling, name)), most))
-    return [Violation(name, f"{size} entries, at most {most} are allowed") for name, size, most in sizes if size > most]
+    return [
+        Violation(prefix + name, f"{size} entries, at most {most} are allowed")
+        for name, size, most in sizes
+        if size > most
+    ]
 
 
 def _decode_column(numbers: RepeatedScalarFieldContainer[int]) -> Array:
@@ -160,6 +165,7 @@ def _decode_pairs(message: worker_pb2.ExecuteModelRequest, field: PairsField) ->
 
 
 def _decode_new_sequence(message: worker_pb2.NewSequence) -> NewSequence:
+    too_long = _find_long(message.sampling, _LISTS_OF_SAMPLING, "sampling.")
     return NewSequence(
         sequence_id=message.sequence_id,
         sequence_index=message.sequence_index,
@@ -167,7 +173,8 @@ def _decode_new_sequence(message: worker_pb2.NewSequence) -> NewSequence:
         prompt_length=message.prompt_length,
         num_computed_tokens=message.num_computed_tokens,
         block_ids=np.array(message.block_ids, np.int64),
-        sampling=_decode_sampling(message.sampling),
+        sampling=SamplingParams() if too_long else _decode_sampling(message.sampling),
+        rejection=invalid(too_long) if too_long else None,
         has_sampling=message.HasField("sampling"),
         min_tokens=message.min_tokens,
         stop_token_ids=tuple(message.stop_token_ids),

@@ -98,11 +98,27 @@ class NewSequence:
     pooling: Pooling | None = None
     # Whether it came with sampling parameters, as it should.
     has_sampling: bool = True
+    # Why it fails alone, whatever else it has.
+    rejection: BlockyardError | None = None
 
     @property
     def num_virtual_tokens(self) -> int:
         """How many ids are those of a soft prompt: they stand first, in the prompt."""
         return int(np.count_nonzero(self.token_ids >= FIRST_VIRTUAL_ID)) if self.lora_id else 0
+
+    def reject(self, error: BlockyardError) -> NewSequence:
+        """Returns a sequence in its place that asks for nothing: its row computes nothing, and fails with the error."""
+        return NewSequence(
+            self.sequence_id,
+            self.sequence_index,
+            token_ids=np.zeros(1, np.int64),
+            prompt_length=1,
+            num_computed_tokens=0,
+            block_ids=self.block_ids,
+            trace_context=self.trace_context,
+            request_id=self.request_id,
+            rejection=error,
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from blockyard.errors import BlockyardError
     from worker_service.batch.step_layout import StepLayout
     from worker_service.pooling.rows import PoolingRequest
     from worker_service.step import Array, Step
@@ -52,8 +53,8 @@ class ForwardBatch:
 
     `seq_lens` int64 [C], `block_tables` int32 [groups * C, widest], those of one KV group after those of another, and
     `token_ids` int64 [T] feed the forward pass, together with the layout's `num_new_tokens`; each is contiguous.
-    `computed_lengths` are those of the layout's `computed_rows`. Two steps may share a layout: nobody writes to its
-    arrays.
+    `computed_lengths` are those of the layout's `computed_rows`. `rejections` are sequences of the step, among the
+    layout's `skipped_ids`, that fail, and why. Two steps may share a layout: nobody writes to its arrays.
     """
 
     layout: StepLayout
@@ -63,6 +64,7 @@ class ForwardBatch:
     prompts: tuple[PromptPiece, ...]
     computed_lengths: Array
     pooled: tuple[PooledPiece, ...] = ()
+    rejections: tuple[tuple[int, BlockyardError], ...] = ()
 
     @property
     def pooled_rows(self) -> Array:
@@ -100,3 +102,10 @@ def find_pooled(
         )
         for place in layout.computing.tolist()
     )
+
+
+def find_rejections(step: Step, rejections: Mapping[int, BlockyardError]) -> tuple[tuple[int, BlockyardError], ...]:
+    """Finds the sequences of a step that were rejected, and why; `rejections`: of all that have a row."""
+    if not rejections:
+        return ()
+    return tuple((each, rejections[each]) for each in step.sequence_ids if each in rejections)

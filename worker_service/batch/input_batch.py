@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from worker_service.batch.forward_batch import ForwardBatch, PromptPiece, find_pooled
+from worker_service.batch.forward_batch import ForwardBatch, PromptPiece, find_pooled, find_rejections
 from worker_service.batch.late_rows import UNKNOWN, LateRows
 from worker_service.batch.row_requests import RequestTable, with_rows
 from worker_service.batch.step_layout import StepLayout, layout_key, make_layout
@@ -23,6 +23,7 @@ from worker_service.step import NO_IDS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from blockyard.errors import BlockyardError
     from blockyard.model_config.pooling.rule import PoolingRule
     from worker_service.batch.row_requests import Followers, RowRequests
     from worker_service.grammars.matchers import Grammars
@@ -125,6 +126,8 @@ class InputBatch:
         # What is sampled comes back with the scheduler's next steps: nothing is appended or ends here.
         self.takes_ids = False
         self._row_of: dict[int, int] = {}
+        # Of sequences that were wrong from the beginning, and of their children. They have ended.
+        self._rejections: dict[int, BlockyardError] = {}
         self._free: list[int] = []
         self._requests = RequestTable(limits.vocab_size, limits.rule, grammars)
         # The last row is nobody's and stays zero.
@@ -217,6 +220,7 @@ class InputBatch:
         for sequence_id in sequence_ids:
             if (row := self._row_of.pop(sequence_id, None)) is not None:
                 self._found = _NOTHING_FOUND
+                self._rejections.pop(sequence_id, None)
                 self._requests.forget(row)
                 self._free.append(row)
 
@@ -244,13 +248,17 @@ class InputBatch:
     def _add(self, sequence: NewSequence) -> None:
         row = self._take_row(sequence.sequence_id)
         self._requests.add(row, sequence)
-        self._progress[row] = (len(sequence.token_ids), sequence.num_computed_tokens, 0, False)
+        if ended := sequence.rejection is not None:
+            self._rejections[sequence.sequence_id] = sequence.rejection
+        self._progress[row] = (len(sequence.token_ids), sequence.num_computed_tokens, 0, ended)
         self._token_ids[row, : len(sequence.token_ids)] = sequence.token_ids
         self._write_table(row, sequence.block_ids)
 
     def _fork(self, fork: Fork) -> None:
         parent = self._row_of[fork.parent_id]
         child = self._take_row(fork.child_id)
+        if fork.parent_id in self._rejections:
+            self._rejections[fork.child_id] = self._rejections[fork.parent_id]
         num_tokens = self._progress["num_tokens"][parent]
         self._requests.fork(parent, child, fork.sequence_index)
         self._progress[child] = self._progress[parent]
@@ -297,6 +305,7 @@ class InputBatch:
             prompts=tuple(self._prompts(step, layout)) if layout.prompt_places else (),
             computed_lengths=lengths[layout.sources],
             pooled=find_pooled(step, layout, lengths, progress["num_tokens"], self._requests.poolings),
+            rejections=find_rejections(step, self._rejections),
         )
 
     def _find_layout(self, step: Step, rows: Array, ended: Flags, is_due: Flags) -> StepLayout:

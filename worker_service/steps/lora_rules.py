@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from blockyard.errors import Violation
-from blockyard.lora.virtual_tokens import virtual_ids
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from worker_service.batch.input_batch import InputBatch
     from worker_service.lora.slots import LoraSlots
-    from worker_service.step import Array, NewSequence, Step
+    from worker_service.step import Array, Step
 
 
 def wrong_loras(step: Step, batch: InputBatch, slots: LoraSlots) -> Iterable[Violation]:
@@ -22,8 +21,6 @@ def wrong_loras(step: Step, batch: InputBatch, slots: LoraSlots) -> Iterable[Vio
     for index, new in enumerate(step.new_sequences):
         if new.lora_id and not slots.knows(new.lora_id):
             yield Violation(f"new_sequences[{index}].lora_id", f"adapter {new.lora_id} is not in the cache")
-        elif new.lora_id:
-            yield from _wrong_virtual_tokens(f"new_sequences[{index}].token_ids", new, slots)
     wrong = list(_wrong_activations(step, slots))
     yield from wrong
     if wrong or not len(slots) or not step.sequence_ids:
@@ -33,15 +30,6 @@ def wrong_loras(step: Step, batch: InputBatch, slots: LoraSlots) -> Iterable[Vio
     if np.count_nonzero(missing):
         names = [step.sequence_ids[index] for index in np.flatnonzero(missing)[:8].tolist()]
         yield Violation("sequence_ids", f"sequences {names}: their adapters are in no slot")
-
-
-def _wrong_virtual_tokens(name: str, new: NewSequence, slots: LoraSlots) -> Iterable[Violation]:
-    expected = virtual_ids(slots.num_virtual_tokens(new.lora_id))
-    first = new.token_ids[: len(expected)]
-    if new.num_virtual_tokens != len(expected) or not np.array_equal(first, expected):
-        yield Violation(name, f"must begin with the {len(expected)} virtual tokens of adapter {new.lora_id}")
-    elif new.prompt_length < len(expected):
-        yield Violation(name, f"the prompt is shorter than the {len(expected)} virtual tokens before it")
 
 
 def _wrong_activations(step: Step, slots: LoraSlots) -> Iterable[Violation]:

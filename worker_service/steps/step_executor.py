@@ -22,6 +22,7 @@ from blockyard.telemetry import EventLogger
 from worker_service.runner.model_runner import RunnerOutput
 from worker_service.sampling.sampler import Sampled
 from worker_service.step import Step, StepResult, StepTimes
+from worker_service.steps.new_sequences import reject_wrong
 from worker_service.steps.step_results import make_result
 from worker_service.steps.validation import check_step
 
@@ -127,14 +128,13 @@ class StepExecutor:
         begin = time.perf_counter()
         times = StepTimes(queue_seconds=begin - arrival)
         try:
-            refusal = self._find_refusal(step)
-            if refusal is None:
-                self._apply(step)
-                if not self.batch.must_wait(step):
-                    self._launched.append(self._launch(step, times, begin))
-                    return finished
-                finished += self.finish_all()
-                return [*finished, (step, self._compute(step, times))]
+            step = self._check(step)
+            self._apply(step)
+            if not self.batch.must_wait(step):
+                self._launched.append(self._launch(step, times, begin))
+                return finished
+            finished += self.finish_all()
+            return [*finished, (step, self._compute(step, times))]
         except Exception as error:  # noqa: BLE001 - becomes a refusal
             refusal = self._explain(step, error)
         return [*finished, *self.finish_all(), (step, self._refuse(step, refusal, times))]
@@ -184,7 +184,7 @@ class StepExecutor:
         times.begun_at = max(each.begin, self._last_finished_at)
         times.forward_seconds, self._last_finished_at = now - times.begun_at, now
         sampled = Sampled(token_ids, failed & ~skipped, np.zeros_like(failed), finite=finite)
-        result = make_result(step, each.forward_batch.layout, RunnerOutput(sampled), times, skipped)
+        result = make_result(step, each.forward_batch, RunnerOutput(sampled), times, skipped)
         if self.recorder is not None:
             self.recorder.record(step, each.begin, times)
         return step, result
@@ -199,12 +199,11 @@ class StepExecutor:
         begin = time.perf_counter()
         times = StepTimes(queue_seconds=begin - arrival)
         try:
-            refusal = self._find_refusal(step)
-            if refusal is None:
-                result = self._execute_as_rank(step, times)
-                if self.recorder is not None:
-                    self.recorder.record(step, begin, times)
-                return result
+            step = self._check(step)
+            result = self._execute_as_rank(step, times)
+            if self.recorder is not None:
+                self.recorder.record(step, begin, times)
+            return result
         except Exception as error:  # noqa: BLE001 - becomes a refusal
             refusal = self._explain(step, error)
         return self._refuse(step, refusal, times)
@@ -222,17 +221,21 @@ class StepExecutor:
         """Returns whether nobody waits for the answer to a step."""
         return result.refusal is None and self._ranks is not None and self._ranks.is_silent(step)
 
-    def _find_refusal(self, step: Step) -> BlockyardError | None:
+    def _check(self, step: Step) -> Step:
+        """Returns the step to execute, in which wrong new sequences are rejected; raises what it is refused with."""
         if self._refused is not None:
-            return self._refused_before()
+            raise self._refused_before()
         if step.epoch != self.epoch:
-            return BlockyardError(Reason.WRONG_STATE, f"epoch {step.epoch} came while epoch {self.epoch} runs")
+            raise BlockyardError(Reason.WRONG_STATE, f"epoch {step.epoch} came while epoch {self.epoch} runs")
         if step.step_id != self._last_step_id + 1:
             message = f"step {step.step_id} came where step {self._last_step_id + 1} of epoch {self.epoch} is due"
-            return BlockyardError(Reason.WRONG_STATE, message)
-        return step.decode_error or check_step(
-            step, self.batch, self.cache.num_device_blocks, self.cache.num_host_blocks, self.runner.slots
-        )
+            raise BlockyardError(Reason.WRONG_STATE, message)
+        if step.decode_error is not None:
+            raise step.decode_error
+        step, cache = reject_wrong(step, self.batch.limits, self.runner.slots), self.cache
+        if error := check_step(step, self.batch, cache.num_device_blocks, cache.num_host_blocks, self.runner.slots):
+            raise error
+        return step
 
     def _refused_before(self) -> BlockyardError:
         return BlockyardError(Reason.WRONG_STATE, f"step {self._refused} of epoch {self.epoch} was refused")
@@ -281,4 +284,4 @@ class StepExecutor:
         times.cache_operations_seconds = moved - resolved
         times.forward_seconds = resolved - started + planned - moved + output.forward_seconds
         times.sample_seconds = output.sample_seconds
-        return make_result(step, forward_batch.layout, output, times)
+        return make_result(step, forward_batch, output, times)

@@ -14,26 +14,26 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from kernels.sampling import Flags
+    from worker_service.batch.forward_batch import ForwardBatch
     from worker_service.batch.row_requests import RowRequests
-    from worker_service.batch.step_layout import StepLayout
     from worker_service.grammars.matchers import GrammarState
     from worker_service.runner.model_runner import RunnerOutput
     from worker_service.sampling.sampler import Candidates, Sampled
 
 
 def make_result(
-    step: Step, layout: StepLayout, output: RunnerOutput, times: StepTimes, skipped: Flags | None = None
+    step: Step, forward_batch: ForwardBatch, output: RunnerOutput, times: StepTimes, skipped: Flags | None = None
 ) -> StepResult:
     """Makes the answer to a step of what it computed.
 
     Args:
         step: that was executed.
-        layout: of its rows.
+        forward_batch: of its rows.
         output: of the network and the sampler.
         times: of its parts.
         skipped: [R], sampled rows that do not count, since they had ended; none of them failed.
     """
-    sampled, candidates = output.sampled, output.candidates
+    sampled, candidates, layout = output.sampled, output.candidates, forward_batch.layout
     sequence_ids, token_ids, beam_ids = layout.sampled.sequence_ids, sampled.token_ids, layout.beams.sequence_ids
     failures: tuple[tuple[int, BlockyardError], ...] = ()
     dropped, skipped_ids = sampled.failed, layout.skipped_ids
@@ -45,6 +45,10 @@ def make_result(
         beam_ids = layout.beams.ids(~candidates.failed)
     pooled, lost = _split(output.pooled)
     failures = (*failures, *((sequence_id, _not_finite("what is pooled is")) for sequence_id in lost))
+    if forward_batch.rejections:
+        rejected = {sequence_id for sequence_id, _ in forward_batch.rejections}
+        skipped_ids = tuple(sequence_id for sequence_id in skipped_ids if sequence_id not in rejected)
+        failures = (*failures, *forward_batch.rejections)
     return StepResult(
         step.epoch,
         step.step_id,

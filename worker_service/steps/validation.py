@@ -2,12 +2,11 @@
 
 Owns the rules of the step stream: identities, lengths, block numbers, order of reads and writes. Knows no tensors and
 changes nothing. A violation is a bug of the scheduler, so all are reported together, up to MAX_VIOLATIONS. Long columns
-are checked as columns.
+are checked as columns. What is wrong with one new sequence alone was found before (`new_sequences`).
 """
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
@@ -19,22 +18,16 @@ import numpy.typing as npt
 
 from blockyard.errors import BlockyardError, Violation, invalid
 from worker_service.batch.input_batch import Progress
-from worker_service.lora.slots import LoraSlots
-from worker_service.step import MAX_BEAMS, MAX_LOGPROBS, MAX_VIOLATIONS
+from worker_service.step import MAX_VIOLATIONS
 from worker_service.steps.lora_rules import wrong_loras
-from worker_service.steps.pooling_rules import wrong_pooling
+from worker_service.steps.new_sequences import NO_SLOTS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from worker_service.batch.input_batch import InputBatch
-    from worker_service.step import Array, BlockPairs, Fork, NewSequence, SamplingParams, Step
-
-
-# A checkpoint may name ends that its vocabulary does not have.
-_MAX_FOREIGN_STOPS = 64
-
-NO_SLOTS = LoraSlots()
+    from worker_service.lora.slots import LoraSlots
+    from worker_service.step import Array, BlockPairs, Fork, NewSequence, Step
 
 
 class _Enough(Exception):
@@ -124,25 +117,17 @@ class _StepCheck:
                 self.add_violation(f"{name}.sequence_id", f"sequence {sequence_id} is known already")
             self._check_new_sequence(name, sequence)
             self._changed[sequence_id] = Progress(
-                len(sequence.token_ids), sequence.num_computed_tokens, len(sequence.block_ids)
+                len(sequence.token_ids),
+                sequence.num_computed_tokens,
+                len(sequence.block_ids),
+                ended=sequence.rejection is not None,
             )
 
     def _check_new_sequence(self, name: str, sequence: NewSequence) -> None:
         limits = self._batch.limits
-        num_tokens = len(sequence.token_ids)
-        if not 1 <= num_tokens <= limits.max_model_len:
-            self.add_violation(f"{name}.token_ids", f"{num_tokens} ids where 1 to {limits.max_model_len} fit")
-        elif sequence.token_ids[sequence.num_virtual_tokens :].max(initial=0) >= limits.vocab_size:
-            self.add_violation(f"{name}.token_ids", f"token ids must be below {limits.vocab_size}")
-        if not 1 <= sequence.prompt_length <= num_tokens:
-            self.add_violation(f"{name}.prompt_length", f"{sequence.prompt_length} of {num_tokens} tokens")
-        if sequence.num_computed_tokens >= max(num_tokens, 1):
-            self.add_violation(f"{name}.num_computed_tokens", "the last token known has to be computed")
         if sequence.num_computed_tokens > len(sequence.block_ids) // limits.num_kv_groups * limits.block_size:
             self.add_violation(f"{name}.num_computed_tokens", "more than the table's blocks hold")
         self._check_block_ids(f"{name}.block_ids", sequence.block_ids)
-        for field, description in chain(_wrong_request(sequence, limits.vocab_size), wrong_pooling(sequence, limits)):
-            self.add_violation(f"{name}.{field}", description)
 
     def _check_forks(self) -> None:
         children: set[int] = set()
@@ -278,51 +263,6 @@ class _StepCheck:
         sampling = {step.sequence_ids[index] for index in np.flatnonzero(samples).tolist()}
         good = {fork.child_id for fork in step.forks if fork.parent_id in sampling}
         return np.array([sequence_id in good for sequence_id in step.sequence_ids], np.bool_)
-
-
-def _wrong_request(sequence: NewSequence, vocab_size: int) -> Iterable[tuple[str, str]]:
-    """Finds what would break the sampler: (field, description). The gateway has checked what a client may ask for."""
-    num_stop_ids = len(sequence.stop_token_ids)
-    if num_stop_ids > vocab_size + _MAX_FOREIGN_STOPS:
-        yield "stop_token_ids", f"{num_stop_ids} ids of a vocabulary of {vocab_size}"
-    most = MAX_BEAMS * max(2, 1 + num_stop_ids)
-    if sequence.num_beam_candidates > most:
-        yield "num_beam_candidates", f"{sequence.num_beam_candidates}, at most {most} are allowed"
-    if not sequence.has_sampling and sequence.pooling is None:
-        yield "sampling", "must be set"
-    for field, description in wrong_sampling(sequence.sampling, vocab_size):
-        yield f"sampling.{field}", description
-
-
-def wrong_sampling(sampling: SamplingParams, vocab_size: int) -> Iterable[tuple[str, str]]:
-    """Finds what would break the sampler in sampling parameters: (field, description)."""
-    for name, low, high in (
-        ("temperature", 0, math.inf),
-        ("top_p", 0, 1),
-        ("min_p", 0, 1),
-        ("presence_penalty", -math.inf, math.inf),
-        ("frequency_penalty", -math.inf, math.inf),
-        ("repetition_penalty", 0, math.inf),
-    ):
-        value = getattr(sampling, name)
-        if not (math.isfinite(value) and low <= value <= high):
-            yield name, f"{value} is not from {low} to {high}"
-    for name in ("top_p", "repetition_penalty"):
-        if getattr(sampling, name) == 0:
-            yield name, "must be above 0"
-    for token_id, bias in sampling.logit_bias.items():
-        if token_id >= vocab_size or not math.isfinite(bias):
-            yield "logit_bias", f"{bias} for token id {token_id} of {vocab_size}"
-    if max(sampling.allowed_token_ids, default=0) >= vocab_size:
-        yield "allowed_token_ids", f"token ids must be below {vocab_size}"
-    if not all(sampling.bad_token_sequences):
-        yield "bad_token_sequences", "none may be empty"
-    elif max(map(max, sampling.bad_token_sequences), default=0) >= vocab_size:
-        yield "bad_token_sequences", f"token ids must be below {vocab_size}"
-    for name in ("logprobs", "prompt_logprobs"):
-        asked = getattr(sampling, name)
-        if asked is not None and asked > MAX_LOGPROBS:
-            yield name, f"{asked} is more than {MAX_LOGPROBS}"
 
 
 def check_transfers(step: Step, num_device_blocks: int, num_host_blocks: int) -> list[Violation]:

@@ -1932,7 +1932,9 @@ class ExecuteModelResponse(_message.Message):
 
     @_builtins.property
     def failures(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceFailure]:
-        """Sequences that failed alone."""
+        """Sequences that failed alone. A new sequence whose own fields are wrong (ids outside the vocabulary, sampling
+        parameters, an adapter that is not in the cache) fails with its children, in each step that is to compute them.
+        """
 
     @_builtins.property
     def refusal(self) -> _status_pb2_1.Status:

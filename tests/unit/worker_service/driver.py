@@ -101,6 +101,11 @@ class StepDriver:
         assert not response.sequence_ids
         return from_status(response.refusal)
 
+    async def failed(self, **fields: Any) -> BlockyardError:
+        """Does a step in which one sequence must fail alone, and gives why."""
+        [failure] = (await self.step(**fields)).failures
+        return from_status(failure.status)
+
     async def end_error(self) -> BlockyardError:
         """Waits until the worker ends the stream with an error, and gives it."""
         try:

@@ -103,10 +103,6 @@ LONG_SAMPLING = sampling_pb2.SamplingParams(bad_token_sequences=[sampling_pb2.To
         ({"forks": [pb.Fork()] * 9}, "forks: 9 entries, at most 8"),
         ({"replaced_tables": [pb.BlockTable()] * 9}, "replaced_tables: 9 entries, at most 8"),
         ({"finished_sequence_ids": range(2**20 + 1)}, "finished_sequence_ids: 1048577"),
-        (
-            {"new_sequences": [pb.NewSequence(sampling=LONG_SAMPLING)]},
-            "new_sequences[0].sampling.bad_token_sequences: 16385",
-        ),
     ],
 )
 def test_what_is_too_large_for_a_step_is_not_read(told: dict[str, Any], field: str) -> None:
@@ -114,6 +110,14 @@ def test_what_is_too_large_for_a_step_is_not_read(told: dict[str, Any], field: s
     assert (step.epoch, step.step_id, step.sequence_ids, step.new_sequences) == (3, 7, (), ())
     assert step.decode_error is not None
     assert step.decode_error.message.startswith(field)
+
+
+def test_a_sequence_whose_sampling_is_too_large_is_not_read_and_fails_alone() -> None:
+    told = [pb.NewSequence(sequence_id=3, sampling=LONG_SAMPLING), pb.NewSequence(sequence_id=4)]
+    long, other = codec.decode_step(pb.ExecuteModelRequest(new_sequences=told)).new_sequences
+    assert long.rejection is not None
+    assert long.rejection.message.startswith("sampling.bad_token_sequences: 16385")
+    assert (long.sampling.bad_token_sequences, other.rejection) == ((), None)
 
 
 @pytest.mark.parametrize(

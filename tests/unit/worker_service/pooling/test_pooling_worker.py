@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from blockyard.common.v1 import administration_pb2, pooling_pb2
-from blockyard.errors import Reason
+from blockyard.errors import Reason, from_status
 from blockyard.worker.v1 import worker_pb2 as pb
 from tests.kit.kernels.pooling_models import HIDDEN, pooling_model
 from tests.kit.kernels.tiny_models import tiny_model
@@ -65,9 +65,13 @@ async def test_what_cannot_be_pooled_is_refused(tmp_path: Path, sequence: dict[s
     async with running_worker(tmp_path, cpu_kernels="reference") as worker:
         await worker.prepare(pooling_model("qwen3_embedding"))
         new = [new_sequence(1, [3, 4, 5], [1], **sequence)]
-        error = await worker.open(1).refused(new_sequences=new, sequence_ids=[1], num_new_tokens=[1])
-        assert error.reason is Reason.FIELD_INVALID
+        new.append(new_sequence(2, [3, 4, 5], [2], pooling=LAST))
+        answer = await worker.open(1).step(new_sequences=new, sequence_ids=[1, 2], num_new_tokens=[1, 3])
+        [failure] = answer.failures
+        error = from_status(failure.status)
+        assert (failure.sequence_id, error.reason) == (1, Reason.FIELD_INVALID)
         assert words in str(error.violations)
+        assert list(answer.pooled_sequence_ids) == [2]
 
 
 async def test_what_a_model_that_pools_does_not_do_is_refused_by_name(tmp_path: Path) -> None:
@@ -111,5 +115,5 @@ async def test_a_task_that_the_files_do_not_allow_is_refused_and_a_generating_mo
         assert loaded.task == pooling_pb2.TASK_GENERATE
         await worker.initialize_cache()
         new = [new_sequence(1, [3, 4, 5], [1], pooling=LAST)]
-        error = await worker.open(1).refused(new_sequences=new, sequence_ids=[1], num_new_tokens=[3])
+        error = await worker.open(1).failed(new_sequences=new, sequence_ids=[1], num_new_tokens=[3])
         assert "generate" in str(error.violations)

@@ -214,7 +214,8 @@ async def test_what_cannot_be_kept_to_is_refused(worker: WorkerDriver) -> None:
     asked = sampling_pb2.SamplingParams(
         allowed_token_ids=[3, 10**6], bad_token_sequences=[{"token_ids": [3]}, {"token_ids": []}]
     )
-    error = await worker.open(1).refused(new_sequences=[driver.new_sequence(4, PROMPT, [1], sampling=asked)])
+    new = driver.new_sequence(4, PROMPT, [1], sampling=asked)
+    error = await worker.open(1).failed(new_sequences=[new], sequence_ids=[4], num_new_tokens=[1])
     assert "sampling.allowed_token_ids" in error.message
     assert "sampling.bad_token_sequences" in error.message
 

@@ -355,6 +355,7 @@ async def test_they_arrive_over_the_wire(worker: WorkerDriver) -> None:
 
 async def test_more_than_may_be_asked_for_are_refused(worker: WorkerDriver) -> None:
     asked = sampling_pb2.SamplingParams(logprobs=21, prompt_logprobs=21)
-    error = await worker.open(1).refused(new_sequences=[driver.new_sequence(4, PROMPT, TABLE, sampling=asked)])
+    new = driver.new_sequence(4, PROMPT, TABLE, sampling=asked)
+    error = await worker.open(1).failed(new_sequences=[new], sequence_ids=[4], num_new_tokens=[1])
     assert "sampling.logprobs" in error.message
     assert "sampling.prompt_logprobs" in error.message

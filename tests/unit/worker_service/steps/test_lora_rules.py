@@ -13,6 +13,7 @@ from worker_service.batch.input_batch import InputBatch
 from worker_service.lora.adapter import Adapter, LoraRequest
 from worker_service.lora.slots import LoraSlots
 from worker_service.step import Fork, Step
+from worker_service.steps.new_sequences import reject_wrong
 from worker_service.steps.validation import check_step
 
 if TYPE_CHECKING:
@@ -61,8 +62,15 @@ class Rows:
         self.batch.commit(forward_batch, np.zeros(0, np.int64), np.zeros(0, np.bool_))
 
     def problem(self, asked: Step) -> str:
+        asked = reject_wrong(asked, LIMITS, self.slots)
         error = check_step(asked, self.batch, NUM_DEVICE_BLOCKS, NUM_HOST_BLOCKS, self.slots)
         return error.message if error else ""
+
+    def rejection(self, asked: Step) -> str:
+        """Why the only new sequence of a step fails alone."""
+        assert self.problem(asked) == ""
+        [sequence] = reject_wrong(asked, LIMITS, self.slots).new_sequences
+        return sequence.rejection.message if sequence.rejection else ""
 
 
 @pytest.fixture
@@ -101,24 +109,16 @@ def test_what_keeps_the_rules_is_taken(rows: Rows, name: str) -> None:
 
 BAD: dict[str, tuple[str, dict[str, Any]]] = {
     "an unknown adapter": ("activated_lora_ids", activation(s1=8)),
+    "an unknown adapter, and a row of it": (
+        "new_sequences[0].lora_id",
+        {"new_sequences": (new(9, lora_id=8),)} | activation(s1=8),
+    ),
     "none": ("activated_lora_ids", activation(s1=0)),
     "a slot too many": ("activated_lora_slots", activation(s2=6)),
     "a slot twice": ("activated_lora_slots", {"activated_lora_slots": (1, 1), "activated_lora_ids": (6, 7)}),
     "an adapter twice": ("activated_lora_ids", activation(s0=6, s1=6)),
     "an adapter in a second slot": ("activated_lora_ids", activation(s1=5)),
     "columns of two lengths": ("activated_lora_ids", {"activated_lora_slots": (1,), "activated_lora_ids": (6, 7)}),
-    "a row of an unknown adapter": ("new_sequences[0].lora_id", {"new_sequences": (new(9, lora_id=8),)}),
-    "a soft prompt that is missing": ("new_sequences[0].token_ids", behind((), lora_id=SOFT)),
-    "a soft prompt that is too short": ("new_sequences[0].token_ids", behind(virtual_ids(1), lora_id=SOFT)),
-    "a soft prompt that is too long": ("new_sequences[0].token_ids", behind(virtual_ids(3), lora_id=SOFT)),
-    "a soft prompt in another order": ("new_sequences[0].token_ids", behind((*virtual_ids(2),)[::-1], lora_id=SOFT)),
-    "a soft prompt behind a token": ("new_sequences[0].token_ids", behind((1, *virtual_ids(2)), lora_id=SOFT)),
-    "a soft prompt in the output": (
-        "new_sequences[0].token_ids",
-        behind(virtual_ids(2), lora_id=SOFT, prompt_length=1),
-    ),
-    "a soft prompt and an adapter that is none": ("new_sequences[0].token_ids", behind(virtual_ids(2), lora_id=5)),
-    "a soft prompt and no adapter": ("new_sequences[0].token_ids", behind(virtual_ids(2))),
     "a row whose adapter lost its slot": ("sequence_ids", BOTH | activation(s0=6)),
     "a new row whose adapter is in no slot": (
         "sequence_ids",
@@ -139,11 +139,35 @@ def test_what_breaks_a_rule_is_refused(rows: Rows, name: str) -> None:
     assert rows.slots.lora_ids.tolist() == before
 
 
+WRONG: dict[str, tuple[str, dict[str, Any]]] = {
+    "a row of an unknown adapter": ("lora_id", {"new_sequences": (new(9, lora_id=8),)}),
+    "a soft prompt that is missing": ("token_ids", behind((), lora_id=SOFT)),
+    "a soft prompt that is too short": ("token_ids", behind(virtual_ids(1), lora_id=SOFT)),
+    "a soft prompt that is too long": ("token_ids", behind(virtual_ids(3), lora_id=SOFT)),
+    "a soft prompt in another order": ("token_ids", behind((*virtual_ids(2),)[::-1], lora_id=SOFT)),
+    "a soft prompt behind a token": ("token_ids", behind((1, *virtual_ids(2)), lora_id=SOFT)),
+    "a soft prompt in the output": (
+        "token_ids",
+        behind(virtual_ids(2), lora_id=SOFT, prompt_length=1),
+    ),
+    "a soft prompt and an adapter that is none": ("token_ids", behind(virtual_ids(2), lora_id=5)),
+    "a soft prompt and no adapter": ("token_ids", behind(virtual_ids(2))),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_row_whose_adapter_or_virtual_tokens_are_wrong_is_rejected_alone(rows: Rows, name: str) -> None:
+    field, fields = WRONG[name]
+    assert f"{field}: " in rows.rejection(step(**fields))
+    good = step(**GOOD["a new row that waits for its adapter"])
+    assert rows.rejection(good) == ""
+
+
 def test_a_worker_without_slots_takes_no_adapter() -> None:
     rows = Rows()
     rows.slots = LoraSlots()
     assert "there are 0 slots" in rows.problem(step(**activation(s0=5)))
-    assert "is not in the cache" in rows.problem(step(new_sequences=(new(9, lora_id=5),)))
+    assert "is not in the cache" in rows.rejection(step(new_sequences=(new(9, lora_id=5),)))
 
 
 def test_an_epoch_begins_with_empty_slots(rows: Rows) -> None:

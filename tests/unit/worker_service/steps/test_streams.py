@@ -343,11 +343,11 @@ async def test_a_step_that_does_not_end_is_given_up_and_its_stream_ends_with_a_w
 
 async def test_a_refusal_carries_its_violations(worker: WorkerDriver) -> None:
     steps = worker.open(1)
-    await steps.send(new_sequences=[new_sequence(1, [384], [0])])
+    await steps.send(new_sequences=[new_sequence(1, [5], [0])], forks=[{"parent_sequence_id": 1, "block_ids": [0]}])
     answer = await steps.answer()
     error = from_status(answer.refusal)
     assert {violation.field for violation in error.violations} == {
-        "new_sequences[0].token_ids",
         "new_sequences[0].block_ids",
+        "forks[0].block_ids",
     }
     assert (answer.epoch, answer.step_id) == (1, 1)

@@ -12,6 +12,7 @@ from blockyard.errors import Reason
 from tests.unit.worker_service.rows import block_table_of
 from worker_service.batch.input_batch import BatchLimits, InputBatch, Progress
 from worker_service.step import MAX_VIOLATIONS, Array, BlockPairs, Fork, NewSequence, SamplingParams, Step
+from worker_service.steps.new_sequences import reject_wrong
 from worker_service.steps.validation import check_step
 
 LIMITS = BatchLimits(max_model_len=64, max_num_seqs=4, block_size=8, vocab_size=100, max_num_batched_tokens=70)
@@ -62,6 +63,12 @@ def problem(batch: InputBatch, asked: Step) -> str:
     return error.message if error else ""
 
 
+def rejection(asked: Step) -> str:
+    """Why the only new sequence of a step is rejected."""
+    [sequence] = reject_wrong(asked, LIMITS).new_sequences
+    return sequence.rejection.message if sequence.rejection else ""
+
+
 def contents(batch: InputBatch) -> tuple[Any, ...]:
     return tuple(
         (i, batch.token_ids(i).tolist(), block_table_of(batch, i).tolist(), batch.progress(i)) for i in (1, 2, 3)
@@ -104,7 +111,8 @@ GOOD: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", GOOD)
 def test_a_good_step_is_taken(batch: InputBatch, name: str) -> None:
-    asked = step(**GOOD[name])
+    asked = reject_wrong(step(**GOOD[name]), LIMITS)
+    assert not any(new.rejection for new in asked.new_sequences)
     assert problem(batch, asked) == ""
     batch.apply(asked)
     batch.make_forward_batch(asked)
@@ -123,16 +131,6 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"sequence_ids": (1, 2), "num_new_tokens": (2**32 - 1, 2**32 - 1)},
         "num_new_tokens: 8589934590 tokens",
     ),
-    "more candidates than any beams need": (
-        {"new_sequences": (new(9, num_beam_candidates=97, stop_token_ids=(1, 2)),)},
-        "new_sequences[0].num_beam_candidates: 97, at most 96",
-    ),
-    "four billion candidates": ({"new_sequences": (new(9, num_beam_candidates=2**32 - 1),)}, "4294967295, at most 64"),
-    "more stop tokens than there are tokens": (
-        {"new_sequences": (new(9, stop_token_ids=tuple(range(165))),)},
-        "stop_token_ids: 165 ids of a vocabulary of 100",
-    ),
-    "no sampling parameters": ({"new_sequences": (new(9, has_sampling=False),)}, "sampling: must be set"),
     "unknown sequence": ({"sequence_ids": (8,), "num_new_tokens": (1,)}, "sequences [8] are not known"),
     "finished sequence": (
         {"finished_sequence_ids": (1,), "sequence_ids": (1,), "num_new_tokens": (1,)},
@@ -165,12 +163,6 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "known already": ({"new_sequences": (new(1),)}, "sequence 1 is known already"),
     "new twice": ({"new_sequences": (new(9), new(9))}, "sequence 9 appears twice"),
-    "no ids": ({"new_sequences": (new(9, 0),)}, "0 ids where 1 to 64 fit"),
-    "too many ids": ({"new_sequences": (new(9, 65),)}, "65 ids where 1 to 64 fit"),
-    "id beyond the vocabulary": ({"new_sequences": (new(9, token_ids=ints(1, 100, 2)),)}, "must be below 100"),
-    "no prompt": ({"new_sequences": (new(9, prompt_length=0),)}, "0 of 3 tokens"),
-    "prompt longer than its ids": ({"new_sequences": (new(9, prompt_length=4),)}, "4 of 3 tokens"),
-    "all computed": ({"new_sequences": (new(9, num_computed_tokens=3),)}, "the last token known"),
     "computed beyond the table": (
         {"new_sequences": (new(9, 20, (9,), num_computed_tokens=9),)},
         "more than the table's blocks hold",
@@ -230,6 +222,33 @@ def test_a_bad_step_is_refused_and_changes_nothing(batch: InputBatch, name: str)
     assert len(batch) == 3
 
 
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "more candidates than any beams need": (
+        {"new_sequences": (new(9, num_beam_candidates=97, stop_token_ids=(1, 2)),)},
+        "num_beam_candidates: 97, at most 96",
+    ),
+    "four billion candidates": ({"new_sequences": (new(9, num_beam_candidates=2**32 - 1),)}, "4294967295, at most 64"),
+    "more stop tokens than there are tokens": (
+        {"new_sequences": (new(9, stop_token_ids=tuple(range(165))),)},
+        "stop_token_ids: 165 ids of a vocabulary of 100",
+    ),
+    "no sampling parameters": ({"new_sequences": (new(9, has_sampling=False),)}, "sampling: must be set"),
+    "no ids": ({"new_sequences": (new(9, 0),)}, "0 ids where 1 to 64 fit"),
+    "too many ids": ({"new_sequences": (new(9, 65),)}, "65 ids where 1 to 64 fit"),
+    "id beyond the vocabulary": ({"new_sequences": (new(9, token_ids=ints(1, 100, 2)),)}, "must be below 100"),
+    "no prompt": ({"new_sequences": (new(9, prompt_length=0),)}, "0 of 3 tokens"),
+    "prompt longer than its ids": ({"new_sequences": (new(9, prompt_length=4),)}, "4 of 3 tokens"),
+    "all computed": ({"new_sequences": (new(9, num_computed_tokens=3),)}, "the last token known"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_new_sequence_that_is_wrong_by_itself_is_rejected_and_the_step_is_good(batch: InputBatch, name: str) -> None:
+    fields, told = WRONG[name]
+    assert told in rejection(step(**fields))
+    assert problem(batch, reject_wrong(step(**fields), LIMITS)) == ""
+
+
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
@@ -249,16 +268,13 @@ def test_a_bad_step_is_refused_and_changes_nothing(batch: InputBatch, name: str)
         ({"bad_token_sequences": ((1,), ())}, "bad_token_sequences"),
     ],
 )
-def test_parameters_that_would_break_the_sampler_are_refused(
-    batch: InputBatch, fields: dict[str, Any], told: str
-) -> None:
-    asked = step(new_sequences=(new(9, sampling=SamplingParams(**fields)),))
-    assert f"new_sequences[0].sampling.{told}" in problem(batch, asked)
+def test_parameters_that_would_break_the_sampler_are_rejected(fields: dict[str, Any], told: str) -> None:
+    assert f"sampling.{told}: " in rejection(step(new_sequences=(new(9, sampling=SamplingParams(**fields)),)))
 
 
 def test_every_violation_is_told_up_to_a_limit(batch: InputBatch) -> None:
     asked = step(
-        new_sequences=(new(1, token_ids=ints(100)),),
+        new_sequences=(new(1, block_ids=(0,)),),
         forks=(Fork(8, 2, 1, ints(0)),),
         blocks_to_copy=pairs((1, 5), (5, 6)),
     )
@@ -266,8 +282,7 @@ def test_every_violation_is_told_up_to_a_limit(batch: InputBatch) -> None:
     assert error is not None
     assert {violation.field for violation in error.violations} == {
         "new_sequences[0].sequence_id",
-        "new_sequences[0].token_ids",
-        "new_sequences[0].prompt_length",
+        "new_sequences[0].block_ids",
         "forks[0].parent_sequence_id",
         "forks[0].child_sequence_id",
         "forks[0].block_ids",

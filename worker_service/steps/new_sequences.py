@@ -1,0 +1,132 @@
+"""Checks each new sequence of a step by itself. Knows neither the step's other rows nor who holds which block.
+
+A sequence whose own fields are wrong is rejected: it keeps its row, which computes nothing, and fails alone. What other
+rows depend on is no matter of this module: numbers of sequences and blocks are checked with the step (`validation`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import chain, islice
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from blockyard.errors import Violation, invalid
+from blockyard.lora.virtual_tokens import virtual_ids
+from blockyard.telemetry import EventLogger
+from worker_service.lora.slots import LoraSlots
+from worker_service.step import MAX_BEAMS, MAX_LOGPROBS, MAX_VIOLATIONS
+from worker_service.steps.pooling_rules import wrong_pooling
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+
+    from worker_service.batch.input_batch import BatchLimits
+    from worker_service.step import NewSequence, SamplingParams, Step
+
+log = EventLogger(__name__)
+
+# A checkpoint may name ends that its vocabulary does not have.
+_MAX_FOREIGN_STOPS = 64
+
+NO_SLOTS = LoraSlots()
+
+
+def reject_wrong(step: Step, limits: BatchLimits, slots: LoraSlots = NO_SLOTS) -> Step:
+    """Returns the step with every new sequence rejected that is wrong by itself."""
+    if not step.new_sequences:
+        return step
+    # To bring an unknown adapter into a slot is wrong for the whole step.
+    activated = frozenset(step.activated_lora_ids.tolist())
+    checked = tuple(_check(new, limits, slots, activated) for new in step.new_sequences)
+    return replace(step, new_sequences=checked)
+
+
+def _check(new: NewSequence, limits: BatchLimits, slots: LoraSlots, activated: Collection[int]) -> NewSequence:
+    error = new.rejection
+    if error is None:
+        found = chain(
+            _wrong_tokens(new, limits),
+            _wrong_request(new, limits.vocab_size),
+            wrong_pooling(new, limits),
+            _wrong_lora(new, slots, activated),
+        )
+        violations = [Violation(field, description) for field, description in islice(found, MAX_VIOLATIONS)]
+        if not violations:
+            return new
+        error = invalid(violations)
+    log.warning("a sequence was rejected", sequence_id=new.sequence_id, request_id=new.request_id, reason=error.message)
+    return new.reject(error)
+
+
+def _wrong_tokens(new: NewSequence, limits: BatchLimits) -> Iterator[tuple[str, str]]:
+    num_tokens = len(new.token_ids)
+    if not 1 <= num_tokens <= limits.max_model_len:
+        yield "token_ids", f"{num_tokens} ids where 1 to {limits.max_model_len} fit"
+    elif new.token_ids[new.num_virtual_tokens :].max(initial=0) >= limits.vocab_size:
+        yield "token_ids", f"token ids must be below {limits.vocab_size}"
+    if not 1 <= new.prompt_length <= num_tokens:
+        yield "prompt_length", f"{new.prompt_length} of {num_tokens} tokens"
+    if new.num_computed_tokens >= max(num_tokens, 1):
+        yield "num_computed_tokens", "the last token known has to be computed"
+
+
+def _wrong_request(new: NewSequence, vocab_size: int) -> Iterator[tuple[str, str]]:
+    """Finds what would break the sampler: (field, description). The gateway has checked what a client may ask for."""
+    num_stop_ids = len(new.stop_token_ids)
+    if num_stop_ids > vocab_size + _MAX_FOREIGN_STOPS:
+        yield "stop_token_ids", f"{num_stop_ids} ids of a vocabulary of {vocab_size}"
+    most = MAX_BEAMS * max(2, 1 + num_stop_ids)
+    if new.num_beam_candidates > most:
+        yield "num_beam_candidates", f"{new.num_beam_candidates}, at most {most} are allowed"
+    if not new.has_sampling and new.pooling is None:
+        yield "sampling", "must be set"
+    for field, description in wrong_sampling(new.sampling, vocab_size):
+        yield f"sampling.{field}", description
+
+
+def wrong_sampling(sampling: SamplingParams, vocab_size: int) -> Iterable[tuple[str, str]]:
+    """Finds what would break the sampler in sampling parameters: (field, description)."""
+    for name, low, high in (
+        ("temperature", 0, math.inf),
+        ("top_p", 0, 1),
+        ("min_p", 0, 1),
+        ("presence_penalty", -math.inf, math.inf),
+        ("frequency_penalty", -math.inf, math.inf),
+        ("repetition_penalty", 0, math.inf),
+    ):
+        value = getattr(sampling, name)
+        if not (math.isfinite(value) and low <= value <= high):
+            yield name, f"{value} is not from {low} to {high}"
+    for name in ("top_p", "repetition_penalty"):
+        if getattr(sampling, name) == 0:
+            yield name, "must be above 0"
+    for token_id, bias in sampling.logit_bias.items():
+        if token_id >= vocab_size or not math.isfinite(bias):
+            yield "logit_bias", f"{bias} for token id {token_id} of {vocab_size}"
+    if max(sampling.allowed_token_ids, default=0) >= vocab_size:
+        yield "allowed_token_ids", f"token ids must be below {vocab_size}"
+    if not all(sampling.bad_token_sequences):
+        yield "bad_token_sequences", "none may be empty"
+    elif max(map(max, sampling.bad_token_sequences), default=0) >= vocab_size:
+        yield "bad_token_sequences", f"token ids must be below {vocab_size}"
+    for name in ("logprobs", "prompt_logprobs"):
+        asked = getattr(sampling, name)
+        if asked is not None and asked > MAX_LOGPROBS:
+            yield name, f"{asked} is more than {MAX_LOGPROBS}"
+
+
+def _wrong_lora(new: NewSequence, slots: LoraSlots, activated: Collection[int]) -> Iterator[tuple[str, str]]:
+    if not new.lora_id:
+        return
+    if slots.knows(new.lora_id):
+        expected = virtual_ids(slots.num_virtual_tokens(new.lora_id))
+        first = new.token_ids[: len(expected)]
+        if new.num_virtual_tokens != len(expected) or not np.array_equal(first, expected):
+            yield "token_ids", f"must begin with the {len(expected)} virtual tokens of adapter {new.lora_id}"
+        elif new.prompt_length < len(expected):
+            yield "token_ids", f"the prompt is shorter than the {len(expected)} virtual tokens before it"
+    elif new.lora_id not in activated:
+        yield "lora_id", f"adapter {new.lora_id} is not in the cache"
