@@ -67,7 +67,7 @@ class StepInFlight:
             raise StepMismatch(f"step {self.step_id} did not make the numbers that it was to make")
 
     def _match_beams(self, result: StepResult) -> None:
-        expected = {beam.sequence_id for beam in self.beams} - {sequence_id for sequence_id, _ in result.failures}
+        expected = {beam.sequence_id for beam in self._without_ended(self.beams, result)}
         if expected != set(result.beam_candidates or ()):
             raise StepMismatch(f"step {self.step_id} has no candidates of beams that were to have some")
 

@@ -2,6 +2,7 @@
 
 An epoch is sound once some of its steps were answered as they should be. A worker whose epochs break again and again
 before that may be broken itself: to send it everything anew each time would only take requests from those that work.
+An epoch that ended by a refusal which names its requests counts neither way.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from scheduler_service.replicas.loras.replica_loras import ReplicaLoras
 from scheduler_service.replicas.loss import DRAINED, Loss, is_break
 from scheduler_service.replicas.not_ready import LAST_FAILURE_RETRY_SECONDS, Unusable
 from scheduler_service.replicas.rank import lora_limits
-from scheduler_service.replicas.refusals import named_sequences
+from scheduler_service.replicas.refusals import all_sequences, named_sequences
 from scheduler_service.replicas.replica import Replica
 from scheduler_service.replicas.step_loop import StepEvents, StepLoop
 from scheduler_service.replicas.steps.answer_checks import AnswerLimits, WrongAnswer
@@ -256,11 +256,13 @@ class Engine:
             return
         was_refused = not (is_break(error) or isinstance(error, WrongAnswer) or step is None)
         named = scheduler.count_outputs(named_sequences(step, error)) if was_refused and step else {}
-        in_hand = scheduler.count_outputs(self.step_loop.in_flight.sequence_ids)
+        refused = scheduler.count_outputs(all_sequences(step)) if was_refused and step and not named else named
+        in_hand = named or scheduler.count_outputs(self.step_loop.in_flight.sequence_ids)
         self.step_loop.on_epoch_broken()
-        loss = Loss(error, facts, in_hand, named, self._evacuate(scheduler), self.conduct.is_sound)
+        loss = Loss(error, facts, in_hand, refused, self._evacuate(scheduler), self.conduct.is_sound)
         was_drained = self.drain.is_wanted and error.reason is Reason.DRAINING
-        if not was_drained:
+        # A refusal that names its requests says nothing against the worker, nor against others.
+        if not (was_drained or named):
             self.conduct.on_epoch_broken()
         write = log.info if was_drained else log.warning
         write(

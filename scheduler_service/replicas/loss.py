@@ -24,14 +24,14 @@ def is_break(error: BlockyardError) -> bool:
 class Loss(NamedTuple):
     """An epoch that broke.
 
-    `in_hand` and `named`: the requests that the unanswered steps computed, and those that a refusal names, with their
-    numbers of generated tokens. `evacuated`: all that were there, in order of precedence. `was_sound`: the worker had
-    answered steps of the epoch as it should.
+    `in_hand`: the requests that the epoch may have ended because of; `refused`: those of a step that was refused; both
+    with their numbers of generated tokens. Where a refusal names requests, both are these. `evacuated`: all that were
+    there, in order of precedence. `was_sound`: the worker had answered steps of the epoch as it should.
     """
 
     error: BlockyardError
     facts: ModelFacts
     in_hand: Mapping[str, int]
-    named: Mapping[str, int]
+    refused: Mapping[str, int]
     evacuated: list[Evacuated]
     was_sound: bool

@@ -20,7 +20,7 @@ _FIELD = re.compile(r"(new_sequences|forks|sequence_ids|num_new_tokens|appended_
 
 
 def named_sequences(step: SchedulerOutput, error: BlockyardError) -> list[int]:
-    """The sequences that a refusal names by the fields that are wrong; if it names none, all of the step."""
+    """Finds the sequences of a step that a refusal names by the fields that are wrong; it may name none."""
     columns = {
         "new_sequences": [new.sequence_id for new in step.new_sequences],
         "forks": [fork.child_id for fork in step.forks],
@@ -31,8 +31,13 @@ def named_sequences(step: SchedulerOutput, error: BlockyardError) -> list[int]:
     }
     places = [_FIELD.match(violation.field) for violation in error.violations]
     found = [(columns.get(place[1], []), int(place[2])) for place in places if place]
-    named = [column[index] for column, index in found if index < len(column)]
-    return named or [*columns["new_sequences"], *columns["forks"], *columns["sequence_ids"]]
+    return [column[index] for column, index in found if index < len(column)]
+
+
+def all_sequences(step: SchedulerOutput) -> list[int]:
+    """Returns the sequences that a step brings, forks or computes."""
+    new = [sequence.sequence_id for sequence in step.new_sequences]
+    return [*new, *(fork.child_id for fork in step.forks), *step.sequence_ids]
 
 
 class Refusals:

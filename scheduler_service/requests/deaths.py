@@ -3,6 +3,8 @@
 A death is counted against every request that the worker had in hand, and most are innocent. A new token clears one. Who
 was there twice in a row is suspect, and runs without any other suspect, so that the third death decides.
 
+A refusal that names its requests is a death of these alone.
+
 A worker that answers what cannot be is not dead, and may be the one that is broken. That proves nothing against a
 request unless the worker had answered others well: then it makes suspects, which have others tried before them.
 """

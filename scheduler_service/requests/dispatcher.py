@@ -283,7 +283,7 @@ class Dispatcher:
     def _fail_hopeless(self, loss: Loss) -> None:
         """Fails the requests that would have every epoch broken."""
         message = loss.error.message
-        if loss.named and (hopeless := self._refusals.note(message, loss.named, self._requests.live)):
+        if loss.refused and (hopeless := self._refusals.note(message, loss.refused, self._requests.live)):
             log.error("requests have a step refused again and again", reason=message, request_ids=hopeless)
             self.fail_all(hopeless, BlockyardError(Reason.BUG, f"the worker refuses its steps: {message}"))
 

@@ -31,8 +31,10 @@ class Answers:
         """Applies one answer. `sampled`: the sequences that got its tokens. Returns the update of each owner."""
         updates: dict[str, OwnerUpdate] = {}
         self._report_prefills(step, updates)
+        failed = {sequence_id for sequence_id, _ in result.failures}
         for sequence, num_computed in step.pieces:
-            self._commit_piece(sequence, num_computed)
+            if sequence.sequence_id not in failed:
+                self._commit_piece(sequence, num_computed)
         # Before the tokens: one of these may end what the prompt belongs to.
         for sequence_id, piece in result.prompt_logprobs:
             self._take_prompt_logprobs(step, sequence_id, piece, updates)

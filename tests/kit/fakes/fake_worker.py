@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from blockyard.channels import INTERNAL_MESSAGE_BYTES
 from blockyard.common.v1 import pooling_pb2, sampling_pb2, status_pb2
-from blockyard.errors import BlockyardError, Reason, to_status
+from blockyard.errors import BlockyardError, Reason, Violation, invalid, to_status
 from blockyard.service.health import add_health
 from blockyard.service.servers import bind, make_server
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
@@ -91,6 +91,8 @@ class FakeWorker(FakeOperations, FakeMemory, FakeLoras, FakeGroup, worker_pb2_gr
         # sequences alone.
         self.refuse_next = ""
         self.refuse_prompt: tuple[int, ...] = ()
+        # Whether the refusal of such a prompt names its sequence.
+        self.names_refused = False
         # A prompt at the sight of which its stream breaks, and how often that was.
         self.die_of_prompt: tuple[int, ...] | None = None
         self.num_deaths = 0
@@ -280,8 +282,11 @@ class FakeWorker(FakeOperations, FakeMemory, FakeLoras, FakeGroup, worker_pb2_gr
 
     def _spoil(self, step: SchedulerOutput, result: StepResult) -> StepResult:
         """Does what a test asked for, in the device's thread."""
-        if any(new.token_ids == self.refuse_prompt for new in step.new_sequences):
-            raise ValueError("the worker cannot stand this prompt")
+        for index, new in enumerate(step.new_sequences):
+            if new.token_ids == self.refuse_prompt and self.names_refused:
+                raise invalid([Violation(f"new_sequences[{index}].block_ids", "cannot be")])
+            if new.token_ids == self.refuse_prompt:
+                raise ValueError("the worker cannot stand this prompt")
         if self.lose_group_next:
             self.lose_group_next = False
             self.break_group("a peer is gone")

@@ -222,6 +222,23 @@ async def test_a_refusal_that_comes_again_fails_the_requests_of_the_step(harness
     await until_idle(server)
 
 
+async def test_a_refusal_that_names_its_request_costs_neither_the_replica_nor_others(harness: Harness) -> None:
+    """Not even when it comes before the epoch has answered anything, again and again."""
+    worker = await harness.worker(step_seconds=0.001)
+    server, client = await harness.scheduler(), await harness.client()
+    worker.refuse_prompt, worker.names_refused = (9, 9, 9), True
+    innocent = await client.add("i", [1] * 20, max_tokens=3)
+    wrong = [await client.add(f"r{number}", [9, 9, 9]) for number in range(4)]
+    for stream in wrong:
+        with pytest.raises(BlockyardError, match=r"refuses its steps: new_sequences\[#?\d*\].block_ids") as caught:
+            await client.result(stream)
+        assert caught.value.reason is Reason.BUG
+    assert await client.result(innocent) == oracle([1] * 20, 3)
+    [engine] = server.service.engines
+    assert (engine.conduct.num_unsound_epochs, engine.conduct.pause_seconds) == (0, 0)
+    await until_idle(server)
+
+
 async def test_a_worker_that_hangs_is_given_up_and_taken_over_when_it_answers_again(
     harness: Harness, settings: Settings
 ) -> None:

@@ -328,6 +328,17 @@ def test_a_piece_that_fails() -> None:
     assert not bench.scheduler.has_unfinished()
 
 
+def test_what_a_piece_that_fails_was_to_compute_is_not_found_again() -> None:
+    bench = Bench(configure(max_prefill_chunk=8))
+    a = bench.add(make_spec("a", tuple(range(12))))
+    bench.send()
+    bench.scheduler.update(StepResult(1, failures=((a, BROKEN),)))
+    bench.in_flight.clear()
+    b = bench.add(make_spec("b", tuple(range(12))))
+    [new] = bench.send().new_sequences
+    assert (new.sequence_id, new.num_computed_tokens) == (b, 0)
+
+
 def test_a_leader_that_fails_takes_its_group_along() -> None:
     bench = Bench(configure(max_prefill_chunk=2))
     a = bench.add(make_spec("a", n=3))

@@ -4,7 +4,7 @@ import pytest
 
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from scheduler_service.core.values import Fork, GroupSpec, NewSequence, SchedulerOutput
-from scheduler_service.replicas.refusals import Refusals, named_sequences
+from scheduler_service.replicas.refusals import Refusals, all_sequences, named_sequences
 
 SPEC = GroupSpec("r", "o", (1,), 1, 1, 0, frozenset())
 STEP = SchedulerOutput(
@@ -25,16 +25,17 @@ STEP = SchedulerOutput(
         ("forks[0]", [4]),
         ("num_new_tokens[2]", [5]),
         ("appended_block_ids[0]", [5]),
-        ("sequence_ids[9]", [7, 4, 3, 4, 5]),
-        ("blocks_to_copy", [7, 4, 3, 4, 5]),
+        ("sequence_ids[9]", []),
+        ("blocks_to_copy", []),
     ],
 )
 def test_a_refusal_names_sequences_by_the_fields_that_are_wrong(field: str, sequence_ids: list[int]) -> None:
     assert named_sequences(STEP, invalid([Violation(field, "wrong")])) == sequence_ids
 
 
-def test_a_refusal_without_violations_names_all() -> None:
-    assert named_sequences(STEP, BlockyardError(Reason.BUG, "out of memory")) == [7, 4, 3, 4, 5]
+def test_a_refusal_without_violations_names_none_and_may_be_any_ones() -> None:
+    assert named_sequences(STEP, BlockyardError(Reason.BUG, "out of memory")) == []
+    assert all_sequences(STEP) == [7, 4, 3, 4, 5]
 
 
 def test_who_meets_the_same_twice_without_a_token_is_hopeless() -> None:

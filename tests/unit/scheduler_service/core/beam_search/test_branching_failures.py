@@ -79,6 +79,18 @@ def test_a_beam_that_fails_fails_its_search() -> None:
     assert list(bench.finished) == [("b", 0)]
 
 
+def test_a_beam_that_failed_in_an_earlier_piece_is_skipped_and_proposes_nothing() -> None:
+    bench = Bench(configure(max_prefill_chunk=4))
+    first = bench.add(search_spec("a", prompt=6))
+    beam = bench.send().sequence_ids[0]
+    assert bench.send().sequence_ids == (beam,)
+    bench.take(StepResult(1, failures=((beam, NO),)))
+    assert bench.finished == {("a", index): FinishReason.ERROR for index in range(bench.specs["a"].n)}
+    assert first != beam
+    bench.take(StepResult(2, skipped_sequence_ids=(beam,)))
+    assert not bench.scheduler.has_unfinished()
+
+
 @pytest.mark.parametrize("wrong", ["none", "fewer", "others"])
 def test_an_answer_without_the_candidates_of_the_step_is_a_mismatch(wrong: str) -> None:
     bench = Bench()
