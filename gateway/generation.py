@@ -128,7 +128,7 @@ class GenerationService:
             if not is_unknown_request(error) or resume.request is None:
                 raise
             state = await self._begin(resume.request, resume.positions)
-        check_positions(resume.positions, state.submission)
+        check_positions(resume.positions, state.submission, self._vocab_size)
         state.request_log.on_resumed()
         return self._live.read(state, resume.positions, replay=replay)
 
@@ -160,7 +160,7 @@ class GenerationService:
             _require_tokens(self._facts())
             prepared = await self._preparation.prepare(request, self._facts, self._link.loras)
             submission = prepared.submission
-            check_positions(positions, submission)
+            check_positions(positions, submission, self._vocab_size)
             if known := self._find(submission):
                 request_log.on_joined()
                 return known
@@ -264,6 +264,11 @@ class GenerationService:
         if facts is None or self._link.has_other_model:
             raise BlockyardError(Reason.NO_READY_WORKER, self._link.message, retry_after_seconds=RETRY_SECONDS)
         return facts
+
+    @property
+    def _vocab_size(self) -> int:
+        """Token ids are below this; what the tokenizer has where no scheduler is known."""
+        return self._link.facts.vocab_size if self._link.facts else self.tokenizer.vocab_size
 
     def start_draining(self) -> None:
         """Reports not ready from now on; requests are still served."""

@@ -209,7 +209,7 @@ def _prompt(request: GenerationRequest, token_ids: tuple[int, ...], limits: Mode
             f"{limits.max_model_len - 1}",
             Reason.PROMPT_TOO_LONG,
         )
-    yield from _foreign_ids("prompt", token_ids, limits)
+    yield from find_foreign_ids("prompt", token_ids, limits.vocab_size)
 
 
 def length_limit(max_model_len: int) -> str:
@@ -223,13 +223,14 @@ def _truncation(request: GenerationRequest) -> Iterator[Violation]:
         yield Violation("truncate_prompt_tokens", f"must be at least 1, or -1 for as many as fit, not {limit}")
 
 
-def _foreign_ids(field: str, token_ids: tuple[int, ...], limits: ModelLimits) -> Iterator[Violation]:
-    foreign = [i for i in token_ids if not 0 <= i < limits.vocab_size]
+def find_foreign_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> Iterator[Violation]:
+    """Finds ids of a field that the model's vocabulary does not have."""
+    foreign = [i for i in token_ids if not 0 <= i < vocab_size]
     if foreign:
         listed = ", ".join(str(i) for i in foreign[:_MAX_LISTED_IDS]) + (
             ", …" if len(foreign) > _MAX_LISTED_IDS else ""
         )
-        yield Violation(field, f"token ids must be from 0 to {limits.vocab_size - 1}, not {listed}")
+        yield Violation(field, f"token ids must be from 0 to {vocab_size - 1}, not {listed}")
 
 
 def _logit_bias(request: GenerationRequest, limits: ModelLimits) -> Iterator[Violation]:
@@ -237,7 +238,7 @@ def _logit_bias(request: GenerationRequest, limits: ModelLimits) -> Iterator[Vio
     if len(bias) > MAX_LOGIT_BIASES:
         yield Violation("sampling.logit_bias", f"at most {MAX_LOGIT_BIASES}, not {len(bias)}")
         return
-    yield from _foreign_ids("sampling.logit_bias", tuple(bias), limits)
+    yield from find_foreign_ids("sampling.logit_bias", tuple(bias), limits.vocab_size)
     outside = [i for i, value in bias.items() if not -100 <= value <= 100]
     if outside:
         listed = ", ".join(str(i) for i in outside[:_MAX_LISTED_IDS])
@@ -255,14 +256,14 @@ def _bad_words(request: GenerationRequest, limits: ModelLimits) -> Iterator[Viol
         yield Violation("sampling.bad_words", f"must be at most {MAX_BAD_WORD_CHARACTERS} characters each")
     if any(len(sequence) > MAX_BAD_SEQUENCE_TOKENS for sequence in sequences):
         yield Violation("sampling.bad_token_sequences", f"must be at most {MAX_BAD_SEQUENCE_TOKENS} tokens each")
-    yield from _foreign_ids("sampling.bad_token_sequences", tuple(itertools.chain(*sequences)), limits)
+    yield from find_foreign_ids("sampling.bad_token_sequences", tuple(itertools.chain(*sequences)), limits.vocab_size)
 
 
 def _allowed_token_ids(
     request: GenerationRequest, bad_word_ids: Sequence[tuple[int, ...]], limits: ModelLimits
 ) -> Iterator[Violation]:
     allowed = request.sampling.allowed_token_ids
-    yield from _foreign_ids("sampling.allowed_token_ids", allowed, limits)
+    yield from find_foreign_ids("sampling.allowed_token_ids", allowed, limits.vocab_size)
     bad = {sequence for sequence in (*request.sampling.bad_token_sequences, *bad_word_ids) if len(sequence) == 1}
     if allowed and all((token_id,) in bad for token_id in allowed):
         yield Violation("sampling.allowed_token_ids", "none is left: each of them is a bad word")
@@ -302,7 +303,7 @@ def _stop(request: GenerationRequest, limits: ModelLimits) -> Iterator[Violation
         yield Violation("stop.stop_strings", "must not be empty strings")
     if any(len(string) > MAX_STOP_STRING_CHARACTERS for string in strings):
         yield Violation("stop.stop_strings", f"must be at most {MAX_STOP_STRING_CHARACTERS} characters each")
-    yield from _foreign_ids("stop.stop_token_ids", request.stop.stop_token_ids, limits)
+    yield from find_foreign_ids("stop.stop_token_ids", request.stop.stop_token_ids, limits.vocab_size)
 
 
 def _length(request: GenerationRequest, num_prompt_tokens: int, limits: ModelLimits) -> Iterator[Violation]:

@@ -25,6 +25,7 @@ from gateway.request import (
     StopOptions,
     merge_calls,
 )
+from gateway.validation import MAX_N
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -144,12 +145,15 @@ def _decode_stop(message: sampling_pb2.StopCriteria) -> StopOptions:
 
 def decode_resume(message: inference_pb2.ResumeGenerateRequest) -> ResumeRequest:
     """Reads a request to resume; raises BlockyardError FIELD_INVALID for a message that contradicts itself."""
+    if len(message.positions) > MAX_N:
+        raise invalid([Violation("positions", f"at most {MAX_N}, not {len(message.positions)}")])
     indexes = [position.index for position in message.positions]
     violations = [
         Violation(f"positions[{index}].index", "is there twice") for index in set(indexes) if indexes.count(index) > 1
     ]
     request = None
     if message.HasField("spec"):
+        _check_enums(message.spec)
         request = decode_spec(message.spec)
         if request.request_id not in ("", message.request_id):
             violations.append(Violation("spec.request_id", f"must be {message.request_id!r}, as request_id is"))

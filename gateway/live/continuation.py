@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from blockyard.errors import Violation, invalid
 from gateway.request import FinishReason, Position
 from gateway.scheduler_messages import SequenceRecord
+from gateway.validation import find_foreign_ids
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -20,13 +21,13 @@ _NOTHING = Position()
 NOWHERE: Mapping[int, Position] = MappingProxyType({})
 
 
-def check_positions(positions: Mapping[int, Position], submission: Submission) -> None:
+def check_positions(positions: Mapping[int, Position], submission: Submission, vocab_size: int) -> None:
     """Raises BlockyardError FIELD_INVALID for positions that no answer to a request can have."""
-    if violations := list(_find_violations(positions, submission)):
+    if violations := list(_find_violations(positions, submission, vocab_size)):
         raise invalid(violations)
 
 
-def _find_violations(positions: Mapping[int, Position], submission: Submission) -> Iterator[Violation]:
+def _find_violations(positions: Mapping[int, Position], submission: Submission, vocab_size: int) -> Iterator[Violation]:
     for index, position in positions.items():
         field = f"positions[{index}]"
         if index >= submission.n:
@@ -36,6 +37,8 @@ def _find_violations(positions: Mapping[int, Position], submission: Submission) 
         if position.token_ids and len(position.token_ids) != position.num_tokens:
             description = f"are {len(position.token_ids)}, and num_tokens is {position.num_tokens}: give all or none"
             yield Violation(f"{field}.token_ids", description)
+        elif position.num_tokens <= submission.max_tokens:
+            yield from find_foreign_ids(f"{field}.token_ids", position.token_ids, vocab_size)
 
 
 def make_records(positions: Mapping[int, Position], submission: Submission) -> list[SequenceRecord]:

@@ -23,6 +23,8 @@ from tests.unit.gateway.live.test_resume import SAME_OR_OTHER, Position, answer_
         ({"num_tokens": 2, "num_text_bytes": 999}, "positions[0].num_text_bytes"),
         ({"num_tokens": 2, "num_text_bytes": 2}, "positions[0].num_text_bytes"),
         ({"num_tokens": 2, "token_ids": [1]}, "positions[0].token_ids"),
+        ({"num_tokens": 2, "token_ids": [1, 4096]}, "positions[0].token_ids"),
+        ({"num_tokens": 1, "token_ids": [2**30]}, "positions[0].token_ids"),
     ],
 )
 async def test_positions_that_cannot_be_are_refused(
@@ -66,6 +68,17 @@ async def test_a_position_ahead_of_a_running_answer_is_waited_for(scheduler: Fak
             "positions[0].finished",
         ),
         ({"spec": spec(max_tokens=5), "positions": [Position(index=1)]}, "positions[1].index"),
+        (
+            {"spec": spec(max_tokens=5), "positions": [Position(num_tokens=2, token_ids=[1, 4096])]},
+            "positions[0].token_ids",
+        ),
+        (
+            {"spec": spec(max_tokens=5), "positions": [Position(num_tokens=1, token_ids=[2**32 - 1])]},
+            "positions[0].token_ids",
+        ),
+        ({"positions": [Position(index=index) for index in range(10**5)]}, "positions"),
+        ({"spec": spec(on_update=7)}, "on_update"),
+        ({"spec": spec(beam_search={"width": 2, "early_stopping": 9})}, "beam_search.early_stopping"),
         ({"spec": spec(sampling={"top_p": 2.0})}, "sampling.top_p"),
     ],
 )
