@@ -37,6 +37,8 @@ MAX_BAD_SEQUENCE_TOKENS = 256
 MAX_LOGIT_BIASES = 4096
 MAX_LOGPROBS = 20
 MIN_BEAM_WIDTH, MAX_BEAM_WIDTH = 2, 32
+# Each beam proposes as many tokens more, times the beams.
+MAX_BEAM_STOP_IDS = 32
 # Of a Duration.
 _MAX_SECONDS = 315_576_000_000
 _MAX_INT32 = 2**31 - 1
@@ -278,6 +280,9 @@ def _beams(request: GenerationRequest) -> Iterator[Violation]:
     if request.stop.stop_strings:
         description = "is not supported with a beam search, whose text is known only at its end: use stop_token_ids"
         yield Violation("stop.stop_strings", description, Reason.UNSUPPORTED_PARAMETER)
+    if len(request.stop.stop_token_ids) > MAX_BEAM_STOP_IDS:
+        description = f"at most {MAX_BEAM_STOP_IDS} with a beam search, not {len(request.stop.stop_token_ids)}"
+        yield Violation("stop.stop_token_ids", description)
     if request.sampling.logprobs is not None:
         description = "is not supported with a beam search: each of its answers has a score instead"
         yield Violation("sampling.logprobs", description, Reason.UNSUPPORTED_PARAMETER)

@@ -6,7 +6,7 @@ A message never travels deeper than this module.
 from __future__ import annotations
 
 import re
-from math import nan
+from math import isfinite, nan
 from typing import TYPE_CHECKING, Literal, cast
 
 from blockyard.common.v1 import pooling_pb2
@@ -24,6 +24,8 @@ from scheduler_service.replicas.loras.adapter import Adapter
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from google.protobuf.duration_pb2 import Duration
+
     from blockyard.common.v1 import sampling_pb2
     from scheduler_service.core.values import FinishedSequence
     from scheduler_service.gateways.messages import Accepted, Failed, Outgoing, Recovery, Resumed, ResumedSequence
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 def decode_add(message: scheduler_pb2.AddRequest, owner: str) -> Addition:
     """Decodes a request of `owner`; raises FIELD_INVALID for what no gateway should send."""
     pools = message.HasField("pooling")
-    wrong = [name for name in ("prompt_token_ids", "n", "max_tokens") if not getattr(message, name)]
+    wrong = [name for name in ("request_id", "prompt_token_ids", "n", "max_tokens") if not getattr(message, name)]
     if pools:
         wrong = [*_check_pooling(message), *(name for name in wrong if name != "max_tokens")]
     if message.HasField("resubmission") and len(message.resubmission.sequences) != message.n:
@@ -41,11 +43,13 @@ def decode_add(message: scheduler_pb2.AddRequest, owner: str) -> Addition:
     if wrong:
         description = "must be there, and nothing else beside pooling" if pools else "must be there"
         raise invalid(Violation(name, description) for name in wrong)
+    if not isfinite(message.beam_search.length_penalty):
+        raise invalid([Violation("beam_search.length_penalty", "must be a finite number")])
     handle = message.handle
     resubmission = _decode_resubmission(message.resubmission) if message.HasField("resubmission") else None
     message.ClearField("handle")
     message.ClearField("resubmission")
-    age_seconds = message.age.ToNanoseconds() / 1e9
+    age_seconds = _age(message.age)
     message.ClearField("age")
     adapter = decode_adapter(message.lora) if message.HasField("lora") else None
     return Addition(
@@ -114,6 +118,11 @@ def encode_adapter(adapter: Adapter) -> scheduler_pb2.LoraAdapter:
     )
 
 
+def _age(duration: Duration) -> float:
+    """Decodes how long ago something was. Nothing is still to come."""
+    return max(duration.ToNanoseconds() / 1e9, 0.0)
+
+
 def _seconds(message: scheduler_pb2.AddRequest, name: Literal["max_queue_time", "remaining_time"]) -> float | None:
     return getattr(message, name).ToNanoseconds() / 1e9 if message.HasField(name) else None
 
@@ -154,7 +163,7 @@ def _decode_early_stopping(number: int) -> EarlyStopping:
 
 def _decode_resubmission(message: scheduler_pb2.Resubmission) -> Resubmission:
     return Resubmission(
-        age_seconds=message.age.ToNanoseconds() / 1e9,
+        age_seconds=_age(message.age),
         outputs=[list(sequence.token_ids[:]) for sequence in message.sequences],
         ended=[_decode_finish_reason(sequence.finish_reason) for sequence in message.sequences],
         logprobs=[split_logprobs(sequence.logprobs) for sequence in message.sequences],

@@ -20,6 +20,7 @@ from scheduler_service.core.sequence import Group
 from scheduler_service.core.values import FinishReason
 from scheduler_service.gateways.messages import make_resumed
 from scheduler_service.gateways.outbox import GatewayOutbox
+from scheduler_service.requests.addition_checks import check_addition
 from scheduler_service.requests.placement import are_asleep
 from scheduler_service.requests.reattachment import Reattachment
 from scheduler_service.requests.registry import Request
@@ -147,7 +148,10 @@ class Admission:
     def _admit(self, addition: Addition) -> Request:
         config = self._pools()
         spec, before = addition.spec, addition.resubmission
-        _check_task(self._dispatcher.facts, spec)
+        facts = self._dispatcher.facts
+        _check_task(facts, spec)
+        if facts is not None:
+            check_addition(addition, facts.vocab_size)
         try:
             max_length = config.fit(spec)
         except NeverFits as error:
@@ -155,6 +159,7 @@ class Admission:
         except ValueError as error:
             raise BlockyardError(Reason.FIELD_INVALID, str(error)) from None
         if before is None:
+            _check_deadlines(addition)
             if are_asleep(self._dispatcher.engines) and not self._waits_while_asleep:
                 raise _make_asleep_error()
             self._check_limits(spec)
@@ -301,6 +306,14 @@ class Admission:
             got[spec.tenant, spec.lora_id] += num_outputs - request.num_charged
             request.num_charged = num_outputs
         return got
+
+
+def _check_deadlines(addition: Addition) -> None:
+    """Raises GENERATION_DEADLINE or QUEUE_DEADLINE for a request whose time is over when it comes."""
+    if addition.remaining_seconds is not None and addition.remaining_seconds <= 0:
+        raise _make_overdue_error(DeadlineKind.GENERATION)
+    if addition.max_queue_seconds is not None and addition.max_queue_seconds <= 0:
+        raise _make_overdue_error(DeadlineKind.QUEUE)
 
 
 def _check_task(facts: ModelFacts | None, spec: GroupSpec) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from blockyard.errors import BlockyardError, Reason
+from blockyard.errors import Violation, invalid
 from blockyard.telemetry import EventLogger
 
 if TYPE_CHECKING:
@@ -88,11 +88,14 @@ class LoraRegistry:
         return has_more
 
     def keep(self, adapter: Adapter) -> None:
-        """Keeps the adapter of a request, which began with it. Raises BlockyardError BUG if its number is another's."""
+        """Keeps the adapter of a request, which began with it.
+
+        Raises BlockyardError FIELD_INVALID if its number is another's.
+        """
         known = self._by_id.setdefault(adapter.lora_id, adapter)
         if known.digest != adapter.digest:
             message = f"adapter {adapter.lora_id} is {known.name!r}, and not {adapter.name!r}"
-            raise BlockyardError(Reason.BUG, message)
+            raise invalid([Violation("lora.digest", message)])
 
     def drop_unused(self, used: Collection[int]) -> None:
         """Forgets those that no request has, and none may have any more."""

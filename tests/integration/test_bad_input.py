@@ -101,6 +101,12 @@ CASES = [
         body={"use_beam_search": True, "n": 2, "length_penalty": 3e39},
     ),
     Case(
+        "beams with many stop tokens",
+        {"beam_search": BeamSearch(2), "n": 2, "stop_token_ids": list(range(33))},
+        ("stop.stop_token_ids",),
+        body={"use_beam_search": True, "n": 2, "stop_token_ids": list(range(33))},
+    ),
+    Case(
         "beams with a stop string and log probabilities",
         {"beam_search": BeamSearch(2), "n": 2, "stop": ["a"], "logprobs": 1},
         ("stop.stop_strings", "sampling.logprobs"),

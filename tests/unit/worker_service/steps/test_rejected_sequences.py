@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -58,6 +59,23 @@ def failures(result: StepResult) -> dict[int, BlockyardError]:
     return dict(result.failures)
 
 
+SAMPLING: list[tuple[str, Any]] = [
+    ("temperature", -1.0),
+    ("temperature", NAN),
+    ("top_p", 0.0),
+    ("top_p", 1.5),
+    ("min_p", INF),
+    ("presence_penalty", INF),
+    ("frequency_penalty", NAN),
+    ("repetition_penalty", 0.0),
+    ("logit_bias", {384: 1.0}),
+    ("logit_bias", {5: NAN}),
+    ("allowed_token_ids", (2**30,)),
+    ("bad_token_sequences", ((),)),
+    ("bad_token_sequences", ((384,),)),
+    ("logprobs", 21),
+    ("prompt_logprobs", 2**32 - 1),
+]
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "an id that the vocabulary ends before": ({"token_ids": [*PROMPT[:-1], 384]}, "token_ids"),
     "an id of 2^30": ({"token_ids": [*PROMPT[:-1], 2**30]}, "token_ids"),
@@ -73,24 +91,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "numbers of a model that generates": ({"pooling": Pooling(PoolingKind.LAST)}, "pooling"),
     "an error of the codec": ({"rejection": BlockyardError(Reason.FIELD_INVALID, "sampling: too long")}, "sampling"),
     **{
-        f"{name} {value}": ({"sampling": SamplingParams(**{name: value})}, f"sampling.{name}")
-        for name, value in [
-            ("temperature", -1.0),
-            ("temperature", NAN),
-            ("top_p", 0.0),
-            ("top_p", 1.5),
-            ("min_p", INF),
-            ("presence_penalty", INF),
-            ("frequency_penalty", NAN),
-            ("repetition_penalty", 0.0),
-            ("logit_bias", {384: 1.0}),
-            ("logit_bias", {5: NAN}),
-            ("allowed_token_ids", (2**30,)),
-            ("bad_token_sequences", ((),)),
-            ("bad_token_sequences", ((384,),)),
-            ("logprobs", 21),
-            ("prompt_logprobs", 2**32 - 1),
-        ]
+        f"{name} {value}": ({"sampling": replace(GREEDY, **{name: value})}, f"sampling.{name}")
+        for name, value in SAMPLING
     },
 }
 

@@ -1,0 +1,60 @@
+"""Checks a request against the model that is served: its ids, its lengths, its size. Knows no queue and no worker.
+
+A gateway has validated what a client sent; another one may be broken, or of another version. What only workers read,
+sampling parameters above all, they check themselves.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from blockyard.errors import BlockyardError, Reason, Violation, invalid
+from scheduler_service.core.step import MAX_NEW_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from scheduler_service.core.values import GroupSpec
+    from scheduler_service.gateways.messages import Addition
+
+# Names stand in every log line of a request, and travel to workers.
+MAX_NAME_CHARACTERS = 1024
+# A beam proposes as many tokens more as there are stop tokens, times the beams: more than a gateway lets a client have,
+# for the model's own ends.
+MAX_BEAM_STOP_IDS = 64
+
+
+def check_addition(addition: Addition, vocab_size: int) -> None:
+    """Raises BlockyardError FIELD_INVALID for a request that no worker could compute, and MESSAGE_TOO_LARGE."""
+    if violations := list(_find_violations(addition, vocab_size)):
+        raise invalid(violations)
+    size = len(addition.spec.payload or b"")
+    if size > MAX_NEW_BYTES:
+        message = f"its sampling parameters have {size} bytes, at most {MAX_NEW_BYTES} are allowed"
+        raise BlockyardError(Reason.MESSAGE_TOO_LARGE, message)
+
+
+def _find_violations(addition: Addition, vocab_size: int) -> Iterator[Violation]:
+    spec, adapter = addition.spec, addition.adapter
+    for name, text in (("request_id", spec.request_id), ("tenant", spec.tenant)):
+        if len(text) > MAX_NAME_CHARACTERS:
+            yield Violation(name, f"must be at most {MAX_NAME_CHARACTERS} characters, not {len(text)}")
+    below = f"token ids must be below {vocab_size}"
+    if max(spec.prompt_token_ids[adapter.num_virtual_tokens if adapter else 0 :], default=0) >= vocab_size:
+        yield Violation("prompt_token_ids", below)
+    # A model may name ends that its vocabulary does not have, but not as many again.
+    if len(spec.stop_token_ids) > 2 * vocab_size:
+        yield Violation("stop_token_ids", f"{len(spec.stop_token_ids)} ids of a vocabulary of {vocab_size}")
+    if spec.beams and len(spec.stop_token_ids) > MAX_BEAM_STOP_IDS:
+        yield Violation("stop_token_ids", f"at most {MAX_BEAM_STOP_IDS} with a beam search")
+    yield from _wrong_outputs(addition, spec, vocab_size)
+
+
+def _wrong_outputs(addition: Addition, spec: GroupSpec, vocab_size: int) -> Iterator[Violation]:
+    outputs = addition.resubmission.outputs if addition.resubmission else []
+    for index, token_ids in enumerate(outputs):
+        name = f"resubmission.sequences[{index}].token_ids"
+        if len(token_ids) > spec.max_tokens:
+            yield Violation(name, f"{len(token_ids)} ids, and max_tokens is {spec.max_tokens}")
+        elif max(token_ids, default=0) >= vocab_size:
+            yield Violation(name, f"token ids must be below {vocab_size}")
