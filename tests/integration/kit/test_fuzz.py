@@ -1,4 +1,4 @@
-"""A short cut of `make fuzz`: no message of a peer ends a process, or an error that nobody thought of."""
+"""A short cut of `make fuzz`: no message of a peer ends a process or an epoch, or an error that nobody thought of."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def main() -> int:
         report = asyncio.run(fuzz(name, arguments.cases, arguments.seed))
         told = [f"{report}; {time.perf_counter() - begin:.0f} s"]
         told += [f"  {count} x {surprise}" for surprise, count in report.surprises.most_common(10)]
-        sys.stdout.write("\n".join([*told, *report.traces]) + "\n")
+        sys.stdout.write("\n".join([*told, *report.notes, *report.traces]) + "\n")
         sys.stdout.flush()
         num_surprises += sum(report.surprises.values())
     return 1 if num_surprises else 0

@@ -27,6 +27,8 @@ class Report:
         self.outcomes = Counter[str]()
         self.surprises = Counter[str]()
         self.traces: list[str] = []
+        # What else was measured, a line each.
+        self.notes: list[str] = []
 
     @contextmanager
     def case(self, *, may_be_bug: bool = False) -> Generator[None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from tests.kit.fuzz.disturbances import fuzz_disturbances
 from tests.kit.fuzz.gateway import bases, fuzz_attach_responses, fuzz_public
 from tests.kit.fuzz.report import Report
 from tests.kit.fuzz.services import fuzz_attach_requests, fuzz_lifecycle, fuzz_operations
@@ -20,6 +21,7 @@ TARGETS: dict[str, Callable[[Report], Awaitable[None]]] = {
     "ExecuteModelRequest": fuzz_steps,
     "lifecycle": fuzz_lifecycle,
     "operations": fuzz_operations,
+    "disturbances": fuzz_disturbances,
     **{rpc: partial(fuzz_public, rpc=rpc) for rpc in bases()},
 }
 
