@@ -109,3 +109,12 @@ def find_rejections(step: Step, rejections: Mapping[int, BlockyardError]) -> tup
     if not rejections:
         return ()
     return tuple((each, rejections[each]) for each in step.sequence_ids if each in rejections)
+
+
+def divide_tables(tables: npt.NDArray[np.int32], num_groups: int) -> npt.NDArray[np.int32]:
+    """Divides tables [n, width * groups] by KV groups -> [groups * n, width], contiguous."""
+    if num_groups == 1:
+        return tables
+    count, width = len(tables), tables.shape[1] // num_groups
+    by_group = tables.reshape(count, width, num_groups).transpose(2, 0, 1)
+    return np.ascontiguousarray(by_group).reshape(num_groups * count, width)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from worker_service.batch.forward_batch import ForwardBatch, PromptPiece, find_pooled, find_rejections
+from worker_service.batch.forward_batch import ForwardBatch, PromptPiece, divide_tables, find_pooled, find_rejections
 from worker_service.batch.late_rows import UNKNOWN, LateRows
 from worker_service.batch.row_requests import RequestTable, with_rows
 from worker_service.batch.step_layout import StepLayout, layout_key, make_layout
@@ -326,7 +326,7 @@ class InputBatch:
 
     def _tables(self, rows: Array, seq_lens: Array) -> npt.NDArray[np.int32]:
         widest, num_groups = -(-int(seq_lens.max(initial=0)) // self.limits.block_size), self.limits.num_kv_groups
-        return _divide(self._block_tables[rows, : widest * num_groups], num_groups)
+        return divide_tables(self._block_tables[rows, : widest * num_groups], num_groups)
 
     def _inputs(self, layout: StepLayout, seq_lens: Array) -> Array:
         """Gathers the ids of each computing row from its first token that has no KV."""
@@ -375,15 +375,6 @@ class InputBatch:
         """Ends rows."""
         if not self.takes_ids:
             self._progress["ended"][rows] = True
-
-
-def _divide(tables: npt.NDArray[np.int32], num_groups: int) -> npt.NDArray[np.int32]:
-    """Divides tables [n, width * groups] by KV groups -> [groups * n, width], contiguous."""
-    if num_groups == 1:
-        return tables
-    count, width = len(tables), tables.shape[1] // num_groups
-    by_group = tables.reshape(count, width, num_groups).transpose(2, 0, 1)
-    return np.ascontiguousarray(by_group).reshape(num_groups * count, width)
 
 
 def _find_filled(

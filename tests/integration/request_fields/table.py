@@ -88,6 +88,7 @@ _SAMPLING = [
     Row("sampling.prompt_logprobs", (21, MAX_UINT32), WORKER),
     Row("sampling.grammar", ("{", "\0"), WORKER),
     Row("sampling.grammar", ("start: start",), WORKER, Reason.GRAMMAR_DEAD_END),
+    Row("sampling.grammar", ("x" * (17 << 20),), SCHEDULER, Reason.MESSAGE_TOO_LARGE),
 ]
 
 _POOLING = [

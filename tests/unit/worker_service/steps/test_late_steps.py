@@ -184,6 +184,24 @@ def test_a_fork_of_a_sequence_whose_token_is_not_known_waits_for_it(executors: L
     assert late.outputs() == {0: truth[:4], 1: truth[2:3]}
 
 
+def test_a_sequence_that_is_rejected_fails_behind_what_was_launched_and_the_others_go_on(
+    executors: LateExecutor,
+) -> None:
+    truth = executors.alone(prompt_of(0), SAMPLINGS[0])
+    late = Late(executors.late)
+    good = new_sequence(0, prompt_of(0), blocks_of(0), SAMPLINGS[0])
+    wrong = new_sequence(1, [2**30], blocks_of(1), SAMPLINGS[0])
+    late.submit(new_sequences=(good,), work=[(0, len(prompt_of(0)))])
+    late.submit(new_sequences=(wrong,), work=[(0, 1), (1, 1)])
+    late.submit(work=[(0, 1), (1, 1)])
+    # Forgotten before the step that failed it is finished.
+    late.submit(work=[(0, 1)], finished_sequence_ids=(1,))
+    late.finish()
+    assert late.outputs() == {0: truth[:4]}
+    assert [[each for each, _ in result.failures] for result in late.results] == [[], [1], [1], []]
+    assert not any(result.skipped_sequence_ids for result in late.results)
+
+
 def test_a_refusal_comes_behind_what_was_launched(executors: LateExecutor) -> None:
     late = Late(executors.late)
     late.submit(new_sequences=(new_sequence(0, [5, 6], [1], SAMPLINGS[0]),), work=[(0, 2)])

@@ -122,6 +122,15 @@ def test_a_quiet_step_that_fails_is_answered(alone: StepExecutor, groups: list[G
     assert not executor.is_silent(step, executor.execute(step, 0.0))
 
 
+def test_all_ranks_reject_the_same_sequence(pair: tuple[Epoch, Epoch]) -> None:
+    wrong = new_sequence(2, [2**30], [2], GREEDY)
+    step = {"new_sequences": (*FIRST["new_sequences"], wrong), "work": [(1, 3), (2, 1)]}
+    first, second = (epoch.execute(**step) for epoch in pair)
+    assert first.digests == second.digests
+    assert [sequence_id for sequence_id, _ in first.failures] == [2]
+    assert (len(first.sequence_ids), second.failures) == (1, ())
+
+
 def test_a_rank_that_refuses_a_step_frees_its_peers(pair: tuple[Epoch, Epoch], groups: list[Group]) -> None:
     refused = pair[0].answer(work=[(77, 1)])
     assert refused.refusal is not None
