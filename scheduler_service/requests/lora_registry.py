@@ -24,6 +24,8 @@ log = EventLogger(__name__)
 FIRST_SECOND = 1_767_225_600
 # 2^32 of them are 17 years.
 IDS_PER_SECOND = 8
+# A number that is this far ahead no scheduler has given: if such were taken over, soon none would be left.
+MAX_ID_JUMP = 2**24
 
 
 class LoraRegistry:
@@ -79,6 +81,9 @@ class LoraRegistry:
         has_more = False
         for adapter in adapters:
             if adapter.lora_id in self._own or adapter.lora_id in self._by_id:
+                continue
+            if adapter.lora_id > self._next_id + MAX_ID_JUMP:
+                log.warning("an adapter's number is none of ours", name=adapter.name, lora_id=adapter.lora_id)
                 continue
             self._next_id = max(self._next_id, adapter.lora_id + 1)
             self._by_id[adapter.lora_id] = adapter
