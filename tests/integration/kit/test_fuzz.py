@@ -10,8 +10,8 @@ from blockyard.worker.v1 import worker_pb2
 from tests.kit.fuzz.mutations import mutate
 from tests.kit.fuzz.targets import TARGETS, fuzz
 
-# The one that computes what it takes.
-NUM_CASES = {"ExecuteModelRequest": 60}
+# Those that compute what they take.
+NUM_CASES = {"ExecuteModelRequest": 60, "disturbances": 200}
 
 
 @pytest.mark.parametrize("name", TARGETS)
