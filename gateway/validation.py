@@ -37,7 +37,7 @@ MAX_BAD_SEQUENCE_TOKENS = 256
 MAX_LOGIT_BIASES = 4096
 MAX_LOGPROBS = 20
 MIN_BEAM_WIDTH, MAX_BEAM_WIDTH = 2, 32
-# Each beam proposes as many tokens more, times the beams.
+# Each stop token makes every beam propose as many more tokens as there are beams.
 MAX_BEAM_STOP_IDS = 32
 # Of a Duration.
 _MAX_SECONDS = 315_576_000_000

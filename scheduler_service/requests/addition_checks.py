@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 # Names stand in every log line of a request, and travel to workers.
 MAX_NAME_CHARACTERS = 1024
-# A beam proposes as many tokens more as there are stop tokens, times the beams: more than a gateway lets a client have,
-# for the model's own ends.
+# Each stop token makes every beam propose as many more tokens as there are beams. A gateway lets a client have half of
+# these; the others are for the model's own ends.
 MAX_BEAM_STOP_IDS = 64
 
 
