@@ -173,7 +173,9 @@ class Scheduler:
         step = self._in_flight[0]
         sampled = step.match(result)
         self._in_flight.popleft()
-        self._costs.note_step(step.work, result.forward_seconds, result.cache_seconds)
+        if not result.failures:
+            # What failed may not have been computed: then the step's time says nothing of its work.
+            self._costs.note_step(step.work, result.forward_seconds, result.cache_seconds)
         updates = self._answers.take(step, sampled, result)
         self._note_change()
         return updates

@@ -328,6 +328,16 @@ def test_a_piece_that_fails() -> None:
     assert not bench.scheduler.has_unfinished()
 
 
+def test_the_time_of_a_step_in_which_one_fails_says_nothing_of_its_work() -> None:
+    bench = Bench(configure(max_prefill_chunk=2))
+    before = bench.scheduler._costs.step_time.predict(1000, 0)
+    for number in range(20):
+        a = bench.add(make_spec(f"a{number}"))
+        step = bench.send()
+        bench.scheduler.update(StepResult(step.step_id, failures=((a, BROKEN),), forward_seconds=1e-6))
+    assert bench.scheduler._costs.step_time.predict(1000, 0) == before
+
+
 def test_what_a_piece_that_fails_was_to_compute_is_not_found_again() -> None:
     bench = Bench(configure(max_prefill_chunk=8))
     a = bench.add(make_spec("a", tuple(range(12))))
