@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from blockyard.parallel import Parallel
-    from blockyard.tracing.spans import Span
     from scheduler_service.config import SchedulerConfiguration
     from scheduler_service.replicas.facts import (
         AvailableBlocks,
@@ -206,12 +205,11 @@ class Rank:
         return self._spans.all()
 
     @contextmanager
-    def _step(self, phase: StartPhase, call: str) -> Generator[Span]:
-        """Around a call that sets the worker up: says so as long as it runs, and traces it."""
+    def _phase(self, phase: StartPhase) -> Generator[None]:
+        """Around a call that sets the worker up: `start` says so as long as it runs."""
         self.start = StartProgress(phase)
         try:
-            with self._spans.step(call) as span:
-                yield span
+            yield
         finally:
             self.start = None
 
@@ -246,7 +244,7 @@ class Rank:
 
     async def _init_device(self) -> None:
         device = self._configuration.device
-        with self._step(StartPhase.INIT_DEVICE, "init_device"):
+        with self._phase(StartPhase.INIT_DEVICE), self._spans.step("init_device"):
             await self.link.init_device(device.device, device.dtype, self._digest, self.parallel)
 
     async def _load_model(self) -> LoadedModel:
@@ -256,7 +254,7 @@ class Rank:
         fields = {"worker_address": self.address, "model": model or "demo", "incarnation": self.incarnation}
         log.info("the worker loads the model", **fields)
         revision, load_format = configuration.model.revision, configuration.load.load_format
-        with self._step(StartPhase.LOAD_MODEL, "load_model") as span:
+        with self._phase(StartPhase.LOAD_MODEL), self._spans.step("load_model") as span:
             limits = lora_limits(configuration.lora)
             task = parse_task(configuration.load.task)
             async for event in self.link.load_model(model, revision, quantization, load_format, limits, task):
@@ -291,7 +289,8 @@ class Rank:
     async def determine_num_available_blocks(self, block_size: int) -> AvailableBlocks:
         """Asks how many blocks fit; a size of 0 is the worker's choice."""
         device, step = self._configuration.device, self._configuration.scheduler
-        with self._explained(), self._step(StartPhase.COUNT_BLOCKS, "determine_num_available_blocks"):
+        count = self._spans.step("determine_num_available_blocks")
+        with self._explained(), self._phase(StartPhase.COUNT_BLOCKS), count:
             return await self.link.determine_num_available_blocks(
                 block_size=block_size,
                 device_memory_utilization=device.device_memory_utilization,
@@ -302,7 +301,8 @@ class Rank:
 
     async def initialize_cache(self, plan: CachePlan) -> CacheInfo:
         """Makes the worker allocate its pools and warm up."""
-        with self._explained(), self._step(StartPhase.INITIALIZE_CACHE, "initialize_cache") as span:
+        phase = self._phase(StartPhase.INITIALIZE_CACHE)
+        with self._explained(), phase, self._spans.step("initialize_cache") as span:
             cache = await self.link.initialize_cache(plan)
             span.set(num_device_blocks=cache.num_device_blocks, num_host_blocks=cache.num_host_blocks)
         log.info(
