@@ -10,7 +10,7 @@ from collections import OrderedDict
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from blockyard.errors import BlockyardError, Reason
+from blockyard.errors import BlockyardError, Reason, quote
 from blockyard.paths import find_below
 from gateway.text.tokenizer import load_adapter_tokenizer
 
@@ -67,8 +67,8 @@ class AdapterTokenizers:
             if error.reason is not Reason.MODEL_NOT_LOADED:
                 raise
             message = (
-                f"{path} of the adapter {name!r} is no folder here, where its tokenizer would be: mount the adapters "
-                "on the gateways too, or start these without --gateway-lora-root"
+                f"{path} of the adapter {quote(name)} is no folder here, where its tokenizer would be: mount the "
+                "adapters on the gateways too, or start these without --gateway-lora-root"
             )
             raise BlockyardError(Reason.MODEL_NOT_LOADED, message) from None
         return load_adapter_tokenizer(folder, self.model, self._root)
@@ -78,7 +78,7 @@ def require_vocabulary(name: str, tokenizer: Tokenizer, vocab_size: int) -> None
     """Raises BlockyardError MODEL_NOT_LOADED for an adapter whose tokenizer has ids that its model has not."""
     if tokenizer.num_ids > vocab_size:
         message = (
-            f"the tokenizer of the adapter {name!r} has {tokenizer.num_ids} ids and the model {vocab_size}: adapters "
-            "that were trained with more tokens are not served"
+            f"the tokenizer of the adapter {quote(name)} has {tokenizer.num_ids} ids and the model {vocab_size}: "
+            "adapters that were trained with more tokens are not served"
         )
         raise BlockyardError(Reason.MODEL_NOT_LOADED, message)

@@ -10,7 +10,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from blockyard.errors import BlockyardError, Reason, Violation, invalid
+from blockyard.errors import BlockyardError, Reason, Violation, invalid, quote
 from blockyard.lora.settings import split_modules
 from blockyard.paths import wrong_path
 from blockyard.settings import SettingsError
@@ -140,7 +140,7 @@ class Loras:
         async with self._lock:
             known = self.registry.find(name)
             if known is None:
-                raise BlockyardError(Reason.MODEL_NOT_FOUND, f"there is no adapter {name!r}")
+                raise BlockyardError(Reason.MODEL_NOT_FOUND, f"there is no adapter {quote(name)}")
             adapter = self.registry.change(known, pinned=pinned)
             await asyncio.gather(*(engine.loras.pin(adapter) for engine in self._dispatcher.ready_engines))
             self._tell_gateways()

@@ -60,6 +60,7 @@ async def test_no_path_and_no_name_ends_in_a_bug_or_costs_a_request_its_replica(
     for (name, what), request in calls.items():
         error = await refused(getattr(operator.stub, name.partition(",")[0])(request))
         assert error.reason in (Reason.FIELD_INVALID, Reason.MODEL_NOT_FOUND), (name, what)
+        assert len(error.message) < 500, (name, what)
     await operator.stub.UnloadLora(admin_pb2.UnloadLoraRequest(name=LONG))
     status = (await operator.status()).scheduler
     assert (status.replicas[0].epoch, status.num_recoveries) == (before.epoch, 0)
