@@ -82,9 +82,10 @@ def resolve_model(model: str, revision: str, kind: Kind) -> Path:
         folder = Path(model).expanduser()
     except RuntimeError:
         raise _unusable(f"{model} begins with the name of nobody here: check the path") from None
-    if folder.is_dir():
+    # Unlike those of Path these answer for what may not be looked at, too.
+    if os.path.isdir(folder):
         return _check(folder, f"{folder} has no config.json: give the folder of a model, or a hub id")
-    if folder.exists():
+    if os.path.exists(folder):
         raise _unusable(f"{folder} is a file: give the folder that holds config.json and the weights")
     if not _HUB_ID.fullmatch(model):
         raise _unusable(f"{model} is no folder on this machine: {_suggestion(folder) or 'check the path'}")
@@ -140,7 +141,7 @@ def tensor_digest(name: str, shape: Sequence[int], stored_dtype: str, content: m
 
 
 def _check(folder: Path, complaint: str) -> Path:
-    if not (folder / "config.json").is_file():
+    if not os.path.isfile(folder / "config.json"):
         raise _unusable(complaint)
     return folder
 

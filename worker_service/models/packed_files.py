@@ -143,7 +143,11 @@ def make_key(
 
 
 def _size_and_time(path: Path) -> tuple[int, int]:
-    status = path.stat()
+    try:
+        status = path.stat()
+    except OSError:
+        # A link that leads nowhere: what reads it says so, if it is read.
+        return 0, 0
     return status.st_size, status.st_mtime_ns
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from blockyard.errors import BlockyardError, Reason
@@ -46,7 +47,7 @@ def find_folder(
     if folder != own and not is_below_root:
         where = f"below {root}" if root else "of the loaded model (see --worker-model-root)"
         raise BlockyardError(Reason.PERMISSION_DENIED, f"{model} may not be read: weights must be in a folder {where}")
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise unusable(f"{model} is no folder on this machine")
     return resolve_model(str(folder), "", "weights"), None if folder == own else root
 
