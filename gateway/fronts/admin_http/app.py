@@ -75,11 +75,7 @@ def make_admin_app(administration: AdminServicer) -> FastAPI:
 
     async def load_adapter(body: LoadAdapter) -> PlainTextResponse:
         """Loads an adapter on all replicas."""
-        if body.long_lora_max_len:
-            raise invalid([Violation("long_lora_max_len", LONG_LORA)])
-        _require_unicode(lora_name=body.lora_name, lora_path=body.lora_path)
-        request = admin_pb2.LoadLoraRequest(name=body.lora_name, path=body.lora_path, load_inplace=body.load_inplace)
-        await administration.LoadLora(request, None)
+        await administration.LoadLora(_encode_load(body), None)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
     async def unload_adapter(body: UnloadAdapter) -> PlainTextResponse:
@@ -94,6 +90,13 @@ def make_admin_app(administration: AdminServicer) -> FastAPI:
     app.add_api_route("/wake_up", wake_up, methods=["POST"])
     app.add_api_route("/is_sleeping", is_sleeping, methods=["GET"])
     return app
+
+
+def _encode_load(body: LoadAdapter) -> admin_pb2.LoadLoraRequest:
+    if body.long_lora_max_len:
+        raise invalid([Violation("long_lora_max_len", LONG_LORA)])
+    _require_unicode(lora_name=body.lora_name, lora_path=body.lora_path)
+    return admin_pb2.LoadLoraRequest(name=body.lora_name, path=body.lora_path, load_inplace=body.load_inplace)
 
 
 def _require_unicode(**texts: str) -> None:
