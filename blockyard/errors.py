@@ -30,6 +30,7 @@ MAX_STATUS_BYTES = 4096
 MAX_MESSAGE_BYTES = 1024
 MAX_DESCRIPTION_BYTES = 256
 MAX_METADATA_ENTRIES = 8
+MAX_QUOTED_CHARACTERS = 128
 MAX_METADATA_BYTES = 64
 # Where gRPC's own libraries look for the status with its details.
 DETAILS_KEY = "grpc-status-details-bin"
@@ -179,6 +180,11 @@ def invalid(violations: Iterable[Violation]) -> BlockyardError:
     listed = tuple(violations)
     message = "; ".join(f"{violation.field}: {violation.description}" for violation in listed)
     return BlockyardError(listed[0].reason, message, listed)
+
+
+def quote(text: str) -> str:
+    """Quotes a name that a caller sent, for a message: a long one is cut."""
+    return repr(text if len(text) <= MAX_QUOTED_CHARACTERS else f"{text[:MAX_QUOTED_CHARACTERS]}…")
 
 
 def is_unknown_request(error: BlockyardError) -> bool:

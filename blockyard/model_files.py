@@ -14,7 +14,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from blockyard.errors import BlockyardError, Reason
+from blockyard.errors import BlockyardError, Reason, Violation, invalid
+from blockyard.paths import check_path, read_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,21 +67,36 @@ def resolve_model(model: str, revision: str, kind: Kind) -> Path:
         kind: which files are needed; a folder is taken as it is.
 
     Raises:
-        BlockyardError: MODEL_NOT_LOADED, with a message that says what to do.
+        BlockyardError: MODEL_NOT_LOADED, with a message that says what to do; FIELD_INVALID for a model or a revision
+            that is longer than a path can be.
     """
+    if revision:
+        check_revision(revision)
     if not model:
         return _check(
             DEMO_FOLDER,
             "the demo model is not here: it comes with the repository and the wheel; pass --model",
         )
-    folder = Path(model).expanduser()
-    if folder.is_dir():
+    check_path("model", model)
+    try:
+        folder = Path(model).expanduser()
+    except RuntimeError:
+        raise _unusable(f"{model} begins with the name of nobody here: check the path") from None
+    # Unlike those of Path these answer for what may not be looked at, too.
+    if os.path.isdir(folder):
         return _check(folder, f"{folder} has no config.json: give the folder of a model, or a hub id")
-    if folder.exists():
+    if os.path.exists(folder):
         raise _unusable(f"{folder} is a file: give the folder that holds config.json and the weights")
     if not _HUB_ID.fullmatch(model):
         raise _unusable(f"{model} is no folder on this machine: {_suggestion(folder) or 'check the path'}")
     return _check(_download(model, revision or "main", kind), f"{model} has no config.json: it is not a language model")
+
+
+def check_revision(revision: str) -> None:
+    """Raises BlockyardError FIELD_INVALID for what is no branch, tag or commit, such as a way out of the cache."""
+    check_path("revision", revision)
+    if Path(revision).is_absolute() or ".." in Path(revision).parts:
+        raise invalid([Violation("revision", "must be a branch, a tag or a commit")])
 
 
 def find_companions(folder: Path) -> list[Path]:
@@ -96,7 +112,10 @@ def model_digest(folder: Path) -> str:
         BlockyardError: MODEL_NOT_LOADED, where there is none.
     """
     _check(folder, f"{folder} has no config.json")
-    return hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()
+    try:
+        return hashlib.sha256(read_file(folder / "config.json")).hexdigest()
+    except OSError as error:
+        raise _unusable(f"{folder / 'config.json'} cannot be read: {error.strerror}") from None
 
 
 def tensor_digest(name: str, shape: Sequence[int], stored_dtype: str, content: memoryview) -> bytes:
@@ -122,7 +141,7 @@ def tensor_digest(name: str, shape: Sequence[int], stored_dtype: str, content: m
 
 
 def _check(folder: Path, complaint: str) -> Path:
-    if not (folder / "config.json").is_file():
+    if not os.path.isfile(folder / "config.json"):
         raise _unusable(complaint)
     return folder
 

@@ -10,7 +10,7 @@ import secrets
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from blockyard.errors import BlockyardError, Reason, Violation, invalid, is_unknown_request
+from blockyard.errors import BlockyardError, Reason, Violation, invalid, is_unknown_request, quote
 from gateway.admission import Admission
 from gateway.codec import state as state_codec
 from gateway.live.continuation import NOWHERE, check_ends, check_positions, make_records
@@ -251,7 +251,7 @@ class GenerationService:
     def resolve_model(self, name: str) -> None:
         """Raises BlockyardError MODEL_NOT_FOUND unless the name is empty, the served model's or an adapter's."""
         if not self.serves(name):
-            description = f"{name!r} is not served; {self.model_name!r} is"
+            description = f"{quote(name)} is not served; {self.model_name!r} is"
             raise invalid([Violation("model", description, Reason.MODEL_NOT_FOUND)])
 
     def serves(self, name: str) -> bool:

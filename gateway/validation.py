@@ -15,7 +15,7 @@ import struct
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from blockyard.errors import Reason, Violation
+from blockyard.errors import Reason, Violation, quote
 from gateway.naming import REQUEST_ID_RULE, is_request_id
 from gateway.request import OnUpdate
 from gateway.scheduler_messages import Submission
@@ -196,7 +196,7 @@ def find_violations(
 
 def _identity(request: GenerationRequest, limits: ModelLimits) -> Iterator[Violation]:
     if request.model not in ("", limits.name):
-        yield Violation("model", f"{request.model!r} is not served; {limits.name!r} is", Reason.MODEL_NOT_FOUND)
+        yield Violation("model", f"{quote(request.model)} is not served; {limits.name!r} is", Reason.MODEL_NOT_FOUND)
     if request.request_id and not is_request_id(request.request_id):
         yield Violation("request_id", REQUEST_ID_RULE)
 

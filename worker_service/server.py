@@ -13,6 +13,7 @@ from blockyard.addresses import host_of, with_port
 from blockyard.channels import INTERNAL_MESSAGE_BYTES
 from blockyard.security.identity import InternalIdentity
 from blockyard.service.call_metrics import CallCounter
+from blockyard.service.ending import end_within
 from blockyard.service.process import Monitoring, run_process
 from blockyard.service.servers import bind, make_server
 from blockyard.service.signals import on_stop_signal
@@ -49,6 +50,8 @@ CLOSE_SECONDS = 1.0
 LAST_WORDS_SECONDS = 0.25
 # Time for answers that are ready to leave.
 GRACE_SECONDS = 1.0
+# All that follows on the work that runs, until the process has ended. A supervisor waits ten seconds in all.
+END_SECONDS = 4.0
 
 
 class Server:
@@ -166,12 +169,13 @@ def _end_process(exit_code: int) -> None:
 async def serve(configuration: WorkerConfiguration) -> bool:
     """Runs until SIGTERM, SIGINT or the Shutdown rpc, and tells whether the device thread has ended.
 
-    A second signal ends the process at once.
+    From then on the process has STOP_SECONDS and END_SECONDS. A second signal ends it at once.
     """
     server = Server(configuration)
     on_stop_signal(server.stopping.set)
     await server.start()
     await server.stopping.wait()
+    end_within(STOP_SECONDS + END_SECONDS)
     return await server.stop()
 
 

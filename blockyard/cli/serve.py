@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from blockyard.cli.parameters import settings_parameters, with_parameters
+from blockyard.cli.top.readings import describe_start
 from blockyard.client.asynchronous import AsyncClient
 from blockyard.configuration import CHOSEN_TOGETHER, SystemConfiguration
 from blockyard.extras import require_services
@@ -107,8 +108,8 @@ def _stop(supervisor: Supervisor) -> None:
 
 async def _is_ready(system: LocalSystem, status: Status | None) -> bool:
     ready = await system.is_ready()
-    if status is not None and not ready and (missing := await system.describe_wait()):
-        status.update(f"starting: {missing}")
+    if status is not None and not ready and (found := await system.ask_status()):
+        status.update(f"starting: {describe_start(found) or found.gateway.message}")
     return ready
 
 

@@ -43,6 +43,8 @@ MAX_CONCURRENT_REQUESTS = 512
 MAX_INPUTS = 2048
 # As long as a service that died takes to come back.
 PATIENT = RetryPolicy(max_attempts=30, max_delay_seconds=1.0)
+# The largest models are read from a disk in this time.
+START_SECONDS = 1800.0
 
 
 class LLM:
@@ -53,18 +55,20 @@ class LLM:
 
     Args:
         model: a folder or hub id; empty: the demo model.
+        start_timeout_seconds: how long the services may take until all replicas are ready.
         settings: as the options of `blockyard serve`, with underscores: `device="cpu", data_parallel_size=2`. Ports are
             free ones by default, and the log has errors only unless `log_level` says otherwise.
 
     Raises TypeError for an unknown setting, SettingsError for a bad value, BlockyardError for a model
-    that cannot be served, with every reason that config.json gives, StartError when a service does not start.
+    that cannot be served, with every reason that config.json gives, StartError when a service does not start, or a
+    replica is not ready in time.
 
         with blockyard.LLM("Qwen/Qwen3-0.6B") as llm:
             for completion in llm.generate(["Once upon a time", "2 + 2 ="], max_tokens=30, temperature=0):
                 print(completion.text)
     """
 
-    def __init__(self, model: str = "", **settings: Any) -> None:
+    def __init__(self, model: str = "", *, start_timeout_seconds: float = START_SECONDS, **settings: Any) -> None:
         require_services("blockyard.LLM")
         _check_names(settings)
         public = {"grpc_port": 0, "http_port": 0, "admin_port": 0}
@@ -74,7 +78,7 @@ class LLM:
         self._system = _RunningSystem(LocalSystem(configuration))
         # Stops everything when this object is forgotten, and at the interpreter's exit.
         self._finalizer = weakref.finalize(self, self._system.stop)
-        self._system.start()
+        self._system.start(start_timeout_seconds)
         self._client = Client(self._system.local.endpoints.local, retry=PATIENT)
 
     @property
@@ -326,21 +330,27 @@ class _RunningSystem:
         self._thread = threading.Thread(target=self._loop.run_forever, name="blockyard-llm", daemon=True)
         self._supervisor: Supervisor | None = None
 
-    def start(self) -> None:
-        """Starts the services and returns when they are ready; raises StartError."""
+    def start(self, timeout_seconds: float) -> None:
+        """Starts the services and returns when they and all replicas are ready; raises StartError."""
         self._thread.start()
         try:
-            self.run(self._start())
+            self.run(self._start(timeout_seconds))
         except BaseException:
             self.stop()
             raise
 
-    async def _start(self) -> None:
+    async def _start(self, timeout_seconds: float) -> None:
         await self.local.prepare(lambda line: print(line, file=sys.stderr))  # noqa: T201
         self._supervisor = Supervisor(
-            self.local.make_services(), self.local.is_ready, environment=self.local.make_environment()
+            self.local.make_services(), self.local.are_all_ready, environment=self.local.make_environment()
         )
-        if not await self._supervisor.start():
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                is_started = await self._supervisor.start()
+        except TimeoutError:
+            missing = await self.local.find_missing()
+            raise StartError(f"not ready after {timeout_seconds:g} s: {missing}") from None
+        if not is_started:
             raise StartError("stopped before it was ready")
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:

@@ -228,14 +228,31 @@ class LocalSystem:
             return False
         return response.status == health_pb2.HealthCheckResponse.SERVING
 
-    async def describe_wait(self) -> str:
-        """Says what the gateway waits for, in a sentence; empty where the gateway does not answer."""
+    async def ask_status(self) -> admin_pb2.GetStatusResponse | None:
+        """Asks the gateway how the system is; None: it does not answer."""
         stub = admin_pb2_grpc.AdminServiceStub(self._channel(self.endpoints.local))
         try:
-            status = await stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=1.0)
+            return await stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=1.0)
         except grpc.RpcError:
-            return ""
-        return status.gateway.message
+            return None
+
+    async def find_missing(self) -> str:
+        """Says what is missing until the gateway and all replicas are ready, in a sentence; empty: nothing is."""
+        status = await self.ask_status()
+        if status is None:
+            return "the gateway does not answer"
+        replicas, wanted = status.scheduler.replicas, self.configuration.replicas.data_parallel_size
+        missing = [replica for replica in replicas if not replica.ready]
+        if missing:
+            why = missing[0].workers[0].message if missing[0].workers else ""
+            return f"replica {missing[0].replica_id} is not ready: {why or 'its workers are set up'}"
+        if not status.gateway.ready or len(replicas) < wanted:
+            return status.gateway.message or f"the scheduler has {len(replicas)} of {wanted} replicas"
+        return ""
+
+    async def are_all_ready(self) -> bool:
+        """Whether the gateway takes requests and all replicas do."""
+        return not await self.find_missing()
 
     async def load_lora(self, request: LoRARequest) -> str:
         """Loads an adapter, and returns its name once the gateway knows it. Raises BlockyardError."""

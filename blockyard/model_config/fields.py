@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from blockyard.errors import BlockyardError, Reason, Violation
+from blockyard.paths import read_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,10 +27,10 @@ def unusable(message: str, violations: tuple[Violation, ...] = ()) -> BlockyardE
     return BlockyardError(Reason.MODEL_NOT_LOADED, message, violations)
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """Reads a JSON object from a file; raises BlockyardError MODEL_NOT_LOADED."""
+def read_object(path: Path, root: Path | None = None) -> dict[str, Any]:
+    """Reads a JSON object from a file; raises BlockyardError MODEL_NOT_LOADED. `root`: as of `open_file`."""
     try:
-        value: object = json.loads(path.read_text(encoding="utf-8"))
+        value: object = json.loads(read_file(path, root).decode())
     except FileNotFoundError:
         raise unusable(f"{path.parent} has no {path.name}: give the folder of a model, or a hub id") from None
     except OSError as error:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from blockyard.addresses import join_address
 from blockyard.security.certificate_expiry import CertificateWatch
 from blockyard.security.tls import CertificateError
+from blockyard.service.ending import end_within
 from blockyard.service.health import HealthServer, Heartbeat, add_health
 from blockyard.service.metrics import CERTIFICATE_EXPIRY, TASKS
 from blockyard.service.metrics_server import MetricsServer
@@ -36,6 +37,8 @@ SWITCH_SECONDS = 1e-4
 # which the process does nothing else: with ten thousand open streams for half a second and more. Python's own 700 had
 # that happen fourteen times while they were opened, for a third of the CPU time.
 YOUNG_OBJECTS = 10_000
+# What is left once a service has stopped: to send spans, and to end threads.
+TEARDOWN_SECONDS = 5.0
 
 
 class Monitoring:
@@ -117,6 +120,8 @@ def run_process(
 ) -> Result:
     """Runs a service to its end, with the logs and traces that its configuration asks for, and returns its result.
 
+    Soon after that the process ends, even where threads of it still work: call this last.
+
     Args:
         service: its name in logs and traces.
         serve: runs it until a signal.
@@ -128,10 +133,20 @@ def run_process(
         sys.setswitchinterval(switch_seconds)
     try:
         with traced_process(service, configuration.tracing):
-            return asyncio.run(serve(configuration))
+            return asyncio.run(_serve(serve(configuration)))
     except (PortTaken, CertificateError, TracingUnavailable, *expected_errors) as error:
         log.error(str(error))
         sys.exit(1)
+
+
+async def _serve(service: Coroutine[Any, Any, Result]) -> Result:
+    exit_code = 1
+    try:
+        result = await service
+        exit_code = 0
+        return result
+    finally:
+        end_within(TEARDOWN_SECONDS, exit_code)
 
 
 def tune_collector() -> None:

@@ -3,31 +3,61 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import threading
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# A loop that does not turn for so long has to be ended from outside of it.
+STUCK_SECONDS = 10.0
 
 
 def on_stop_signal(stop: Callable[[], None], hurry: Callable[[], None] | None = None) -> None:
-    """Has the running loop call `stop` at the first signal, and `hurry` at each later one.
+    """Has the running loop, in the main thread, call `stop` at the first signal, and `hurry` at each later one.
 
-    Without `hurry` the second signal ends the process, even one whose loop is stuck.
+    Without `hurry` the second signal ends the process. A loop that is stuck at the first one ends it after
+    STUCK_SECONDS.
     """
     loop = asyncio.get_running_loop()
+    is_taken, signals = threading.Event(), SimpleQueue[int]()
+    # Its thread is started now: to start one takes locks, which the handler of a signal may find taken.
+    threading.Thread(target=_watch, args=(signals, is_taken), name="stop signals", daemon=True).start()
 
-    def on_first() -> None:
-        for number in STOP_SIGNALS:
-            if hurry is not None:
-                loop.add_signal_handler(number, hurry)
-                continue
-            loop.remove_signal_handler(number)
-            # Python's own handler of SIGINT would only raise, and wait for the interpreter to do so.
-            signal.signal(number, signal.SIG_DFL)
+    def on_turn() -> None:
+        is_taken.set()
         stop()
 
+    def on_first(number: int, frame: FrameType | None) -> None:
+        for each in STOP_SIGNALS:
+            # Python's own handler of SIGINT would only raise, and wait for the interpreter to do so.
+            signal.signal(each, signal.SIG_DFL if hurry is None else on_later)
+        signals.put(number)
+        call(on_turn, number)
+
+    def on_later(number: int, frame: FrameType | None) -> None:
+        assert hurry is not None
+        call(hurry, number)
+
+    def call(callback: Callable[[], None], number: int) -> None:
+        if loop.is_closed():
+            # Nothing is left that could end well.
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        loop.call_soon_threadsafe(callback)
+
+    # Not as the loop's own: then the second signal would wait for the loop to turn after the first.
     for number in STOP_SIGNALS:
-        loop.add_signal_handler(number, on_first)
+        signal.signal(number, on_first)
+
+
+def _watch(signals: SimpleQueue[int], is_taken: threading.Event) -> None:
+    """Waits for a signal, and ends the process if its loop does not take it."""
+    number = signals.get()
+    if not is_taken.wait(STUCK_SECONDS):
+        os._exit(128 + number)

@@ -8,7 +8,7 @@ from math import fsum
 from operator import mul
 from typing import TYPE_CHECKING, TypeVar
 
-from blockyard.errors import BlockyardError, Reason, Violation
+from blockyard.errors import BlockyardError, Reason, Violation, quote
 from blockyard.pooling.tasks import Task
 from gateway.observe.request_log import TokenCounts, begin_request_log
 from gateway.pooling import checks
@@ -198,7 +198,9 @@ def _find_prompt(model: PooledModel, name: str | None) -> str:
     prompts = model.rule.prompts
     if name is not None and name not in prompts:
         known = ", ".join(map(repr, prompts)) or "none"
-        checks.require([Violation("prompt_name", f"must be one that the model's files have ({known}), not {name!r}")])
+        checks.require(
+            [Violation("prompt_name", f"must be one that the model's files have ({known}), not {quote(name)}")]
+        )
     return prompts.get(model.rule.default_prompt if name is None else name, "")
 
 

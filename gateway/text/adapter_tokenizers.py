@@ -10,7 +10,8 @@ from collections import OrderedDict
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from blockyard.errors import BlockyardError, Reason
+from blockyard.errors import BlockyardError, Reason, quote
+from blockyard.paths import find_below
 from gateway.text.tokenizer import load_adapter_tokenizer
 
 if TYPE_CHECKING:
@@ -55,29 +56,29 @@ class AdapterTokenizers:
     def read(self, name: str, path: str) -> Tokenizer:
         """Reads the tokenizer in an adapter's folder.
 
-        Raises BlockyardError: PERMISSION_DENIED for a folder that is not below the root; MODEL_NOT_LOADED where it is
-        not on this machine, or has files that cannot be read.
+        Raises BlockyardError: FIELD_INVALID for what is no path; PERMISSION_DENIED for a folder that is not below the
+        root; MODEL_NOT_LOADED where it is not on this machine, or has files that cannot be read.
         """
         if self._root is None:
             return self.model
-        root = self._root.resolve()
-        folder = (root / path).resolve()
-        if not folder.is_relative_to(root):
-            raise BlockyardError(Reason.PERMISSION_DENIED, f"{path} of {name!r} is not below --gateway-lora-root")
-        if not folder.is_dir():
+        try:
+            folder = find_below(self._root, path, "path", "--gateway-lora-root")
+        except BlockyardError as error:
+            if error.reason is not Reason.MODEL_NOT_LOADED:
+                raise
             message = (
-                f"{path} of the adapter {name!r} is no folder here, where its tokenizer would be: mount the adapters "
-                "on the gateways too, or start these without --gateway-lora-root"
+                f"{path} of the adapter {quote(name)} is no folder here, where its tokenizer would be: mount the "
+                "adapters on the gateways too, or start these without --gateway-lora-root"
             )
-            raise BlockyardError(Reason.MODEL_NOT_LOADED, message)
-        return load_adapter_tokenizer(folder, self.model)
+            raise BlockyardError(Reason.MODEL_NOT_LOADED, message) from None
+        return load_adapter_tokenizer(folder, self.model, self._root)
 
 
 def require_vocabulary(name: str, tokenizer: Tokenizer, vocab_size: int) -> None:
     """Raises BlockyardError MODEL_NOT_LOADED for an adapter whose tokenizer has ids that its model has not."""
     if tokenizer.num_ids > vocab_size:
         message = (
-            f"the tokenizer of the adapter {name!r} has {tokenizer.num_ids} ids and the model {vocab_size}: adapters "
-            "that were trained with more tokens are not served"
+            f"the tokenizer of the adapter {quote(name)} has {tokenizer.num_ids} ids and the model {vocab_size}: "
+            "adapters that were trained with more tokens are not served"
         )
         raise BlockyardError(Reason.MODEL_NOT_LOADED, message)

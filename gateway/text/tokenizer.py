@@ -6,13 +6,14 @@ Knows nothing of requests. Reads the files of a model folder and nothing else, a
 from __future__ import annotations
 
 import math
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, cast
 
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.model_config.fields import read_object
 from blockyard.model_config.own_code import asks_for_own_code
 from blockyard.model_files import model_digest
+from blockyard.paths import read_file
 from blockyard.telemetry import EventLogger
 from gateway.dialects.table import AUTO, choose_dialect
 from gateway.text.chat_template import ChatTemplate
@@ -272,35 +273,40 @@ def load_tokenizer(folder: Path, *, chat_template_file: Path | None = None, dial
     )
 
 
-def load_adapter_tokenizer(folder: Path, model: Tokenizer) -> Tokenizer:
+def load_adapter_tokenizer(folder: Path, model: Tokenizer, root: Path | None = None) -> Tokenizer:
     """Reads the tokenizer and the chat template in an adapter's folder; what it does not have is the model's.
+
+    Args:
+        folder: the adapter's.
+        model: the model's tokenizer.
+        root: below which all files have to lie, links followed; None: they may lie anywhere.
 
     Raises BlockyardError MODEL_NOT_LOADED.
     """
-    tokenizer_config = _read_json(folder / "tokenizer_config.json")
+    tokenizer_config = _read_json(folder / "tokenizer_config.json", root)
     has_tokenizer = find_vocabulary(folder) is not None
-    source = _chat_template_source(folder, tokenizer_config, None)
+    source = _chat_template_source(folder, tokenizer_config, None, root)
     if not has_tokenizer and source is None:
         return model
     if has_tokenizer and (why := asks_for_own_code(tokenizer_config, "tokenizer_config.json")):
         raise _not_loaded(why)
-    settings = _settings(folder, tokenizer_config)
-    vocabulary = load_vocabulary(folder, settings) if has_tokenizer else None
+    settings = _settings(folder, tokenizer_config, root)
+    vocabulary = load_vocabulary(folder, settings, root) if has_tokenizer else None
     return model.adapt(vocabulary, source, dict(settings.special_tokens))
 
 
-def _settings(folder: Path, tokenizer_config: Json) -> TokenizerSettings:
-    special_tokens = _special_tokens({**_read_json(folder / "special_tokens_map.json"), **tokenizer_config})
-    return TokenizerSettings(tokenizer_config, special_tokens, _read_json(folder / "added_tokens.json"))
+def _settings(folder: Path, tokenizer_config: Json, root: Path | None = None) -> TokenizerSettings:
+    special_tokens = _special_tokens({**_read_json(folder / "special_tokens_map.json", root), **tokenizer_config})
+    return TokenizerSettings(tokenizer_config, special_tokens, _read_json(folder / "added_tokens.json", root))
 
 
 def _not_loaded(message: str) -> BlockyardError:
     return BlockyardError(Reason.MODEL_NOT_LOADED, message)
 
 
-def _read_json(file: Path) -> Json:
+def _read_json(file: Path, root: Path | None = None) -> Json:
     """Reads an object; a file that is not there is an empty one."""
-    return read_object(file) if file.exists() else {}
+    return read_object(file, root) if file.exists() else {}
 
 
 def _refuse_unsupported(folder: Path, config: Json, tokenizer_config: Json) -> None:
@@ -320,17 +326,23 @@ def _special_tokens(config: Json) -> dict[str, str]:
     return {name: text for name, text in found.items() if text is not None}
 
 
-def _chat_template_source(folder: Path, tokenizer_config: Json, given: Path | None) -> str | None:
+def _read_template(read: Callable[[], bytes], name: str) -> str:
+    try:
+        return read().decode()
+    except OSError as error:
+        raise _not_loaded(f"cannot read {name}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise _not_loaded(f"cannot read {name}: it is not UTF-8") from None
+
+
+def _chat_template_source(
+    folder: Path, tokenizer_config: Json, given: Path | None, root: Path | None = None
+) -> str | None:
     if given is not None:
-        try:
-            return given.read_text(encoding="utf-8")
-        except OSError as error:
-            raise _not_loaded(f"cannot read --chat-template {given}: {error.strerror}") from None
-        except UnicodeDecodeError:
-            raise _not_loaded(f"cannot read --chat-template {given}: it is not UTF-8") from None
+        return _read_template(given.read_bytes, f"--chat-template {given}")
     own = folder / "chat_template.jinja"
-    if own.is_file():
-        return own.read_text(encoding="utf-8")
+    if own.exists():
+        return _read_template(partial(read_file, own, root), f"{own}")
     template: object = tokenizer_config.get("chat_template")
     if isinstance(template, list):
         named = {str(item.get("name")): item.get("template") for item in cast("list[Json]", template)}

@@ -15,6 +15,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 from blockyard.errors import BlockyardError, Reason
+from blockyard.paths import read_file
 from gateway.text.detokenizer import byte_of_character
 from gateway.text.sentence_piece import SentencePiece
 
@@ -91,22 +92,27 @@ class TokenizerSettings:
             yield int(token_id), AddedToken(text, normalized=False, special=text in specials)
 
 
-def load_vocabulary(folder: Path, settings: TokenizerSettings) -> Vocabulary:
-    """Reads a folder's vocabulary; raises BlockyardError MODEL_NOT_LOADED that says what is wrong and what to do."""
+def load_vocabulary(folder: Path, settings: TokenizerSettings, root: Path | None = None) -> Vocabulary:
+    """Reads a folder's vocabulary; raises BlockyardError MODEL_NOT_LOADED that says what is wrong and what to do.
+
+    `root`: below which its files have to lie, links followed; None: they may lie anywhere.
+    """
     found = find_vocabulary(folder)
     if found is None:
         raise _not_loaded(f"{folder} has no tokenizer.json, and no tokenizer of another form: copy its files to it")
     try:
-        return _READERS[found](folder / found, settings)
+        return _READERS[found](folder / found, settings, root)
     except BlockyardError:
         raise
+    except OSError as error:
+        raise _not_loaded(f"{error.filename or folder / found} cannot be read: {error.strerror}") from None
     except Exception:  # noqa: BLE001 - the libraries raise plain Exception, and a file may have anything
         raise _not_loaded(f"{folder / found} is damaged, or of a form that is not known: copy it again") from None
 
 
 def find_vocabulary(folder: Path) -> str | None:
     """Returns which of a folder's files is its vocabulary."""
-    return next((name for name in _READERS if (folder / name).is_file()), None)
+    return next((name for name in _READERS if (folder / name).exists()), None)
 
 
 def _not_loaded(message: str) -> BlockyardError:
@@ -121,14 +127,14 @@ def _require_class(file: Path, settings: TokenizerSettings, known: Sequence[str]
         )
 
 
-def _read_tokenizers(file: Path, settings: TokenizerSettings) -> Vocabulary:
-    return Vocabulary.of(tokenizers.Tokenizer.from_file(str(file)))
+def _read_tokenizers(file: Path, settings: TokenizerSettings, root: Path | None) -> Vocabulary:
+    return Vocabulary.of(tokenizers.Tokenizer.from_buffer(read_file(file, root)))
 
 
-def _read_sentence_piece(file: Path, settings: TokenizerSettings) -> Vocabulary:
+def _read_sentence_piece(file: Path, settings: TokenizerSettings, root: Path | None) -> Vocabulary:
     _require_class(file, settings, _SENTENCE_PIECE)
     pieces = SentencePiece(
-        file.read_bytes(),
+        read_file(file, root),
         dict(settings.added()),
         specials=settings.special_tokens,
         adds_begin=settings.flag("add_bos_token", True),
@@ -140,13 +146,13 @@ def _read_sentence_piece(file: Path, settings: TokenizerSettings) -> Vocabulary:
     return Vocabulary(pieces.backend, pieces.encode)
 
 
-def _read_tekken(file: Path, settings: TokenizerSettings) -> Vocabulary:
+def _read_tekken(file: Path, settings: TokenizerSettings, root: Path | None) -> Vocabulary:
     """Reads Mistral's: ranks of byte sequences, behind a number of special tokens.
 
     Two neighbours merge if there is a token of their bytes, the lowest rank first: each way in which a token can be put
     together is a merge.
     """
-    stored = json.loads(file.read_text(encoding="utf-8"))
+    stored = json.loads(read_file(file, root))
     config: Json = stored["config"]
     num_specials: int = config["default_num_special_tokens"]
     given = stored["vocab"][: config["default_vocab_size"] - num_specials]
@@ -186,10 +192,11 @@ def _cuts(token: bytes, ranks: Mapping[bytes, int]) -> list[int]:
     return sorted(cuts, key=lambda cut: (ranks[token[:cut]], ranks[token[cut:]]))
 
 
-def _read_merges(file: Path, settings: TokenizerSettings) -> Vocabulary:
+def _read_merges(file: Path, settings: TokenizerSettings, root: Path | None) -> Vocabulary:
     """Reads GPT-2's two files."""
     _require_class(file, settings, _MERGES)
-    vocabulary, merges = models.BPE.read_file(str(file), str(file.with_name("merges.txt")))
+    vocabulary: dict[str, int] = json.loads(read_file(file, root))
+    merges = list(_split_merges(read_file(file.with_name("merges.txt"), root).decode()))
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
     has_prefix = settings.flag("add_prefix_space", False)
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=has_prefix)
@@ -204,6 +211,14 @@ def _read_merges(file: Path, settings: TokenizerSettings) -> Vocabulary:
     )
     _add_begin(backend, settings.special_tokens.get("bos_token") if settings.flag("add_bos_token", False) else None)
     return Vocabulary.of(backend)
+
+
+def _split_merges(text: str) -> Iterator[tuple[str, str]]:
+    """Yields the pairs of merges.txt; raises ValueError for a line that has no two parts."""
+    for line in text.removesuffix("\n").split("\n") if text else ():
+        if not line.startswith("#version"):
+            left, right = line.removesuffix("\r").split(" ")
+            yield left, right
 
 
 def _split(pattern: str, has_prefix: bool = False) -> pre_tokenizers.PreTokenizer:
@@ -226,7 +241,7 @@ def _spell(token: bytes) -> str:
     return token.decode("latin-1").translate(_CHARACTER_OF)
 
 
-_READERS: dict[str, Callable[[Path, TokenizerSettings], Vocabulary]] = {
+_READERS: dict[str, Callable[[Path, TokenizerSettings, Path | None], Vocabulary]] = {
     "tokenizer.json": _read_tokenizers,
     "tekken.json": _read_tekken,
     "tokenizer.model": _read_sentence_piece,

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from blockyard.admin.v1 import admin_pb2
 from blockyard.common.v1 import administration_pb2
 from blockyard.errors import Violation, invalid
+from blockyard.model_files import check_revision
+from blockyard.paths import check_path, wrong_name, wrong_path
 from scheduler_service.admin.status_codec import encode_replica
 from scheduler_service.operations.operations import Mode
 from scheduler_service.operations.saving_link import SaveRequest
@@ -42,12 +44,12 @@ def decode_mode(number: int) -> Mode:
 
 
 def decode_save(request: admin_pb2.SaveStateRequest) -> SaveRequest:
-    """Decodes what to save; raises BlockyardError FIELD_INVALID for an unknown format or no folder."""
+    """Decodes what to save; raises BlockyardError FIELD_INVALID for an unknown format or what is no path."""
     violations: list[Violation] = []
     if request.format not in _STATE_FORMATS:
         violations.append(Violation("format", "must be STATE_FORMAT_SHARDED or STATE_FORMAT_PACKED"))
-    if not request.folder:
-        violations.append(Violation("folder", "must name a new folder"))
+    if wrong := wrong_path(request.folder):
+        violations.append(Violation("folder", wrong))
     if violations:
         raise invalid(violations)
     return SaveRequest(_STATE_FORMATS[request.format], request.folder, request.max_file_bytes)
@@ -81,6 +83,12 @@ def decode_wanted_tags(numbers: Sequence[int]) -> frozenset[MemoryTag]:
 
 def decode_update(request: admin_pb2.UpdateWeightsRequest) -> Update:
     """Decodes other weights; raises BlockyardError FIELD_INVALID."""
+    if wrong := wrong_name(request.version):
+        raise invalid([Violation("version", wrong)])
+    if request.model:
+        check_path("model", request.model)
+    if request.revision:
+        check_revision(request.revision)
     return Update(
         WeightsSource(request.model, request.revision, request.version),
         tuple(head.SerializeToString() for head in request.tensors),

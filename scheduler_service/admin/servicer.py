@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf.duration_pb2 import Duration
 
 from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
-from blockyard.errors import BlockyardError, Reason, Violation, invalid
+from blockyard.errors import BlockyardError, Reason, Violation, invalid, quote
 from blockyard.service.log_level import check_level, set_log_level
 from blockyard.telemetry import EventLogger
 from blockyard.worker.v1 import worker_pb2
@@ -58,7 +58,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         if len(found) == 1:
             return found[0]
         there = ", ".join(f"{engine.replica_id} ({engine.replica.address})" for engine in engines) or "none"
-        problem = "several may be meant" if found else f"there is no replica {name!r}"
+        problem = "several may be meant" if found else f"there is no replica {quote(name)}"
         raise invalid([Violation("replica", f"{problem}; there are: {there}")])
 
     async def GetStatus(  # type: ignore[override]

@@ -125,6 +125,9 @@ def _encode_worker(rank: Rank, readiness: Readiness) -> status_pb2.WorkerStatus:
         rank=rank.parallel.rank,
         world_size=rank.parallel.world_size,
     )
+    if start := rank.start:
+        status.start.phase = status_pb2.StartPhase.Value(f"START_PHASE_{start.phase.value}")
+        status.start.done_bytes, status.start.total_bytes = start.load.done_bytes, start.load.total_bytes
     if worker := rank.worker:
         status.worker_id = worker.worker_id
         status.incarnation = worker.incarnation

@@ -13,6 +13,7 @@ from blockyard.common.v1 import pooling_pb2
 from blockyard.errors import Violation, invalid, to_status
 from blockyard.logprob_columns import encode_prompt_logprobs, join_logprobs, split_logprobs
 from blockyard.lora.virtual_tokens import MAX_VIRTUAL_TOKENS, virtual_ids
+from blockyard.paths import wrong_name, wrong_path
 from blockyard.pooling.columns import join_values
 from blockyard.scheduler.v1 import scheduler_pb2
 from blockyard.tracing.codec import decode_trace_context
@@ -45,6 +46,8 @@ def decode_add(message: scheduler_pb2.AddRequest, owner: str) -> Addition:
         raise invalid(Violation(name, description) for name in wrong)
     if not isfinite(message.beam_search.length_penalty):
         raise invalid([Violation("beam_search.length_penalty", "must be a finite number")])
+    if too_long := [name for name in ("request_id", "tenant") if len(getattr(message, name)) > MAX_ID_CHARACTERS]:
+        raise invalid(Violation(name, f"must have at most {MAX_ID_CHARACTERS} characters") for name in too_long)
     handle = message.handle
     resubmission = _decode_resubmission(message.resubmission) if message.HasField("resubmission") else None
     message.ClearField("handle")
@@ -68,6 +71,8 @@ def decode_add(message: scheduler_pb2.AddRequest, owner: str) -> Addition:
 
 
 MAX_LABELS = 128
+# A tenant's name has 64, and a request's id 128 beside it and what a gateway adds.
+MAX_ID_CHARACTERS = 512
 # Of these the first row, or all, are needed: none may come from the prefix cache.
 _OF_ALL_ROWS = (pooling_pb2.POOLING_KIND_FIRST, pooling_pb2.POOLING_KIND_MEAN, pooling_pb2.POOLING_KIND_TOKENS)
 
@@ -94,6 +99,8 @@ def decode_adapter(message: scheduler_pb2.LoraAdapter) -> Adapter:
     """Decodes an adapter that a gateway was told of; raises FIELD_INVALID for one that no scheduler tells."""
     if not (message.lora_id and message.name and message.path and _DIGEST.fullmatch(message.digest)):
         raise invalid([Violation("lora", "must have a number, a name, a path and a digest")])
+    if wrong := wrong_name(message.name) or wrong_path(message.path):
+        raise invalid([Violation("lora", f"its name or its path {wrong}")])
     if message.num_virtual_tokens > MAX_VIRTUAL_TOKENS:
         raise invalid([Violation("lora.num_virtual_tokens", f"must be at most {MAX_VIRTUAL_TOKENS}")])
     return Adapter(

@@ -10,7 +10,7 @@ import secrets
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from blockyard.errors import BlockyardError, Reason, Violation, invalid
+from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
 from scheduler_service.operations import memory_link
 from scheduler_service.operations.operations import POLL_SECONDS, Mode, each
@@ -61,11 +61,9 @@ Event = Expected | Updated
 async def update(operations: Operations, engines: Sequence[Engine], wanted: Update) -> AsyncIterator[Event]:
     """Updates replicas, and yields what happens. The first failure ends it: the others keep what they have.
 
-    Raises BlockyardError: FIELD_INVALID; WRONG_STATE for a replica that is asleep or that something else is done to;
+    Raises BlockyardError: WRONG_STATE for a replica that is asleep or that something else is done to;
     what a worker says.
     """
-    if not wanted.source.version:
-        raise invalid([Violation("version", "must not be empty")])
     for group in [engines] if wanted.together else [[engine] for engine in engines]:
         events: asyncio.Queue[Event | None] = asyncio.Queue()
         tasks = [asyncio.create_task(_update_one(operations, engine, wanted, events.put_nowait)) for engine in group]

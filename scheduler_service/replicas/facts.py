@@ -108,6 +108,23 @@ class LoadProgress:
     total_bytes: int
 
 
+class StartPhase(Enum):
+    """What a worker does to be set up."""
+
+    INIT_DEVICE = "INIT_DEVICE"
+    LOAD_MODEL = "LOAD_MODEL"
+    COUNT_BLOCKS = "COUNT_BLOCKS"
+    INITIALIZE_CACHE = "INITIALIZE_CACHE"
+
+
+@dataclass(frozen=True, slots=True)
+class StartProgress:
+    """How far the start of a worker is; bytes are those of LOAD_MODEL."""
+
+    phase: StartPhase
+    load: LoadProgress = LoadProgress(0, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class AvailableBlocks:
     """What fits into a worker's memory. `kv_windows`: of each KV group the keys that a query sees; 0: all."""

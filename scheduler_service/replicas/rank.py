@@ -18,7 +18,7 @@ from blockyard.errors import BlockyardError, Reason
 from blockyard.pooling.tasks import parse_task
 from blockyard.telemetry import EventLogger
 from scheduler_service.config import model_source
-from scheduler_service.replicas.facts import LoadedModel, WorkerState
+from scheduler_service.replicas.facts import LoadedModel, StartPhase, StartProgress, WorkerState
 from scheduler_service.replicas.not_ready import LAST_FAILURE_RETRY_SECONDS, NotReady, Unreachable
 from scheduler_service.replicas.start_spans import StartSpans
 from scheduler_service.replicas.steps.answer_checks import WrongAnswer
@@ -89,6 +89,8 @@ class Rank:
         self.worker: WorkerInfo | None = None
         # How much of the model it has loaded, from 0 to 1.
         self.loaded_share = 0.0
+        # What is done to set it up now; None: nothing is.
+        self.start: StartProgress | None = None
         self._configuration = configuration
         self._digest = configuration_digest(configuration, parallel)
         self._on_progress = on_progress
@@ -202,6 +204,15 @@ class Rank:
         self._spans = StartSpans(worker_address=self.address, incarnation=self.incarnation)
         return self._spans.all()
 
+    @contextmanager
+    def _phase(self, phase: StartPhase) -> Generator[None]:
+        """Around a call that sets the worker up: `start` says so as long as it runs."""
+        self.start = StartProgress(phase)
+        try:
+            yield
+        finally:
+            self.start = None
+
     # Loading.
 
     async def load(self) -> LoadedModel:
@@ -233,7 +244,7 @@ class Rank:
 
     async def _init_device(self) -> None:
         device = self._configuration.device
-        with self._spans.step("init_device"):
+        with self._phase(StartPhase.INIT_DEVICE), self._spans.step("init_device"):
             await self.link.init_device(device.device, device.dtype, self._digest, self.parallel)
 
     async def _load_model(self) -> LoadedModel:
@@ -243,7 +254,7 @@ class Rank:
         fields = {"worker_address": self.address, "model": model or "demo", "incarnation": self.incarnation}
         log.info("the worker loads the model", **fields)
         revision, load_format = configuration.model.revision, configuration.load.load_format
-        with self._spans.step("load_model") as span:
+        with self._phase(StartPhase.LOAD_MODEL), self._spans.step("load_model") as span:
             limits = lora_limits(configuration.lora)
             task = parse_task(configuration.load.task)
             async for event in self.link.load_model(model, revision, quantization, load_format, limits, task):
@@ -255,6 +266,7 @@ class Rank:
                     log.info("the model is loaded", **fields)
                     span.set(architecture=event.architecture, parameter_bytes=event.parameter_bytes)
                     return event
+                self.start = StartProgress(StartPhase.LOAD_MODEL, event)
                 now = time.monotonic()
                 if event.total_bytes and now - reported_at >= PROGRESS_SECONDS:
                     reported_at = now
@@ -277,7 +289,8 @@ class Rank:
     async def determine_num_available_blocks(self, block_size: int) -> AvailableBlocks:
         """Asks how many blocks fit; a size of 0 is the worker's choice."""
         device, step = self._configuration.device, self._configuration.scheduler
-        with self._explained(), self._spans.step("determine_num_available_blocks"):
+        count = self._spans.step("determine_num_available_blocks")
+        with self._explained(), self._phase(StartPhase.COUNT_BLOCKS), count:
             return await self.link.determine_num_available_blocks(
                 block_size=block_size,
                 device_memory_utilization=device.device_memory_utilization,
@@ -288,7 +301,8 @@ class Rank:
 
     async def initialize_cache(self, plan: CachePlan) -> CacheInfo:
         """Makes the worker allocate its pools and warm up."""
-        with self._explained(), self._spans.step("initialize_cache") as span:
+        phase = self._phase(StartPhase.INITIALIZE_CACHE)
+        with self._explained(), phase, self._spans.step("initialize_cache") as span:
             cache = await self.link.initialize_cache(plan)
             span.set(num_device_blocks=cache.num_device_blocks, num_host_blocks=cache.num_host_blocks)
         log.info(

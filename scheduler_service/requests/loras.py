@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import posixpath
 import re
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from blockyard.errors import BlockyardError, Reason, Violation, invalid
+from blockyard.errors import BlockyardError, Reason, Violation, invalid, quote
 from blockyard.lora.settings import split_modules
+from blockyard.paths import wrong_path
 from blockyard.settings import SettingsError
 from blockyard.telemetry import EventLogger
 from scheduler_service.replicas.loras.adapter import Adapter
@@ -44,6 +46,8 @@ class Loras:
         elif not (settings.max_lora_rank or settings.max_prompt_adapter_tokens):
             raise SettingsError("--max-lora-rank 0 needs --max-prompt-adapter-tokens")
         self._settings = settings
+        # Relative to the folder that this process was started in, as other paths of its settings are.
+        self._root = os.path.abspath(settings.lora_root) if settings.lora_root else ""
         self._requests = requests
         self._dispatcher = dispatcher
         self.registry = LoraRegistry(time.time())
@@ -136,7 +140,7 @@ class Loras:
         async with self._lock:
             known = self.registry.find(name)
             if known is None:
-                raise BlockyardError(Reason.MODEL_NOT_FOUND, f"there is no adapter {name!r}")
+                raise BlockyardError(Reason.MODEL_NOT_FOUND, f"there is no adapter {quote(name)}")
             adapter = self.registry.change(known, pinned=pinned)
             await asyncio.gather(*(engine.loras.pin(adapter) for engine in self._dispatcher.ready_engines))
             self._tell_gateways()
@@ -151,14 +155,16 @@ class Loras:
         violations: list[Violation] = []
         if _NAME.fullmatch(name) is None:
             violations.append(Violation("name", NAME_RULE))
-        root = self._settings.lora_root
-        full = posixpath.normpath(posixpath.join(root, path)) if root else path
-        if not path:
-            violations.append(Violation("path", "must not be empty"))
-        elif root and posixpath.commonpath([posixpath.normpath(root), full]) != posixpath.normpath(root):
-            violations.append(Violation("path", f"must be below {root}, which --lora-root says"))
+        if wrong := wrong_path(path):
+            violations.append(Violation("path", wrong))
         if violations:
             raise invalid(violations)
+        root = self._root
+        if not root:
+            return path
+        full = posixpath.normpath(posixpath.join(root, path))
+        if posixpath.commonpath([root, full]) != root:
+            raise invalid([Violation("path", f"must be below {root}, which --lora-root says")])
         return full
 
     # What gateways say.

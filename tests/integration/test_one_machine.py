@@ -57,6 +57,13 @@ def test_llm_gives_together_what_it_gives_alone_and_outlives_its_worker(single: 
     assert answers_through(single, children(single)[0], signal.SIGKILL) == alone
 
 
+def test_all_replicas_are_ready_once_it_returns(pair: LLM) -> None:
+    status = pair._system.run(pair._system.local.ask_status())
+    assert status is not None
+    assert [replica.ready for replica in status.scheduler.replicas] == [True, True]
+    assert len(pair.collective_rpc("describe_group")) == 2
+
+
 def children(llm: LLM) -> list[Child]:
     supervisor = llm._system._supervisor
     assert supervisor is not None

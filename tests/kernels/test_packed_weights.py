@@ -9,10 +9,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from crc32c import crc32c
 
 from blockyard.parallel import ALONE, Parallel
 from tests.kit.kernels.backends import CPU, INSTRUCTION_SETS, build_kernels
@@ -159,6 +160,54 @@ def test_a_file_that_is_damaged_anywhere_is_written_anew(
     assert READ not in caplog.messages
     load(folder, cache)
     assert READ in caplog.messages
+
+
+# What replaces a field of a footer whose checksum is right, as another version of this code or an editor may write it.
+FOOTERS: dict[str, Any] = {
+    "key": {"key": None},
+    "no key": {},
+    "facts": {"facts": []},
+    "facts without a field": {"facts": {"weights_digest": "0"}},
+    "facts of other types": {"facts": {"weights_digest": 0, "tensors": {}, "has_two_tables": 0, "companions": {}}},
+    "parts": {"parts": ["1"]},
+    "negative parts": {"parts": [-1]},
+    "too few checksums": {"crc": []},
+    "one field too many": {"more": 1},
+}
+
+
+@pytest.mark.parametrize("name", FOOTERS)
+def test_a_whole_footer_that_lacks_fields_costs_a_warning(
+    name: str, folder: Path, cache: Path, caplog: pytest.LogCaptureFixture
+):
+    plain = load(folder, cache)
+    path = the_file(cache)
+    begin, size = footer_of(path)
+    content = path.read_bytes()
+    footer = json.loads(content[begin : size - packed_files._END.size])
+    footer |= FOOTERS[name]
+    if name == "no key":
+        del footer["key"]
+    text = json.dumps(footer).encode()
+    end = packed_files._END.pack(len(text), crc32c(text), packed_files.MARK)
+    path.write_bytes(content[:begin] + text + end)
+    assert_same(load(folder, cache), plain)
+    assert READ not in caplog.messages
+    assert "packed weights are not used: the weights are read and packed" in caplog.messages
+    assert_same(load(folder, cache), plain)
+    assert READ in caplog.messages
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder"])
+def test_a_place_that_is_no_file_costs_a_warning(
+    kind: str, folder: Path, cache: Path, caplog: pytest.LogCaptureFixture
+):
+    plain = load(folder, cache)
+    path = the_file(cache)
+    path.unlink()
+    os.mkfifo(path) if kind == "pipe" else path.mkdir()
+    assert_same(load(folder, cache), plain)
+    assert "packed weights are not used: the weights are read and packed" in caplog.messages
 
 
 def test_changed_files_are_read_anew_and_leave_one_file(folder: Path, cache: Path, caplog: pytest.LogCaptureFixture):

@@ -267,6 +267,9 @@ def test_weights_that_changed_on_the_disk_are_not_saved(tmp_path: Path):
         ("link", Reason.FIELD_INVALID),
         ("there", Reason.FIELD_INVALID),
         ("nul\0", Reason.FIELD_INVALID),
+        ("x" * 300, Reason.FIELD_INVALID),
+        ("a/" * 100_000, Reason.FIELD_INVALID),
+        ("loop/inside", Reason.FIELD_INVALID),
     ],
 )
 def test_no_place_but_a_new_folder_below_the_root_is_written(folder: str, reason: Reason, tmp_path: Path):
@@ -274,10 +277,11 @@ def test_no_place_but_a_new_folder_below_the_root_is_written(folder: str, reason
     for path in (root / "there", outside):
         path.mkdir(parents=True)
     (root / "link").symlink_to(outside)
+    (root / "loop").symlink_to("loop")
     with pytest.raises(BlockyardError) as caught:
         save(load(tiny_model("llama")), "packed", root, folder)
     assert caught.value.reason is reason
-    assert sorted(path.name for path in root.iterdir()) == ["link", "there"]
+    assert sorted(path.name for path in root.iterdir()) == ["link", "loop", "there"]
     assert not list(outside.iterdir())
 
 

@@ -7,10 +7,12 @@ them runs code. Knows no kind's own fields and tensors.
 from __future__ import annotations
 
 import hashlib
+import os
 import struct
 from typing import TYPE_CHECKING
 
 from blockyard.model_config.fields import read_object, unusable
+from blockyard.paths import open_file
 from worker_service.models.weight_files import read_header
 
 if TYPE_CHECKING:
@@ -47,11 +49,13 @@ _NEUTRAL: dict[str, object] = {
 class PeftFolder:
     """An adapter's folder. Makes BlockyardError MODEL_NOT_LOADED of whatever is wrong with it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, root: Path | None = None) -> None:
+        """`root`: below which its files have to lie, links followed; None: they may lie anywhere."""
         self.path = path
+        self._root = root
         self.config_path = path / CONFIG_FILE
         self.weights_path = path / WEIGHTS_FILE
-        self.fields = read_object(self.config_path)
+        self.fields = read_object(self.config_path, root)
         """The configuration, of a kind that is served and with nothing that is not."""
         self.kind = self.fields.get("peft_type")
         """LORA or PROMPT_TUNING."""
@@ -66,7 +70,7 @@ class PeftFolder:
     def header(self) -> dict[str, Entry]:
         """Reads which tensors there are, at least one."""
         try:
-            header = read_header(self.weights_path)
+            header = read_header(self.weights_path, self._root)
         except FileNotFoundError:
             raise _missing(self.path) from None
         except OSError as error:
@@ -82,8 +86,8 @@ class PeftFolder:
         digest = hashlib.sha256()
         try:
             for path in (self.config_path, self.weights_path):
-                digest.update(path.stat().st_size.to_bytes(8, "little"))
-                with path.open("rb") as file:
+                with open_file(path, self._root) as file:
+                    digest.update(os.fstat(file.fileno()).st_size.to_bytes(8, "little"))
                     while piece := file.read(PIECE_BYTES):
                         digest.update(piece)
         except OSError as error:

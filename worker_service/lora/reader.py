@@ -63,9 +63,12 @@ class AdapterReader:
             for site in self._sites
         )
 
-    def read(self, request: LoraRequest, path: Path) -> Adapter:
-        """Reads and packs an adapter; raises BlockyardError MODEL_NOT_LOADED, which says what is wrong with it."""
-        folder = PeftFolder(path)
+    def read(self, request: LoraRequest, path: Path, root: Path | None = None) -> Adapter:
+        """Reads and packs an adapter; raises BlockyardError MODEL_NOT_LOADED, which says what is wrong with it.
+
+        `root`: as of `PeftFolder`.
+        """
+        folder = PeftFolder(path, root)
         return self._read_prompt(request, folder) if folder.kind == PROMPT_TUNING else self._read_lora(request, folder)
 
     def _read_prompt(self, request: LoraRequest, folder: PeftFolder) -> Adapter:

@@ -16,6 +16,7 @@ import numpy as np
 from blockyard.capacity.adapters import NO_LORAS, check_adapters
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.model_config.fields import unusable
+from blockyard.paths import find_below, wrong_name, wrong_path
 from blockyard.service import faults
 from blockyard.telemetry import EventLogger
 from kernels.select import make_arena
@@ -77,29 +78,24 @@ class LoraStore:
         if num_loras >= most:
             message = f"the cache has {num_loras} adapters, as many as max_cpu_loras allows: remove one first"
             raise BlockyardError(Reason.WRONG_STATE, message)
-        task = asyncio.create_task(self._read(request, self._find_folder(request.path)))
+        task = asyncio.create_task(self._read(request))
         self._reading[request.lora_id] = (request, task)
         # A caller that has left does not ask.
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
-    def _find_folder(self, path: str) -> Path:
-        """Returns a folder below the root, links followed; raises BlockyardError."""
+    def _read_folder(self, request: LoraRequest) -> Adapter:
+        """Finds and reads an adapter, in the loader's thread: a file system may take its time for either."""
         if self._root is None:
             raise BlockyardError(Reason.FEATURE_DISABLED, "start the worker with --worker-lora-root for this")
-        root = self._root.resolve()
-        folder = (root / path).resolve()
-        if not folder.is_relative_to(root):
-            raise BlockyardError(Reason.PERMISSION_DENIED, f"{path} is not below --worker-lora-root")
-        if not folder.is_dir():
-            raise BlockyardError(Reason.MODEL_NOT_LOADED, f"{path} is no folder below --worker-lora-root")
-        return folder
+        folder = find_below(self._root, request.path, "path", "--worker-lora-root")
+        return self._reader.read(request, folder, self._root)
 
-    async def _read(self, request: LoraRequest, folder: Path) -> Adapter:
+    async def _read(self, request: LoraRequest) -> Adapter:
         loop = asyncio.get_running_loop()
         begin = loop.time()
         try:
             faults.reach(faults.BEFORE_LORA)
-            adapter = await loop.run_in_executor(self._thread, self._reader.read, request, folder)
+            adapter = await loop.run_in_executor(self._thread, self._read_folder, request)
         except BlockyardError as error:
             log.error("an adapter was not loaded", lora_id=request.lora_id, name=request.name, reason=str(error))
             raise
@@ -175,9 +171,10 @@ def wrong_request(request: LoraRequest, max_model_len: int) -> Iterable[Violatio
     """Finds what is wrong with an adapter that a scheduler asks for."""
     if request.lora_id < 1:
         yield Violation("lora_id", "must be at least 1")
-    for name in ("name", "path"):
-        if not getattr(request, name):
-            yield Violation(name, "must not be empty")
+    if wrong := wrong_name(request.name):
+        yield Violation("name", wrong)
+    if wrong := wrong_path(request.path):
+        yield Violation("path", wrong)
     if request.long_lora_max_len > max_model_len:
         yield Violation("long_lora_max_len", f"{request.long_lora_max_len}, and the model takes {max_model_len} tokens")
 

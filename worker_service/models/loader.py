@@ -352,11 +352,17 @@ def open_weights(
     load_format: str,
     on_progress: Callable[[int, int], None],
     parallel: Parallel = ALONE,
+    root: Path | None = None,
 ) -> WeightFiles | RandomWeights:
-    """Opens a folder's weights, of sharded ones a rank's, or random ones; raises BlockyardError MODEL_NOT_LOADED."""
+    """Opens a folder's weights, of sharded ones a rank's, or random ones; raises BlockyardError MODEL_NOT_LOADED.
+
+    `root`: below which all files have to lie; None: they may lie anywhere.
+    """
     if load_format == "sharded":
-        return ShardedFiles(folder, parallel, on_progress)
+        return ShardedFiles(folder, parallel, on_progress, root)
     if load_format == "random":
         return RandomWeights(config, device, on_progress)
     products = config.pooling.products if config.pooling else ()
-    return WeightFiles(folder, on_progress, folders=tuple(dense.folder for dense in products if dense.folder))
+    return WeightFiles(
+        folder, on_progress, folders=tuple(dense.folder for dense in products if dense.folder), root=root
+    )

@@ -21,6 +21,7 @@ import torch
 from crc32c import crc32c
 
 from blockyard.model_config.share import Share
+from blockyard.paths import open_file, read_file
 from worker_service.models.source import source_digest
 from worker_service.models.weight_files import Numbers
 
@@ -66,6 +67,52 @@ class Facts:
     """SHA-256 in hex of other files of the same folder, by name."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Footer:
+    """What stands behind the parts."""
+
+    key: Key
+    facts: Facts
+    parts: Sequence[int]
+    """The bytes of each part."""
+    crc: Sequence[int]
+    """The CRC32C of each MiB of each part."""
+
+    @classmethod
+    def decode(cls, text: bytes) -> _Footer:
+        """Decodes a footer; raises PackError unless it has all fields, each of its type."""
+        try:
+            fields: dict[str, Any] = json.loads(text)
+            fields["facts"] = Facts(**fields["facts"])
+            footer = cls(**fields)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise PackError("its footer lacks fields") from None
+        if not footer.is_whole:
+            raise PackError("its footer has fields that cannot be")
+        return footer
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all fields are of their types, and the parts have as many checksums as they need."""
+        facts = self.facts
+        return (
+            isinstance(self.key, dict)
+            and isinstance(facts.weights_digest, str)
+            and isinstance(facts.has_two_tables, bool)
+            and isinstance(facts.companions, dict)
+            and all(isinstance(digest, str) for digest in facts.companions.values())
+            and isinstance(facts.tensors, dict)
+            and all(map(_are_counts, facts.tensors.values()))
+            and _are_counts(self.parts)
+            and _are_counts(self.crc)
+            and len(self.crc) == sum(-(-num_bytes // CHECKED_BYTES) for num_bytes in self.parts)
+        )
+
+
+def _are_counts(values: object) -> bool:
+    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
+
+
 def make_key(
     config: ModelConfig, backend: Backend, quantization: str, parallel: Parallel, folder: Path, model_digest: str
 ) -> Key:
@@ -96,7 +143,11 @@ def make_key(
 
 
 def _size_and_time(path: Path) -> tuple[int, int]:
-    status = path.stat()
+    try:
+        status = path.stat()
+    except OSError:
+        # A link that leads nowhere: what reads it says so, if it is read.
+        return 0, 0
     return status.st_size, status.st_mtime_ns
 
 
@@ -132,8 +183,7 @@ def write_pack(
     try:
         with unfinished.open("xb") as file:
             checksums = list(_write_parts(file, parts, on_progress))
-            footer = {"key": key, "facts": asdict(facts), "parts": [len(part) for part in parts], "crc": checksums}
-            text = json.dumps(footer).encode()
+            text = json.dumps(asdict(_Footer(key, facts, [len(part) for part in parts], checksums))).encode()
             file.write(text + _END.pack(len(text), crc32c(text), MARK))
             file.flush()
             os.fsync(file.fileno())
@@ -169,7 +219,7 @@ class PackedWeights:
             FileNotFoundError: there is none.
             PackError: it is not whole, or its key is not this one.
         """
-        self._file = path.open("rb", buffering=0)
+        self._file = open_file(path)
         self._path, self._config, self._on_progress = path, config, on_progress
         self._filling: _FillingArena | None = None
         try:
@@ -180,12 +230,11 @@ class PackedWeights:
 
     def _check(self, key: Key) -> None:
         footer = self._read_footer()
-        if others := [name for name in key if footer["key"].get(name) != key[name]]:
-            found = ", ".join(f"{name} ({_brief(footer['key'].get(name))}, not {_brief(key[name])})" for name in others)
+        if others := [name for name in key if footer.key.get(name) != key[name]]:
+            found = ", ".join(f"{name} ({_brief(footer.key.get(name))}, not {_brief(key[name])})" for name in others)
             raise PackError(f"it was written for other weights or another worker: {found}")
-        self.facts = Facts(**footer["facts"])
-        self._sizes: list[int] = footer["parts"]
-        self._checksums: list[int] = footer["crc"]
+        self.facts = footer.facts
+        self._sizes, self._checksums = footer.parts, footer.crc
         self._check_companions()
 
     def __enter__(self) -> Self:
@@ -196,7 +245,7 @@ class PackedWeights:
             self._filling.stop()
         self._file.close()
 
-    def _read_footer(self) -> dict[str, Any]:
+    def _read_footer(self) -> _Footer:
         descriptor = self._file.fileno()
         size = os.fstat(descriptor).st_size
         end = os.pread(descriptor, _END.size, max(0, size - _END.size))
@@ -205,15 +254,18 @@ class PackedWeights:
         text = os.pread(descriptor, fields[0], size - _END.size - fields[0])
         if crc32c(text) != fields[1]:
             raise PackError("its footer is damaged")
-        footer = json.loads(text)
-        if sum(footer["parts"]) + len(text) + _END.size != size:
+        footer = _Footer.decode(text)
+        if sum(footer.parts) + len(text) + _END.size != size:
             raise PackError("it is not whole")
         return footer
 
     def _check_companions(self) -> None:
         for name, digest in self.facts.companions.items():
-            companion = self._path.parent / name
-            if not companion.is_file() or hashlib.sha256(companion.read_bytes()).hexdigest() != digest:
+            try:
+                found = hashlib.sha256(read_file(self._path.parent / name)).hexdigest()
+            except OSError:
+                found = ""
+            if found != digest:
                 raise PackError(f"{name} is not the file that was saved with it")
 
     @property

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 
 from blockyard.model_config.fields import unusable
 from blockyard.model_config.share import Share
+from blockyard.paths import open_file, read_file
 from worker_service.models.builder import NetworkBuilder
 from worker_service.models.projections import take
 from worker_service.models.weight_files import Numbers, WeightFiles
@@ -85,8 +86,8 @@ def _digest(described: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
 
-def read_manifest(folder: Path, parallel: Parallel) -> Manifest:
-    """Reads what is told of a rank's files.
+def read_manifest(folder: Path, parallel: Parallel, root: Path | None = None) -> Manifest:
+    """Reads what is told of a rank's files. `root`: as of `open_file`.
 
     Raises:
         BlockyardError: MODEL_NOT_LOADED, where there is none, it is damaged, or it is about another layout.
@@ -98,11 +99,13 @@ def read_manifest(folder: Path, parallel: Parallel) -> Manifest:
             raise unusable(f"{folder} has no {path.name}: it holds no sharded state, or it was not saved to its end")
         path = others[0]
     try:
-        described = json.loads(path.read_text())
+        described = json.loads(read_file(path, root))
         if described.pop("sha256") != _digest(described) or described["format"] != FORMAT:
             raise ValueError
         manifest = Manifest(**{field.name: described[field.name] for field in fields(Manifest)})
-    except (ValueError, KeyError, AttributeError, TypeError):
+    except OSError as error:
+        raise unusable(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise unusable(f"{path} is damaged, or of another version: save the model again") from None
     wanted = _describe(parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.rank)
     if manifest.layout != wanted:
@@ -113,31 +116,37 @@ def read_manifest(folder: Path, parallel: Parallel) -> Manifest:
     return manifest
 
 
-def hash_file(path: Path) -> str:
-    """Returns the SHA-256 of a file in hex; raises OSError."""
-    with path.open("rb") as file:
+def hash_file(path: Path, root: Path | None = None) -> str:
+    """Returns the SHA-256 of a file in hex; raises OSError. `root`: as of `open_file`."""
+    with open_file(path, root) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class ShardedFiles(WeightFiles):
     """The tensors of a rank's files, by name: parts, where the rank has only a part."""
 
-    def __init__(self, folder: Path, parallel: Parallel, on_progress: Callable[[int, int], None]) -> None:
-        """Reads and verifies all files of this rank, whole.
+    def __init__(
+        self,
+        folder: Path,
+        parallel: Parallel,
+        on_progress: Callable[[int, int], None],
+        root: Path | None = None,
+    ) -> None:
+        """Reads and verifies all files of this rank, whole. `root`: as of `WeightFiles`.
 
         Raises:
             BlockyardError: MODEL_NOT_LOADED, where files are missing, were changed, or are of another layout.
         """
-        self._manifest = read_manifest(folder, parallel)
+        self._manifest = read_manifest(folder, parallel, root)
         for name, digest in self._manifest.files.items():
             try:
-                found = hash_file(folder / name)
+                found = hash_file(folder / name, root)
             except OSError as error:
                 raise unusable(f"{folder / name} cannot be read: {error.strerror}") from None
             if found != digest:
                 raise unusable(f"{folder / name} is not the file that was saved: save the model again")
         paths = [folder / name for name in self._manifest.files if name.endswith(".safetensors")]
-        super().__init__(folder, on_progress, paths)
+        super().__init__(folder, on_progress, paths, root=root)
 
     @property
     def tensors(self) -> dict[str, tuple[int, ...]]:

@@ -20,6 +20,7 @@ import torch
 
 from blockyard.model_config.fields import read_object, unusable
 from blockyard.model_files import tensor_digest
+from blockyard.paths import open_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -73,6 +74,8 @@ class Entry:
     stored_dtype: str
     offset: int
     """Of its first byte in the file."""
+    root: Path | None = None
+    """As of `blockyard.paths.open_file`."""
 
     @property
     def num_bytes(self) -> int:
@@ -109,6 +112,7 @@ class WeightFiles:
         on_progress: Callable[[int, int], None],
         paths: Sequence[Path] | None = None,
         folders: Sequence[str] = (),
+        root: Path | None = None,
     ) -> None:
         """Reads the headers of all files.
 
@@ -117,15 +121,16 @@ class WeightFiles:
             on_progress: called with (bytes read, bytes in all) after each tensor.
             paths: the files, where they have other names.
             folders: within it that hold more of them; a name from there begins with the folder's: "2_Dense.".
+            root: below which all files have to lie; None: they may lie anywhere.
 
         Raises:
             BlockyardError: MODEL_NOT_LOADED, where files are missing, damaged, or of another format.
         """
         self._folder = folder
         self._on_progress = on_progress
-        self._entries = _read_headers(_find_files(folder) if paths is None else paths)
+        self._entries = _read_headers(_find_files(folder, root) if paths is None else paths, root)
         for name in folders:
-            inner = _read_headers(_find_files(folder / name))
+            inner = _read_headers(_find_files(folder / name, root), root)
             self._entries |= {f"{name}.{tensor}": entry for tensor, entry in inner.items()}
         self._digests: dict[str, bytes] = {}
         self._done_bytes = 0
@@ -225,7 +230,7 @@ def map_tensor(entry: Entry, *, reads_ahead: bool) -> Tensor:
         return torch.empty(entry.shape, dtype=dtype)
     begin = entry.offset % mmap.ALLOCATIONGRANULARITY
     try:
-        with entry.path.open("rb") as file:
+        with open_file(entry.path, entry.root) as file:
             # Private, since torch has no tensors that cannot be written.
             memory = mmap.mmap(
                 file.fileno(), begin + entry.num_bytes, access=mmap.ACCESS_COPY, offset=entry.offset - begin
@@ -237,11 +242,11 @@ def map_tensor(entry: Entry, *, reads_ahead: bool) -> Tensor:
     return torch.frombuffer(memory, dtype=dtype, offset=begin, count=math.prod(entry.shape)).view(entry.shape)
 
 
-def _read_headers(paths: Sequence[Path]) -> dict[str, Entry]:
+def _read_headers(paths: Sequence[Path], root: Path | None) -> dict[str, Entry]:
     entries: dict[str, Entry] = {}
     for path in paths:
         try:
-            entries |= read_header(path)
+            entries |= read_header(path, root)
         except OSError as error:
             raise unusable(f"{path} cannot be read: {error.strerror}") from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError, struct.error):
@@ -249,12 +254,12 @@ def _read_headers(paths: Sequence[Path]) -> dict[str, Entry]:
     return entries
 
 
-def read_header(path: Path) -> dict[str, Entry]:
+def read_header(path: Path, root: Path | None = None) -> dict[str, Entry]:
     """Reads where each tensor of a file lies; raises ValueError and its like where the file does not hold them all.
 
-    The format: https://huggingface.co/docs/safetensors#format
+    `root`: as of `open_file`, whose OSErrors it raises. The format: https://huggingface.co/docs/safetensors#format
     """
-    with path.open("rb") as file:
+    with open_file(path, root) as file:
         (header_bytes,) = struct.unpack("<Q", file.read(8))
         if header_bytes > MAX_HEADER_BYTES:
             raise ValueError(f"a header of {header_bytes} bytes")
@@ -265,25 +270,26 @@ def read_header(path: Path) -> dict[str, Entry]:
         if name == "__metadata__":
             continue
         begin, end = map(int, fields["data_offsets"])
-        entry = Entry(path, tuple(map(int, fields["shape"])), str(fields["dtype"]), 8 + header_bytes + begin)
+        shape, offset = tuple(map(int, fields["shape"])), 8 + header_bytes + begin
+        entry = Entry(path, shape, str(fields["dtype"]), offset, root)
         if not 0 <= begin <= end <= data_bytes or entry.num_bytes not in (0, end - begin):
             raise ValueError(f"{name} does not lie where it should")
         entries[name] = entry
     return entries
 
 
-def _find_files(folder: Path) -> list[Path]:
+def _find_files(folder: Path, root: Path | None) -> list[Path]:
     # In transformers' order: an index beside a whole file is left over.
     if (folder / SINGLE_FILE).exists():
         return [folder / SINGLE_FILE]
     if (folder / INDEX_FILE).exists():
-        return _find_shards(folder)
+        return _find_shards(folder, root)
     raise unusable(f"{folder} has no {SINGLE_FILE}: {_advice(folder)}")
 
 
-def _find_shards(folder: Path) -> list[Path]:
+def _find_shards(folder: Path, root: Path | None) -> list[Path]:
     try:
-        names = sorted(set(read_object(folder / INDEX_FILE)["weight_map"].values()))
+        names = sorted(set(read_object(folder / INDEX_FILE, root)["weight_map"].values()))
         missing = [name for name in names if not (folder / name).exists()]
     except (KeyError, AttributeError, TypeError, ValueError):
         raise unusable(f"{folder / INDEX_FILE} is damaged: download it again") from None

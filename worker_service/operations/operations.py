@@ -9,7 +9,7 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
-from blockyard.errors import BlockyardError, Reason, Violation, invalid
+from blockyard.errors import BlockyardError, Reason, Violation, invalid, quote
 from blockyard.parallel import ALONE
 from blockyard.telemetry import EventLogger
 from worker_service.device import memory
@@ -151,10 +151,10 @@ class Operations:
         extension = self.extensions.get(name)
         if extension is None:
             there = ", ".join(sorted(self.extensions)) or "none: see --worker-extension"
-            raise invalid([Violation("extension", f"{name!r} is unknown; there are: {there}")])
+            raise invalid([Violation("extension", f"{quote(name)} is unknown; there are: {there}")])
         if operation not in extension.operations:
             there = ", ".join(sorted(extension.operations)) or "none"
-            raise invalid([Violation("operation", f"{operation!r} is unknown to {name}; there are: {there}")])
+            raise invalid([Violation("operation", f"{quote(operation)} is unknown to {name}; there are: {there}")])
         return extension.operations[operation]
 
     def _require_model(self) -> LoadedModel:

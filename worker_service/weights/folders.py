@@ -12,15 +12,16 @@ import secrets
 import shutil
 from contextlib import contextmanager
 from errno import EDQUOT, EFBIG, ENOSPC
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
 
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
+from blockyard.paths import check_path, resolve_path
 
 if TYPE_CHECKING:
     from collections.abc import Generator
-    from pathlib import Path
 
 _FULL = (ENOSPC, EDQUOT, EFBIG)
 
@@ -38,11 +39,12 @@ def find_target(root: Path | None, folder: str) -> Path:
     """
     if root is None:
         raise BlockyardError(Reason.FEATURE_DISABLED, "start the worker with --worker-save-root for this")
+    check_path("folder", folder)
     base = root.resolve()
     target = base / folder
-    if not folder or "\0" in folder or ".." in target.parts or target == base:
+    if ".." in target.parts or target == base:
         raise invalid([Violation("folder", f"{folder!r} does not name a new folder")])
-    if not target.is_relative_to(base) or target.parent.resolve() != target.parent:
+    if not target.is_relative_to(base) or resolve_path("folder", str(Path(folder).parent), base) != target.parent:
         raise BlockyardError(Reason.PERMISSION_DENIED, f"{folder} is not below {root}, or behind a link")
     return target
 

@@ -13,6 +13,7 @@ import psutil
 import torch
 
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
+from blockyard.paths import wrong_name
 from blockyard.telemetry import EventLogger
 from worker_service.device import memory
 from worker_service.set_up import MemoryTag, State
@@ -166,9 +167,11 @@ class Residency:
     async def reload(self, model: str, revision: str, version: str, on_progress: Callable[[int, int], None]) -> SetUp:
         """Loads the weights anew; calls `on_progress` in the device thread. Goes on to the end if its caller leaves.
 
-        Raises BlockyardError MODEL_NOT_LOADED, before anything is changed where the folder shows it; later the worker
-        is STALE, as it is meanwhile.
+        Raises BlockyardError FIELD_INVALID for a wrong name; MODEL_NOT_LOADED, before anything is changed where the
+        folder shows it; later the worker is STALE, as it is meanwhile.
         """
+        if version and (wrong := wrong_name(version)):
+            raise invalid([Violation("version", wrong)])
         with self._owner.lifecycle("ReloadWeights", State.SLEEPING, State.STALE, State.CACHE_READY):
             self._require_weights("ReloadWeights")
             loaded, source = self._parts()[0], self._owner.set_up.source
@@ -202,7 +205,7 @@ class Residency:
             loaded = self._parts()[0]
             loaded.require_own_code("BeginWeightUpdate")
             wrong = wrong_heads(loaded, heads)
-            wrong += [] if version else [Violation("version", "must not be empty")]
+            wrong += [Violation("version", problem)] if (problem := wrong_name(version)) else []
             wrong += (
                 [] if len(ticket) >= MIN_TICKET_BYTES else [Violation("ticket", f"{MIN_TICKET_BYTES} bytes at least")]
             )

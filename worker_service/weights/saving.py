@@ -86,7 +86,7 @@ class Saving:
     async def _save(
         self, save_format: str, folder: str, max_file_bytes: int, on_progress: Callable[[int, int], None]
     ) -> Saved:
-        target = find_target(self._root, folder)
+        target = await asyncio.to_thread(find_target, self._root, folder)
         loaded = self._owner.set_up.loaded
         assert loaded is not None
         loaded.require_own_code("SaveState")

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 from typing import TYPE_CHECKING
 
 from blockyard.errors import BlockyardError, Reason
 from blockyard.model_config.fields import unusable
 from blockyard.model_files import resolve_model
+from blockyard.paths import open_file, resolve_path
 from worker_service.models.loader import open_weights
 from worker_service.models.model_config import read_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from worker_service.models.loader import LoadedModel
     from worker_service.models.random_weights import RandomWeights
@@ -20,8 +22,10 @@ if TYPE_CHECKING:
     from worker_service.set_up import ModelSource
 
 
-def find_folder(told: ModelSource, model: str, revision: str, kept: Path, root: Path | None) -> Path:
-    """Finds a folder of weights.
+def find_folder(
+    told: ModelSource, model: str, revision: str, kept: Path, root: Path | None
+) -> tuple[Path, Path | None]:
+    """Finds a folder of weights, and the root below which its files have to lie; None: they may lie anywhere.
 
     Args:
         told: what the model was loaded from.
@@ -31,20 +35,21 @@ def find_folder(told: ModelSource, model: str, revision: str, kept: Path, root: 
         root: the folder below which others are allowed.
 
     Raises:
-        BlockyardError: PERMISSION_DENIED for another folder than these, links resolved; MODEL_NOT_LOADED for none.
+        BlockyardError: PERMISSION_DENIED for another folder than these, links resolved; MODEL_NOT_LOADED for none;
+            FIELD_INVALID for what is no path, and no revision.
     """
     if not model or model == told.model:
         if not revision or revision == told.revision:
-            return kept
-        return resolve_model(told.model, revision, "weights")
-    folder = Path(model).resolve()
+            return kept, None
+        return resolve_model(told.model, revision, "weights"), None
+    folder, own = resolve_path("model", model), kept.resolve()
     is_below_root = root is not None and folder.is_relative_to(root.resolve())
-    if folder != kept.resolve() and not is_below_root:
+    if folder != own and not is_below_root:
         where = f"below {root}" if root else "of the loaded model (see --worker-model-root)"
         raise BlockyardError(Reason.PERMISSION_DENIED, f"{model} may not be read: weights must be in a folder {where}")
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         raise unusable(f"{model} is no folder on this machine")
-    return resolve_model(str(folder), "", "weights")
+    return resolve_model(str(folder), "", "weights"), None if folder == own else root
 
 
 def open_source(
@@ -60,11 +65,19 @@ def open_source(
         BlockyardError: as `find_folder`; MODEL_NOT_LOADED, where the folder's configuration or tensors are not those of
             the model.
     """
-    folder = find_folder(told, *wanted, loaded.folder, root)
+    folder, root = find_folder(told, *wanted, loaded.folder, root)
+    _require_readable(folder / "config.json", root)
     if read_config(folder, loaded.config.dtype, loaded.config.task) != loaded.config:
         raise unusable(f"{folder / 'config.json'} is another model's than the loaded one")
     files = open_weights(
-        loaded.config, folder, loaded.backend.device, loaded.origin.load_format, on_progress, loaded.parallel
+        loaded.config, folder, loaded.backend.device, loaded.origin.load_format, on_progress, loaded.parallel, root
     )
     files.check(loaded.tensors)
     return files
+
+
+def _require_readable(path: Path, root: Path | None) -> None:
+    try:
+        open_file(path, root).close()
+    except OSError as error:
+        raise unusable(f"{path} cannot be read: {error.strerror}") from None

@@ -31,6 +31,9 @@ class AdminServiceStub(object):
 
     A replica is named by its number, or by its worker's address, name or incarnation; where there is but one replica,
     it may be left out. An unknown name is FIELD_INVALID, and the message says which there are.
+
+    A path has at most 1,024 bytes, none of them NUL, and parts of at most 255; a version has at most 256 characters. Others
+    are FIELD_INVALID, and so are links that lead in a circle.
     """
 
     def __init__(self, channel):
@@ -152,6 +155,9 @@ class AdminServiceServicer(object):
 
     A replica is named by its number, or by its worker's address, name or incarnation; where there is but one replica,
     it may be left out. An unknown name is FIELD_INVALID, and the message says which there are.
+
+    A path has at most 1,024 bytes, none of them NUL, and parts of at most 255; a version has at most 256 characters. Others
+    are FIELD_INVALID, and so are links that lead in a circle.
     """
 
     def GetStatus(self, request, context):
@@ -439,6 +445,9 @@ class AdminService(object):
 
     A replica is named by its number, or by its worker's address, name or incarnation; where there is but one replica,
     it may be left out. An unknown name is FIELD_INVALID, and the message says which there are.
+
+    A path has at most 1,024 bytes, none of them NUL, and parts of at most 255; a version has at most 256 characters. Others
+    are FIELD_INVALID, and so are links that lead in a circle.
     """
 
     @staticmethod

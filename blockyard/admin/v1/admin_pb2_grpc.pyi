@@ -32,6 +32,9 @@ class AdminServiceStub:
 
     A replica is named by its number, or by its worker's address, name or incarnation; where there is but one replica,
     it may be left out. An unknown name is FIELD_INVALID, and the message says which there are.
+
+    A path has at most 1,024 bytes, none of them NUL, and parts of at most 255; a version has at most 256 characters. Others
+    are FIELD_INVALID, and so are links that lead in a circle.
     """
 
     @_typing.overload
@@ -114,6 +117,9 @@ class AdminServiceAsyncStub(AdminServiceStub):
 
     A replica is named by its number, or by its worker's address, name or incarnation; where there is but one replica,
     it may be left out. An unknown name is FIELD_INVALID, and the message says which there are.
+
+    A path has at most 1,024 bytes, none of them NUL, and parts of at most 255; a version has at most 256 characters. Others
+    are FIELD_INVALID, and so are links that lead in a circle.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -192,6 +198,9 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
 
     A replica is named by its number, or by its worker's address, name or incarnation; where there is but one replica,
     it may be left out. An unknown name is FIELD_INVALID, and the message says which there are.
+
+    A path has at most 1,024 bytes, none of them NUL, and parts of at most 255; a version has at most 256 characters. Others
+    are FIELD_INVALID, and so are links that lead in a circle.
     """
 
     @_abc_1.abstractmethod

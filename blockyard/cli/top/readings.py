@@ -8,14 +8,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from blockyard.cli.units import size
 from blockyard.common.v1 import status_pb2
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from google.protobuf.duration_pb2 import Duration
 
     from blockyard.admin.v1 import admin_pb2
 
 DRAIN_NAMES = {status_pb2.DRAIN_STATE_DRAINING: "draining", status_pb2.DRAIN_STATE_DRAINED: "drained"}
+
+PHASE_NAMES = {
+    status_pb2.START_PHASE_INIT_DEVICE: "choosing the device",
+    status_pb2.START_PHASE_LOAD_MODEL: "loading the model",
+    status_pb2.START_PHASE_COUNT_BLOCKS: "counting blocks",
+    status_pb2.START_PHASE_INITIALIZE_CACHE: "warming up",
+}
 
 
 def seconds(duration: Duration) -> float:
@@ -31,8 +41,29 @@ def replica_state(replica: status_pb2.ReplicaStatus) -> str:
 
 
 def worker_state(worker: status_pb2.WorkerStatus) -> str:
-    """Names a worker's state in a word or two."""
-    return status_pb2.WorkerState.Name(worker.state).removeprefix("WORKER_STATE_").replace("_", " ").lower()
+    """Names a worker's state in a word or two, and how far its start is."""
+    state = status_pb2.WorkerState.Name(worker.state).removeprefix("WORKER_STATE_").replace("_", " ").lower()
+    return f"{state}, {_describe([worker.start])}" if worker.HasField("start") else state
+
+
+def describe_start(status: admin_pb2.GetStatusResponse) -> str:
+    """Says how far the start of all workers is that are set up now; empty: none is.
+
+    They are in one phase, or that of the one which is behind is told.
+    """
+    workers = [worker for replica in status.scheduler.replicas for worker in replica.workers]
+    starts = [worker.start for worker in workers if worker.HasField("start")]
+    if not starts:
+        return ""
+    first = min(start.phase for start in starts)
+    return _describe([start for start in starts if start.phase == first])
+
+
+def _describe(starts: Sequence[status_pb2.StartProgress]) -> str:
+    """Describes starts of one phase, in words of its name."""
+    total, done = sum(start.total_bytes for start in starts), sum(start.done_bytes for start in starts)
+    words = PHASE_NAMES.get(starts[0].phase, "starting")
+    return f"{words}: {size(done)} of {size(total)} ({done / total:.0%})" if total else words
 
 
 def message_source(replica: status_pb2.ReplicaStatus, worker: status_pb2.WorkerStatus) -> str:

@@ -92,6 +92,68 @@ DRAIN_STATE_DRAINED: DrainState.ValueType  # 2
 """It has none. Its worker is left alone until the replica is undrained."""
 Global___DrainState: _TypeAlias = DrainState  # noqa: Y015
 
+class _StartPhase:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _StartPhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StartPhase.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    START_PHASE_UNSPECIFIED: _StartPhase.ValueType  # 0
+    """Not known."""
+    START_PHASE_INIT_DEVICE: _StartPhase.ValueType  # 1
+    """It chooses its device."""
+    START_PHASE_LOAD_MODEL: _StartPhase.ValueType  # 2
+    """It loads the model: the one phase that counts bytes."""
+    START_PHASE_COUNT_BLOCKS: _StartPhase.ValueType  # 3
+    """It counts the blocks that fit, by a step of the largest size."""
+    START_PHASE_INITIALIZE_CACHE: _StartPhase.ValueType  # 4
+    """It takes the memory of the blocks, and warms up."""
+
+class StartPhase(_StartPhase, metaclass=_StartPhaseEnumTypeWrapper):
+    """What a scheduler has a worker do to set it up."""
+
+START_PHASE_UNSPECIFIED: StartPhase.ValueType  # 0
+"""Not known."""
+START_PHASE_INIT_DEVICE: StartPhase.ValueType  # 1
+"""It chooses its device."""
+START_PHASE_LOAD_MODEL: StartPhase.ValueType  # 2
+"""It loads the model: the one phase that counts bytes."""
+START_PHASE_COUNT_BLOCKS: StartPhase.ValueType  # 3
+"""It counts the blocks that fit, by a step of the largest size."""
+START_PHASE_INITIALIZE_CACHE: StartPhase.ValueType  # 4
+"""It takes the memory of the blocks, and warms up."""
+Global___StartPhase: _TypeAlias = StartPhase  # noqa: Y015
+
+@_typing.final
+class StartProgress(_message.Message):
+    """How far the start of a worker is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PHASE_FIELD_NUMBER: _builtins.int
+    DONE_BYTES_FIELD_NUMBER: _builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    phase: Global___StartPhase.ValueType
+    """What it does now."""
+    done_bytes: _builtins.int
+    """Bytes that it has read of the model, in LOAD_MODEL."""
+    total_bytes: _builtins.int
+    """Bytes of the model in all, in LOAD_MODEL; 0: not known yet."""
+    def __init__(
+        self,
+        *,
+        phase: Global___StartPhase.ValueType = ...,
+        done_bytes: _builtins.int = ...,
+        total_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done_bytes", b"done_bytes", "phase", b"phase", "total_bytes", b"total_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StartProgress: _TypeAlias = StartProgress  # noqa: Y015
+
 @_typing.final
 class WorkerStatus(_message.Message):
     """One worker, as its scheduler sees it."""
@@ -109,6 +171,7 @@ class WorkerStatus(_message.Message):
     HOST_CACHE_BYTES_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
     WORLD_SIZE_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     """Where the scheduler reaches it."""
     worker_id: _builtins.str
@@ -131,6 +194,10 @@ class WorkerStatus(_message.Message):
     """Its rank among the workers of its replica."""
     world_size: _builtins.int
     """Workers of its replica; 0: not known."""
+    @_builtins.property
+    def start(self) -> Global___StartProgress:
+        """How far its start is; absent while nothing is done to set it up."""
+
     def __init__(
         self,
         *,
@@ -145,10 +212,11 @@ class WorkerStatus(_message.Message):
         host_cache_bytes: _builtins.int = ...,
         rank: _builtins.int = ...,
         world_size: _builtins.int = ...,
+        start: Global___StartProgress | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "device", b"device", "device_cache_bytes", b"device_cache_bytes", "host_cache_bytes", b"host_cache_bytes", "incarnation", b"incarnation", "message", b"message", "rank", b"rank", "state", b"state", "weights_bytes", b"weights_bytes", "worker_id", b"worker_id", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "device", b"device", "device_cache_bytes", b"device_cache_bytes", "host_cache_bytes", b"host_cache_bytes", "incarnation", b"incarnation", "message", b"message", "rank", b"rank", "start", b"start", "state", b"state", "weights_bytes", b"weights_bytes", "worker_id", b"worker_id", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from blockyard.model_config.activation import Activation
 from blockyard.model_config.fields import read_object, unusable
 from blockyard.model_config.pooling.rule import Dense, PoolingKind, PoolingRule
+from blockyard.paths import read_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -96,7 +97,7 @@ def read_modules(folder: Path) -> Modules | None:
     if not path.exists():
         return None
     try:
-        listed = [(str(each["type"]).rpartition(".")[2], str(each["path"])) for each in json.loads(path.read_text())]
+        listed = [(str(each["type"]).rpartition(".")[2], str(each["path"])) for each in json.loads(read_file(path))]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise unusable(f"{path} is not what sentence-transformers writes: download it again") from None
     modules = Modules(folder)

@@ -75,14 +75,12 @@ def make_admin_app(administration: AdminServicer) -> FastAPI:
 
     async def load_adapter(body: LoadAdapter) -> PlainTextResponse:
         """Loads an adapter on all replicas."""
-        if body.long_lora_max_len:
-            raise invalid([Violation("long_lora_max_len", LONG_LORA)])
-        request = admin_pb2.LoadLoraRequest(name=body.lora_name, path=body.lora_path, load_inplace=body.load_inplace)
-        await administration.LoadLora(request, None)
+        await administration.LoadLora(_encode_load(body), None)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
     async def unload_adapter(body: UnloadAdapter) -> PlainTextResponse:
         """Lets no new request have an adapter."""
+        _require_unicode(lora_name=body.lora_name)
         await administration.UnloadLora(admin_pb2.UnloadLoraRequest(name=body.lora_name), None)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
@@ -92,6 +90,22 @@ def make_admin_app(administration: AdminServicer) -> FastAPI:
     app.add_api_route("/wake_up", wake_up, methods=["POST"])
     app.add_api_route("/is_sleeping", is_sleeping, methods=["GET"])
     return app
+
+
+def _encode_load(body: LoadAdapter) -> admin_pb2.LoadLoraRequest:
+    if body.long_lora_max_len:
+        raise invalid([Violation("long_lora_max_len", LONG_LORA)])
+    _require_unicode(lora_name=body.lora_name, lora_path=body.lora_path)
+    return admin_pb2.LoadLoraRequest(name=body.lora_name, path=body.lora_path, load_inplace=body.load_inplace)
+
+
+def _require_unicode(**texts: str) -> None:
+    """Raises BlockyardError FIELD_INVALID for half a surrogate pair, which JSON can bring and no message holds."""
+    for name, text in texts.items():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise invalid([Violation(name, "must be Unicode text")]) from None
 
 
 async def _replicas(administration: AdminServicer) -> list[status_pb2.ReplicaStatus]:

@@ -9,7 +9,7 @@ from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
 from starlette.routing import Match
 
-from blockyard.errors import BlockyardError, Reason
+from blockyard.errors import BlockyardError, Reason, quote
 from gateway.fronts.anthropic.document import VERSION
 from gateway.fronts.anthropic.endpoints import AnsweringRoute
 
@@ -49,7 +49,7 @@ class ModelEndpoints:
         for card in self._generation.models():
             if card.name == name:
                 return JSONResponse(self._model(card))
-        raise BlockyardError(Reason.MODEL_NOT_FOUND, f"the model {name!r} is not served here")
+        raise BlockyardError(Reason.MODEL_NOT_FOUND, f"the model {quote(name)} is not served here")
 
     def _model(self, card: ModelCard) -> dict[str, Any]:
         return {

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 import pydantic
 import pydantic_core
 
-from blockyard.errors import Reason, Violation, invalid
+from blockyard.errors import Reason, Violation, invalid, quote
 from gateway.fronts.http_calls.bodies import from_validation
 from gateway.fronts.http_calls.body_types import Neutral
 from gateway.fronts.openai.call_spec import CallSpec, understand_completion
@@ -165,7 +165,9 @@ class _Reading:
     def _check_version(self) -> None:
         version = self._request.model_version
         if not is_version(version):
-            self.refuse("model_version", f"{version!r} is not served; {MODEL_VERSION!r} is", Reason.MODEL_NOT_FOUND)
+            self.refuse(
+                "model_version", f"{quote(version)} is not served; {MODEL_VERSION!r} is", Reason.MODEL_NOT_FOUND
+            )
 
     def refuse(self, field: str, description: str, reason: Reason = Reason.FIELD_INVALID) -> None:
         """Adds a violation."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
-from blockyard.errors import BlockyardError, Reason, Violation, invalid
+from blockyard.errors import BlockyardError, Reason, Violation, invalid, quote
 from blockyard.open_inference.v2 import open_inference_pb2 as messages
 from blockyard.open_inference.v2 import open_inference_pb2_grpc
 from blockyard.telemetry import EventLogger
@@ -71,7 +71,7 @@ class OpenInferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer
         """Returns the tensors of the model."""
         self._generation.resolve_model(request.name)
         if not is_version(request.version):
-            description = f"{request.version!r} is not served; {MODEL_VERSION!r} is"
+            description = f"{quote(request.version)} is not served; {MODEL_VERSION!r} is"
             raise invalid([Violation("version", description, Reason.MODEL_NOT_FOUND)])
         tensor = messages.ModelMetadataResponse.TensorMetadata
         return messages.ModelMetadataResponse(

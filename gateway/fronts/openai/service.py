@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi.responses import JSONResponse
 
-from blockyard.errors import BlockyardError, Reason
+from blockyard.errors import BlockyardError, Reason, quote
 from blockyard.version import __version__
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Service:
         for card in self._generation.models():
             if card.name == name:
                 return JSONResponse(self._model(card))
-        raise BlockyardError(Reason.MODEL_NOT_FOUND, f"the model {name!r} is not served here")
+        raise BlockyardError(Reason.MODEL_NOT_FOUND, f"the model {quote(name)} is not served here")
 
     def _model(self, card: ModelCard) -> dict[str, Any]:
         return {

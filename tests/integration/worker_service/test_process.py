@@ -147,6 +147,52 @@ async def test_a_second_signal_ends_it_at_once(
     assert endless.wait(20) == -signal.SIGTERM
 
 
+# A worker whose adapters lie in a file system that never answers.
+_HANGING = """
+import threading
+import worker_service.lora.store
+import worker_service.server as server
+from blockyard.settings import load
+from worker_service.config import WorkerConfiguration
+
+def hang(*arguments):
+    print("hanging", flush=True)
+    threading.Event().wait()
+
+server.STOP_SECONDS = server.END_SECONDS = 0.5
+worker_service.lora.store.find_below = hang
+server.run(load(WorkerConfiguration, "worker", ""))
+"""
+
+
+@pytest.fixture
+def hanging(socket_folder: Path) -> Iterator[subprocess.Popen[str]]:
+    flags = ["--worker-address", f"unix:{socket_folder}/w", "--worker-lora-root", str(socket_folder)]
+    command = [sys.executable, "-c", _HANGING, *flags, "--num-threads", "1"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        process.kill()
+
+
+async def test_a_load_of_an_adapter_that_hangs_does_not_keep_the_process(
+    hanging: subprocess.Popen[str], socket_folder: Path, model: Path
+) -> None:
+    assert hanging.stderr is not None
+    assert hanging.stdout is not None
+    assert "listening" in hanging.stderr.readline()
+    async with internal_channel(f"unix:{socket_folder}/w") as channel:
+        stub = WorkerDriver(_nobody(), channel).stub
+        await stub.InitDevice(pb.InitDeviceRequest(device_type=pb.DEVICE_TYPE_CPU, dtype=pb.DTYPE_FLOAT32))
+        limits = pb.LoraLimits(max_loras=1, max_lora_rank=8, max_cpu_loras=1)
+        async for _ in stub.LoadModel(pb.LoadModelRequest(model=str(model), lora=limits)):
+            pass
+        loading = asyncio.ensure_future(fails(stub.AddLora(pb.AddLoraRequest(lora_id=1, name="a", path="a"))))
+        assert await asyncio.to_thread(hanging.stdout.readline) == "hanging\n"
+        hanging.send_signal(signal.SIGTERM)
+        assert (await loading).code is grpc.StatusCode.UNAVAILABLE
+    assert hanging.wait(20) == 0
+
+
 def test_a_taken_port_is_an_error() -> None:
     import socket
 

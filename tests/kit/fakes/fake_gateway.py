@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
 from blockyard.channels import PUBLIC_MESSAGE_BYTES
 from blockyard.common.v1 import sampling_pb2
 from blockyard.errors import BlockyardError, Reason, to_status
@@ -60,11 +61,26 @@ class Cut:
     how: How | BlockyardError = How.DRAINING
 
 
+class _Administration(admin_pb2_grpc.AdminServiceServicer):
+    """Tells how a fake gateway is, and what is behind it."""
+
+    def __init__(self, gateway: FakeGateway) -> None:
+        self._gateway = gateway
+
+    async def GetStatus(self, request: Any, context: Any) -> admin_pb2.GetStatusResponse:  # type: ignore[override]
+        status = admin_pb2.GetStatusResponse(gateway=admin_pb2.GatewayStatus(ready=self._gateway.ready))
+        for number, is_ready in enumerate(self._gateway.replicas):
+            replica = status.scheduler.replicas.add(replica_id=number, ready=is_ready)
+            replica.workers.add(message="" if is_ready else "no worker answers")
+        return status
+
+
 @dataclass
 class FakeGateway(inference_pb2_grpc.InferenceServiceServicer):
     """Start it on a loop, or with `in_thread()`.
 
     Attributes:
+        ready, replicas: whether it takes requests, and whether each replica behind it does.
         memory: what is known of requests; share it among gateways of one system.
         failures: each fails one call, before anything is answered.
         cuts: each breaks one stream.
@@ -84,6 +100,7 @@ class FakeGateway(inference_pb2_grpc.InferenceServiceServicer):
     """
 
     ready: bool = True
+    replicas: tuple[bool, ...] = (True,)
     has_chat_template: bool = False
     memory: Memory = field(default_factory=Memory)
     failures: deque[BlockyardError] = field(default_factory=deque[BlockyardError])
@@ -116,6 +133,7 @@ class FakeGateway(inference_pb2_grpc.InferenceServiceServicer):
     async def _start_grpc(self, port: int, local_address: str = "") -> None:
         self._server = make_server(PUBLIC_MESSAGE_BYTES, [], gate=self.gate)
         inference_pb2_grpc.add_InferenceServiceServicer_to_server(self, self._server)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(_Administration(self), self._server)
         add_health(self._server, lambda: self.ready, lambda: True)
         self._port = bind(self._server, f"127.0.0.1:{port}", self.credentials)
         self.target = f"127.0.0.1:{self._port}"

@@ -83,6 +83,9 @@ class FakeWorker(FakeOperations, FakeMemory, FakeLoras, FakeGroup, worker_pb2_gr
         self.incarnation = uuid.uuid4().hex
         self.api_version = "v1"
         self.task = 0
+        # It stops loading at so many bytes until it may go on.
+        self.pause_at: int | None = None
+        self.may_load = asyncio.Event()
         self.num_infos = self.num_loads = self.num_profiles = 0
         self.cache: worker_pb2.CacheInfo | None = None
         self.plans: list[worker_pb2.InitializeCacheRequest] = []
@@ -207,6 +210,8 @@ class FakeWorker(FakeOperations, FakeMemory, FakeLoras, FakeGroup, worker_pb2_gr
         for done in (0, 500, 1000):
             progress = worker_pb2.LoadProgress(done_bytes=done, total_bytes=1000)
             yield worker_pb2.LoadModelResponse(progress=progress)
+            if done == self.pause_at:
+                await self.may_load.wait()
         self.state = status_pb2.WORKER_STATE_LOADED
         yield worker_pb2.LoadModelResponse(loaded=self._model())
 

@@ -351,3 +351,8 @@ def test_a_derived_seed_stays_what_it_is() -> None:
     expected = int.from_bytes(hashlib.sha256(b"7\0\0req-1").digest()[:8], "little")
     assert derive_seed(7, "req-1") == expected
     assert 0 <= expected < 2**64
+
+
+def test_a_long_name_of_a_model_is_not_said_back() -> None:
+    (found,) = violations(model="x" * 100_000)
+    assert (found.field, found.reason, len(found.description) < 300) == ("model", Reason.MODEL_NOT_FOUND, True)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from blockyard import LLM, BlockyardError, Delta, Message
+from blockyard.local.local_system import LocalSystem
 from blockyard.local.supervisor import ROOT, StartError
 from blockyard.settings import SettingsError
 
@@ -64,6 +65,27 @@ def test_conversations_are_answered_in_their_order(fake_services: Path) -> None:
 def test_an_error_of_one_prompt_is_raised(fake_services: Path) -> None:
     with LLM() as llm, pytest.raises(BlockyardError, match=r"sampling\.top_k"):
         llm.generate(["a", "b"], top_k=-1)
+
+
+def test_it_waits_until_all_replicas_are_ready(fake_services: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stand-in takes requests as soon as it listens, and has one replica of two for three looks more."""
+    told: list[str] = []
+    real = LocalSystem.find_missing
+
+    async def find_missing(self: LocalSystem) -> str:
+        told.append(await real(self))
+        return "" if told.count("the scheduler has 1 of 2 replicas") > 3 else told[-1]
+
+    monkeypatch.setattr(LocalSystem, "find_missing", find_missing)
+    with LLM(data_parallel_size=2):
+        assert told.count("the scheduler has 1 of 2 replicas") == 4
+
+
+def test_it_says_what_is_missing_when_its_time_is_over(fake_services: Path) -> None:
+    before = children()
+    with pytest.raises(StartError, match="not ready after 0 s: the gateway does not answer"):
+        LLM(start_timeout_seconds=0)
+    assert children() == before
 
 
 def test_it_ends_when_it_is_forgotten(fake_services: Path) -> None:

@@ -332,11 +332,26 @@ def test_a_model_that_is_not_there_is_an_error_at_once(tmp_path: Path) -> None:
 async def test_readiness_is_the_gateways(async_gateway: FakeGateway) -> None:
     local = system()
     assert not await local.is_ready()
-    assert await local.describe_wait() == ""
+    assert await local.find_missing() == "the gateway does not answer"
     local.endpoints = dataclasses.replace(local.endpoints, local=async_gateway.target)
     assert await local.is_ready()
     async_gateway.ready = False
     assert not await local.is_ready()
+    await local.close()
+
+
+async def test_it_names_the_replica_that_is_missing(async_gateway: FakeGateway) -> None:
+    local = system(replicas=ReplicaSettings(data_parallel_size=2))
+    local.endpoints = dataclasses.replace(local.endpoints, local=async_gateway.target)
+    for replicas, missing in (
+        ((True,), "the scheduler has 1 of 2 replicas"),
+        ((True, False), "replica 1 is not ready: no worker answers"),
+        ((True, True), ""),
+    ):
+        async_gateway.replicas = replicas
+        # One is enough to serve.
+        assert await local.is_ready()
+        assert (await local.find_missing(), await local.are_all_ready()) == (missing, not missing)
     await local.close()
 
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from blockyard.local.supervisor import ROOT
+from tests.kit.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Ends well, unless it is told to hang: then its loop never turns again.
+# Ends well, unless it is told to hang or to be stuck: its loop does not turn from the first signal on, or before it.
 PROGRAM = """
 import asyncio, sys
+from blockyard.service import signals
 from blockyard.service.signals import on_stop_signal
 
 def stop():
@@ -28,17 +31,26 @@ def stop():
 async def main():
     on_stop_signal(stop)
     print("started", flush=True)
-    await stopping.wait()
+    if "soon" in sys.argv:
+        signals.STUCK_SECONDS = 0.1
+    while "stuck" in sys.argv:
+        pass
+    if "closed" not in sys.argv:
+        await stopping.wait()
 
 stopping = asyncio.Event()
 asyncio.run(main())
+if "closed" in sys.argv:
+    print("closed", flush=True)
+    sys.stdin.read()
 """
 
 
 @pytest.fixture
 def program(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-c", PROGRAM, request.param]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-c", PROGRAM, *request.param.split()]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "started\n"
         yield process
@@ -65,3 +77,35 @@ def test_the_second_ends_it_at_once(
     assert program.stdout.readline() == "stopping\n"
     program.send_signal(second)
     assert program.wait(20) == -second
+
+
+@pytest.mark.parametrize("program", ["stuck"], indirect=True)
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_the_second_ends_one_whose_loop_was_stuck_before_the_first(
+    program: subprocess.Popen[str], second: signal.Signals
+) -> None:
+    program.send_signal(signal.SIGTERM)
+    # Two signals of one number that meet are one.
+    wait_until(lambda: not _catches(program.pid, signal.SIGTERM))
+    program.send_signal(second)
+    assert program.wait(20) == -second
+
+
+@pytest.mark.parametrize("program", ["stuck soon"], indirect=True)
+def test_a_loop_that_does_not_take_the_first_is_not_waited_for(program: subprocess.Popen[str]) -> None:
+    program.send_signal(signal.SIGTERM)
+    assert program.wait(20) == 128 + signal.SIGTERM
+
+
+@pytest.mark.parametrize("program", ["closed"], indirect=True)
+def test_a_signal_after_the_loop_has_ended_ends_the_process(program: subprocess.Popen[str]) -> None:
+    assert program.stdout is not None
+    assert program.stdout.readline() == "closed\n"
+    program.send_signal(signal.SIGTERM)
+    assert program.wait(20) == -signal.SIGTERM
+
+
+def _catches(pid: int, number: signal.Signals) -> bool:
+    """Whether a process catches a signal."""
+    (caught,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt"))
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,6 +14,7 @@ from blockyard.errors import BlockyardError, Reason
 from gateway.chat import Conversation, Message, Role
 from gateway.request import Delta, FinishReason, GenerationRequest
 from gateway.scheduler_messages import Adapter
+from tests.kit.hostile_paths import PATHS, TYPED, lay_traps
 from tests.unit.gateway.core import Core
 from tests.unit.gateway.harness import DEMO_MODEL, demo_tokenizer
 
@@ -118,3 +121,35 @@ async def test_a_card_tells_of_the_template_once_it_was_read(core: Core) -> None
     await core.service.find_tokenizer("templated")
     cards = {card.name: card.has_chat_template for card in core.service.models()}
     assert cards["templated"]
+
+
+@pytest.mark.parametrize("what", PATHS)
+async def test_a_hostile_path_is_refused_with_a_typed_error(core: Core, tmp_path: Path, what: str) -> None:
+    lay_traps(tmp_path)
+    with pytest.raises(BlockyardError) as raised:
+        await core.service.check_tokenizer("a", PATHS[what])
+    assert raised.value.reason in TYPED
+
+
+FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "merges.txt", "chat_template.jinja")
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("kind", ["pipe", "link out of the root", "device", "not UTF-8"])
+async def test_files_are_regular_ones_below_the_root(core: Core, tmp_path: Path, file: str, kind: str) -> None:
+    folder = tmp_path / "plain"
+    if file == "merges.txt":
+        (folder / "vocab.json").write_text('{"a": 0}')
+    elif file != "tokenizer.json":
+        shutil.copy(DEMO_MODEL / "tokenizer.json", folder)
+    if kind == "pipe":
+        os.mkfifo(folder / file)
+    elif kind == "not UTF-8":
+        (folder / file).write_bytes(b"\xff\xff")
+    else:
+        outside = tmp_path.parent / f"{tmp_path.name}-outside"
+        outside.write_text("{}")
+        (folder / file).symlink_to("/dev/zero" if kind == "device" else outside)
+    with pytest.raises(BlockyardError) as raised:
+        await core.service.check_tokenizer("plain", "plain")
+    assert raised.value.reason is Reason.MODEL_NOT_LOADED

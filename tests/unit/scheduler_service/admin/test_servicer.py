@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import TYPE_CHECKING
 
@@ -58,6 +59,26 @@ async def test_status_tells_totals_that_grow(harness: Harness) -> None:
     assert (worker.weights_bytes, worker.device_cache_bytes, worker.host_cache_bytes) == (1000, 1000 << 10, 100 << 10)
     assert (now.num_requests, now.num_waiting_requests, now.num_waiting_tokens, now.num_gateways) == (0, 0, 0, 1)
     assert now.version
+
+
+async def test_status_tells_how_far_the_start_of_a_worker_is(harness: Harness) -> None:
+    worker = await harness.worker()
+    worker.pause_at = 500
+    await harness.scheduler()
+    operator = await harness.operator()
+
+    async def start() -> status_pb2.StartProgress | None:
+        [replica] = (await operator.status()).scheduler.replicas
+        [told] = replica.workers
+        return told.start if told.HasField("start") else None
+
+    expected = status_pb2.StartProgress(phase=status_pb2.START_PHASE_LOAD_MODEL, done_bytes=500, total_bytes=1000)
+    async with asyncio.timeout(20):
+        while await start() != expected:  # noqa: ASYNC110 - it is asked as an operator asks it
+            await asyncio.sleep(0.005)
+    worker.may_load.set()
+    await (await harness.client()).wait_until_ready()
+    assert await start() is None
 
 
 async def test_status_tells_who_waits_and_what_was_lost(harness: Harness) -> None:

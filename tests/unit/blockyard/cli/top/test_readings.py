@@ -11,6 +11,7 @@ from blockyard.cli import units
 from blockyard.cli.top.readings import (
     Rates,
     ReplicaRates,
+    describe_start,
     find_rates,
     find_replica_rates,
     replica_state,
@@ -152,3 +153,23 @@ def test_bars_have_their_width(share: float, width: int) -> None:
 
 def test_bars_are_full_and_empty() -> None:
     assert (units.bar(0, 3), units.bar(1, 3), units.bar(0.5, 1)) == ("   ", "███", "▌")
+
+
+def test_the_start_of_workers_is_told_by_phase_and_bytes() -> None:
+    status = make_status()
+    assert describe_start(status) == ""
+    (worker,) = status.scheduler.replicas[0].workers
+    worker.state = status_pb2.WORKER_STATE_DEVICE_READY
+    worker.start.phase = status_pb2.START_PHASE_LOAD_MODEL
+    assert worker_state(worker) == "device ready, loading the model"
+    worker.start.done_bytes, worker.start.total_bytes = 1 << 30, 4 << 30
+    assert describe_start(status) == "loading the model: 1.0 GiB of 4.0 GiB (25%)"
+    # Of several the one that is behind.
+    other = status.scheduler.replicas.add(replica_id=1).workers.add()
+    other.start.CopyFrom(worker.start)
+    assert describe_start(status) == "loading the model: 2.0 GiB of 8.0 GiB (25%)"
+    other.start.phase = status_pb2.START_PHASE_INITIALIZE_CACHE
+    assert describe_start(status) == "loading the model: 1.0 GiB of 4.0 GiB (25%)"
+    # Of a scheduler that is newer than this.
+    worker.start.phase = 99  # type: ignore[assignment]
+    assert worker_state(worker).startswith("device ready, starting")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx
@@ -92,3 +93,17 @@ async def test_adapters_are_loaded_and_unloaded(administration: Administration) 
     administration.error = BlockyardError(Reason.MODEL_NOT_LOADED, "it is a DoRA")
     answer = await call(administration, "POST", "/v1/load_lora_adapter", body)
     assert (answer.status_code, answer.json()["error"]["message"]) == (412, "it is a DoRA")
+
+
+@pytest.mark.parametrize("field", ["lora_name", "lora_path"])
+@pytest.mark.parametrize("method", ["load", "unload"])
+async def test_half_a_surrogate_pair_is_refused(administration: Administration, method: str, field: str) -> None:
+    """JSON can say it, and no message holds it."""
+    body = json.dumps({"lora_name": "a", "lora_path": "a"} | {field: "\ud800"})
+    transport = httpx.ASGITransport(make_admin_app(administration))  # type: ignore[arg-type]
+    async with httpx.AsyncClient(transport=transport, base_url="http://admin") as client:
+        headers = {"content-type": "application/json"}
+        answer = await client.post(f"/v1/{method}_lora_adapter", content=body, headers=headers)
+    # What unloading does not read does not matter.
+    is_read = (method, field) != ("unload", "lora_path")
+    assert answer.status_code == (400 if is_read else 200)
