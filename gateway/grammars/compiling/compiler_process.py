@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from blockyard.grammars.limits import is_dead_end, is_limit, parser_limits
+from blockyard.grammars.limits import is_dead_end, is_limit, is_panic, parser_limits
 from blockyard.grammars.threads import make_executor
 from blockyard.panics import panics_as_errors
 from gateway.grammars.compiling.lark_tokens import without_specials
@@ -88,6 +88,8 @@ def complain(vocabulary: LLTokenizer, text: str) -> str:
     if is_wrong:
         return messages[0]
     complaint = matcher.get_error()
+    if is_panic(complaint):
+        return FAILED
     if not num_followed and is_dead_end(complaint):
         # Any vocabulary is made of bytes, and none of them begins a text of this form.
         return "no text is of this form: what it consists of never ends, or excludes itself"
