@@ -145,6 +145,28 @@ def test_a_tool_that_is_not_strict_keeps_what_can_be_followed() -> None:
     assert json.loads(kept.parameters)["properties"] == {"a": {"type": "string"}, "b": properties["b"]}
 
 
+class Follows:
+    """A matcher that compiles, and panics when it is followed: llguidance tells so with its stack."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        pass
+
+    def is_error(self) -> bool:
+        return True
+
+    def get_error(self) -> str:
+        return "panic: the limit is 3\n<backtrace>"
+
+    @staticmethod
+    def validate_grammar_with_warnings(text: str, **options: Any) -> tuple[bool, list[str]]:
+        return False, []
+
+
+def test_a_panic_while_it_is_followed_is_one_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llguidance.LLMatcher", Follows)
+    assert complain(BYTES, 'start: "a"') == compiler_process.FAILED
+
+
 def test_a_panic_is_a_complaint_and_costs_no_process(own: Compilers, started: Started) -> None:
     fine = 'start: "a"'
     assert own.begin().complain(fine) == ""
