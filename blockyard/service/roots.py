@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 log = EventLogger(__name__)
 
 T = TypeVar("T")
-EXIT_CODE = 70
-"""A bug, as sysexits.h has it."""
+EXIT_CODE = 1
+"""As of a process that an uncaught exception ends."""
 
 
 def end_process(exit_code: int) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from blockyard.errors import BlockyardError, Reason, Violation
-from blockyard.service.roots import EXIT_CODE, end_process, start_task
+from blockyard.service.roots import end_process, start_task
 from blockyard.telemetry import EventLogger
 from worker_service.collectives.lifetime import GroupLifetime, first_line
 from worker_service.collectives.nccl import abort_nccl
@@ -37,6 +37,7 @@ log = EventLogger(__name__)
 MAX_FORM_SECONDS = 3600.0
 # What the device thread gets to come back from an operation, beyond the time that the operation itself has.
 RETURN_SECONDS = 5.0
+EXIT_CODE = 70
 MAX_INCARNATION_BYTES = 256
 
 
