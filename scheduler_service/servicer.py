@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
+from blockyard.service.roots import start_task
 from blockyard.telemetry import EventLogger
 from scheduler_service.admin.status_codec import encode_status
 from scheduler_service.gateways import codec
@@ -39,7 +39,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._service.loras.take_over(map(codec.decode_adapter, first.hello.loras))
         outbox = self._admission.attach(first.hello.gateway_id)
         outbox.put_state(loras=self._service.loras.registry.named)
-        reader = asyncio.create_task(self._read(outbox, first, requests))
+        reader = start_task(self._read(outbox, first, requests), "gateway stream")
         try:
             while outgoing := await outbox.take():
                 # Waits while the gateway is slow; what the steps give meanwhile merges in the outbox.

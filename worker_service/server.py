@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +13,7 @@ from blockyard.security.identity import InternalIdentity
 from blockyard.service.call_metrics import CallCounter
 from blockyard.service.ending import end_within
 from blockyard.service.process import Monitoring, run_process
+from blockyard.service.roots import end_process
 from blockyard.service.servers import bind, make_server
 from blockyard.service.signals import on_stop_signal
 from blockyard.settings import SettingsError
@@ -99,7 +98,7 @@ class Server:
     def _make_membership(self, thread: DeviceThread, incarnation: str) -> Membership:
         settings = self._settings
         group = GroupSettings(settings.collectives, settings.worker_group_host, settings.allow_insecure_group)
-        return Membership(thread, incarnation, group, self._connect, _end_process)
+        return Membership(thread, incarnation, group, self._connect)
 
     def _connect(self, request: GroupRequest) -> RendezvousLink:
         """Opens a rank's way to its group's meeting point."""
@@ -160,12 +159,6 @@ class Server:
         return is_idle and await self.worker.stop(GRACE_SECONDS)
 
 
-def _end_process(exit_code: int) -> None:
-    """Ends the process though a thread of it computes."""
-    logging.shutdown()
-    os._exit(exit_code)
-
-
 async def serve(configuration: WorkerConfiguration) -> bool:
     """Runs until SIGTERM, SIGINT or the Shutdown rpc, and tells whether the device thread has ended.
 
@@ -184,4 +177,4 @@ def run(configuration: WorkerConfiguration) -> None:
     has_ended = run_process("worker", configuration, serve, (SettingsError,))
     if not has_ended:
         # The interpreter's own end takes torch away under the thread that computes, which aborts the process.
-        _end_process(0)
+        end_process(0)

@@ -8,9 +8,12 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from blockyard.client.targets import CANCEL_SECONDS
+from blockyard.telemetry import EventLogger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+log = EventLogger(__name__)
 
 Queue = SimpleQueue["str | None"]
 
@@ -19,7 +22,7 @@ class Canceller:
     """Cancels requests in a thread. The thread finishes them before it ends, with this object or with the process.
 
     Args:
-        send: cancels these requests, within so many seconds; raises nothing.
+        send: cancels these requests, within so many seconds.
     """
 
     def __init__(self, send: Callable[[list[str], float], None]) -> None:
@@ -53,7 +56,10 @@ class Canceller:
 
 def _run(queue: Queue, send: Callable[[list[str], float], None]) -> None:
     while (request_id := queue.get()) is not None:
-        send([request_id], CANCEL_SECONDS)
+        try:
+            send([request_id], CANCEL_SECONDS)
+        except Exception:  # of one request: others are cancelled all the same
+            log.exception("a request was not cancelled", request_id=request_id)
 
 
 def _stop(queue: Queue, thread: threading.Thread) -> None:

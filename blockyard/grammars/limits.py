@@ -121,6 +121,11 @@ def is_limit(complaint: str) -> bool:
     return any(word in lower for word in _LIMIT_WORDS)
 
 
+def is_panic(complaint: str) -> bool:
+    """Returns whether a complaint of llguidance is that it panicked, with where it was: no client's business."""
+    return complaint.startswith("panic:")
+
+
 def is_dead_end(complaint: str) -> bool:
     """Returns whether a complaint of llguidance is that no token at all may follow a text that cannot end yet."""
     return complaint.startswith("NoExtensionBias")

@@ -104,7 +104,9 @@ class Child:
     def _on_line(self, line: bytes) -> None:
         text = line.decode("utf-8", "replace").rstrip("\r")
         self.last_lines.append(text)
-        self._write_line(text)
+        # Nobody may read it any more: the service must not wait for room in its pipe for ever.
+        with suppress(OSError, ValueError):
+            self._write_line(text)
 
     async def wait(self) -> int:
         """Waits until it has ended and all that it wrote is in the log. Returns its exit code; -15 after SIGTERM."""
@@ -240,6 +242,8 @@ class Supervisor:
                 await self._restart(child)
         except OSError as error:
             log.error("a service cannot be started: stopping", service=child.service.name, error=error)
+        except Exception:  # else it would be down for ever, and nobody knew
+            log.exception("a service is not watched any more: stopping", service=child.service.name)
         self._exit_code = 1
         self._stop_requested.set()
 

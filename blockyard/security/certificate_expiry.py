@@ -98,8 +98,9 @@ class CertificateWatch:
             self._tick(asyncio.get_running_loop())
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.check()
+        # First, so that a look that fails is not the last one.
         loop.call_later(CHECK_SECONDS, self._tick, loop)
+        self.check()
 
     def expiries(self) -> dict[tuple[str, ...], float]:
         """Finds when each ends, in seconds since 1970. May be called from any thread."""

@@ -15,6 +15,7 @@ import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from blockyard.channels import PUBLIC_MESSAGE_BYTES
+from blockyard.service.roots import make_thread
 from blockyard.service.servers import PortTaken, server_options
 from blockyard.telemetry import EventLogger
 
@@ -81,7 +82,7 @@ class HealthServer:
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._servicer, self._server)
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="health-probes", daemon=True)
+        self._thread = make_thread(self._watch, "health-probes")
 
     def start(self, address: str) -> int:
         """Listens on `host:port` and returns the port; raises PortTaken."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import socket
 import sys
 import threading
@@ -11,6 +12,7 @@ from socketserver import TCPServer
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from blockyard.service.roots import make_thread
 from blockyard.service.servers import PortTaken
 from blockyard.telemetry import EventLogger
 
@@ -79,7 +81,7 @@ class MetricsServer:
             self._server = server((host, port), self._handler)
         except OSError as error:
             raise PortTaken(f"cannot listen on {host}:{port} for metrics: {error.strerror}") from None
-        self._thread = threading.Thread(target=self._serve, args=(self._server,), name="metrics", daemon=True)
+        self._thread = make_thread(functools.partial(self._serve, self._server), "metrics")
         self._thread.start()
         return self._server.server_address[1]
 

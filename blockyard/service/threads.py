@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 from blockyard.errors import BlockyardError, Reason
+from blockyard.panics import panics_as_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +41,8 @@ class Threads:
 
     def _begin(self, work: Callable[[], T]) -> T:
         self._require_open()
-        return work()
+        with panics_as_errors():
+            return work()
 
     def _require_open(self) -> None:
         if self._is_closed:

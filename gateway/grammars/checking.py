@@ -16,9 +16,8 @@ from blockyard.service.threads import Threads
 from gateway.grammars.calls import write_answer, write_calls
 from gateway.grammars.compiling.compilers import NUM_COMPILERS, Compilers
 from gateway.grammars.expressions import expression_of, grammar_of
-from gateway.grammars.intersections import find_intersection
 from gateway.grammars.larks import check_lark, may_be_ambiguous
-from gateway.grammars.problems import reason_of, schema_text
+from gateway.grammars.problems import reason_of, schema_text, wrong_schema
 from gateway.grammars.schemas import find_place, read_schema
 from gateway.grammars.tools import followed, schema_places
 from gateway.request import Choices, JsonSchema, Lark, Regex
@@ -214,8 +213,8 @@ def check_format(output: OutputFormat, complain: Complain) -> str:
     match output:
         case JsonSchema():
             schema = read_schema(output.schema, "format.json_schema.schema")
-            if violation := find_intersection(schema, "format.json_schema.schema"):
-                raise invalid([violation])
+            if violations := wrong_schema(schema, "format.json_schema.schema"):
+                raise invalid(violations)
             text = grammar_of(output)
             if complaint := complain(text):
                 path = find_place(schema, complaint, lambda part: complain(schema_text(part)))

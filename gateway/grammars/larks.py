@@ -14,7 +14,7 @@ from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.grammars.limits import MAX_GRAMMAR_BYTES, MAX_INTERSECTION, MAX_RULES
 from gateway.grammars.automata import pattern_size
 from gateway.grammars.compiling.lark_tokens import cut_lark
-from gateway.grammars.intersections import find_intersection
+from gateway.grammars.problems import wrong_schema
 from gateway.grammars.schemas import check_schema
 
 _REPETITIONS = frozenset("*+?{")
@@ -84,8 +84,8 @@ def _check_tokens(text: str, field: str) -> None:
 
 def _check_json(schema: Any, field: str) -> None:
     check_schema(schema, field)
-    if (violation := find_intersection(schema, field)) is not None:
-        raise invalid([violation])
+    if violations := wrong_schema(schema, field):
+        raise invalid(violations)
 
 
 def _too_complex(field: str, description: str) -> BlockyardError:

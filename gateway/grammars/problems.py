@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from blockyard.errors import Reason
+from blockyard.errors import Reason, Violation
 from blockyard.grammars.limits import is_limit
 from gateway.grammars.expressions import json_expression
 from gateway.grammars.intersections import find_intersection
+from gateway.grammars.keywords import wrong_keywords
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,12 +23,19 @@ class Problem(NamedTuple):
     path: str = ""
 
 
+def wrong_schema(schema: Any, field: str) -> list[Violation]:
+    """Finds what is wrong with a schema that was read, as far as nothing has to be compiled for that."""
+    if found := list(wrong_keywords(schema, field)):
+        return found
+    return [violation] if (violation := find_intersection(schema, field)) else []
+
+
 def complain_of(schema: Any, complain: Callable[[str], str]) -> Problem | None:
     """Returns what is wrong with a schema that was read, if anything is.
 
     `complain`: says what is wrong with a grammar; empty: nothing.
     """
-    if violation := find_intersection(schema, ""):
+    for violation in wrong_schema(schema, ""):
         return Problem(violation.description, violation.reason, violation.field)
     complaint = complain(schema_text(schema))
     return Problem(complaint, reason_of(complaint)) if complaint else None

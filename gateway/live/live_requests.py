@@ -48,7 +48,7 @@ class LiveRequests:
         self._link = link
         self._window_seconds = resume_window_seconds
         self._registry = Registry(resume_window_seconds)
-        self._router = TokenRouter(self.on_stop_string, self._on_sequence_ended)
+        self._router = TokenRouter(self.on_stop_string, self._on_sequence_ended, self._abort)
         self._outstanding = OutstandingRequests(
             link, self._registry, self._router, self, patience_seconds=max_scheduler_wait_seconds
         )
@@ -144,8 +144,12 @@ class LiveRequests:
         return [state.wire_id for state in cancelled]
 
     def _end(self, state: RequestState, message: str) -> None:
+        self._abort(state, BlockyardError(Reason.CLIENT_CANCELLED, message))
+
+    def _abort(self, state: RequestState, error: BlockyardError) -> None:
+        """Fails a request here, and ends it at the scheduler."""
         self._outstanding.abort(state)
-        self.fail(state, BlockyardError(Reason.CLIENT_CANCELLED, message))
+        self.fail(state, error)
 
     def end_all(self, error: BlockyardError) -> None:
         """Ends every request here, but not at the scheduler, from which another gateway may resume them."""

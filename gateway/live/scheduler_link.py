@@ -17,6 +17,7 @@ import grpc.aio
 from blockyard.channels import INTERNAL_MESSAGE_BYTES
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
 from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
+from blockyard.service.roots import start_task
 from blockyard.service.servers import RenewedChannel, internal_channel
 from blockyard.telemetry import EventLogger
 from gateway.codec import scheduler as codec
@@ -127,7 +128,7 @@ class SchedulerLink:
         """Begins to attach."""
         self._receiver = receiver
         self._channel = RenewedChannel(self._address, self._peer)
-        self._task = asyncio.create_task(self._run(), name="scheduler link")
+        self._task = start_task(self._run(), "scheduler link")
 
     async def stop(self) -> None:
         """Detaches; the scheduler keeps this gateway's requests for the resume window."""
@@ -181,7 +182,7 @@ class SchedulerLink:
             try:
                 was_attached = await self._attach()
             except Exception:
-                log.exception("a message of the scheduler could not be taken")
+                log.exception("the connection to the scheduler failed: a message could not be taken or sent")
             delay = FIRST_DELAY_SECONDS if was_attached else min(2 * delay, MAX_DELAY_SECONDS)
             # Gateways that lost one scheduler at once come back spread out.
             await asyncio.sleep(delay * random.uniform(0.5, 1.0))
@@ -191,14 +192,14 @@ class SchedulerLink:
         # A connection of its own: one that failed waits before it tries again, and a scheduler may be back by then.
         channel = internal_channel(self._address, self._peer)
         call: Any = scheduler_pb2_grpc.SchedulerServiceStub(channel).Attach()  # type: ignore[call-arg]
-        writer: asyncio.Task[None] | None = None
+        directions: list[asyncio.Task[None]] = []
         reason = self._unreachable()
         try:
             loras = map(codec.encode_lora, self._loras.values())
             hello = scheduler_pb2.Hello(gateway_id=self._gateway_id, loras=loras)
             await call.write(scheduler_pb2.AttachRequest(hello=hello))
-            writer = asyncio.create_task(self._write(call), name="scheduler link writer")
-            await self._read(call)
+            directions += (asyncio.create_task(direction(call)) for direction in (self._read, self._write))
+            await _wait_for_end(*directions)
             reason = "the scheduler closed the connection"
         except grpc.RpcError as error:
             reason = self._reason_of(error)
@@ -206,9 +207,9 @@ class SchedulerLink:
             reason = _STOPPING
             raise
         finally:
-            if writer is not None:
-                writer.cancel()
-                await asyncio.wait([writer])
+            for direction in directions:
+                direction.cancel()
+            await asyncio.gather(*directions, return_exceptions=True)
             call.cancel()
             await channel.close(None)
             was_attached = self._is_attached
@@ -274,6 +275,14 @@ class SchedulerLink:
         message.ClearField("add")
         assert self._receiver is not None
         self._receiver.on_progress(Progress([], failed, [], [], [], []))
+
+
+async def _wait_for_end(reader: asyncio.Task[None], writer: asyncio.Task[None]) -> None:
+    """Waits until nothing more can be read of a stream; raises why, or what could not be written."""
+    await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
+    if writer.done():
+        writer.result()
+    await reader
 
 
 def _batches(outgoing: Sequence[Outgoing]) -> Iterator[scheduler_pb2.AttachRequest]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from blockyard.errors import BlockyardError, Reason
+from blockyard.telemetry import EventLogger
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -14,18 +17,25 @@ if TYPE_CHECKING:
     Listener = Callable[[RequestState, SequenceAnswer], None]
 
 
+log = EventLogger(__name__)
+
+
 class TokenRouter:
     """Knows the running sequences by the scheduler's ids.
 
     Args:
         on_stop: called when a stop string has ended a sequence that the scheduler still runs.
         on_end: called when the scheduler has ended one.
+        on_failure: called when tokens of a request could not be taken: it alone ends.
     """
 
-    def __init__(self, on_stop: Listener, on_end: Listener) -> None:
+    def __init__(
+        self, on_stop: Listener, on_end: Listener, on_failure: Callable[[RequestState, BlockyardError], None]
+    ) -> None:
         self._routes: dict[int, tuple[RequestState, SequenceAnswer]] = {}
         self._on_stop = on_stop
         self._on_end = on_end
+        self._on_failure = on_failure
 
     def add(self, state: RequestState) -> None:
         """Adds the running sequences of a request that the scheduler has accepted."""
@@ -55,7 +65,12 @@ class TokenRouter:
             if route is None:
                 continue
             state, answer = route
-            if answer.push(token_id):
+            try:
+                is_stopped = answer.push(token_id)
+            except Exception:  # noqa: BLE001 - must not end the stream of all requests
+                self._fail(state)
+                continue
+            if is_stopped:
                 self._on_stop(state, answer)
             for reader in state.readers:
                 if not reader.is_patient:
@@ -66,9 +81,17 @@ class TokenRouter:
             if route is None:
                 continue
             state, answer = route
-            answer.finish(reason, score, error, pooled.get(sequence_id, b""))
+            try:
+                answer.finish(reason, score, error, pooled.get(sequence_id, b""))
+            except Exception:  # noqa: BLE001 - as above
+                self._fail(state)
+                continue
             self._on_end(state, answer)
             state.wake()
+
+    def _fail(self, state: RequestState) -> None:
+        log.exception("the tokens of a request could not be taken", request_id=state.wire_id)
+        self._on_failure(state, BlockyardError(Reason.BUG, "internal error; the gateway's log has more"))
 
     def _apply_prompts(self, progress: Progress) -> None:
         for sequence_id, num_cached_tokens in progress.prefilled:

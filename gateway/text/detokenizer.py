@@ -13,6 +13,8 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, Protocol
 
+from blockyard.panics import panics_as_errors
+
 if TYPE_CHECKING:
     from collections.abc import Sequence, Set
 
@@ -200,6 +202,7 @@ class WindowDetokenizer:
         self._num_read = end - start
         return text
 
+    @panics_as_errors()
     def _decode(self, token_ids: list[int]) -> str:
         # What is to be skipped is gone already.
         return self._backend.decode(token_ids, skip_special_tokens=False)

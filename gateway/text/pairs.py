@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from blockyard.errors import Violation, invalid
+from blockyard.panics import panics_as_errors
 
 if TYPE_CHECKING:
     import tokenizers
@@ -17,6 +18,7 @@ class EncodedPair(NamedTuple):
     second_from: int = 0
 
 
+@panics_as_errors()
 def encode_pair(
     backend: tokenizers.Tokenizer,
     first: str,

@@ -13,6 +13,7 @@ from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.model_config.fields import read_object
 from blockyard.model_config.own_code import asks_for_own_code
 from blockyard.model_files import model_digest
+from blockyard.panics import panics_as_errors
 from blockyard.paths import read_file
 from blockyard.telemetry import EventLogger
 from gateway.dialects.table import AUTO, choose_dialect
@@ -168,6 +169,7 @@ class Tokenizer:
         """
         return list(self._encode("prompt", text, add_special_tokens))
 
+    @panics_as_errors()
     def _encode(self, field: str, text: str, add_special_tokens: bool = False) -> tuple[int, ...]:
         try:
             return tuple(self._vocabulary.encode(text, add_special_tokens))
@@ -191,6 +193,7 @@ class Tokenizer:
                 sequences.append(inside)
         return list(filter(None, sequences))
 
+    @panics_as_errors()
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Turns ids into text. Ids outside of the vocabulary have no text."""
         # The library takes what 32 bits hold.

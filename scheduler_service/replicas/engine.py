@@ -189,15 +189,12 @@ class Engine:
             max_model_len=facts.max_model_len,
         )
         num_steps = self.step_loop.step_log.num_steps
-        keeping = asyncio.create_task(self.loras.keep()) if scheduler.config.max_loras else None
         try:
-            await self.step_loop.run(scheduler, steps)
+            await self.step_loop.run(scheduler, steps, [self.loras.keep()] if scheduler.config.max_loras else [])
         except ExceptionGroup as errors:
             self._lose(_find_cause(errors), steps.epoch)
         finally:
             steps.cancel()
-            if keeping:
-                keeping.cancel()
         if self.step_loop.step_log.num_steps == num_steps and not self.drain.is_wanted:
             await asyncio.sleep(BROKEN_EPOCH_SECONDS)
 

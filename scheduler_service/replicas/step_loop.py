@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from blockyard.errors import BlockyardError, Reason
 from blockyard.service import faults
@@ -19,7 +19,7 @@ from scheduler_service.replicas.steps.step_log import StepLog
 from scheduler_service.replicas.steps.steps_in_flight import StepsInFlight
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 
     from scheduler_service.core.scheduler import Scheduler
     from scheduler_service.core.sequence import Group
@@ -93,8 +93,11 @@ class StepLoop:
         self.in_flight.begin_epoch()
         self.meter.on_lost(self._clock())
 
-    async def run(self, scheduler: Scheduler, steps: Steps) -> None:
-        """Runs one epoch until its stream breaks: an ExceptionGroup with a BlockyardError."""
+    async def run(self, scheduler: Scheduler, steps: Steps, beside: Sequence[Coroutine[Any, Any, None]] = ()) -> None:
+        """Runs one epoch until its stream breaks: an ExceptionGroup with a BlockyardError.
+
+        `beside`: what else runs as long as the epoch, which ends with it.
+        """
         self.in_flight.begin_epoch()
         self._work.set()
         async with asyncio.TaskGroup() as group:
@@ -102,6 +105,8 @@ class StepLoop:
             group.create_task(self._leave_when_drained(scheduler))
             group.create_task(self._send_steps(scheduler, steps))
             group.create_task(self._receive_answers(scheduler, steps))
+            for work in beside:
+                group.create_task(work)
 
     async def _leave_when_drained(self, scheduler: Scheduler) -> None:
         await self._drain.wait_until(lambda: self._may_leave(scheduler))

@@ -56,3 +56,7 @@ def test_a_script_operates_its_system(tmp_path: Path) -> None:
             assert answers(llm) == expected
         with pytest.raises(TypeError, match="unknown tags: kv; there are weights, kv_cache"):
             llm.wake_up(["kv"])
+        # An exit ends the workers, which are started again.
+        with pytest.raises(BlockyardError):
+            llm.collective_rpc("example.leave")
+        assert answers(llm) == expected

@@ -7,6 +7,8 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
+from tests.kit.panics import panic
+
 if TYPE_CHECKING:
     from worker_service.operations.extensions import WorkerView
 
@@ -32,6 +34,8 @@ class Example:
             "wait": self.wait,
             "imports": self.imports,
             "write": self.write,
+            "panic": self.panic,
+            "leave": self.leave,
         }
 
     def count(self, payload: bytes) -> bytes:
@@ -54,6 +58,15 @@ class Example:
     def fail(self, payload: bytes) -> bytes:
         """Raises an error of its own."""
         raise ValueError("as it was told")
+
+    def panic(self, payload: bytes) -> bytes:
+        """Calls a library that panics."""
+        panic()
+        return b""
+
+    def leave(self, payload: bytes) -> bytes:
+        """Exits, as a library may."""
+        sys.exit()
 
     def wait(self, payload: bytes) -> bytes:
         """Takes until it may end."""

@@ -1,6 +1,6 @@
 """The one thread in which all torch work runs, fed in order. The event loop stays free to answer.
 
-Knows nothing of what it runs.
+Knows nothing of what it runs. An exit or a panic in it ends the process: without it a worker is none.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from blockyard.panics import panics_as_errors
+from blockyard.service.roots import make_thread
 from blockyard.telemetry import EventLogger
 
 if TYPE_CHECKING:
@@ -32,11 +34,10 @@ class DeviceThread:
         self._num_threads = num_threads
         # Unlike queue.Queue it wakes its reader without a lock written in Python.
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        # A daemon: a load of minutes must not keep a process alive that was told to stop.
-        self._thread = threading.Thread(target=self._run, name="device", daemon=True)
+        self._thread = make_thread(self._run, "device")
         # Waits for what runs on the device, where that is apart from this process.
         self._launched: queue.SimpleQueue[tuple[Launched, Callable[[], None]]] = queue.SimpleQueue()
-        self._waiter = threading.Thread(target=self._wait, name="device waiter", daemon=True)
+        self._waiter = make_thread(self._wait, "device waiter")
 
     def start(self) -> None:
         """Begins to run jobs."""
@@ -81,7 +82,8 @@ class DeviceThread:
 
         def job() -> None:
             try:
-                result = work()
+                with panics_as_errors():
+                    result = work()
             except Exception as error:  # noqa: BLE001 - the waiting coroutine gets it
                 call_soon(loop, settle, None, error)
             else:
@@ -101,9 +103,12 @@ class DeviceThread:
 
         def job() -> None:
             try:
-                answer.set_result(work())
-            except BaseException as error:  # noqa: BLE001 - the waiting thread gets it
+                with panics_as_errors():
+                    result = work()
+            except Exception as error:  # noqa: BLE001 - the waiting thread gets it
                 answer.set_exception(error)
+            else:
+                answer.set_result(result)
 
         self.post(job)
         return answer.result()

@@ -7,6 +7,7 @@ that makes masks, before the next mask: the device thread only notes which token
 from __future__ import annotations
 
 from collections import OrderedDict
+from contextlib import suppress
 from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,8 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from blockyard.errors import BlockyardError, Reason
-from blockyard.grammars.limits import MAX_GRAMMAR_BYTES, full_size, is_dead_end, is_limit, parser_limits
+from blockyard.grammars.limits import MAX_GRAMMAR_BYTES, full_size, is_dead_end, is_limit, is_panic, parser_limits
 from blockyard.grammars.threads import make_executor
+from blockyard.panics import ExtensionPanic, panics_as_errors
 from blockyard.telemetry import EventLogger
 from worker_service.grammars.vocabulary import read_vocabulary
 
@@ -159,9 +161,13 @@ class GrammarState:
     def copy(self) -> GrammarState:
         """Makes the state of a fork. No mask of this one may be on its way."""
         twin = GrammarState(self._compiled, self._renew, list(self._token_ids), self._ends)
-        twin._num_consumed, twin._is_masked = self._num_consumed, self._is_masked
-        twin._matcher = self._matcher.deep_copy() if self._matcher is not None else None
         twin.failure = self.failure
+        if self._matcher is None:
+            return twin
+        # A twin without a matcher takes the compiled grammar's, and is moved on by all of its tokens.
+        with suppress(ExtensionPanic), panics_as_errors():
+            twin._matcher = self._matcher.deep_copy()
+            twin._num_consumed, twin._is_masked = self._num_consumed, self._is_masked
         return twin
 
     def fill(self, words: Words) -> None:
@@ -171,13 +177,14 @@ class GrammarState:
         """
         try:
             if self.failure is None:
-                self._fill(words)
+                with panics_as_errors():
+                    self._fill(words)
         except BlockyardError as error:
             # Rows with the same grammar share the error: it must not hold on to what each of them was doing.
             self.failure = error.with_traceback(None)
         except Exception:  # must not end the step of others
             log.exception("a grammar failed")
-            self.failure = BlockyardError(Reason.BUG, "the grammar failed unexpectedly: see the worker's log")
+            self.failure = _make_failure()
         if self.failure is not None:
             words[:] = 0
 
@@ -238,10 +245,18 @@ NO_BITS: Bits = bits_of(())
 
 def _refusal(matcher: LLMatcher, reason: Reason) -> BlockyardError:
     """Makes the error of a matcher that failed; `reason`: where it is not for a limit."""
+    if is_panic(matcher.get_error()):
+        # It has a stack, and what it quotes may be of an answer.
+        log.error("llguidance panicked in a grammar")
+        return _make_failure()
     complaint = " ".join(matcher.get_error().split("<state>")[0].split())[:_MAX_COMPLAINT]
     if is_dead_end(complaint):
         complaint = "nothing may follow here, and the answer may not end: a part of it can never be completed"
     return BlockyardError(Reason.GRAMMAR_TOO_COMPLEX if is_limit(complaint) else reason, f"the grammar: {complaint}")
+
+
+def _make_failure() -> BlockyardError:
+    return BlockyardError(Reason.BUG, "the grammar failed unexpectedly: see the worker's log")
 
 
 class Masks:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from blockyard.errors import BlockyardError, Reason
 from blockyard.grammars.limits import HINT, library_version
 from blockyard.model_config.fields import read_object
+from blockyard.panics import ExtensionPanic, panics_as_errors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,8 +32,9 @@ def read_vocabulary(folder: Path, vocab_size: int) -> LLTokenizer:
     # It may have more ids than the model, and the model ends that it does not have.
     for n_vocab, eos_token in ((vocab_size, ends or None), (None, ends or None), (vocab_size, None), (None, None)):
         try:
-            return LLTokenizer(str(file), n_vocab=n_vocab, eos_token=eos_token)
-        except ValueError as error:
+            with panics_as_errors():
+                return LLTokenizer(str(file), n_vocab=n_vocab, eos_token=eos_token)
+        except (ValueError, ExtensionPanic) as error:
             problem = error
     raise _disabled(f"{file} cannot be used for grammars: {problem}")
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
-import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from blockyard.errors import BlockyardError, Reason, Violation
+from blockyard.service.roots import end_process, start_task
 from blockyard.telemetry import EventLogger
 from worker_service.collectives.lifetime import GroupLifetime, first_line
 from worker_service.collectives.nccl import abort_nccl
@@ -37,8 +37,8 @@ log = EventLogger(__name__)
 MAX_FORM_SECONDS = 3600.0
 # What the device thread gets to come back from an operation, beyond the time that the operation itself has.
 RETURN_SECONDS = 5.0
-MAX_INCARNATION_BYTES = 256
 EXIT_CODE = 70
+MAX_INCARNATION_BYTES = 256
 
 
 class Link(MeetingPoint, Protocol):
@@ -83,7 +83,7 @@ class Membership:
         incarnation: str,
         settings: GroupSettings = DEFAULT_SETTINGS,
         connect: Callable[[GroupRequest], Link] = _nowhere,
-        end_process: Callable[[int], None] = os._exit,
+        end_process: Callable[[int], None] = end_process,
     ) -> None:
         """`connect`: opens the way to rank 0, for other ranks. `end_process`: is given the exit code."""
         self.epoch = 0
@@ -233,7 +233,8 @@ class Membership:
             member.store.close(reason)
         seconds_left = member.lifetime.seconds_left
         if not math.isinf(seconds_left):
-            watch = asyncio.create_task(self._require_return(max(0.0, seconds_left) + RETURN_SECONDS))
+            seconds = max(0.0, seconds_left) + RETURN_SECONDS
+            watch = start_task(self._require_return(seconds), "group watch")
             self.watches.add(watch)
             watch.add_done_callback(self.watches.discard)
         return asyncio.get_running_loop().run_in_executor(None, member.lifetime.abort, reason)

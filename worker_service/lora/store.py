@@ -96,7 +96,7 @@ class LoraStore:
         try:
             faults.reach(faults.BEFORE_LORA)
             adapter = await loop.run_in_executor(self._thread, self._read_folder, request)
-        except BlockyardError as error:
+        except Exception as error:
             log.error("an adapter was not loaded", lora_id=request.lora_id, name=request.name, reason=str(error))
             raise
         finally:

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from blockyard.errors import BlockyardError, Reason, Violation, invalid, quote
+from blockyard.panics import panics_as_errors
 from blockyard.parallel import ALONE
 from blockyard.telemetry import EventLogger
 from worker_service.device import memory
@@ -133,7 +134,8 @@ class Operations:
 
         def call() -> bytes:
             try:
-                result = function(payload)
+                with panics_as_errors():
+                    result = function(payload)
                 if isinstance(result, bytes):
                     return result
             except BlockyardError:

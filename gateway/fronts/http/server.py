@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from blockyard.security.tls import http_context
+from blockyard.service.roots import start_task
 from blockyard.service.servers import PortTaken
 from gateway.access import Access
 from gateway.call_context import with_http_call
@@ -108,7 +109,7 @@ class HttpFront:
     def start(self) -> None:
         """Begins to answer."""
         assert self._socket is not None
-        self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]), name="http")
+        self._task = start_task(self._server.serve(sockets=[self._socket]), "http")
 
     async def stop(self) -> None:
         """Waits briefly for running answers, and closes the port."""

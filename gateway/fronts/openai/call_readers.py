@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from blockyard.errors import BlockyardError, Reason, is_unknown_request
+from blockyard.service.roots import start_task
 from gateway.call_context import name_request
 from gateway.fronts.openai import errors
 from gateway.fronts.openai.call_codec import decode_state
@@ -127,7 +128,7 @@ class CallReaders:
             return
         # One place for each: a slow client is felt by the core, which then merges deltas.
         queue: asyncio.Queue[Numbered | Exception | None] = asyncio.Queue(len(self._readers))
-        tasks = [asyncio.create_task(_read(number, reader, queue)) for number, reader in enumerate(self._readers)]
+        tasks = [start_task(_read(number, reader, queue), "prompt") for number, reader in enumerate(self._readers)]
         try:
             for _ in tasks:
                 while (item := await queue.get()) is not None:

@@ -4,7 +4,8 @@
 
 Reads from its input how many seconds of processor time it has, and a grammar; writes the seconds that it took, and what
 is wrong with the grammar, as llguidance says it. A grammar that needs more ends it by a signal; one that needs more
-memory, too. It ends with its input, and, to be made anew, where memory stays behind.
+memory, too. One that llguidance fails on, even by a panic, is complained of. It ends with its input, and, to be made
+anew, where memory stays behind, or where llguidance compiles nothing any more.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from blockyard.grammars.limits import is_dead_end, is_limit, parser_limits
+from blockyard.grammars.limits import is_dead_end, is_limit, is_panic, parser_limits
 from blockyard.grammars.threads import make_executor
+from blockyard.panics import panics_as_errors
 from gateway.grammars.compiling.lark_tokens import without_specials
 
 if TYPE_CHECKING:
@@ -31,6 +33,10 @@ _STATM = Path("/proc/self/statm")
 # A token that the vocabulary of bytes has; which one it is changes no cost.
 _SPECIAL = "<[1]>"
 _NUM_BYTES = 8
+# What any vocabulary can follow.
+_SIMPLEST = 'start: "a"'
+FAILED = "cannot be compiled: llguidance fails on it unexpectedly"
+"""The complaint of a grammar that llguidance should have refused, and did not."""
 
 
 def read_message(stream: BinaryIO) -> tuple[float, str]:
@@ -82,6 +88,8 @@ def complain(vocabulary: LLTokenizer, text: str) -> str:
     if is_wrong:
         return messages[0]
     complaint = matcher.get_error()
+    if is_panic(complaint):
+        return FAILED
     if not num_followed and is_dead_end(complaint):
         # Any vocabulary is made of bytes, and none of them begins a text of this form.
         return "no text is of this form: what it consists of never ends, or excludes itself"
@@ -93,8 +101,8 @@ def serve(max_bytes: int) -> None:
     from llguidance import LLTokenizer  # noqa: PLC0415  an extra
 
     vocabulary = LLTokenizer("byte")
-    complain(vocabulary, 'start: "a"')
-    base = _limit_memory(max_bytes)
+    complain(vocabulary, _SIMPLEST)
+    base, has_failed = _limit_memory(max_bytes), False
     write_message(sys.stdout.buffer, 0, "")
     while True:
         try:
@@ -103,15 +111,28 @@ def serve(max_bytes: int) -> None:
             return
         begin = time.process_time()
         signal.setitimer(signal.ITIMER_PROF, seconds)
-        try:
-            complaint = complain(vocabulary, text)
-        except MemoryError:
-            os.abort()
+        complaint = _complain_always(vocabulary, text)
         signal.setitimer(signal.ITIMER_PROF, 0)
         write_message(sys.stdout.buffer, time.process_time() - begin, complaint)
+        if complaint == FAILED:
+            # Where that left llguidance broken this fails too, and ends the process.
+            complain(vocabulary, _SIMPLEST)
+            # The first panic reads the library's symbols, some 70 MB, for its stack: no grammar takes these.
+            base, has_failed = base if has_failed else _limit_memory(max_bytes), True
         if _size() > base + max_bytes // 4:
             # It would be counted for the grammars to come.
             return
+
+
+def _complain_always(vocabulary: LLTokenizer, text: str) -> str:
+    """Returns what is wrong with a grammar, or that llguidance failed on it."""
+    try:
+        with panics_as_errors():
+            return complain(vocabulary, text)
+    except MemoryError:
+        os.abort()
+    except Exception:  # noqa: BLE001 - whatever it is, this grammar alone brings it
+        return FAILED
 
 
 def _limit_memory(max_bytes: int) -> int:

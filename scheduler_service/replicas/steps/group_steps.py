@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from blockyard.errors import BlockyardError, Reason
 from blockyard.service import faults
+from blockyard.service.roots import start_task
 from blockyard.telemetry import EventLogger
 from scheduler_service.replicas import codec
 from scheduler_service.replicas.steps.answer_checks import require
@@ -82,7 +83,9 @@ class GroupSteps:
         self._results: deque[StepResult] = deque()
         self._last_sent = self._last_answered = 0
         self._news = asyncio.Event()
-        self._tasks = [asyncio.create_task(work(each)) for each in self._ranks for work in (self._write, self._read)]
+        self._tasks = [
+            start_task(work(each), "rank stream") for each in self._ranks for work in (self._write, self._read)
+        ]
 
     async def send(self, output: SchedulerOutput) -> None:
         """Sends one step to all ranks."""
@@ -130,10 +133,14 @@ class GroupSteps:
     # Each rank has a task that writes and one that reads, so that none waits for another.
 
     async def _write(self, rank: _RankStream) -> None:
-        # Of a stream that is broken, reading says more.
-        with suppress(BlockyardError):
+        try:
             while True:
                 await rank.call.write(await rank.unsent.get())
+        except BlockyardError:
+            # The stream is broken, of which reading says more.
+            pass
+        except Exception as error:  # noqa: BLE001 - raised by `receive`
+            self._fail(rank, error)
 
     async def _read(self, rank: _RankStream) -> None:
         try:
@@ -149,8 +156,11 @@ class GroupSteps:
                 rank.receipts.append(receipt)
                 self._news.set()
         except Exception as error:  # noqa: BLE001 - raised by `receive`
-            rank.error = error
-            self._news.set()
+            self._fail(rank, error)
+
+    def _fail(self, rank: _RankStream, error: Exception) -> None:
+        rank.error = error
+        self._news.set()
 
     def _find_due(self, rank: _RankStream) -> int:
         """The step that a rank is to answer next."""

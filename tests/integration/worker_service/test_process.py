@@ -14,6 +14,7 @@ import grpc
 import pytest
 
 from blockyard.errors import Reason
+from blockyard.service import roots
 from blockyard.service.servers import internal_channel
 from blockyard.worker.v1 import worker_pb2 as pb
 from tests.kit.processes.system import Service
@@ -52,6 +53,30 @@ async def test_it_serves_and_ends_on_sigterm_with_an_open_stream(
         assert (await steps.end_error()).reason is Reason.DRAINING
     assert service.process.wait(20) == 0
     assert "Traceback" not in service.log
+
+
+async def test_an_exit_in_an_extension_ends_it_and_a_panic_does_not(socket_folder: Path, model: Path) -> None:
+    extension = ["--worker-extension", "tests.kit.worker_extension:Example"]
+    flags = [f"--worker-address=unix:{socket_folder}/w", "--worker-device=cpu", "--num-threads=1", *extension]
+    service = Service("worker_service", [*flags, "--worker-health-port=-1"], socket_folder / "log")
+    try:
+        service.wait_for_log("listening")
+        async with internal_channel(f"unix:{socket_folder}/w") as channel:
+            worker = WorkerDriver(_nobody(), channel)
+            await worker.prepare(model)
+            panics, leaves, echoes = (
+                pb.CallExtensionRequest(extension="example", operation=operation)
+                for operation in ("panic", "leave", "echo")
+            )
+            error = await fails(worker.stub.CallExtension(panics))
+            assert error.reason is Reason.EXTENSION_FAILED
+            assert (await worker.stub.CallExtension(echoes)).result == b""
+            # Whoever calls sees the connection go.
+            assert (await fails(worker.stub.CallExtension(leaves))).code.name == "UNAVAILABLE"
+        assert service.process.wait(20) == roots.EXIT_CODE
+        assert service.log.count("a thread failed: the process ends name=device") == 1
+    finally:
+        service.stop()
 
 
 async def test_it_ends_on_shutdown(service: Service, socket_folder: Path) -> None:

@@ -134,6 +134,36 @@ async def test_starts_in_order_and_stops_in_the_reverse(house: House) -> None:
     await supervisor.stop()
 
 
+async def test_a_log_that_nobody_reads_holds_no_service(house: House) -> None:
+    """It writes more than a pipe holds before it says that it is ready."""
+
+    def write_line(line: str) -> None:
+        raise BrokenPipeError
+
+    supervisor = house.supervisor(house.service("worker", "talk"))
+    supervisor.children[0]._write_line = write_line
+    async with asyncio.timeout(20):
+        assert await supervisor.start()
+    await supervisor.stop()
+
+
+async def test_a_service_that_cannot_be_watched_ends_the_system(
+    house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    supervisor = house.supervisor(house.service("worker", "once"), ready=lambda: True)
+    await supervisor.children[0].start()
+
+    async def wait() -> int:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr(supervisor.children[0], "wait", wait)
+    await supervisor._watch(supervisor.children[0])
+    assert await supervisor.wait() == 1
+    assert "a service is not watched any more: stopping" in caplog.text
+    monkeypatch.undo()
+    await supervisor.stop()
+
+
 async def test_those_of_one_module_stop_together(house: House) -> None:
     """Each worker ends only after the other one was told to end too."""
     workers = [house.service("worker-0", "after:worker-1"), house.service("worker-1", "after:worker-0")]

@@ -9,6 +9,7 @@ import pytest
 from blockyard.admin.v1 import admin_pb2
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
 from blockyard.lora.virtual_tokens import virtual_ids
+from scheduler_service.replicas.loras.replica_loras import ReplicaLoras
 from tests.kit.fakes.fake_loras import SOFT_TOKENS, digest_of
 from tests.kit.oracles.token_oracle import oracle, until_idle
 from tests.kit.processes.scrape import Scrape
@@ -230,3 +231,24 @@ async def test_an_adapter_whose_files_have_changed_fails_who_began_with_it(
     with pytest.raises(BlockyardError) as caught:
         await client.result(stream)
     assert caught.value.reason is Reason.MODEL_NOT_LOADED
+
+
+async def test_adapters_are_kept_again_after_a_bug(
+    harness: Harness, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, num_calls = ReplicaLoras.keep, 0
+
+    async def keep(self: ReplicaLoras) -> None:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == 1:
+            raise ValueError("a bug")
+        await whole(self)
+
+    monkeypatch.setattr(ReplicaLoras, "keep", keep)
+    await harness.worker()
+    await harness.scheduler(settings(max_loras=2, lora_patience_seconds=0.05))
+    client = await harness.client()
+    await until(lambda: num_calls == 2)
+    await load(harness, client, "a")
+    await check(client, await add(client, "r", "a"), "/adapters/a")

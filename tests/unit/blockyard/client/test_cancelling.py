@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import gc
 import threading
+from typing import TYPE_CHECKING
 
 from blockyard.client.cancelling import Canceller
+
+if TYPE_CHECKING:
+    import pytest
 
 
 class Gateway:
@@ -80,3 +84,20 @@ def test_its_thread_ends_when_it_is_forgotten() -> None:
     assert gateway.thread is not None
     gateway.thread.join(10)
     assert not gateway.thread.is_alive()
+
+
+def test_one_that_fails_does_not_take_the_others_with_it(caplog: pytest.LogCaptureFixture) -> None:
+    gateway = Gateway()
+
+    def cancel(request_ids: list[str], seconds: float) -> None:
+        if request_ids == ["bad"]:
+            raise ValueError("a bug")
+        gateway.cancel(request_ids, seconds)
+
+    canceller = Canceller(cancel)
+    canceller.start()
+    for name in ("bad", "good"):
+        canceller.cancel(name)
+    canceller.stop()
+    assert gateway.cancelled == ["good"]
+    assert "a request was not cancelled" in caplog.text

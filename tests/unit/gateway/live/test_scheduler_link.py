@@ -12,12 +12,22 @@ from blockyard.errors import BlockyardError, Reason, from_rpc_error
 from blockyard.logprob_columns import Candidates
 from blockyard.scheduler.v1 import scheduler_pb2
 from gateway.live.scheduler_link import _batches
-from gateway.scheduler_messages import Abort, AbortReason, Add, Resubmission, Resume, SequenceRecord, Submission
+from gateway.scheduler_messages import (
+    Abort,
+    AbortReason,
+    Add,
+    Outgoing,
+    Resubmission,
+    Resume,
+    SequenceRecord,
+    Submission,
+)
 from tests.kit.fakes.fake_scheduler import FakeScheduler
 from tests.unit.gateway.codec.test_public import SAMPLING
 from tests.unit.gateway.harness import Front, rest_of, serving, spec
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 
@@ -144,6 +154,24 @@ async def test_a_message_that_makes_no_sense_costs_one_connection(caplog: pytest
         scheduler.go_on()
         assert (await rest_of(call))[-1].HasField("finished")
         assert "could not be taken" in caplog.text
+
+
+async def test_what_cannot_be_sent_costs_one_connection(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = ["once"]
+
+    def batches(outgoing: Sequence[Outgoing]) -> Iterator[scheduler_pb2.AttachRequest]:
+        if broken:
+            broken.pop()
+            raise ValueError("a bug")
+        return _batches(outgoing)
+
+    monkeypatch.setattr("gateway.live.scheduler_link._batches", batches)
+    async with FakeScheduler() as scheduler, serving(scheduler) as front:
+        assert (await front.generate(spec())).choices
+        assert scheduler.num_attaches == 2
+        assert "the connection to the scheduler failed" in caplog.text
 
 
 def add(handle: int, num_prompt_tokens: int = 1, num_tokens: int = 0) -> Add:

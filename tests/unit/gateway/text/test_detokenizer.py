@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import tokenizers
@@ -9,7 +9,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
+from blockyard.panics import ExtensionPanic
 from gateway.text.detokenizer import ByteDetokenizer, DetokenizerFactory, WindowDetokenizer
+from tests.kit.panics import panic
 from tests.unit.gateway.harness import demo_tokenizer
 
 if TYPE_CHECKING:
@@ -225,3 +227,22 @@ def test_the_window_stays_small() -> None:
     for _ in range(100):
         detokenizer.push([backend.token_to_id("▁cat"), backend.token_to_id("<0x41>"), backend.token_to_id("s")])
     assert len(detokenizer._window) <= 8
+
+
+class Panics:
+    """A library's tokenizer that panics whatever it is asked for."""
+
+    def decode(self, *arguments: Any, **options: Any) -> str:
+        panic()
+        return ""
+
+
+def test_a_panic_of_the_library_is_an_error() -> None:
+    detokenizer = WindowDetokenizer(
+        Panics(),  # type: ignore[arg-type]
+        frozenset({1}),
+        byte_ids=set(),
+        holds_incomplete=False,
+    )
+    with pytest.raises(ExtensionPanic):
+        detokenizer.push([1])

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import threading
 from typing import TYPE_CHECKING
 
 import pytest
 
+from blockyard.panics import ExtensionPanic
+from blockyard.service import roots
+from tests.kit.panics import panic
 from worker_service.device.thread import DeviceThread
 
 if TYPE_CHECKING:
@@ -47,6 +51,42 @@ async def test_a_jobs_bug_is_logged_and_does_not_end_the_thread(
         device.post(lambda: [][0])
         assert await device.run(lambda: 7) == 7
     assert "a job of the device thread failed" in caplog.text
+
+
+@pytest.mark.parametrize("begin", ["post", "run", "when_ready"])
+async def test_an_exit_in_the_thread_ends_the_process(begin: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: asyncio.Queue[int] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(roots, "end_process", lambda code: loop.call_soon_threadsafe(ended.put_nowait, code))
+    thread = DeviceThread(1)
+    thread.start()
+    waiting: asyncio.Task[None] | None = None
+    if begin == "run":
+        waiting = asyncio.create_task(thread.run(sys.exit))
+    elif begin == "post":
+        thread.post(sys.exit)
+    else:
+        thread.when_ready(Exits(), lambda: None)
+    async with asyncio.timeout(10):
+        assert await ended.get() == roots.EXIT_CODE
+    if waiting is not None:
+        # The process would have ended.
+        waiting.cancel()
+    thread.stop(10)
+
+
+class Exits:
+    """Something that was launched, and is never ready."""
+
+    def wait(self) -> None:
+        sys.exit()
+
+
+@pytest.mark.parametrize("kind", ["run", "call"])
+async def test_a_panic_reaches_who_waits_as_an_error(kind: str, device: DeviceThread) -> None:
+    with pytest.raises(ExtensionPanic):
+        await (device.run(panic) if kind == "run" else asyncio.to_thread(device.call, panic))
+    assert await device.run(lambda: 7) == 7
 
 
 async def test_who_gives_up_waiting_disturbs_nobody(device: DeviceThread) -> None:

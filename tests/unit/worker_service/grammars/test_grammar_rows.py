@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from blockyard.errors import BlockyardError, Reason, from_status
+from tests.kit.panics import GRAMMAR as PANICS
+from tests.kit.panics import panic
 from tests.unit.worker_service import driver
 from worker_service.grammars.matchers import WORD_BITS, Grammars, GrammarState
 from worker_service.grammars.vocabulary import read_vocabulary
@@ -31,6 +33,7 @@ MALFORMED = {
     'start: %json {"not": {}}': Reason.FIELD_INVALID,
     f'start: "{"x" * 400_000}"': Reason.GRAMMAR_TOO_COMPLEX,
     'start: "a" "\x00': Reason.FIELD_INVALID,
+    PANICS: Reason.BUG,
 }
 
 
@@ -223,6 +226,48 @@ async def test_a_malformed_grammar_fails_alone(worker: WorkerDriver) -> None:
     assert told == {number: reason for number, text in hostile.items() if (reason := MALFORMED[text])}
     tokens = dict(zip(response.sequence_ids, response.token_ids, strict=True))
     assert [tokens[1], *await stream.decode(1, 3)] == alone
+
+
+class Broken:
+    """A matcher whose every method panics, as llguidance's own do nowhere that is known."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: panic()
+
+
+def test_a_panic_ends_its_row_alone(grammars: Grammars) -> None:
+    good, bad = follow(grammars, SOME), follow(grammars, SOME)
+    allowed(grammars, bad)
+    bad._matcher = Broken()  # type: ignore[assignment]
+    fork = bad.copy()
+    masks = allowed(grammars, bad, good, fork)
+    assert masks[0] == []
+    # A fork whose matcher cannot be copied has the compiled grammar's.
+    assert masks[1] == masks[2] != []
+    assert good.failure is fork.failure is None
+    assert bad.failure is not None
+    assert bad.failure.reason is Reason.BUG
+    assert "🙂" not in bad.failure.message
+
+
+def test_a_panic_where_a_grammar_is_compiled_ends_its_rows_alone(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammars, "_compile", lambda grammar: panic())
+    bad, good = follow(grammars, f"{SOME} // another"), follow(grammars, SOME)
+    [first, second] = allowed(grammars, bad, good)
+    assert (first, bool(second), good.failure) == ([], True, None)
+    assert bad.failure is not None
+    assert bad.failure.reason is Reason.BUG
+
+
+def test_a_vocabulary_that_makes_llguidance_panic_disables_grammars(
+    model: Path, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("llguidance.LLTokenizer", lambda *arguments, **options: panic())
+    with pytest.raises(BlockyardError) as raised:
+        read_vocabulary(model, size)
+    assert raised.value.reason is Reason.FEATURE_DISABLED
 
 
 async def decode(stream: driver.StepDriver, grammar: str) -> list[int]:

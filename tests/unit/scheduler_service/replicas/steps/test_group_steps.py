@@ -101,6 +101,17 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
+async def test_a_step_that_cannot_be_written_ends_the_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def write(step: bytes) -> None:
+        raise ValueError("a bug")
+
+    async with group_of(2) as group:
+        monkeypatch.setattr(group[1], "write", write)
+        await group.send(1)
+        with pytest.raises(ValueError, match="a bug"):
+            await group.receive()
+
+
 async def test_all_ranks_get_the_same_bytes_with_the_time_that_they_have() -> None:
     async with group_of(4) as group:
         await group.send(1, 2)
