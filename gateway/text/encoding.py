@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from blockyard.errors import invalid
-from gateway.chat import prompt_of
+from gateway.chat import Conversation, prompt_of
 from gateway.text.slices import join_steps, run_steps
 from gateway.text.turns import Turns
 from gateway.validation import prompt_too_long, size_of
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MAX_INLINE_CHARACTERS = 2048
 """A text of at most this many characters is encoded at once, in the event loop."""
+# That are rendered in the time in which one is encoded, or more.
+_RENDERED_CHARACTERS = 16
 # A token's text is some characters.
 _CHARACTERS_OF_TOKEN = 4
 COUNTED_LENGTHS = 2
@@ -56,21 +58,22 @@ class Encoding:
         Raises BlockyardError where there is no prompt; PROMPT_TOO_LONG where it has more tokens than it was worth
         counting; TENANT_QUOTA, QUEUE_FULL.
         """
-        prompt, specials = request.prompt, request.add_special_tokens
-        if isinstance(prompt, tuple):
-            return prompt if last is None else prompt[-last:]
-        if isinstance(prompt, str):
-            _require_short(prompt, tokenizer, max_model_len, last)
-            steps = _encode(prompt, specials, tokenizer, max_model_len, last)
-            return await self.take(request.tenant, len(prompt), steps)
-
-        def render() -> Steps[tuple[int, ...]]:
-            text = prompt_of(prompt, tokenizer)
-            _require_short(text, tokenizer, max_model_len, last)
+        text, specials = request.prompt, request.add_special_tokens
+        if isinstance(text, tuple):
+            return text if last is None else text[-last:]
+        if isinstance(text, Conversation):
             # The template has put special tokens where they belong.
-            return (yield from _encode(text, False, tokenizer, max_model_len, last))
+            text, specials = await self._render(text, tokenizer, request.tenant), False
+        _require_short(text, tokenizer, max_model_len, last)
+        steps = _encode(text, specials, tokenizer, max_model_len, last)
+        return await self.take(request.tenant, len(text), steps)
 
-        return await self.take(request.tenant, prompt.num_characters, render())
+    async def _render(self, conversation: Conversation, tokenizer: Tokenizer, tenant: str) -> str:
+        """Makes the text of a conversation: a small job, so that one that is too long is refused before others."""
+        size = conversation.num_characters
+        if size > MAX_INLINE_CHARACTERS:
+            size = max(size // _RENDERED_CHARACTERS, MAX_INLINE_CHARACTERS + 1)
+        return await self.run(lambda: prompt_of(conversation, tokenizer), tenant, size)
 
     async def bad_words_of(self, words: Sequence[str], tokenizer: Tokenizer, tenant: str) -> list[tuple[int, ...]]:
         """Returns the token sequences that bad words forbid."""

@@ -140,6 +140,8 @@ class Turns:
                 self._held[key] -= size
                 if not self._held[key]:
                     del self._held[key]
+            # It has the error that is raised here, which has this frame: the text would stay for the collector.
+            del job, steps
 
     def _line_of(self, tenant: str) -> _Line:
         if tenant not in self._lines:
@@ -209,7 +211,10 @@ class Turns:
 
 def _run_step(job: _Job) -> tuple[bool, Any]:
     """Runs a job's next step; returns whether it was the last one, with its result or the characters of the next."""
-    if (steps := job.steps) is None:
+    steps = job.steps
+    # It gets the error that is raised here, which has this frame.
+    del job
+    if steps is None:
         return True, None
     try:
         return False, next(steps)

@@ -63,9 +63,9 @@ async def ask(core: Any, body: dict[str, Any]) -> None:
     """Does all that is done with a body before the scheduler hears of it."""
     raw = json.dumps(body).encode()
     if "messages" in body:
-        call = understand_chat(parse_body(ChatBody, raw), core.tokenizer)
+        call = understand_chat(parse_body(ChatBody, raw))
     else:
-        call = understand_completion(parse_body(CompletionBody, raw), core.tokenizer)
+        call = understand_completion(parse_body(CompletionBody, raw))
     try:
         for request in (await with_token_ids(call, core)).requests:
             await core.preparation.prepare(request, lambda: FACTS, {})
