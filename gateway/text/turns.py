@@ -93,7 +93,7 @@ class Turns:
 
     def __init__(self, num_threads: int = NUM_THREADS) -> None:
         self._executor = ThreadPoolExecutor(num_threads, "tokenize")
-        self._num_free = num_threads
+        self._num_threads = self._num_free = num_threads
         # One thread is left to steps that are soon done.
         self._num_free_at_length = max(1, num_threads - 1)
         self._lines: dict[str, _Line] = {}
@@ -197,6 +197,9 @@ class Turns:
             else:
                 self._go_on(job, *done.result())
         self._start()
+        if self._num_free == self._num_threads:
+            # Nobody waits, so nobody is compared with what others have had.
+            self._lines.clear()
 
     def _go_on(self, job: _Job, has_ended: bool, result: Any) -> None:
         """Ends a job, or has it wait for its next turn."""
