@@ -45,6 +45,7 @@ class Bench:
 
     async def run(self, *, until_begun: int) -> list[str]:
         """Lets steps end until so many have begun; returns the names in that order."""
+        await until(lambda: bool(self.begun))
         while len(self.begun) < until_begun:
             count = len(self.begun)
             self._leave.release()
@@ -128,11 +129,12 @@ async def test_what_cannot_be_sliced_leaves_a_thread_to_the_others(two: Bench) -
     whole = LONG_STEP_CHARACTERS + 1
     for name in ("a", "b"):
         two.add(name, LONG, sizes=(whole,))
+    await until(lambda: len(two.begun) == 2)
     await two.run(until_begun=3)
     # Both have begun, and one of them is at length.
     two.add("short", SHORT)
     await two.run(until_begun=4)
-    assert two.begun[3] == "short"
+    assert two.begun[3] == "short", "the second one waits until the first one is done"
     assert sorted(await two.end()) == ["a", "a", "b", "b", "short"]
 
 
