@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ import grpc.aio
 
 from benchmarks.kit import record
 from benchmarks.kit.figures import round_figures
-from benchmarks.kit.processes import memory_bytes, peak_memory_bytes
+from benchmarks.kit.processes import memory_bytes, peak_memory_bytes, reset_peak_memory
 from blockyard.channels import PUBLIC_MESSAGE_BYTES
 from blockyard.configuration import SystemConfiguration
 from blockyard.errors import Reason, from_rpc_error
@@ -43,7 +43,7 @@ from blockyard.local.supervisor import Supervisor
 from blockyard.settings import resolve
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Generator
 
 NUM_BYTES = 8_000_000
 NUM_CHARACTERS = 4096
@@ -167,21 +167,27 @@ async def running() -> AsyncIterator[System]:
         write_line=lambda line: print(line, file=sys.stderr, flush=True),
         environment=local.make_environment(),
     )
-    sender = None
     try:
         await supervisor.start()
-        addresses = ("--http", local.endpoints.http, "--grpc", local.endpoints.grpc)
-        command = [sys.executable, __file__, "--role", "sender", *addresses]
-        sender = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        system = System(local, supervisor, sender)
-        await system.ask()
-        yield system
+        with sending(local) as sender:
+            system = System(local, supervisor, sender)
+            await system.ask()
+            yield system
     finally:
-        if sender is not None:
-            sender.kill()
-            sender.wait()
         await supervisor.stop()
         await local.close()
+
+
+@contextmanager
+def sending(local: LocalSystem) -> Generator[subprocess.Popen[bytes]]:
+    addresses = ("--http", local.endpoints.http, "--grpc", local.endpoints.grpc)
+    command = [sys.executable, __file__, "--role", "sender", *addresses]
+    sender = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        yield sender
+    finally:
+        sender.kill()
+        sender.wait()
 
 
 async def measure_one(system: System, api: str, text: str, rounds: int) -> dict[str, Any]:
@@ -189,8 +195,7 @@ async def measure_one(system: System, api: str, text: str, rounds: int) -> dict[
     pid = system.gateway_pid
     alone = statistics.median([await system.ask() for _ in range(rounds)])
     before = memory_bytes(pid)
-    # The peak begins anew.
-    Path(f"/proc/{pid}/clear_refs").write_text("5")
+    reset_peak_memory(pid)
     refused: list[float] = []
     for _ in range(rounds):
         system.begin(api, text, 2)

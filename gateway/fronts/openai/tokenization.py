@@ -88,7 +88,7 @@ class Tokenization:
         try:
             text = await self._generation.text_of(body.tokens, body.model or "", tenant, skip_special_tokens=False)
         except BlockyardError as error:
-            raise errors.rename(error, {"token_ids": "tokens"}) from None
+            raise errors.rename(error, {"prompt": "tokens"}) from None
         return JSONResponse({"prompt": text})
 
 
