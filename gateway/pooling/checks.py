@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from blockyard.errors import Reason, Violation, invalid
 from gateway.naming import REQUEST_ID_RULE, is_request_id
 from gateway.pooling_calls import MAX_INPUTS
+from gateway.validation import size_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -47,6 +48,20 @@ def check_inputs(field: str, inputs: Sequence[Input]) -> Iterator[Violation]:
     for place, given in enumerate(inputs):
         if not given:
             yield Violation(f"{field}[{place}]", "must not be empty")
+
+
+def check_characters(
+    field: str, inputs: Sequence[Input], options: CallOptions, model: PooledModel
+) -> Iterator[Violation]:
+    """Yields which inputs have more characters than the model has room for, whatever their tokens are."""
+    if model.encoder.limit_of(options) is not None:
+        return
+    for place, given in enumerate(inputs):
+        if isinstance(given, str) and len(given) > model.max_tokens:
+            # A text in lower case has as many characters, or more.
+            least = model.encoder.tokenizer.min_tokens(given)
+            if least > model.max_tokens:
+                yield input_too_long(f"{field}[{place}]", size_of(len(given), least), model.max_tokens)
 
 
 def check_tokens(field: str, encoded: Sequence[EncodedPair], model: PooledModel) -> Iterator[Violation]:

@@ -7,15 +7,10 @@ from typing import TYPE_CHECKING
 
 from blockyard.errors import BlockyardError, Reason
 from blockyard.model_config.pooling.rule import PoolingKind
-from gateway.pooling.checks import input_too_long
 from gateway.text.encoding import COUNTED_LENGTHS
 from gateway.text.pairs import EncodedPair, encode_pair
-from gateway.validation import size_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from blockyard.errors import Violation
     from blockyard.model_config.pooling.rule import PoolingRule
     from gateway.pooling_calls import CallOptions, Input
     from gateway.text.slices import Steps
@@ -50,7 +45,7 @@ class InputEncoder:
         if isinstance(given, tuple):
             yield len(given)
             return EncodedPair(self._cut(given, options))
-        return (yield from self._encode(prompt + given, None, options, self._limit(options)))
+        return (yield from self._encode(prompt + given, None, options, self.limit_of(options)))
 
     def encode_pair(self, query: Input, document: Input, options: CallOptions, instruction: str) -> Steps[EncodedPair]:
         """Encodes a query and a document, both texts, as this reranker takes them."""
@@ -58,17 +53,8 @@ class InputEncoder:
         assert isinstance(document, str)
         if self.rule.kind is PoolingKind.LABEL_LOGITS:
             return (yield from self._ask(query, document, options, instruction or DEFAULT_INSTRUCTION))
-        encoded = yield from self._encode(query, document, options, self._limit(options))
+        encoded = yield from self._encode(query, document, options, self.limit_of(options))
         return encoded if self.has_token_types else encoded._replace(second_from=0)
-
-    def find_too_long(self, field: str, inputs: Sequence[Input], options: CallOptions) -> Iterator[Violation]:
-        """Yields which inputs have more characters than the model has room for, whatever their tokens are."""
-        for place, given in enumerate(inputs if self._limit(options) is None else ()):
-            if isinstance(given, str) and len(given) > self.max_tokens:
-                # A text in lower case has as many characters, or more.
-                least = self.tokenizer.min_tokens(given)
-                if least > self.max_tokens:
-                    yield input_too_long(f"{field}[{place}]", size_of(len(given), least), self.max_tokens)
 
     def _encode(self, first: str, second: str | None, options: CallOptions, limit: int | None) -> Steps[EncodedPair]:
         if self.rule.lowers_case:
@@ -98,7 +84,7 @@ class InputEncoder:
 
     def _ask(self, query: str, document: str, options: CallOptions, instruction: str) -> Steps[EncodedPair]:
         """Asks whether the document answers. The question keeps its beginning and its end where it is cut."""
-        encode, limit = self.tokenizer.encode, self._limit(options)
+        encode, limit = self.tokenizer.encode, self.limit_of(options)
         before, behind = encode(_BEFORE, False), encode(_BEHIND, False)
         text = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
         if limit is None:
@@ -115,11 +101,12 @@ class InputEncoder:
             raise BlockyardError(Reason.FEATURE_DISABLED, message)
         return self.tokenizer.vocabulary
 
-    def _limit(self, options: CallOptions) -> int | None:
+    def limit_of(self, options: CallOptions) -> int | None:
+        """Returns how many tokens of an input are its all; None: all it has."""
         return self.max_tokens if options.truncate_prompt_tokens == -1 else options.truncate_prompt_tokens
 
     def _cut(self, token_ids: tuple[int, ...], options: CallOptions) -> tuple[int, ...]:
-        limit = self._limit(options)
+        limit = self.limit_of(options)
         if limit is None:
             return token_ids
         return token_ids[-limit:] if self.tokenizer.truncation_side == "left" else token_ids[:limit]

@@ -169,10 +169,8 @@ class PoolingService:
             facts = self._find_facts()
             model = self._models.find(facts, *tasks)
             checks.require([*self._check_adapter(options), *checks.check_options(options), *violations])
-            find_too_long = model.encoder.find_too_long
-            checks.require(
-                [wrong for field, inputs in given.items() for wrong in find_too_long(field, inputs, options)]
-            )
+            for field, inputs in given.items():
+                checks.require(checks.check_characters(field, inputs, options, model))
             num_characters = sum(len(each) for inputs in given.values() for each in inputs)
             parts = await self._encoding.take(options.tenant, num_characters, prepare(model))
         counts = TokenCounts(sum(len(part.token_ids) for part in parts), 0, 0)

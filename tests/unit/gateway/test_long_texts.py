@@ -12,9 +12,12 @@ import pytest
 from blockyard.errors import BlockyardError, Reason
 from blockyard.inference.v1 import inference_pb2
 from blockyard.model_config.pooling.rule import PoolingKind, PoolingRule, Task
+from blockyard.pooling.tasks import Task as Tasks
 from gateway.fronts.openai.schema.requests import CompletionBody
 from gateway.fronts.openai.tokenization import _write_tokens
+from gateway.pooling import checks
 from gateway.pooling.inputs import InputEncoder
+from gateway.pooling.model import PooledModel
 from gateway.pooling_calls import CallOptions
 from gateway.request import GenerationRequest, StopOptions
 from gateway.text import pairs, slices
@@ -25,7 +28,7 @@ from tests.unit.gateway.fronts.openai.serving import serve_openai
 from tests.unit.gateway.harness import Front, demo_tokenizer, serving
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import AsyncIterator, Callable
 
     import tokenizers
 
@@ -196,28 +199,39 @@ async def test_a_call_that_was_refused_leaves_nothing_to_the_collector(http: htt
         gc.enable()
 
 
+async def test_over_grpc_too_nothing_is_left_to_the_collector(front: Front) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        for name in GRPC:
+            await refused(GRPC[name](front))
+        assert [each for each in gc.get_objects() if isinstance(each, GenerationRequest)] == []
+    finally:
+        gc.enable()
+
+
 @pytest.fixture
-def encoder() -> Iterator[InputEncoder]:
+def model() -> PooledModel:
     rule = PoolingRule(task=Task.EMBED, kind=PoolingKind.MEAN, rows=PoolingKind.MEAN)
-    yield InputEncoder(demo_tokenizer(), rule, 64)
+    return PooledModel(Tasks.EMBED, rule, InputEncoder(demo_tokenizer(), rule, 64), 64, 4096, (), 8)
 
 
-def test_an_input_is_too_long_by_its_characters(encoder: InputEncoder) -> None:
+def test_an_input_is_too_long_by_its_characters(model: PooledModel) -> None:
     inputs = ("short", TEXT, (5,) * 1000, "a" * 64)
-    (violation,) = encoder.find_too_long("inputs", inputs, CallOptions())
+    (violation,) = checks.check_characters("inputs", inputs, CallOptions(), model)
     assert (violation.field, violation.reason) == ("inputs[1]", Reason.PROMPT_TOO_LONG)
     assert f"has {len(TEXT)} characters" in violation.description and "64 tokens of an input" in violation.description
-    assert list(encoder.find_too_long("inputs", inputs, CallOptions(truncate_prompt_tokens=-1))) == []
+    assert list(checks.check_characters("inputs", inputs, CallOptions(truncate_prompt_tokens=-1), model)) == []
 
 
-def test_an_input_is_encoded_as_far_as_it_matters(encoder: InputEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_input_is_encoded_as_far_as_it_matters(model: PooledModel, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "a cat sat on a mat " * 1000
     whole = slices.run_steps(pairs.encode_pair(demo_tokenizer().vocabulary, text))
     monkeypatch.setattr(slices, "SLICE_CHARACTERS", 100)
-    some = slices.run_steps(encoder.encode(text, CallOptions()))
+    some = slices.run_steps(model.encoder.encode(text, CallOptions()))
     assert not some.is_whole
     assert 128 <= len(some.token_ids) < 200
-    cut = slices.run_steps(encoder.encode(text, CallOptions(truncate_prompt_tokens=20)))
+    cut = slices.run_steps(model.encoder.encode(text, CallOptions(truncate_prompt_tokens=20)))
     assert cut == (whole.token_ids[:20], 0, True)
 
 
