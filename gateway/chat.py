@@ -20,10 +20,13 @@ if TYPE_CHECKING:
 MAX_MESSAGES = 4096
 MAX_PARTS = 4096
 MAX_TOOLS = 1024
+MAX_VALUES = 2**18
+"""The values of an object in JSON: arguments of a call, or a schema."""
 # What a template is given by the call itself.
 RESERVED_ARGUMENTS = frozenset({"messages", "tools", "add_generation_prompt"})
 # What a template writes of a message beside its content, about.
 _MESSAGE_CHARACTERS = 16
+_PARTS_CHARACTERS = 4096
 # Goes behind the message that is continued, so that its end is found in the prompt. Nobody writes it: U+10FFFF is no
 # character. The space shows whether the template trims its messages.
 _END_OF_MESSAGE = "\U0010ffffend\U0010ffff "
@@ -100,7 +103,13 @@ class Conversation:
         of_calls = (len(call.arguments) for message in self.messages for call in message.tool_calls)
         of_messages = (_MESSAGE_CHARACTERS + len(message.content or "") for message in self.messages)
         of_tools = (_MESSAGE_CHARACTERS + len(tool.description) + len(tool.parameters) for tool in self.tools)
-        return sum(of_messages) + sum(of_calls) + sum(of_tools) + len(str(self.template_arguments))
+        of_arguments = map(_size_of, self.template_arguments.values())
+        return sum(of_messages) + sum(of_calls) + sum(of_tools) + sum(of_arguments)
+
+
+def _size_of(value: object) -> int:
+    """Returns about how much a template may write of a variable; nobody looks into those that have parts."""
+    return len(value) if isinstance(value, str) else _PARTS_CHARACTERS if isinstance(value, list | dict) else 1
 
 
 class Renderer(Protocol):
@@ -192,9 +201,11 @@ def _tool_for_template(tool: Tool) -> dict[str, Any]:
 
 
 def _read_object(text: str) -> dict[str, Any] | None:
-    """Reads a JSON object, of which nothing at all is an empty one; None for anything else."""
+    """Reads a JSON object, of which nothing at all is an empty one; None for anything else, or for too many values."""
     if not text.strip():
         return {}
+    if sum(map(text.count, ",[{")) > MAX_VALUES:
+        return None
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -238,7 +249,8 @@ def _of_tools(conversation: Conversation) -> Iterator[Violation]:
         if not tool.name:
             yield Violation(f"conversation.tools[{number}].name", "must not be empty")
         if _read_object(tool.parameters) is None:
-            yield Violation(f"conversation.tools[{number}].parameters", "must be a JSON schema, which is an object")
+            description = f"must be a JSON schema, which is an object, of at most {MAX_VALUES} values"
+            yield Violation(f"conversation.tools[{number}].parameters", description)
     yield from _of_tool_choice(conversation)
 
 

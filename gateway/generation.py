@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from blockyard.errors import BlockyardError, Reason, Violation, invalid, is_unknown_request, quote
 from gateway.admission import Admission
@@ -23,9 +23,10 @@ from gateway.request import ModelCard
 from gateway.scheduler_messages import Cancelled
 from gateway.text.adapter_tokenizers import AdapterTokenizers, require_vocabulary
 from gateway.text.encoding import Encoding
+from gateway.validation import length_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from gateway.live.link import Link
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from gateway.scheduler_messages import Adapter, ModelFacts, Resumed, Submission
     from gateway.text.tokenizer import Tokenizer
 
-
+T = TypeVar("T")
 _STOPPING = "the gateway is stopping"
 _DRAINED = "the gateway was drained"
 
@@ -200,6 +201,23 @@ class GenerationService:
         """Returns the ids of a request's prompt; raises BlockyardError for a conversation that makes none."""
         tokenizer = await self.find_tokenizer(request.model)
         return await self._preparation.prompt_of(request, self._facts, tokenizer)
+
+    async def text_of(
+        self, token_ids: Sequence[int], model: str, tenant: str, *, skip_special_tokens: bool = True
+    ) -> str:
+        """Returns the text of ids, as a model or an adapter has them.
+
+        Raises BlockyardError PROMPT_TOO_LONG for more ids than the model takes, and as `find_tokenizer` does.
+        """
+        if (facts := self._link.facts) is not None and len(token_ids) > facts.max_model_len:
+            description = f"are {len(token_ids)} ids. {length_limit(facts.max_model_len)}"
+            raise invalid([Violation("token_ids", description, Reason.PROMPT_TOO_LONG)])
+        tokenizer = await self.find_tokenizer(model)
+        return await self._encoding.decode(token_ids, tokenizer, tenant, skip_special_tokens=skip_special_tokens)
+
+    async def run(self, work: Callable[[], T], tenant: str, size: int) -> T:
+        """Does work on a text for a tenant, when it is its turn: in a thread, unless it has few characters (`size`)."""
+        return await self._encoding.run(work, tenant, size)
 
     async def find_tokenizer(self, name: str) -> Tokenizer:
         """Finds the tokenizer of requests that name a model or an adapter. Raises BlockyardError MODEL_NOT_LOADED."""

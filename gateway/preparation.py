@@ -92,11 +92,23 @@ class Preparation:
     async def prompt_of(
         self, request: GenerationRequest, facts: Callable[[], ModelFacts], tokenizer: Tokenizer
     ) -> tuple[int, ...]:
-        """Makes the ids of a request's prompt, cut as it asks; raises BlockyardError, also what `facts` raises."""
-        token_ids, limit = await self._encoding.prompt_of(request, tokenizer), request.truncate_prompt_tokens
-        if limit == -1:
-            limit = self._longest_prompt(facts().max_model_len, request.stop.max_tokens or 1)
-        return token_ids if limit is None or limit < 1 else token_ids[-limit:]
+        """Makes the ids of a request's prompt, cut as it asks.
+
+        Raises BlockyardError: PROMPT_TOO_LONG for a text whose tokens were not worth counting; TENANT_QUOTA or
+        QUEUE_FULL where too much waits to be tokenized; what `facts` raises, if the length depends on them.
+        """
+        limit = request.truncate_prompt_tokens
+        try:
+            max_model_len = facts().max_model_len
+        except BlockyardError:
+            if limit == -1:
+                raise
+            # Until the scheduler says how much the model takes, nothing is too long.
+            max_model_len = None
+        if limit == -1 and max_model_len is not None:
+            limit = self._longest_prompt(max_model_len, request.stop.max_tokens or 1)
+        last = limit if limit is not None and limit > 0 else None
+        return await self._encoding.prompt_of(request, tokenizer, max_model_len, last)
 
     def _longest_prompt(self, max_model_len: int, max_tokens: int) -> int:
         """Returns the length of the longest prompt behind which `max_tokens` fit; 1 where they never do."""
@@ -119,7 +131,7 @@ class Preparation:
         tokenizer = await self.find_tokenizer(adapter)
         token_ids, wrong = await _result_or_violations(self.prompt_of(request, facts_of_adapter, tokenizer))
         bad_word_ids, wrong_words = await _result_or_violations(
-            self._encoding.bad_words_of(_fitting_words(request), tokenizer)
+            self._encoding.bad_words_of(_fitting_words(request), tokenizer, request.tenant)
         )
         request = with_parsing(request, tokenizer.dialect)
         speech = speech_of(request, token_ids or (), tokenizer)

@@ -205,13 +205,19 @@ def _prompt(request: GenerationRequest, token_ids: tuple[int, ...], limits: Mode
     if not request.prompt or not token_ids:
         yield Violation("prompt", "must not be empty; to start from nothing, give the begin token's id")
     elif len(token_ids) >= limits.max_model_len:
-        yield Violation(
-            "prompt",
-            f"has {len(token_ids)} tokens. {length_limit(limits.max_model_len)}, so a prompt has at most "
-            f"{limits.max_model_len - 1}",
-            Reason.PROMPT_TOO_LONG,
-        )
+        yield prompt_too_long(f"has {len(token_ids)} tokens", limits.max_model_len)
     yield from find_foreign_ids("prompt", token_ids, limits.vocab_size)
+
+
+def prompt_too_long(size: str, max_model_len: int) -> Violation:
+    """Makes the violation of a prompt whose size leaves no room for an answer."""
+    description = f"{size}. {length_limit(max_model_len)}, so a prompt has at most {max_model_len - 1}"
+    return Violation("prompt", description, Reason.PROMPT_TOO_LONG)
+
+
+def size_of(num_characters: int, min_tokens: int) -> str:
+    """States the size of a text whose tokens were not all counted."""
+    return f"has {num_characters} characters, which are at least {min_tokens} tokens"
 
 
 def length_limit(max_model_len: int) -> str:

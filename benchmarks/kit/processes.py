@@ -17,6 +17,11 @@ def peak_memory_bytes(pid: int) -> int:
     return _status_bytes(pid, "VmHWM")
 
 
+def reset_peak_memory(pid: int) -> None:
+    """Begins a process's peak anew, from what it has resident now."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
 def memory_bytes(pid: int) -> int:
     """Returns the memory that a process has resident."""
     return _status_bytes(pid, "VmRSS")

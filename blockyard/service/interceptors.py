@@ -114,6 +114,7 @@ def _guard_coroutine(inner: Coroutine, method: str) -> Coroutine:
         try:
             return await inner(request, context)
         except BaseException as error:  # noqa: BLE001 - this is the one boundary
+            del request
             await _answer(error, context, method)
 
     return guarded
@@ -129,6 +130,7 @@ def _guard_stream(inner: Stream, method: str) -> Stream:
         except GeneratorExit:
             raise
         except BaseException as error:  # noqa: BLE001 - this is the one boundary
+            del request
             await _answer(error, context, method)
 
     return guarded
@@ -146,6 +148,9 @@ async def _answer(error: BaseException, context: grpc.aio.ServicerContext[Any, A
     else:
         log.exception("a handler failed", method=method)
         reported = BlockyardError(Reason.BUG, "internal error; the server's log has more")
+    # What ends the call is kept with its context, whose frames these are: they and the request that they have would
+    # stay until the collector runs.
+    error.__traceback__ = error.__context__ = error.__cause__ = None
     # The call may have ended meanwhile, by its client or by the server's stop: then nobody is left to answer.
     with suppress(grpc.aio.InternalError):
         await abort(context, reported)

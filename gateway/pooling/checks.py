@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 from blockyard.errors import Reason, Violation, invalid
 from gateway.naming import REQUEST_ID_RULE, is_request_id
 from gateway.pooling_calls import MAX_INPUTS
+from gateway.validation import size_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from gateway.pooling.model import PooledModel
     from gateway.pooling_calls import CallOptions, Input
+    from gateway.text.pairs import EncodedPair
 
 MAX_VIOLATIONS = 100
 MAX_ANSWER_NUMBERS = 3 * 2**20
@@ -48,20 +50,38 @@ def check_inputs(field: str, inputs: Sequence[Input]) -> Iterator[Violation]:
             yield Violation(f"{field}[{place}]", "must not be empty")
 
 
-def check_tokens(field: str, encoded: Sequence[tuple[int, ...]], model: PooledModel) -> Iterator[Violation]:
+def check_characters(
+    field: str, inputs: Sequence[Input], options: CallOptions, model: PooledModel
+) -> Iterator[Violation]:
+    """Yields which inputs have more characters than the model has room for, whatever their tokens are."""
+    if model.encoder.limit_of(options) is not None:
+        return
+    for place, given in enumerate(inputs):
+        if isinstance(given, str) and len(given) > model.max_tokens:
+            # A text in lower case has as many characters, or more.
+            least = model.encoder.tokenizer.min_tokens(given)
+            if least > model.max_tokens:
+                yield input_too_long(f"{field}[{place}]", size_of(len(given), least), model.max_tokens)
+
+
+def check_tokens(field: str, encoded: Sequence[EncodedPair], model: PooledModel) -> Iterator[Violation]:
     """Yields what is wrong with the token ids of inputs."""
-    for place, token_ids in enumerate(encoded):
-        name = f"{field}[{place}]"
+    for place, each in enumerate(encoded):
+        name, token_ids = f"{field}[{place}]", each.token_ids
         if not token_ids:
             yield Violation(name, "must not be empty: it has no token")
         elif len(token_ids) > model.max_tokens:
-            description = (
-                f"has {len(token_ids)} tokens. This model's maximum context length is {model.max_tokens} tokens of an "
-                "input; truncate_prompt_tokens cuts it"
-            )
-            yield Violation(name, description, Reason.PROMPT_TOO_LONG)
+            size = f"has {len(token_ids)} tokens" if each.is_whole else f"has more than {len(token_ids)} tokens"
+            yield input_too_long(name, size, model.max_tokens)
         if any(not 0 <= token_id < model.vocab_size for token_id in token_ids):
             yield Violation(name, f"token ids must be from 0 to {model.vocab_size - 1}")
+
+
+def input_too_long(name: str, size: str, max_tokens: int) -> Violation:
+    """Makes the violation of an input that has no room in the model."""
+    limit = f"This model's maximum context length is {max_tokens} tokens of an input"
+    description = f"{size}. {limit}; truncate_prompt_tokens cuts it"
+    return Violation(name, description, Reason.PROMPT_TOO_LONG)
 
 
 def check_dimensions(dimensions: int | None, num_inputs: int, model: PooledModel) -> Iterator[Violation]:

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 
 from blockyard.errors import BlockyardError, Reason
 from blockyard.model_config.pooling.rule import PoolingKind
+from gateway.text.encoding import COUNTED_LENGTHS
 from gateway.text.pairs import EncodedPair, encode_pair
 
 if TYPE_CHECKING:
-    import tokenizers
-
     from blockyard.model_config.pooling.rule import PoolingRule
     from gateway.pooling_calls import CallOptions, Input
+    from gateway.text.slices import Steps
     from gateway.text.tokenizer import Tokenizer
+    from gateway.text.vocabulary import Vocabulary
 
 DEFAULT_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 # Qwen3-Reranker's, as its authors publish it.
@@ -37,58 +38,75 @@ class InputEncoder:
     max_tokens: int
     has_token_types: bool = False
 
-    def encode(self, given: Input, options: CallOptions, prompt: str = "") -> EncodedPair:
+    # These work step by step: see `gateway.text.slices`.
+
+    def encode(self, given: Input, options: CallOptions, prompt: str = "") -> Steps[EncodedPair]:
         """Encodes an input by itself, a text behind a prompt."""
         if isinstance(given, tuple):
+            yield len(given)
             return EncodedPair(self._cut(given, options))
-        return self._encode(prompt + given, None, options, self._limit(options))
+        return (yield from self._encode(prompt + given, None, options, self.limit_of(options)))
 
-    def encode_pair(self, query: Input, document: Input, options: CallOptions, instruction: str) -> EncodedPair:
+    def encode_pair(self, query: Input, document: Input, options: CallOptions, instruction: str) -> Steps[EncodedPair]:
         """Encodes a query and a document, both texts, as this reranker takes them."""
         assert isinstance(query, str)
         assert isinstance(document, str)
         if self.rule.kind is PoolingKind.LABEL_LOGITS:
-            return self._ask(query, document, options, instruction or DEFAULT_INSTRUCTION)
-        encoded = self._encode(query, document, options, self._limit(options))
-        return encoded if self.has_token_types else EncodedPair(encoded.token_ids)
+            return (yield from self._ask(query, document, options, instruction or DEFAULT_INSTRUCTION))
+        encoded = yield from self._encode(query, document, options, self.limit_of(options))
+        return encoded if self.has_token_types else encoded._replace(second_from=0)
 
-    def _encode(self, first: str, second: str | None, options: CallOptions, limit: int | None) -> EncodedPair:
+    def _encode(self, first: str, second: str | None, options: CallOptions, limit: int | None) -> Steps[EncodedPair]:
         if self.rule.lowers_case:
             first, second = first.lower(), None if second is None else second.lower()
         if second is None and limit is None:
-            return EncodedPair(tuple(self.tokenizer.encode(first, options.add_special_tokens)))
-        return encode_pair(
-            self._find_backend(),
-            first,
-            second,
-            add_special_tokens=options.add_special_tokens,
-            max_tokens=limit,
-            side=self.tokenizer.truncation_side,
+            return (yield from self._encode_text(first, options.add_special_tokens))
+        return (
+            yield from encode_pair(
+                self._find_vocabulary(),
+                first,
+                second,
+                add_special_tokens=options.add_special_tokens,
+                max_tokens=limit,
+                side=self.tokenizer.truncation_side,
+                enough=self._enough,
+            )
         )
 
-    def _ask(self, query: str, document: str, options: CallOptions, instruction: str) -> EncodedPair:
-        """Asks whether the document answers. The question keeps its beginning and its end where it is cut."""
-        encode, limit = self.tokenizer.encode, self._limit(options)
-        before, behind = encode(_BEFORE, False), encode(_BEHIND, False)
-        room = None if limit is None else max(limit - len(before) - len(behind), 0)
-        text = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
-        if room is None:
-            return EncodedPair((*before, *encode(text, False), *behind))
-        middle = encode_pair(self._find_backend(), text, add_special_tokens=False, max_tokens=room)
-        return EncodedPair((*before, *middle.token_ids, *behind))
+    @property
+    def _enough(self) -> int:
+        """How many tokens of an input are worth counting."""
+        return COUNTED_LENGTHS * self.max_tokens
 
-    def _find_backend(self) -> tokenizers.Tokenizer:
+    def _encode_text(self, text: str, add_special_tokens: bool) -> Steps[EncodedPair]:
+        encoded = yield from self.tokenizer.encode_steps(text, add_special_tokens, enough=self._enough)
+        return EncodedPair(encoded.token_ids, is_whole=encoded.is_whole)
+
+    def _ask(self, query: str, document: str, options: CallOptions, instruction: str) -> Steps[EncodedPair]:
+        """Asks whether the document answers. The question keeps its beginning and its end where it is cut."""
+        encode, limit = self.tokenizer.encode, self.limit_of(options)
+        before, behind = encode(_BEFORE, False), encode(_BEHIND, False)
+        text = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
+        if limit is None:
+            middle = yield from self._encode_text(text, False)
+        else:
+            room = max(limit - len(before) - len(behind), 0)
+            middle = yield from encode_pair(self._find_vocabulary(), text, add_special_tokens=False, max_tokens=room)
+        return EncodedPair((*before, *middle.token_ids, *behind), is_whole=middle.is_whole)
+
+    def _find_vocabulary(self) -> Vocabulary:
         """Returns what knows pairs and cuts texts; raises BlockyardError FEATURE_DISABLED where nothing does."""
         if not self.tokenizer.backend_encodes:
             message = "the model's tokenizer, which has no tokenizer.json, makes no pairs of texts and cuts none"
             raise BlockyardError(Reason.FEATURE_DISABLED, message)
-        return self.tokenizer.backend
+        return self.tokenizer.vocabulary
 
-    def _limit(self, options: CallOptions) -> int | None:
+    def limit_of(self, options: CallOptions) -> int | None:
+        """Returns how many tokens of an input are its all; None: all it has."""
         return self.max_tokens if options.truncate_prompt_tokens == -1 else options.truncate_prompt_tokens
 
     def _cut(self, token_ids: tuple[int, ...], options: CallOptions) -> tuple[int, ...]:
-        limit = self._limit(options)
+        limit = self.limit_of(options)
         if limit is None:
             return token_ids
         return token_ids[-limit:] if self.tokenizer.truncation_side == "left" else token_ids[:limit]

@@ -23,10 +23,11 @@ from gateway.pooling_calls import (
     Scores,
 )
 from gateway.request import FinishReason
+from gateway.text.slices import run_all
 
 if TYPE_CHECKING:
     from array import array
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from gateway.admission import Admission
     from gateway.live.live_requests import LiveRequests
@@ -36,10 +37,10 @@ if TYPE_CHECKING:
     from gateway.scheduler_messages import ModelFacts
     from gateway.text.encoding import Encoding
     from gateway.text.pairs import EncodedPair
+    from gateway.text.slices import Steps
     from gateway.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
-_MAX_INLINE_CHARACTERS = 2048
 # The names that sentence-transformers looks for, of queries and of documents.
 _QUERY_PROMPTS, _DOCUMENT_PROMPTS = ("query",), ("document", "passage", "corpus")
 _NO_INSTRUCTION = "instruction: the model takes none, and it was left out"
@@ -98,46 +99,45 @@ class PoolingService:
     async def embed(self, call: EmbedCall) -> Embeddings:
         """Makes a vector of each input."""
 
-        def prepare(model: PooledModel) -> list[Part]:
+        def prepare(model: PooledModel) -> Steps[list[Part]]:
             checks.require([*checks.check_dimensions(call.dimensions, len(call.inputs), model)])
             prompt = _find_prompt(model, call.prompt_name)
-            encode = model.encoder.encode
-            encoded = [encode(given, call.options, prompt) for given in call.inputs]
+            encoded = yield from run_all(_encode_each(model, call.inputs, call.options, prompt))
             pooling = model.make_pooling(normalise=call.normalise, dimensions=call.dimensions or 0)
             _require_tokens("inputs", encoded, model)
             return [Part(each.token_ids, pooling) for each in encoded]
 
         violations = checks.check_inputs("inputs", call.inputs)
-        _, results, facts = await self._run(call.options, "embeddings", (Task.EMBED,), violations, prepare, call.inputs)
+        given = {"inputs": call.inputs}
+        _, results, facts = await self._run(call.options, "embeddings", (Task.EMBED,), violations, prepare, given)
         return Embeddings([result.values for result in results], facts)
 
     async def classify(self, call: ClassifyCall) -> Classifications:
         """Says how well the model's labels suit each input."""
 
-        def prepare(model: PooledModel) -> list[Part]:
-            encoded = [model.encoder.encode(given, call.options) for given in call.inputs]
+        def prepare(model: PooledModel) -> Steps[list[Part]]:
+            encoded = yield from run_all(_encode_each(model, call.inputs, call.options))
             _require_tokens("inputs", encoded, model)
             return [Part(each.token_ids, model.make_pooling(leaves_raw=call.raw)) for each in encoded]
 
         violations = checks.check_inputs("inputs", call.inputs)
-        model, results, facts = await self._run(
-            call.options, "classify", (Task.CLASSIFY,), violations, prepare, call.inputs
-        )
+        given = {"inputs": call.inputs}
+        model, results, facts = await self._run(call.options, "classify", (Task.CLASSIFY,), violations, prepare, given)
         labels = model.rule.labels
         return Classifications([_classify(read_values(each.values), labels) for each in results], labels, facts)
 
     async def score(self, call: ScoreCall) -> Scores:
         """Says how well documents answer queries: a reranker of each pair, else by the cosine of their vectors."""
 
-        def prepare(model: PooledModel) -> list[Part]:
+        def prepare(model: PooledModel) -> Steps[list[Part]]:
             is_reranker = model.task is Task.SCORE
             checks.require([*_check_texts(call)] if is_reranker else [])
-            return _pair(call, model) if is_reranker else _separate(call, model)
+            return (yield from _pair(call, model) if is_reranker else _separate(call, model))
 
         violations = [*checks.check_inputs("query", call.queries), *checks.check_inputs("documents", call.documents)]
         violations += _check_score(call)
         tasks = (Task.SCORE, Task.EMBED)
-        given = (*call.queries, *call.documents)
+        given = {"query": call.queries, "documents": call.documents}
         model, results, facts = await self._run(call.options, "score", tasks, iter(violations), prepare, given)
         if model.task is Task.SCORE:
             # Of two labels it is the last one that says yes.
@@ -158,8 +158,8 @@ class PoolingService:
         operation: str,
         tasks: tuple[Task, ...],
         violations: Iterator[Violation],
-        prepare: Callable[[PooledModel], list[Part]],
-        given: Sequence[Input],
+        prepare: Callable[[PooledModel], Steps[list[Part]]],
+        given: Mapping[str, Sequence[Input]],
     ) -> tuple[PooledModel, list[PartResult], CallFacts]:
         """Runs a call: checks it, makes its parts, and waits for all of them."""
         options = options if options.request_id else replace(options, request_id=f"{operation}-{secrets.token_hex(12)}")
@@ -169,9 +169,10 @@ class PoolingService:
             facts = self._find_facts()
             model = self._models.find(facts, *tasks)
             checks.require([*self._check_adapter(options), *checks.check_options(options), *violations])
-            num_characters = sum(map(len, given))
-            is_short = num_characters <= _MAX_INLINE_CHARACTERS
-            parts = prepare(model) if is_short else await self._encoding.run(lambda: prepare(model))
+            for field, inputs in given.items():
+                checks.require(checks.check_characters(field, inputs, options, model))
+            num_characters = sum(len(each) for inputs in given.values() for each in inputs)
+            parts = await self._encoding.take(options.tenant, num_characters, prepare(model))
         counts = TokenCounts(sum(len(part.token_ids) for part in parts), 0, 0)
         try:
             results = await self._parts.run(parts, options, facts.determinism_id, request_log.span.context)
@@ -190,7 +191,7 @@ class PoolingService:
 
 
 def _require_tokens(field: str, encoded: Sequence[EncodedPair], model: PooledModel) -> None:
-    checks.require([*checks.check_tokens(field, [each.token_ids for each in encoded], model)])
+    checks.require([*checks.check_tokens(field, encoded, model)])
 
 
 def _find_prompt(model: PooledModel, name: str | None) -> str:
@@ -218,18 +219,18 @@ def _check_texts(call: ScoreCall) -> Iterator[Violation]:
                 yield Violation(f"{field}[{place}]", "must be a text: a reranker reads query and document together")
 
 
-def _pair(call: ScoreCall, model: PooledModel) -> list[Part]:
+def _pair(call: ScoreCall, model: PooledModel) -> Steps[list[Part]]:
     """Makes a part of each pair."""
     queries = call.queries if len(call.queries) > 1 else call.queries * len(call.documents)
-    encoded = [
+    encoded = yield from run_all(
         model.encoder.encode_pair(query, document, call.options, call.instruction)
         for query, document in zip(queries, call.documents, strict=True)
-    ]
+    )
     _require_tokens("documents", encoded, model)
     return [Part(each.token_ids, model.make_pooling(second_from=each.second_from)) for each in encoded]
 
 
-def _separate(call: ScoreCall, model: PooledModel) -> list[Part]:
+def _separate(call: ScoreCall, model: PooledModel) -> Steps[list[Part]]:
     """Makes a part of each query and of each document, with the prompts that the model has for them."""
     parts: list[Part] = []
     pooling = model.make_pooling(normalise=True)
@@ -239,10 +240,16 @@ def _separate(call: ScoreCall, model: PooledModel) -> list[Part]:
     ):
         prompt = next((model.rule.prompts[name] for name in names if name in model.rule.prompts), None)
         prompt = _find_prompt(model, None) if prompt is None else prompt
-        encoded = [model.encoder.encode(given, call.options, prompt) for given in inputs]
+        encoded = yield from run_all(_encode_each(model, inputs, call.options, prompt))
         _require_tokens(field, encoded, model)
         parts += [Part(each.token_ids, pooling) for each in encoded]
     return parts
+
+
+def _encode_each(
+    model: PooledModel, inputs: Sequence[Input], options: CallOptions, prompt: str = ""
+) -> Iterator[Steps[EncodedPair]]:
+    return (model.encoder.encode(given, options, prompt) for given in inputs)
 
 
 def _cosines(vectors: Sequence[array[float]], num_queries: int) -> list[float]:

@@ -1,11 +1,19 @@
-"""Tokenizes long texts in a thread, so that the streams of others do not wait."""
+"""Turns prompts into ids, and ids into text, for all who ask the gateway: long ones in threads, in turns.
+
+A prompt that cannot fit is refused before its turn, by the number of its characters. Knows no model: callers say how
+much it takes.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from blockyard.service.threads import Threads
-from gateway.chat import prompt_of
+from blockyard.errors import invalid
+from blockyard.panics import panics_as_errors
+from gateway.chat import Conversation, prompt_of
+from gateway.text.slices import join_steps, run_steps
+from gateway.text.turns import Turns
+from gateway.validation import prompt_too_long, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -13,37 +21,71 @@ if TYPE_CHECKING:
     from gateway.request import GenerationRequest
     from gateway.scheduler_messages import Adapter
     from gateway.text.adapter_tokenizers import AdapterTokenizers
+    from gateway.text.slices import Steps
     from gateway.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
-_MAX_INLINE_CHARACTERS = 2048
+MAX_INLINE_CHARACTERS = 2048
+"""A text of at most this many characters is encoded at once, in the event loop."""
+# That are rendered in the time in which one is encoded, or more.
+_RENDERED_CHARACTERS = 16
+# A token's text is some characters.
+_CHARACTERS_OF_TOKEN = 4
+COUNTED_LENGTHS = 2
+"""The tokens of a text are counted up to this many lengths of the model, to say by how much it is too long."""
 
 
 class Encoding:
-    """Threads in which tokenizers work. One for each process; its maker closes it."""
+    """Where all texts become tokens. One for each process; its maker closes it."""
 
     def __init__(self) -> None:
-        self._threads = Threads(2, "tokenize")
+        self._turns = Turns()
 
     def close(self) -> None:
         """Stops its threads."""
-        self._threads.close()
+        self._turns.close()
 
-    async def prompt_of(self, request: GenerationRequest, tokenizer: Tokenizer) -> tuple[int, ...]:
-        """Returns the ids of a request's prompt; raises BlockyardError where it has none."""
-        prompt, specials = request.prompt, request.add_special_tokens
-        if isinstance(prompt, tuple):
-            return prompt
-        if isinstance(prompt, str):
-            return tuple(await self._run(len(prompt), lambda: tokenizer.encode(prompt, specials)))
-        # The template has put special tokens where they belong.
-        return tuple(
-            await self._run(prompt.num_characters, lambda: tokenizer.encode(prompt_of(prompt, tokenizer), False))
-        )
+    async def prompt_of(
+        self, request: GenerationRequest, tokenizer: Tokenizer, max_model_len: int | None, last: int | None = None
+    ) -> tuple[int, ...]:
+        """Returns the ids of a request's prompt, or the last ones of these.
 
-    async def bad_words_of(self, words: Sequence[str], tokenizer: Tokenizer) -> list[tuple[int, ...]]:
+        Args:
+            request: whose prompt it is.
+            tokenizer: of the request.
+            max_model_len: a prompt that leaves no room in it is refused; None: none is.
+            last: how many of the ids are returned at most, as if the prompt had no more; None: all.
+
+        Raises BlockyardError where there is no prompt; PROMPT_TOO_LONG where it has more tokens than it was worth
+        counting; TENANT_QUOTA, QUEUE_FULL.
+        """
+        text, specials = request.prompt, request.add_special_tokens
+        if isinstance(text, tuple):
+            return text if last is None else text[-last:]
+        if isinstance(text, Conversation):
+            # The template has put special tokens where they belong.
+            text, specials = await self._render(text, tokenizer, request.tenant), False
+        _require_short(text, tokenizer, max_model_len, last)
+        steps = _encode(text, specials, tokenizer, max_model_len, last)
+        return await self.take(request.tenant, len(text), steps)
+
+    async def _render(self, conversation: Conversation, tokenizer: Tokenizer, tenant: str) -> str:
+        """Makes the text of a conversation: a small job, so that one that is too long is refused before others."""
+        size = conversation.num_characters
+        if size > MAX_INLINE_CHARACTERS:
+            size = max(size // _RENDERED_CHARACTERS, MAX_INLINE_CHARACTERS + 1)
+        return await self.run(lambda: prompt_of(conversation, tokenizer), tenant, size)
+
+    async def bad_words_of(self, words: Sequence[str], tokenizer: Tokenizer, tenant: str) -> list[tuple[int, ...]]:
         """Returns the token sequences that bad words forbid."""
-        return await self._run(sum(map(len, words)), lambda: tokenizer.encode_bad_words(words))
+        return await self.run(lambda: tokenizer.encode_bad_words(words), tenant, sum(map(len, words)))
+
+    async def decode(
+        self, token_ids: Sequence[int], tokenizer: Tokenizer, tenant: str, *, skip_special_tokens: bool = True
+    ) -> str:
+        """Turns ids into text."""
+        size = _CHARACTERS_OF_TOKEN * len(token_ids)
+        return await self.run(lambda: tokenizer.decode(token_ids, skip_special_tokens), tenant, size)
 
     async def find(self, tokenizers: AdapterTokenizers, adapter: Adapter | None) -> Tokenizer:
         """Returns the tokenizer of requests with an adapter; raises BlockyardError."""
@@ -51,9 +93,46 @@ class Encoding:
             return tokenizers.of(adapter)
         return await self.run(lambda: tokenizers.of(adapter))
 
-    async def _run(self, num_characters: int, work: Callable[[], T]) -> T:
-        return work() if num_characters <= _MAX_INLINE_CHARACTERS else await self.run(work)
+    async def run(self, work: Callable[[], T], tenant: str = "", size: int = MAX_INLINE_CHARACTERS + 1) -> T:
+        """Does a piece of work, in a thread by default."""
 
-    async def run(self, work: Callable[[], T]) -> T:
-        """Runs work in a thread."""
-        return await self._threads.run(work)
+        def steps() -> Steps[T]:
+            yield size
+            return work()
+
+        return await self.take(tenant, size, steps())
+
+    async def take(self, tenant: str, size: int, steps: Steps[T]) -> T:
+        """Runs steps, in threads if they take long, when it is their turn."""
+        steps = _without_panics(steps)
+        if size <= MAX_INLINE_CHARACTERS:
+            return run_steps(steps)
+        return await self._turns.run(tenant, size, join_steps(steps))
+
+
+def _without_panics(steps: Steps[T]) -> Steps[T]:
+    """Runs steps; a panic of the tokenizer's library costs their caller alone."""
+    with panics_as_errors():
+        return (yield from steps)
+
+
+def _require_short(text: str, tokenizer: Tokenizer, max_model_len: int | None, last: int | None) -> None:
+    """Raises BlockyardError PROMPT_TOO_LONG for a text that has no room in the model, by its characters alone."""
+    if max_model_len is None or len(text) < max_model_len or (last is not None and last < max_model_len):
+        return
+    if (least := tokenizer.min_tokens(text)) >= max_model_len:
+        raise invalid([prompt_too_long(size_of(len(text), least), max_model_len)])
+
+
+def _encode(
+    text: str, specials: bool, tokenizer: Tokenizer, max_model_len: int | None, last: int | None
+) -> Steps[tuple[int, ...]]:
+    """Encodes a text as far as it matters; raises BlockyardError PROMPT_TOO_LONG where there is much more."""
+    if last is not None and (max_model_len is None or last < max_model_len):
+        encoded = yield from tokenizer.encode_steps(text, specials, enough=last, from_end=True)
+        return encoded.token_ids[-last:]
+    enough = None if max_model_len is None else COUNTED_LENGTHS * max_model_len
+    encoded = yield from tokenizer.encode_steps(text, specials, enough=enough)
+    if not encoded.is_whole and max_model_len is not None:
+        raise invalid([prompt_too_long(size_of(len(text), len(encoded.token_ids)), max_model_len)])
+    return encoded.token_ids if last is None else encoded.token_ids[-last:]

@@ -4,44 +4,62 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import tokenizers
+
 from blockyard.errors import Violation, invalid
-from blockyard.panics import panics_as_errors
+from gateway.text.slices import encode_slices
 
 if TYPE_CHECKING:
-    import tokenizers
+    from gateway.text.slices import Steps
+    from gateway.text.vocabulary import Vocabulary
 
 
 class EncodedPair(NamedTuple):
-    """Token ids. `second_from`: the first of those with token type 1; 0: there are none."""
+    """Token ids. `second_from`: the first of those with token type 1; 0: there are none.
+
+    `is_whole`: False where they are only the beginning of more than were worth counting.
+    """
 
     token_ids: tuple[int, ...]
     second_from: int = 0
+    is_whole: bool = True
 
 
-@panics_as_errors()
 def encode_pair(
-    backend: tokenizers.Tokenizer,
+    vocabulary: Vocabulary,
     first: str,
     second: str | None = None,
     *,
     add_special_tokens: bool = True,
     max_tokens: int | None = None,
     side: str = "right",
-) -> EncodedPair:
-    """Encodes one text or two; raises BlockyardError FIELD_INVALID for half a surrogate pair.
+    enough: int | None = None,
+) -> Steps[EncodedPair]:
+    """Encodes one text or two, step by step; raises BlockyardError FIELD_INVALID for half a surrogate pair.
 
     Args:
-        backend: of the model.
+        vocabulary: of the model; its backend encodes.
         first: the text, or the query.
         second: the document.
         add_special_tokens: those of the tokenizer's template.
         max_tokens: of all, the template's among them; of two texts the longer one is cut. None: nothing is cut.
         side: from which texts are cut, "left" or "right".
+        enough: tokens of a text that are worth counting, if it is not cut before.
     """
-    try:
-        texts = [backend.encode(text, add_special_tokens=False) for text in (first, second) if text is not None]
-    except TypeError:
-        raise invalid([Violation("inputs", "must be Unicode text, and has half a surrogate pair")]) from None
+    backend = vocabulary.backend
+    if max_tokens is not None:
+        # What is beyond the length of all is cut from either, and how long a text is makes no difference there.
+        enough = max_tokens if enough is None else min(max_tokens, enough)
+    from_end = max_tokens is not None and side == "left"
+    texts: list[tokenizers.Encoding] = []
+    is_whole = True
+    for text in (first, second) if second is not None else (first,):
+        try:
+            slices, has_all = yield from encode_slices(vocabulary, text, enough=enough, from_end=from_end)
+        except TypeError:
+            raise invalid([Violation("inputs", "must be Unicode text, and has half a surrogate pair")]) from None
+        texts.append(slices[0] if len(slices) == 1 else tokenizers.Encoding.merge(slices, False))
+        is_whole = is_whole and (has_all or enough == max_tokens)
     if max_tokens is not None:
         num_special = backend.num_special_tokens_to_add(second is not None) if add_special_tokens else 0
         rooms = _share(max(max_tokens - num_special, 0), [len(text.ids) for text in texts])
@@ -49,7 +67,7 @@ def encode_pair(
             text.truncate(room, direction=side)
     whole = backend.post_process(texts[0], texts[1] if second is not None else None, add_special_tokens)
     types = whole.type_ids
-    return EncodedPair(tuple(whole.ids), types.index(1) if 1 in types else 0)
+    return EncodedPair(tuple(whole.ids), types.index(1) if 1 in types else 0, is_whole)
 
 
 def _share(room: int, lengths: list[int]) -> list[int]:

@@ -13,6 +13,8 @@ import tokenizers
 from sentencepiece import sentencepiece_model_pb2 as messages
 from tokenizers import AddedToken, decoders, models
 
+from gateway.text.text_bounds import bounds_of_sentence_piece
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -25,6 +27,7 @@ class SentencePiece:
 
     Attributes:
         backend: has the pieces, the special tokens and how ids become text; it does not encode.
+        bounds: how few tokens a text can have.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class SentencePiece:
         texts |= {token_id: str(token.content) for token_id, token in named.items()}
         has_prefix = bool(model.normalizer_spec.add_dummy_prefix) and prefixes_first
         self.backend = _make_backend(texts, named, strips_prefix=has_prefix)
+        self.bounds = bounds_of_sentence_piece(model, named)
         self._named_ids = {str(token.content): token_id for token_id, token in named.items()}
         self._cutter = tokenizers.Tokenizer(models.WordLevel({"": 0}, unk_token=""))
         self._cutter.add_tokens(list(named.values()))
@@ -76,7 +80,8 @@ class SentencePiece:
         return [*self._begin, *ids, *self._end] if add_special_tokens else ids
 
     def _parts(self, text: str) -> Iterator[list[int]]:
-        cut: Any = self._cutter.encode(text, add_special_tokens=False)
+        # A batch of one lets other threads run meanwhile.
+        cut: Any = self._cutter.encode_batch([text], add_special_tokens=False)[0]
         for number, token, (start, stop) in zip(cut.ids, cut.tokens, cut.offsets, strict=True):
             if number:
                 yield [self._named_ids[token]]

@@ -19,6 +19,7 @@ from blockyard.telemetry import EventLogger
 from gateway.dialects.table import AUTO, choose_dialect
 from gateway.text.chat_template import ChatTemplate
 from gateway.text.detokenizer import DetokenizerFactory
+from gateway.text.slices import Encoded, encode_steps
 from gateway.text.template_roles import arrange
 from gateway.text.token_texts import TokenTexts
 from gateway.text.vocabulary import TokenizerSettings, find_vocabulary, load_vocabulary
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     import tokenizers
 
     from gateway.text.detokenizer import Detokenizer
+    from gateway.text.slices import Steps
     from gateway.text.template_roles import TemplateRoles
     from gateway.text.vocabulary import Vocabulary
 
@@ -72,6 +74,7 @@ class Tokenizer:
     """Turns text into ids and back, as the files of one model say. Safe to call from several threads.
 
     Attributes:
+        vocabulary: its pieces, and how texts become ids of them.
         vocab_size: number of ids that have a piece; the model's own vocabulary may be larger.
         end_token_ids: the ids that end a sequence, of config.json, generation_config.json and the tokenizer together.
         generation_defaults: the fields of generation_config.json that apply where a request is silent.
@@ -93,7 +96,7 @@ class Tokenizer:
         truncation_side: str = "right",
         dialect: str = AUTO,
     ) -> None:
-        self._vocabulary = vocabulary
+        self.vocabulary = vocabulary
         self._backend = backend = vocabulary.backend
         self.truncation_side = truncation_side
         self._chat_template = chat_template
@@ -115,7 +118,7 @@ class Tokenizer:
     @property
     def backend_encodes(self) -> bool:
         """Whether the library's own makes the ids of texts, as of all but SentencePiece's and tekken's files."""
-        return self._vocabulary.backend_encodes
+        return self.vocabulary.backend_encodes
 
     @cached_property
     def shows_reasoning(self) -> bool:
@@ -150,7 +153,7 @@ class Tokenizer:
     ) -> Tokenizer:
         """Makes the tokenizer of an adapter: with another vocabulary, another template, or both, else this one's."""
         special_tokens = self.special_tokens | special_tokens
-        vocabulary = vocabulary or self._vocabulary
+        vocabulary = vocabulary or self.vocabulary
         end = vocabulary.backend.token_to_id(special_tokens.get("eos_token", ""))
         return Tokenizer(
             vocabulary,
@@ -169,12 +172,29 @@ class Tokenizer:
         """
         return list(self._encode("prompt", text, add_special_tokens))
 
+    def min_tokens(self, text: str) -> int:
+        """Returns a number of tokens that a text has at least, without making any; 0: not known."""
+        return self.vocabulary.bounds.min_tokens(text)
+
+    def encode_steps(
+        self, text: str, add_special_tokens: bool = True, *, enough: int | None = None, from_end: bool = False
+    ) -> Steps[Encoded]:
+        """Encodes a long text as `encode` does, step by step; with `enough`, so many tokens of its beginning or end."""
+        try:
+            return (
+                yield from encode_steps(
+                    self.vocabulary, text, add_special_tokens=add_special_tokens, enough=enough, from_end=from_end
+                )
+            )
+        except TypeError:
+            raise _half_a_pair("prompt") from None
+
     @panics_as_errors()
     def _encode(self, field: str, text: str, add_special_tokens: bool = False) -> tuple[int, ...]:
         try:
-            return tuple(self._vocabulary.encode(text, add_special_tokens))
+            return tuple(self.vocabulary.encode(text, add_special_tokens))
         except TypeError:
-            raise invalid([Violation(field, "must be Unicode text, and has half a surrogate pair")]) from None
+            raise _half_a_pair(field) from None
 
     def encode_bad_words(self, words: Sequence[str]) -> list[tuple[int, ...]]:
         """Turns bad words into token sequences that must not be generated.
@@ -198,11 +218,12 @@ class Tokenizer:
         """Turns ids into text. Ids outside of the vocabulary have no text."""
         # The library takes what 32 bits hold.
         known = [token_id for token_id in token_ids if 0 <= token_id < 2**32]
-        return self._backend.decode(known, skip_special_tokens=skip_special_tokens)
+        # A batch of one lets other threads run meanwhile.
+        return self._backend.decode_batch([known], skip_special_tokens=skip_special_tokens)[0]
 
-    def pieces(self, token_ids: Sequence[int]) -> list[str]:
-        """Returns how the vocabulary itself spells ids; empty for ids that it has not."""
-        return [self._backend.id_to_token(token_id) or "" for token_id in token_ids]
+    def piece(self, token_id: int) -> str:
+        """Returns how the vocabulary itself spells an id; empty for one that it has not."""
+        return self._backend.id_to_token(token_id) or ""
 
     def make_detokenizer(
         self, prompt_token_ids: Sequence[int] = (), *, skip_special_tokens: bool = True, keeps_markers: bool = False
@@ -245,6 +266,10 @@ class Tokenizer:
             tools=tools,
             add_generation_prompt=add_generation_prompt,
         )
+
+
+def _half_a_pair(field: str) -> BlockyardError:
+    return invalid([Violation(field, "must be Unicode text, and has half a surrogate pair")])
 
 
 def load_tokenizer(folder: Path, *, chat_template_file: Path | None = None, dialect: str = AUTO) -> Tokenizer:

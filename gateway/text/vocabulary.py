@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +18,19 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from blockyard.errors import BlockyardError, Reason
 from blockyard.paths import read_file
 from gateway.text.detokenizer import byte_of_character
+from gateway.text.safe_cuts import SafeCuts, cuts_of
 from gateway.text.sentence_piece import SentencePiece
+from gateway.text.text_bounds import NO_BOUNDS, TextBounds, bounds_of_backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
 Json = dict[str, Any]
+
+# The library works in the thread that asks it. Its own threads are as many as the processors, for all who ask: a short
+# text would wait there behind long ones.
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 # The classes of transformers whose ids are those of the files, by what they are read from; none is named: the first.
 _SENTENCE_PIECE = ("", "Llama", "CodeLlama", "Gemma", "Mistral")
@@ -49,6 +56,10 @@ class Vocabulary:
     """Turns a text into ids, and adds special tokens at its ends or not; TypeError for half a surrogate pair."""
     backend_encodes: bool = False
     """Whether the backend makes the same ids, and so knows pairs of texts and how to cut them."""
+    bounds: TextBounds = NO_BOUNDS
+    """How few tokens a text can have."""
+    cuts: SafeCuts | None = None
+    """Where texts can be cut, and encoded part by part; None: nowhere."""
 
     @classmethod
     def of(cls, backend: tokenizers.Tokenizer) -> Vocabulary:
@@ -56,7 +67,18 @@ class Vocabulary:
         # Some files carry the settings of a training run, which would cut or pad prompts in silence.
         backend.no_truncation()
         backend.no_padding()
-        return cls(backend, lambda text, specials: backend.encode(text, add_special_tokens=specials).ids, True)
+        description: Json = json.loads(backend.to_str())
+        bounds = bounds_of_backend(backend, description)
+        cuts = cuts_of(description, backend.get_vocab(with_added_tokens=False))
+        return cls(backend, lambda text, specials: encode_text(backend, text, specials).ids, True, bounds, cuts)
+
+
+def encode_text(backend: tokenizers.Tokenizer, text: str, specials: bool = False) -> tokenizers.Encoding:
+    """Encodes a text, without offsets; TypeError for half a surrogate pair.
+
+    `encode` has the interpreter stand still until it is done; a batch lets other threads run.
+    """
+    return backend.encode_batch_fast([text], add_special_tokens=specials)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +165,7 @@ def _read_sentence_piece(file: Path, settings: TokenizerSettings, root: Path | N
         prefixes_each=settings.flag("legacy", False),
         prefixes_first=settings.flag("add_prefix_space", True),
     )
-    return Vocabulary(pieces.backend, pieces.encode)
+    return Vocabulary(pieces.backend, pieces.encode, bounds=pieces.bounds)
 
 
 def _read_tekken(file: Path, settings: TokenizerSettings, root: Path | None) -> Vocabulary:

@@ -109,7 +109,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> inference_pb2.TokenizeResponse:
         """Turns text or a conversation into token ids."""
         self._generation.resolve_model(request.model)
-        token_ids = await self._generation.prompt_of(codec.decode_tokenize(request))
+        prompt = replace(codec.decode_tokenize(request), tenant=tenant_of(context))
+        token_ids = await self._generation.prompt_of(prompt)
         return inference_pb2.TokenizeResponse(token_ids=token_ids)
 
     async def Detokenize(  # type: ignore[override]
@@ -118,8 +119,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         """Turns token ids into text."""
         self._generation.resolve_model(request.model)
         skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
-        tokenizer = await self._generation.find_tokenizer(request.model)
-        return inference_pb2.DetokenizeResponse(text=tokenizer.decode(request.token_ids[:], skip))
+        text = await self._generation.text_of(
+            request.token_ids, request.model, tenant_of(context), skip_special_tokens=skip
+        )
+        return inference_pb2.DetokenizeResponse(text=text)
 
     async def ListModels(  # type: ignore[override]
         self, request: inference_pb2.ListModelsRequest, context: Any

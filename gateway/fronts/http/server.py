@@ -15,6 +15,7 @@ from blockyard.service.servers import PortTaken
 from gateway.access import Access
 from gateway.call_context import with_http_call
 from gateway.fronts.http.access import MAX_HEADER_BYTES, bounded_protocol, with_authentication, with_bounded_head
+from gateway.fronts.http.body_places import with_body_places
 from gateway.fronts.http.cors import with_cors
 from gateway.fronts.http.metrics import with_request_counts
 
@@ -75,6 +76,7 @@ class HttpFront:
             allowed_origins: whose pages may call it, with commas between.
         """
         access = access or Access()
+        app = with_body_places(app)
         app = with_authentication(app, access.api) if access.api else app
         app = with_cors(with_bounded_head(app), allowed_origins)
         files = access.files

@@ -6,7 +6,7 @@ Knows no parameter by name.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, model_validator
 from pydantic_core import PydanticCustomError, core_schema
@@ -84,6 +84,9 @@ TokenIdKey = Annotated[int, Field(strict=False)]
 
 class Shape(BaseModel):
     """A body, or a part of one: no other names, no other types."""
+
+    # Whether its lists may have as many numbers or texts as a body holds.
+    HAS_LONG_LISTS: ClassVar[bool] = False
 
     model_config = ConfigDict(extra="forbid", strict=True)
 

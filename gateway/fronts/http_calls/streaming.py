@@ -65,6 +65,8 @@ class Connection:
             if not task.done():
                 task.cancel()
                 await asyncio.wait({task})
+            # It has the error that is raised here, which has this frame: what a call held would stay for the collector.
+            del task
 
     async def aclose(self) -> None:
         """Stops watching."""

@@ -22,7 +22,6 @@ from gateway.request import OnDisconnect
 
 if TYPE_CHECKING:
     from gateway.fronts.open_inference.messages import InferRequest
-    from gateway.text.tokenizer import Tokenizer
 
 MODEL_VERSION = "1"
 
@@ -107,7 +106,7 @@ class InferCall:
         return replace(self, call=replace(self.call, requests=requests))
 
 
-def understand(request: InferRequest, tokenizer: Tokenizer) -> InferCall:
+def understand(request: InferRequest) -> InferCall:
     """Makes the call of a request; raises BlockyardError with everything that is wrong.
 
     It checks the form first, then names and types of the sampling parameters; the core checks their values.
@@ -129,7 +128,7 @@ def understand(request: InferRequest, tokenizer: Tokenizer) -> InferCall:
     body = {**sampling, "prompt": prompts, "request_id": request.name or None, "model": request.model_name}
     prepends = not stream if excludes is None else not excludes
     return InferCall(
-        _completion(body, tokenizer),
+        _completion(body),
         name=request.name,
         stream=stream,
         outputs=outputs,
@@ -139,13 +138,13 @@ def understand(request: InferRequest, tokenizer: Tokenizer) -> InferCall:
     )
 
 
-def _completion(body: dict[str, Any], tokenizer: Tokenizer) -> CallSpec:
+def _completion(body: dict[str, Any]) -> CallSpec:
     try:
         # Not strict: clients of Triton give numbers as texts.
         understood = _Body.model_validate(body, strict=False)
     except pydantic.ValidationError as error:
         raise rename(from_validation(error), _NAMES) from None
-    return replace(understand_completion(understood, tokenizer), names=_NAMES)
+    return replace(understand_completion(understood), names=_NAMES)
 
 
 class _Reading:

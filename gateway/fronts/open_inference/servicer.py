@@ -125,7 +125,7 @@ class OpenInferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer
 
     def _understand(self, request: messages.ModelInferRequest, context: Any) -> InferCall:
         decoded = decode_request(request, INPUTS, max_elements=MAX_PROMPTS, max_outputs=len(OUTPUTS))
-        call = understand(decoded, self._generation.tokenizer)
+        call = understand(decoded)
         return call.of_caller(tenant_of(context), context.time_remaining())
 
     async def _responses(self, call: InferCall) -> AsyncGenerator[messages.ModelInferResponse, None]:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from gateway.chat import Conversation
     from gateway.fronts.openai.schema.requests import ChatBody, CompletionBody, GenerationBody
     from gateway.generation import GenerationService
-    from gateway.text.tokenizer import Tokenizer
 
 # OpenAI's own; a chat may be as long as the model allows.
 DEFAULT_COMPLETION_TOKENS = 16
@@ -87,12 +86,14 @@ class CallSpec:
     @property
     def needs_token_ids(self) -> bool:
         """Whether prompts have to be ids before they run: the answer shows their ids or log probabilities."""
-        return self.returns_token_ids or self.echoes_logprobs or self.echoes_cut_prompts
+        return self.returns_token_ids or self.echoes_logprobs or self.echoes_ids
 
     @property
-    def echoes_cut_prompts(self) -> bool:
-        """Whether an echo is only a part of the prompt that was sent."""
-        return bool(self.echoes) and not self.is_chat and self.requests[0].truncate_prompt_tokens is not None
+    def echoes_ids(self) -> bool:
+        """Whether an echo is the text of ids: the prompt was sent as such, or only a part of it is left."""
+        is_cut = self.requests[0].truncate_prompt_tokens is not None
+        given_ids = any(isinstance(request.prompt, tuple) for request in self.requests)
+        return bool(self.echoes) and not self.is_chat and (is_cut or given_ids)
 
     def prompt_token_ids(self, prompt: int) -> tuple[int, ...]:
         """Returns the ids of a prompt, once `with_token_ids` has made them."""
@@ -100,7 +101,7 @@ class CallSpec:
         return token_ids if isinstance(token_ids, tuple) else ()
 
 
-def understand_completion(body: CompletionBody, tokenizer: Tokenizer) -> CallSpec:
+def understand_completion(body: CompletionBody) -> CallSpec:
     """Makes a call of a body of /v1/completions."""
     call_id = body.request_id or f"cmpl-{uuid.uuid4().hex}"
     prompts: list[str | tuple[int, ...]] = body.prompt
@@ -116,13 +117,14 @@ def understand_completion(body: CompletionBody, tokenizer: Tokenizer) -> CallSpe
             for request_id, prompt in zip(ids, prompts, strict=True)
         ),
         default_length=body.max_tokens is None,
-        echoes=tuple(_text_of(prompt, tokenizer) for prompt in prompts) if body.echo else (),
+        # The texts of ids are found where they are needed.
+        echoes=tuple(prompt if isinstance(prompt, str) else "" for prompt in prompts) if body.echo else (),
         **_answer_options(body),
         names=_format_names(body),
     )
 
 
-def understand_chat(body: ChatBody, _tokenizer: Tokenizer) -> CallSpec:
+def understand_chat(body: ChatBody) -> CallSpec:
     """Makes a call of a body of /v1/chat/completions."""
     call_id = body.request_id or f"chatcmpl-{uuid.uuid4().hex}"
     length_name, max_tokens = "max_completion_tokens", body.max_completion_tokens
@@ -148,6 +150,7 @@ async def with_token_ids(call: CallSpec, service: GenerationService) -> CallSpec
         return call
     try:
         prompts = [await service.prompt_of(request) for request in call.requests]
+        echoes = await _echoes_of(call, prompts, service) if call.echoes_ids else call.echoes
     except BlockyardError:
         # `start` raises it too, with everything else that is wrong.
         return call
@@ -165,8 +168,14 @@ async def with_token_ids(call: CallSpec, service: GenerationService) -> CallSpec
         first_tokens=tuple(
             texts.of(prompt[0]) if prompt and 0 <= prompt[0] < vocab_size else ("", b"") for prompt in prompts
         ),
-        echoes=tuple(map(tokenizer.decode, prompts)) if call.echoes_cut_prompts else call.echoes,
+        echoes=echoes,
     )
+
+
+async def _echoes_of(call: CallSpec, prompts: list[tuple[int, ...]], service: GenerationService) -> tuple[str, ...]:
+    """Returns the texts of prompts."""
+    first = call.requests[0]
+    return tuple([await service.text_of(prompt, first.model, first.tenant) for prompt in prompts])
 
 
 def _request(body: GenerationBody, max_tokens: int | None) -> GenerationRequest:
@@ -248,7 +257,3 @@ def _echo_of(conversation: Conversation) -> tuple[str, ...]:
     last = conversation.messages[-1:]
     goes_on = conversation.continue_final_message or conversation.add_generation_prompt is False
     return tuple(message.content or "" for message in last if goes_on or message.role is Role.ASSISTANT)
-
-
-def _text_of(prompt: str | tuple[int, ...], tokenizer: Tokenizer) -> str:
-    return prompt if isinstance(prompt, str) else tokenizer.decode(prompt)

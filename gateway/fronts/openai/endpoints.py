@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
     from gateway.fronts.openai.call_spec import CallSpec
     from gateway.generation import GenerationService
-    from gateway.text.tokenizer import Tokenizer
 
 B = TypeVar("B", bound=GenerationBody)
 _POSITION = "Last-Event-ID"
@@ -56,14 +55,12 @@ class CallEndpoints:
         """Answers a chat: OpenAI's chat completions."""
         return await self._answer(request, ChatBody, understand_chat)
 
-    async def _answer(
-        self, request: Request, kind: type[B], understand: Callable[[B, Tokenizer], CallSpec]
-    ) -> Response:
+    async def _answer(self, request: Request, kind: type[B], understand: Callable[[B], CallSpec]) -> Response:
         tenant, key, position = read_tenant(request), read_key(request), _read_position(request)
         body = _named(parse_body(kind, await read_json(request)), key)
         _check_position(position, body)
         self._generation.resolve_model(body.model or "")
-        call = understand(body, await self._generation.find_tokenizer(body.model or ""))
+        call = understand(body)
         keeps = key is not None and body.on_disconnect is None
         call = _with_state(call, tenant=tenant, keeps=keeps, created=int(time.time()))
         return await self._run(request, lambda readers: readers.start(call, position), position)

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
+import json
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-from fastapi import Request  # noqa: TC002 - FastAPI reads the annotations
+from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from blockyard.errors import BlockyardError
 from gateway.fronts.http_calls.bodies import parse_body, read_json
 from gateway.fronts.http_calls.body_types import Neutral, Shape
+from gateway.fronts.http_calls.headers import read_tenant
 from gateway.fronts.openai import errors
 from gateway.fronts.openai.schema.messages import ChatShape
 from gateway.request import GenerationRequest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from gateway.generation import GenerationService
 
-_MAX_INLINE_TOKENS = 2048
+# Tokens that are written in one go.
+_BATCH = 4096
 # The name, not a text: within one its quotes would be escaped.
 _MESSAGES = re.compile(rb'"messages"\s*:')
 
@@ -56,35 +60,54 @@ class Tokenization:
     def __init__(self, generation: GenerationService) -> None:
         self._generation = generation
 
-    async def tokenize(self, request: Request) -> JSONResponse:
+    async def tokenize(self, request: Request) -> Response:
         """Turns a prompt or a chat into token ids, as a completion or a chat would."""
-        raw = await read_json(request)
+        tenant, raw = read_tenant(request), await read_json(request)
         body = parse_body(TokenizeChatBody if _MESSAGES.search(raw) else TokenizeBody, raw)
-        self._generation.resolve_model(body.model or "")
-        tokenizer = await self._generation.find_tokenizer(body.model or "")
+        model = body.model or ""
+        self._generation.resolve_model(model)
+        tokenizer = await self._generation.find_tokenizer(model)
         try:
-            token_ids = await self._generation.prompt_of(replace(_prompt(body), model=body.model or ""))
+            token_ids = await self._generation.prompt_of(replace(_prompt(body), model=model, tenant=tenant))
         except BlockyardError as error:
             raise errors.rename(error, {}) from None
         models = self._generation.models()
-        fields = {
-            "count": len(token_ids),
-            "max_model_len": models[0].max_model_len if models else None,
-            "tokens": token_ids,
-            "token_strs": tokenizer.pieces(token_ids) if body.return_token_strs else None,
-        }
-        return JSONResponse(fields)
+        max_model_len, has_pieces = models[0].max_model_len if models else None, bool(body.return_token_strs)
+
+        def write() -> bytes:
+            pieces = [tokenizer.piece(token_id) for token_id in token_ids] if has_pieces else None
+            return b"".join(_write_tokens(token_ids, max_model_len, pieces))
+
+        content = await self._generation.run(write, tenant, len(token_ids) * (8 if has_pieces else 1))
+        return Response(content, media_type="application/json")
 
     async def detokenize(self, request: Request) -> JSONResponse:
         """Turns token ids into text, special tokens too."""
-        body = parse_body(DetokenizeBody, await read_json(request))
+        tenant, body = read_tenant(request), parse_body(DetokenizeBody, await read_json(request))
         self._generation.resolve_model(body.model or "")
-        decode = (await self._generation.find_tokenizer(body.model or "")).decode
-        if len(body.tokens) > _MAX_INLINE_TOKENS:
-            text = await asyncio.to_thread(decode, body.tokens, skip_special_tokens=False)
-        else:
-            text = decode(body.tokens, skip_special_tokens=False)
+        try:
+            text = await self._generation.text_of(body.tokens, body.model or "", tenant, skip_special_tokens=False)
+        except BlockyardError as error:
+            raise errors.rename(error, {"prompt": "tokens"}) from None
         return JSONResponse({"prompt": text})
+
+
+def _write_tokens(token_ids: Sequence[int], max_model_len: int | None, pieces: list[str] | None) -> Iterator[bytes]:
+    """Writes an answer as JSON, in parts: one call that writes all of it would let nobody else run."""
+    yield f'{{"count":{len(token_ids)},"max_model_len":{json.dumps(max_model_len)},"tokens":['.encode()
+    yield from _write_items(token_ids)
+    yield b'],"token_strs":'
+    if pieces is None:
+        yield b"null"
+    else:
+        yield from (b"[", *_write_items(pieces), b"]")
+    yield b"}"
+
+
+def _write_items(items: Sequence[int] | Sequence[str]) -> Iterator[bytes]:
+    for start in range(0, len(items), _BATCH):
+        batch = json.dumps(items[start : start + _BATCH], ensure_ascii=False, separators=(",", ":"))
+        yield (b"," if start else b"") + batch[1:-1].encode()
 
 
 def _prompt(body: TokenizeBody | TokenizeChatBody) -> GenerationRequest:

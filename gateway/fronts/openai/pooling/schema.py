@@ -17,6 +17,7 @@ Inputs = Texts | TokenIds | Annotated[list[TokenIds], Field(min_length=1, fail_f
 class PoolingBody(Shape):
     """What all these calls have."""
 
+    HAS_LONG_LISTS: ClassVar[bool] = True
     # Parameters that label a call, or choose what is done here anyway.
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"user"})
 

@@ -186,6 +186,8 @@ _PromptForms = _Text | Annotated[list[_Text], _Several] | _TokenIds | Annotated[
 class CompletionBody(GenerationBody):
     """The body of /v1/completions."""
 
+    HAS_LONG_LISTS: ClassVar[bool] = True
+
     prompt: Annotated[Any, BeforeValidator(_check_prompt, json_schema_input_type=_PromptForms)]
     logprobs: int | None = None
     prompt_embeds: NotServed = None

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from blockyard.tracing.spans import TraceContext
     from gateway.live.reader import Reader
-    from gateway.text.tokenizer import Tokenizer
 
 MARKER = "a secret in a prompt"
 METHOD = "InferenceService/StreamGenerate"
@@ -291,7 +290,7 @@ async def test_a_client_that_leaves_while_its_prompt_is_read_is_told_of(
     caplog.set_level("INFO")
     begun = asyncio.Event()
 
-    async def never(request: GenerationRequest, tokenizer: Tokenizer) -> tuple[int, ...]:
+    async def never(*_: object) -> tuple[int, ...]:
         begun.set()
         await asyncio.Event().wait()
         raise AssertionError

@@ -72,7 +72,7 @@ def write_sentence_piece(folder: Path, kind: str, **config: Any) -> None:
 
 
 @cache
-def _merges() -> tokenizers.Tokenizer:
+def merges() -> tokenizers.Tokenizer:
     trained = tokenizers.Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trained.decoder = decoders.ByteLevel()
@@ -85,8 +85,8 @@ def _merges() -> tokenizers.Tokenizer:
 def write_merges(folder: Path, **config: Any) -> int:
     """Writes a model folder's text files with the two of GPT-2; returns the id of </s>, an added token."""
     (folder / "config.json").write_text("{}")
-    _merges().model.save(str(folder))
-    size = _merges().get_vocab_size()
+    merges().model.save(str(folder))
+    size = merges().get_vocab_size()
     added = {size: {"content": "</s>", "special": True}, size + 1: {"content": "<tool>", "special": False}}
     (folder / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": added, **config}))
     return size
@@ -94,8 +94,8 @@ def write_merges(folder: Path, **config: Any) -> int:
 
 def ranks() -> dict[bytes, int]:
     """Byte sequences by rank: first the bytes, then what was merged, in that order."""
-    pieces = sorted(_merges().get_vocab().items(), key=lambda item: item[1])
-    spelled = [_merges().decoder.decode([piece]).encode() for piece, _ in pieces]
+    pieces = sorted(merges().get_vocab().items(), key=lambda item: item[1])
+    spelled = [merges().decoder.decode([piece]).encode() for piece, _ in pieces]
     whole = [token for token in dict.fromkeys(spelled) if len(token) > 1 and b"\xef\xbf\xbd" not in token]
     return {token: rank for rank, token in enumerate([bytes([byte]) for byte in range(256)] + whole)}
 

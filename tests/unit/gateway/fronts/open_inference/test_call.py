@@ -15,12 +15,11 @@ from gateway.fronts.openai.schema.requests import MAX_PROMPTS, CompletionBody
 from gateway.request import GenerationRequest, OnDisconnect
 from tests.unit.gateway.core import Core
 from tests.unit.gateway.fronts.open_inference.harness import PROMPT, infer
-from tests.unit.gateway.harness import demo_tokenizer
 
 
 def understand_message(message: messages.ModelInferRequest) -> InferCall:
     decoded = decode_request(message, INPUTS, max_elements=MAX_PROMPTS, max_outputs=len(OUTPUTS))
-    return understand(decoded, demo_tokenizer())
+    return understand(decoded)
 
 
 def understood(*prompts: str, **asked: Any) -> InferCall:

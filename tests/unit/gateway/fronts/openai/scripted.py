@@ -38,8 +38,8 @@ class CharacterTokenizer:
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return "".join(chr(token_id) for token_id in token_ids)
 
-    def pieces(self, token_ids: Sequence[int]) -> list[str]:
-        return [f"'{chr(token_id)}'" for token_id in token_ids]
+    def piece(self, token_id: int) -> str:
+        return f"'{chr(token_id)}'"
 
     def apply_chat_template(
         self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True, tools: Any = None, **kwargs: Any
@@ -122,6 +122,14 @@ class ScriptedService:
 
     async def prompt_of(self, request: GenerationRequest) -> tuple[int, ...]:
         return self._prompt_of(request)[-(request.truncate_prompt_tokens or 0) :]
+
+    async def text_of(
+        self, token_ids: Sequence[int], model: str, tenant: str, *, skip_special_tokens: bool = True
+    ) -> str:
+        return self.tokenizer.decode(token_ids)
+
+    async def run(self, work: Callable[[], Any], tenant: str, size: int) -> Any:
+        return work()
 
     def _prompt_of(self, request: GenerationRequest) -> tuple[int, ...]:
         prompt = request.prompt

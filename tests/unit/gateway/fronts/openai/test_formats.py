@@ -20,7 +20,7 @@ TEXT = json.dumps(SCHEMA, ensure_ascii=False)
 
 def understand(**parameters: Any) -> tuple[OutputFormat | None, Any]:
     body = parse_body(CompletionBody, json.dumps({"prompt": "a", **parameters}).encode())
-    call = understand_completion(body, None)  # pyright: ignore[reportArgumentType] - it makes no use of a tokenizer
+    call = understand_completion(body)
     return call.requests[0].format, call.names
 
 

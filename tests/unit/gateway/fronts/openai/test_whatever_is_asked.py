@@ -23,7 +23,7 @@ from gateway.text.encoding import Encoding
 from tests.unit.gateway.harness import demo_tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from gateway.request import GenerationRequest
 
@@ -41,6 +41,9 @@ class Core:
 
     async def prompt_of(self, request: GenerationRequest) -> tuple[int, ...]:
         return await self.preparation.prompt_of(request, lambda: FACTS, self.tokenizer)
+
+    async def text_of(self, token_ids: Sequence[int], model: str, tenant: str) -> str:
+        return self.tokenizer.decode(token_ids)
 
     async def find_tokenizer(self, name: str) -> object:
         return self.tokenizer
@@ -63,9 +66,9 @@ async def ask(core: Any, body: dict[str, Any]) -> None:
     """Does all that is done with a body before the scheduler hears of it."""
     raw = json.dumps(body).encode()
     if "messages" in body:
-        call = understand_chat(parse_body(ChatBody, raw), core.tokenizer)
+        call = understand_chat(parse_body(ChatBody, raw))
     else:
-        call = understand_completion(parse_body(CompletionBody, raw), core.tokenizer)
+        call = understand_completion(parse_body(CompletionBody, raw))
     try:
         for request in (await with_token_ids(call, core)).requests:
             await core.preparation.prepare(request, lambda: FACTS, {})

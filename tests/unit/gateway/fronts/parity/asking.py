@@ -127,7 +127,7 @@ _PUT = {
 def names_of_chat() -> Mapping[str, str]:
     """What a chat of the OpenAI API calls the core's fields, as the gateway has it."""
     body = ChatBody.model_validate({"messages": [{"role": "user", "content": "x"}], "max_tokens": 1})
-    return understand_chat(body, None).names  # pyright: ignore[reportArgumentType] - it makes no use of a tokenizer
+    return understand_chat(body).names
 
 
 NAMES: dict[str, Mapping[str, str]] = {"text": {}, "chat": names_of_chat()}

@@ -69,13 +69,13 @@ APIS = {
         chat_params.CompletionCreateParamsStreaming,
         ChatBody,
         CHAT,
-        lambda body: asked(understand_chat(body, None)),  # type: ignore[arg-type]
+        lambda body: asked(understand_chat(body)),
     ),
     "completions": Api(
         completion_create_params.CompletionCreateParamsStreaming,
         CompletionBody,
         {"prompt": "Hi"},
-        lambda body: asked(understand_completion(body, None)),  # type: ignore[arg-type]
+        lambda body: asked(understand_completion(body)),
     ),
     "responses": Api(
         response_create_params.ResponseCreateParamsStreaming,
