@@ -43,7 +43,7 @@ class LoraStore:
         on_removed: called when an adapter was removed.
     """
 
-    def __init__(self, reader: AdapterReader, limits: LoraLimits, root: Path | None, max_model_len: int) -> None:
+    def __init__(self, reader: AdapterReader, limits: LoraLimits, root: Path | None) -> None:
         """`root`: adapters lie below it; None: none is read."""
         self.limits = limits
         self.adapters: dict[int, Adapter] = {}
@@ -53,13 +53,12 @@ class LoraStore:
         self._slots = LoraSlots()
         self._reader = reader
         self._root = root
-        self._max_model_len = max_model_len
         self._reading: dict[int, tuple[LoraRequest, asyncio.Task[Adapter]]] = {}
         self._thread = ThreadPoolExecutor(1, "adapter loader", initializer=be_modest)
 
     async def add(self, request: LoraRequest) -> Adapter:
         """Reads an adapter, unless it is there. Goes on to the end even if its caller leaves. Raises BlockyardError."""
-        violations = list(wrong_request(request, self._max_model_len))
+        violations = list(wrong_request(request))
         if violations:
             raise invalid(violations)
         known = self.adapters.get(request.lora_id)
@@ -168,18 +167,16 @@ def make_loras(loaded: LoadedModel, limits: LoraLimits, root: Path | None) -> Lo
         raise unusable(f"the kernels {loaded.backend.name} take no LoRA adapters: {instead}")
     arena = make_arena(loaded.backend.device, can_be_given_up=loaded.can_sleep) if takes_lora else None
     reader = AdapterReader(loaded.model, loaded.backend.lora, limits, arena)
-    return LoraStore(reader, limits, root, loaded.config.max_model_len)
+    return LoraStore(reader, limits, root)
 
 
-def wrong_request(request: LoraRequest, max_model_len: int) -> Iterable[Violation]:
+def wrong_request(request: LoraRequest) -> Iterable[Violation]:
     """Finds what is wrong with an adapter that a scheduler asks for."""
     if request.lora_id < 1:
         yield Violation("lora_id", "must be at least 1")
     for name in ("name", "path"):
         if not getattr(request, name):
             yield Violation(name, "must not be empty")
-    if request.long_lora_max_len > max_model_len:
-        yield Violation("long_lora_max_len", f"{request.long_lora_max_len}, and the model takes {max_model_len} tokens")
 
 
 def _require_same(known: LoraRequest, asked: LoraRequest) -> None:

@@ -163,12 +163,12 @@ async def test_a_slot_changes_hands_between_two_steps(adapted: WorkerDriver) -> 
 async def test_an_adapter_comes_while_a_step_stream_runs(adapted: WorkerDriver) -> None:
     steps = adapted.open(1)
     base = await generate(steps, 1, 0)
-    told = await add(adapted, 4, long_lora_max_len=100)
-    assert (told.lora_id, told.name, told.rank, told.long_lora_max_len) == (4, "d", 7, 100)
+    told = await add(adapted, 4)
+    assert (told.lora_id, told.name, told.rank) == (4, "d", 7)
     assert list(told.targets) == sorted(["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"])
     assert len(told.digest) == 64
     assert told.num_bytes > 0
-    assert await add(adapted, 4, long_lora_max_len=100) == told
+    assert await add(adapted, 4) == told
     info = (await adapted.info()).lora
     assert info.limits == LIMITS
     assert list(info.adapters) == [told]
@@ -237,8 +237,8 @@ async def test_what_cannot_be_read_is_refused(adapted: WorkerDriver, model: Path
     assert (await fails(add(adapted, 1, "nowhere"))).reason is Reason.MODEL_NOT_LOADED
     make_tiny_adapter(tmp_path / "loras" / "wide", model, 9, rank=9)
     assert "rank 9, more than" in (await fails(add(adapted, 1, "wide"))).message
-    error = await fails(add(adapted, 1, name="", long_lora_max_len=10**6))
-    assert [violation.field for violation in error.violations] == ["name", "long_lora_max_len"]
+    error = await fails(add(adapted, 0, name=""))
+    assert [violation.field for violation in error.violations] == ["lora_id", "name"]
     # A number that failed is free still.
     await add(adapted, 1, str(tmp_path / "loras" / "a"))
     assert "numbers are not used again" in (await fails(add(adapted, 1, "b"))).message
