@@ -57,7 +57,10 @@ class LoraStore:
         self._thread = ThreadPoolExecutor(1, "adapter loader", initializer=be_modest)
 
     async def add(self, request: LoraRequest) -> Adapter:
-        """Reads an adapter, unless it is there. Goes on to the end even if its caller leaves. Raises BlockyardError."""
+        """Reads an adapter, unless it is there. Goes on to the end even if its caller leaves, unless it is removed.
+
+        Raises BlockyardError.
+        """
         violations = list(wrong_request(request))
         if violations:
             raise invalid(violations)
@@ -69,7 +72,13 @@ class LoraStore:
             self._begin(request)
         asked, task = self._reading[request.lora_id]
         _require_same(asked, request)
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not task.cancelled():
+                raise
+            message = f"adapter {request.lora_id} was removed while it was read"
+            raise BlockyardError(Reason.WRONG_STATE, message) from None
 
     def _begin(self, request: LoraRequest) -> None:
         num_loras, most = len(self.adapters) + len(self._reading), self.limits.max_cpu_loras
@@ -103,7 +112,9 @@ class LoraStore:
             log.error("an adapter was not loaded", lora_id=request.lora_id, name=request.name, reason=str(error))
             raise
         finally:
-            del self._reading[request.lora_id]
+            # Unless it was removed meanwhile.
+            if self._reading.get(request.lora_id, (None, None))[1] is asyncio.current_task():
+                del self._reading[request.lora_id]
         self.adapters[request.lora_id] = adapter
         seconds = loop.time() - begin
         self.on_loaded(seconds)
@@ -144,6 +155,21 @@ class LoraStore:
         if lora_id not in self.adapters:
             raise BlockyardError(Reason.WRONG_STATE, f"adapter {lora_id} is not in the cache")
         (self.pinned.add if pinned else self.pinned.discard)(lora_id)
+
+    @property
+    def reading(self) -> list[int]:
+        """The adapters that are being read."""
+        return sorted(self._reading)
+
+    def stop_reading(self, lora_id: int) -> None:
+        """Lets an adapter that is being read not come; does nothing to one that is there.
+
+        The thread reads it to the end, before it reads another one.
+        """
+        _, task = self._reading.pop(lora_id, (None, None))
+        if task is not None:
+            task.cancel()
+            log.info("an adapter is not read any more", lora_id=lora_id)
 
     def remove(self, lora_id: int) -> None:
         """Forgets an adapter that no slot holds; raises BlockyardError WRONG_STATE."""

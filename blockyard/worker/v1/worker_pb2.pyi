@@ -1188,18 +1188,24 @@ class ListLorasResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ADAPTERS_FIELD_NUMBER: _builtins.int
+    READING_LORA_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___LoraAdapter]:
         """By lora_id."""
+
+    @_builtins.property
+    def reading_lora_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Adapters that are being read, and have their place in the cache."""
 
     def __init__(
         self,
         *,
         adapters: _abc.Iterable[Global___LoraAdapter] | None = ...,
+        reading_lora_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "reading_lora_ids", b"reading_lora_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

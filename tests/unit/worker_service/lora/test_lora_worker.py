@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from blockyard.errors import BlockyardError, Reason
 from blockyard.lora.virtual_tokens import virtual_ids
 from blockyard.worker.v1 import worker_pb2 as pb
 from tests.kit.kernels.step_runner import StepRunner
-from tests.kit.kernels.tiny_adapters import make_tiny_adapter, make_tiny_prompt
+from tests.kit.kernels.tiny_adapters import HeldAdapter, make_tiny_adapter, make_tiny_prompt
 from tests.kit.processes.scrape import Scrape
 from tests.unit.worker_service.driver import StepDriver, WorkerDriver, fails, new_sequence, running_worker, sampling
 
@@ -228,6 +229,24 @@ async def test_what_is_in_use_or_pinned_stays(adapted: WorkerDriver) -> None:
     assert "not in the cache" in (await fails(pin(pb.PinLoraRequest(lora_id=1, pinned=True)))).message
     error = await steps.refused(activated_lora_slots=[0], activated_lora_ids=[1])
     assert "adapters [1] are not in the cache" in error.message
+
+
+@pytest.mark.parametrize("name", ["a", "soft"])
+async def test_an_adapter_that_is_removed_as_it_is_read_takes_no_place(
+    adapted: WorkerDriver, tmp_path: Path, name: str
+) -> None:
+    with HeldAdapter(tmp_path / "loras" / name) as held:
+        adding = asyncio.ensure_future(add(adapted, 1, name))
+        await held.wait_until_read()
+        listed = await adapted.stub.ListLoras(pb.ListLorasRequest())
+        assert (list(listed.adapters), list(listed.reading_lora_ids)) == ([], [1])
+        await adapted.stub.RemoveLora(pb.RemoveLoraRequest(lora_id=1))
+        assert "removed while it was read" in (await fails(adding)).message
+        others = [asyncio.ensure_future(add(adapted, lora_id)) for lora_id in (2, 3, 4)]
+        held.let_go()
+        await asyncio.gather(*others)
+    listed = await adapted.stub.ListLoras(pb.ListLorasRequest())
+    assert ([each.lora_id for each in listed.adapters], list(listed.reading_lora_ids)) == ([2, 3, 4], [])
 
 
 async def test_what_cannot_be_read_is_refused(adapted: WorkerDriver, model: Path, tmp_path: Path) -> None:
