@@ -24,7 +24,7 @@ def decode_lora_limits(message: worker_pb2.LoadModelRequest) -> LoraLimits:
 
 def decode_add(message: worker_pb2.AddLoraRequest) -> LoraRequest:
     """Decodes an adapter that is asked for."""
-    return LoraRequest(message.lora_id, message.name, message.path, message.long_lora_max_len)
+    return LoraRequest(message.lora_id, message.name, message.path)
 
 
 def encode_adapter(adapter: Adapter, *, pinned: bool) -> worker_pb2.LoraAdapter:
@@ -39,7 +39,6 @@ def encode_adapter(adapter: Adapter, *, pinned: bool) -> worker_pb2.LoraAdapter:
         digest=adapter.digest,
         num_bytes=adapter.num_bytes,
         pinned=pinned,
-        long_lora_max_len=request.long_lora_max_len,
         num_virtual_tokens=adapter.num_virtual_tokens,
     )
 

@@ -234,7 +234,8 @@ class WorkerServicer(OperationsRpcs, worker_pb2_grpc.WorkerServiceServicer):
 
     async def ListLoras(self, request: worker_pb2.ListLorasRequest, context: Context) -> Any:
         """Lists the adapters."""
-        return worker_pb2.ListLorasResponse(adapters=lora_codec.encode_adapters(self._worker.adapters.store()))
+        store = self._worker.adapters.store()
+        return worker_pb2.ListLorasResponse(adapters=lora_codec.encode_adapters(store), reading_lora_ids=store.reading)
 
     async def StartProfile(self, request: worker_pb2.StartProfileRequest, context: Context) -> Any:
         """Begins a profile."""

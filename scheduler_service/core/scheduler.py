@@ -129,9 +129,13 @@ class Scheduler:
         return bool(self._live.ended_ids) or (self._has_changed and bool(self._groups))
 
     def schedule(self, now: float = 0.0) -> SchedulerOutput | None:
-        """Makes the next step; None if nothing is to be sent now. `now`: seconds, by which adapters have patience."""
+        """Makes the next step; None if nothing is to be sent now.
+
+        `now`: seconds, by which adapters have patience and measures grow old.
+        """
         if len(self._in_flight) >= self.config.max_steps_in_flight:
             return None
+        self._costs.pass_time(now)
         step = self._fill_step(now)
         if self._is_stalled(step):
             self._planner.preemption.all_but_first()

@@ -111,6 +111,7 @@ class StepBuilder:
         "step_id",
         "swap_in",
         "swap_out",
+        "takes_memory",
     )
 
     def __init__(self, step_id: int, num_tokens: int) -> None:
@@ -138,6 +139,7 @@ class StepBuilder:
         self.replaced: dict[int, Sequence] = {}
         self.swap_out: list[BlockPair] = []
         self.swap_in: list[BlockPair] = []
+        self.takes_memory = False
         self.copies: list[BlockPair] = []
         self.activated_loras: list[tuple[int, int]] = []
 
@@ -272,6 +274,7 @@ class StepBuilder:
             num_prefill_tokens=self.num_prefill_tokens,
             num_decodes=self._num_tokens - self.num_tokens_left - self.num_prefill_tokens,
             num_swapped_blocks=len(self.swap_out) + len(self.swap_in),
+            takes_memory=self.takes_memory,
         )
 
 

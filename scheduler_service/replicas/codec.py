@@ -128,7 +128,6 @@ def encode_group_step(
     message.step_timeout.CopyFrom(_duration(timeout_seconds))
     message.quiet = is_quiet
     if parallel.pipeline_parallel_size > 1:
-        message.virtual_engine = (output.step_id - 1) % parallel.num_virtual_engines
         message.ids_from_scheduler = output.step_id == 1
     return message.SerializeToString()
 

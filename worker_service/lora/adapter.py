@@ -13,12 +13,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LoraRequest:
-    """An adapter that a scheduler asks for: its number, its name, where it lies, and the most tokens beside it."""
+    """An adapter that a scheduler asks for: its number, its name, and where it lies."""
 
     lora_id: int
     name: str
     path: str
-    long_lora_max_len: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -44,7 +44,7 @@ class LoraStore:
         on_removed: called when an adapter was removed.
     """
 
-    def __init__(self, reader: AdapterReader, limits: LoraLimits, root: Path | None, max_model_len: int) -> None:
+    def __init__(self, reader: AdapterReader, limits: LoraLimits, root: Path | None) -> None:
         """`root`: adapters lie below it; None: none is read."""
         self.limits = limits
         self.adapters: dict[int, Adapter] = {}
@@ -54,13 +54,15 @@ class LoraStore:
         self._slots = LoraSlots()
         self._reader = reader
         self._root = root
-        self._max_model_len = max_model_len
         self._reading: dict[int, tuple[LoraRequest, asyncio.Task[Adapter]]] = {}
         self._thread = ThreadPoolExecutor(1, "adapter loader", initializer=be_modest)
 
     async def add(self, request: LoraRequest) -> Adapter:
-        """Reads an adapter, unless it is there. Goes on to the end even if its caller leaves. Raises BlockyardError."""
-        violations = list(wrong_request(request, self._max_model_len))
+        """Reads an adapter, unless it is there. Goes on to the end even if its caller leaves, unless it is removed.
+
+        Raises BlockyardError.
+        """
+        violations = list(wrong_request(request))
         if violations:
             raise invalid(violations)
         known = self.adapters.get(request.lora_id)
@@ -71,7 +73,13 @@ class LoraStore:
             self._begin(request)
         asked, task = self._reading[request.lora_id]
         _require_same(asked, request)
-        return await asyncio.shield(task)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not task.cancelled():
+                raise
+            message = f"adapter {request.lora_id} was removed while it was read"
+            raise BlockyardError(Reason.WRONG_STATE, message) from None
 
     def _begin(self, request: LoraRequest) -> None:
         num_loras, most = len(self.adapters) + len(self._reading), self.limits.max_cpu_loras
@@ -100,7 +108,9 @@ class LoraStore:
             log.error("an adapter was not loaded", lora_id=request.lora_id, name=request.name, reason=str(error))
             raise
         finally:
-            del self._reading[request.lora_id]
+            # Unless it was removed meanwhile.
+            if self._reading.get(request.lora_id, (None, None))[1] is asyncio.current_task():
+                del self._reading[request.lora_id]
         self.adapters[request.lora_id] = adapter
         seconds = loop.time() - begin
         self.on_loaded(seconds)
@@ -142,6 +152,21 @@ class LoraStore:
             raise BlockyardError(Reason.WRONG_STATE, f"adapter {lora_id} is not in the cache")
         (self.pinned.add if pinned else self.pinned.discard)(lora_id)
 
+    @property
+    def reading(self) -> list[int]:
+        """The adapters that are being read."""
+        return sorted(self._reading)
+
+    def stop_reading(self, lora_id: int) -> None:
+        """Lets an adapter that is being read not come; does nothing to one that is there.
+
+        The thread reads it to the end, before it reads another one.
+        """
+        _, task = self._reading.pop(lora_id, (None, None))
+        if task is not None:
+            task.cancel()
+            log.info("an adapter is not read any more", lora_id=lora_id)
+
     def remove(self, lora_id: int) -> None:
         """Forgets an adapter that no slot holds; raises BlockyardError WRONG_STATE."""
         if lora_id in self.pinned:
@@ -164,10 +189,10 @@ def make_loras(loaded: LoadedModel, limits: LoraLimits, root: Path | None) -> Lo
         raise unusable(f"the kernels {loaded.backend.name} take no LoRA adapters: {instead}")
     arena = make_arena(loaded.backend.device, can_be_given_up=loaded.can_sleep) if takes_lora else None
     reader = AdapterReader(loaded.model, loaded.backend.lora, limits, arena)
-    return LoraStore(reader, limits, root, loaded.config.max_model_len)
+    return LoraStore(reader, limits, root)
 
 
-def wrong_request(request: LoraRequest, max_model_len: int) -> Iterable[Violation]:
+def wrong_request(request: LoraRequest) -> Iterable[Violation]:
     """Finds what is wrong with an adapter that a scheduler asks for."""
     if request.lora_id < 1:
         yield Violation("lora_id", "must be at least 1")
@@ -175,8 +200,6 @@ def wrong_request(request: LoraRequest, max_model_len: int) -> Iterable[Violatio
         yield Violation("name", wrong)
     if wrong := wrong_path(request.path):
         yield Violation("path", wrong)
-    if request.long_lora_max_len > max_model_len:
-        yield Violation("long_lora_max_len", f"{request.long_lora_max_len}, and the model takes {max_model_len} tokens")
 
 
 def _require_same(known: LoraRequest, asked: LoraRequest) -> None:

@@ -52,8 +52,12 @@ class Adapters:
         return await self.store().add(request)
 
     async def remove(self, lora_id: int) -> None:
-        """Forgets an adapter that is not pinned and that no sequence has, and empties its slot, between two steps."""
+        """Forgets an adapter that is not pinned and that no sequence has, and empties its slot, between two steps.
+
+        One that is being read does not come.
+        """
         store, executor = self.store(), self._owner.set_up.executor
+        store.stop_reading(lora_id)
 
         def remove() -> None:
             if executor is not None and lora_id not in store.pinned:

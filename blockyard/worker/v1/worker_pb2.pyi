@@ -396,7 +396,6 @@ class LoraAdapter(_message.Message):
     DIGEST_FIELD_NUMBER: _builtins.int
     NUM_BYTES_FIELD_NUMBER: _builtins.int
     PINNED_FIELD_NUMBER: _builtins.int
-    LONG_LORA_MAX_LEN_FIELD_NUMBER: _builtins.int
     NUM_VIRTUAL_TOKENS_FIELD_NUMBER: _builtins.int
     lora_id: _builtins.int
     """As AddLora was told."""
@@ -412,8 +411,6 @@ class LoraAdapter(_message.Message):
     """Bytes in this worker's cache."""
     pinned: _builtins.bool
     """It is not to be removed."""
-    long_lora_max_len: _builtins.int
-    """As AddLora was told."""
     num_virtual_tokens: _builtins.int
     """Of a soft prompt (PEFT's prompt tuning), which has no rank and no targets: its rows. Sequences that have it begin
     with so many ids, from 2^30 on. 0: it is no soft prompt.
@@ -433,12 +430,11 @@ class LoraAdapter(_message.Message):
         digest: _builtins.str = ...,
         num_bytes: _builtins.int = ...,
         pinned: _builtins.bool = ...,
-        long_lora_max_len: _builtins.int = ...,
         num_virtual_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "long_lora_max_len", b"long_lora_max_len", "lora_id", b"lora_id", "name", b"name", "num_bytes", b"num_bytes", "num_virtual_tokens", b"num_virtual_tokens", "path", b"path", "pinned", b"pinned", "rank", b"rank", "targets", b"targets"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "lora_id", b"lora_id", "name", b"name", "num_bytes", b"num_bytes", "num_virtual_tokens", b"num_virtual_tokens", "path", b"path", "pinned", b"pinned", "rank", b"rank", "targets", b"targets"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1039,7 +1035,6 @@ class AddLoraRequest(_message.Message):
     LORA_ID_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     PATH_FIELD_NUMBER: _builtins.int
-    LONG_LORA_MAX_LEN_FIELD_NUMBER: _builtins.int
     lora_id: _builtins.int
     """Its number, at least 1, and never used for another one."""
     name: _builtins.str
@@ -1048,19 +1043,16 @@ class AddLoraRequest(_message.Message):
     """A folder as PEFT writes it (adapter_config.json, adapter_model.safetensors), on the worker's machine and below its
     --worker-lora-root, or relative to that.
     """
-    long_lora_max_len: _builtins.int
-    """Tokens of a sequence that has it, at most; 0: as many as the model takes."""
     def __init__(
         self,
         *,
         lora_id: _builtins.int = ...,
         name: _builtins.str = ...,
         path: _builtins.str = ...,
-        long_lora_max_len: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["long_lora_max_len", b"long_lora_max_len", "lora_id", b"lora_id", "name", b"name", "path", b"path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lora_id", b"lora_id", "name", b"name", "path", b"path"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1196,18 +1188,24 @@ class ListLorasResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ADAPTERS_FIELD_NUMBER: _builtins.int
+    READING_LORA_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___LoraAdapter]:
         """By lora_id."""
+
+    @_builtins.property
+    def reading_lora_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Adapters that are being read, and have their place in the cache."""
 
     def __init__(
         self,
         *,
         adapters: _abc.Iterable[Global___LoraAdapter] | None = ...,
+        reading_lora_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["adapters", b"adapters", "reading_lora_ids", b"reading_lora_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1561,7 +1559,6 @@ class ExecuteModelRequest(_message.Message):
     FINISHED_SEQUENCE_IDS_FIELD_NUMBER: _builtins.int
     INPUT_SEQUENCE_IDS_FIELD_NUMBER: _builtins.int
     INPUT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
-    VIRTUAL_ENGINE_FIELD_NUMBER: _builtins.int
     IDS_FROM_SCHEDULER_FIELD_NUMBER: _builtins.int
     ACTIVATED_LORA_SLOTS_FIELD_NUMBER: _builtins.int
     ACTIVATED_LORA_IDS_FIELD_NUMBER: _builtins.int
@@ -1571,8 +1568,6 @@ class ExecuteModelRequest(_message.Message):
     """The relationship that this step belongs to."""
     step_id: _builtins.int
     """Grows by one within the epoch, from 1."""
-    virtual_engine: _builtins.int
-    """With pipeline stages: the micro-batch that the step belongs to. Else 0."""
     ids_from_scheduler: _builtins.bool
     """With pipeline stages, in the first step of an epoch and for all of it: the worker appends nothing that was sampled,
     and the next id of every sequence comes from input_token_ids.
@@ -1669,7 +1664,6 @@ class ExecuteModelRequest(_message.Message):
         finished_sequence_ids: _abc.Iterable[_builtins.int] | None = ...,
         input_sequence_ids: _abc.Iterable[_builtins.int] | None = ...,
         input_token_ids: _abc.Iterable[_builtins.int] | None = ...,
-        virtual_engine: _builtins.int = ...,
         ids_from_scheduler: _builtins.bool = ...,
         activated_lora_slots: _abc.Iterable[_builtins.int] | None = ...,
         activated_lora_ids: _abc.Iterable[_builtins.int] | None = ...,
@@ -1678,7 +1672,7 @@ class ExecuteModelRequest(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blocks_to_copy", b"blocks_to_copy", "blocks_to_swap_in", b"blocks_to_swap_in", "blocks_to_swap_out", b"blocks_to_swap_out", "step_timeout", b"step_timeout"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["activated_lora_ids", b"activated_lora_ids", "activated_lora_slots", b"activated_lora_slots", "appended_block_ids", b"appended_block_ids", "appended_sequence_ids", b"appended_sequence_ids", "blocks_to_copy", b"blocks_to_copy", "blocks_to_swap_in", b"blocks_to_swap_in", "blocks_to_swap_out", b"blocks_to_swap_out", "epoch", b"epoch", "finished_sequence_ids", b"finished_sequence_ids", "forks", b"forks", "ids_from_scheduler", b"ids_from_scheduler", "input_sequence_ids", b"input_sequence_ids", "input_token_ids", b"input_token_ids", "new_sequences", b"new_sequences", "num_new_tokens", b"num_new_tokens", "quiet", b"quiet", "replaced_tables", b"replaced_tables", "sequence_ids", b"sequence_ids", "step_id", b"step_id", "step_timeout", b"step_timeout", "virtual_engine", b"virtual_engine"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activated_lora_ids", b"activated_lora_ids", "activated_lora_slots", b"activated_lora_slots", "appended_block_ids", b"appended_block_ids", "appended_sequence_ids", b"appended_sequence_ids", "blocks_to_copy", b"blocks_to_copy", "blocks_to_swap_in", b"blocks_to_swap_in", "blocks_to_swap_out", b"blocks_to_swap_out", "epoch", b"epoch", "finished_sequence_ids", b"finished_sequence_ids", "forks", b"forks", "ids_from_scheduler", b"ids_from_scheduler", "input_sequence_ids", b"input_sequence_ids", "input_token_ids", b"input_token_ids", "new_sequences", b"new_sequences", "num_new_tokens", b"num_new_tokens", "quiet", b"quiet", "replaced_tables", b"replaced_tables", "sequence_ids", b"sequence_ids", "step_id", b"step_id", "step_timeout", b"step_timeout"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -292,8 +292,9 @@ class WorkerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RemoveLora(self, request, context):
-        """Forgets an adapter, between two steps, and empties its slot. Of one that is pinned or that a sequence of the epoch
-        has: WRONG_STATE; of an unknown one: no-op. LOADED, CACHE_READY, RUNNING.
+        """Forgets an adapter, between two steps, and empties its slot; one that is being read is not kept, and who asked for
+        it gets WRONG_STATE. Of one that is pinned or that a sequence of the epoch has: WRONG_STATE; of an unknown one:
+        no-op. LOADED, CACHE_READY, RUNNING.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -307,7 +308,7 @@ class WorkerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListLoras(self, request, context):
-        """Tells the adapters in the host's cache. LOADED, CACHE_READY, RUNNING.
+        """Tells the adapters in the host's cache, and those that are being read for whoever asked. LOADED, CACHE_READY, RUNNING.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -80,13 +80,14 @@ class WorkerServiceStub:
     CACHE_READY, RUNNING.
     """
     RemoveLora: _grpc.UnaryUnaryMultiCallable[_worker_pb2.RemoveLoraRequest, _worker_pb2.RemoveLoraResponse]
-    """Forgets an adapter, between two steps, and empties its slot. Of one that is pinned or that a sequence of the epoch
-    has: WRONG_STATE; of an unknown one: no-op. LOADED, CACHE_READY, RUNNING.
+    """Forgets an adapter, between two steps, and empties its slot; one that is being read is not kept, and who asked for
+    it gets WRONG_STATE. Of one that is pinned or that a sequence of the epoch has: WRONG_STATE; of an unknown one:
+    no-op. LOADED, CACHE_READY, RUNNING.
     """
     PinLora: _grpc.UnaryUnaryMultiCallable[_worker_pb2.PinLoraRequest, _worker_pb2.PinLoraResponse]
     """Sets whether an adapter may be removed. Of an unknown one: WRONG_STATE. LOADED, CACHE_READY, RUNNING."""
     ListLoras: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ListLorasRequest, _worker_pb2.ListLorasResponse]
-    """Tells the adapters in the host's cache. LOADED, CACHE_READY, RUNNING."""
+    """Tells the adapters in the host's cache, and those that are being read for whoever asked. LOADED, CACHE_READY, RUNNING."""
     Sleep: _grpc.UnaryUnaryMultiCallable[_worker_pb2.SleepRequest, _worker_pb2.SleepResponse]
     """Gives memory up, and keeps its addresses: nothing that was recorded has to be recorded again. WRONG_STATE while a step
     stream is open. On a processor level 1 keeps the weights where they are, in the host's memory. CACHE_READY; SLEEPING,
@@ -197,13 +198,14 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     CACHE_READY, RUNNING.
     """
     RemoveLora: _aio.UnaryUnaryMultiCallable[_worker_pb2.RemoveLoraRequest, _worker_pb2.RemoveLoraResponse]  # type: ignore[assignment]
-    """Forgets an adapter, between two steps, and empties its slot. Of one that is pinned or that a sequence of the epoch
-    has: WRONG_STATE; of an unknown one: no-op. LOADED, CACHE_READY, RUNNING.
+    """Forgets an adapter, between two steps, and empties its slot; one that is being read is not kept, and who asked for
+    it gets WRONG_STATE. Of one that is pinned or that a sequence of the epoch has: WRONG_STATE; of an unknown one:
+    no-op. LOADED, CACHE_READY, RUNNING.
     """
     PinLora: _aio.UnaryUnaryMultiCallable[_worker_pb2.PinLoraRequest, _worker_pb2.PinLoraResponse]  # type: ignore[assignment]
     """Sets whether an adapter may be removed. Of an unknown one: WRONG_STATE. LOADED, CACHE_READY, RUNNING."""
     ListLoras: _aio.UnaryUnaryMultiCallable[_worker_pb2.ListLorasRequest, _worker_pb2.ListLorasResponse]  # type: ignore[assignment]
-    """Tells the adapters in the host's cache. LOADED, CACHE_READY, RUNNING."""
+    """Tells the adapters in the host's cache, and those that are being read for whoever asked. LOADED, CACHE_READY, RUNNING."""
     Sleep: _aio.UnaryUnaryMultiCallable[_worker_pb2.SleepRequest, _worker_pb2.SleepResponse]  # type: ignore[assignment]
     """Gives memory up, and keeps its addresses: nothing that was recorded has to be recorded again. WRONG_STATE while a step
     stream is open. On a processor level 1 keeps the weights where they are, in the host's memory. CACHE_READY; SLEEPING,
@@ -389,8 +391,9 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.RemoveLoraRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.RemoveLoraResponse, _abc.Awaitable[_worker_pb2.RemoveLoraResponse]]:
-        """Forgets an adapter, between two steps, and empties its slot. Of one that is pinned or that a sequence of the epoch
-        has: WRONG_STATE; of an unknown one: no-op. LOADED, CACHE_READY, RUNNING.
+        """Forgets an adapter, between two steps, and empties its slot; one that is being read is not kept, and who asked for
+        it gets WRONG_STATE. Of one that is pinned or that a sequence of the epoch has: WRONG_STATE; of an unknown one:
+        no-op. LOADED, CACHE_READY, RUNNING.
         """
 
     @_abc_1.abstractmethod
@@ -407,7 +410,7 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.ListLorasRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.ListLorasResponse, _abc.Awaitable[_worker_pb2.ListLorasResponse]]:
-        """Tells the adapters in the host's cache. LOADED, CACHE_READY, RUNNING."""
+        """Tells the adapters in the host's cache, and those that are being read for whoever asked. LOADED, CACHE_READY, RUNNING."""
 
     @_abc_1.abstractmethod
     def Sleep(

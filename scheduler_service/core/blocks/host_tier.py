@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class HostTier:
     """Keeps the content of device blocks, and finds it again. `caches`: it keeps content that nobody holds."""
 
-    __slots__ = ("_held", "_spills", "_written", "caches", "pool")
+    __slots__ = ("_held", "_spills", "_taken", "_written", "caches", "pool")
 
     def __init__(self, num_blocks: int, *, caches: bool) -> None:
         self.pool = BlockPool(num_blocks)
@@ -29,6 +29,7 @@ class HostTier:
         self._held: list[int] = []  # by this step; of one prefix the deeper behind the head
         self._written: set[int] = set()  # by this step
         self._spills: dict[bytes, BlockPair] = {}  # of this step
+        self._taken: set[int] = set()  # blocks that were written: their memory is taken from the system
 
     def reset(self) -> None:
         """Forget all holders and all content."""
@@ -36,6 +37,8 @@ class HostTier:
         self._held.clear()
         self._written.clear()
         self._spills.clear()
+        # The worker may have begun anew.
+        self._taken.clear()
 
     def find(self, block_hash: bytes) -> int | None:
         """Finds a block with this content that the step under construction may read."""
@@ -86,6 +89,9 @@ class HostTier:
             step.swap_out.append(pair)
             self.pool.publish(pair.destination, block_hash)
             self.pool.release(pair.destination)
+        num_taken = len(self._taken)
+        self._taken.update(pair.destination for pair in step.swap_out)
+        step.takes_memory = len(self._taken) > num_taken
         for block in reversed(self._held):
             self.pool.release(block)
         self._held.clear()

@@ -37,6 +37,12 @@ async def add_lora(rank: Rank, adapter: Adapter) -> Adapter:
     return found
 
 
+async def list_loras(rank: Rank) -> dict[int, bool]:
+    """Asks for the adapters that a worker has or is reading, and whether they are pinned."""
+    answer = await _call(rank, "ListLoras", worker_pb2.ListLorasRequest())
+    return dict.fromkeys(answer.reading_lora_ids, False) | {each.lora_id: each.pinned for each in answer.adapters}
+
+
 async def remove_lora(rank: Rank, lora_id: int) -> None:
     """Has a worker forget an adapter."""
     await _call(rank, "RemoveLora", worker_pb2.RemoveLoraRequest(lora_id=lora_id))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
-from scheduler_service.replicas.loras.lora_link import add_lora, pin_lora, remove_lora
+from scheduler_service.replicas.loras.lora_link import add_lora, list_loras, pin_lora, remove_lora
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -102,6 +102,9 @@ class ReplicaLoras:
 
     async def keep(self) -> None:
         """Loads what is wanted and removes what is not. Runs until it is cancelled."""
+        with suppress(BlockyardError):
+            async with self._lock:
+                await self._drop_strays({adapter.lora_id for adapter in self.find_wanted()})
         while True:
             self._news.clear()
             wanted = {adapter.lora_id: adapter for adapter in self.find_wanted()}
@@ -136,6 +139,7 @@ class ReplicaLoras:
                 return known
             begin = time.monotonic()
             try:
+                await self._drop_strays({adapter.lora_id})
                 await self._make_room()
                 found = await self._add(adapter)
             except BlockyardError as error:
@@ -160,6 +164,22 @@ class ReplicaLoras:
         self.on_loaded(seconds)
         self.on_changed()
         return found
+
+    async def _drop_strays(self, kept: Collection[int]) -> None:
+        """Has the workers forget adapters that are not loaded at all of them, but for those to keep.
+
+        An earlier scheduler may have had them read, or a load that failed or was given up here. The workers are asked
+        each time: nobody else knows what they are still reading, and each has its place in their caches.
+        """
+        await asyncio.gather(*(self._drop_strays_at(rank, kept) for rank in self._ranks))
+
+    async def _drop_strays_at(self, rank: Rank, kept: Collection[int]) -> None:
+        for lora_id, pinned in (await list_loras(rank)).items():
+            if lora_id not in self.loaded and lora_id not in kept:
+                if pinned:
+                    await pin_lora(rank, lora_id, pinned=False)
+                await remove_lora(rank, lora_id)
+                log.info("an adapter of before is removed", lora_id=lora_id, worker_address=rank.address)
 
     async def _make_room(self) -> None:
         if len(self.loaded) < self._max_cpu_loras:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+import os
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from safetensors.torch import load_file, save_file
 
 from blockyard.model_config.fields import read_object
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -129,3 +131,49 @@ def apply_adapter(network: transformers.PreTrainedModel, folder: Path) -> None:
                 return result + (inputs[0] @ inner.T) @ outer.T * scale
 
             network.get_submodule(module.removeprefix("base_model.model.")).register_forward_hook(add)
+
+
+class HeldAdapter:
+    """An adapter whose configuration is a pipe: a worker that reads it waits until it is let go.
+
+    Use as a context manager: leaving it lets go, since a worker that waits does not end.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """`folder`: an adapter's, changed from here on."""
+        self._path = folder / "adapter_config.json"
+        self._text = self._path.read_text()
+        self._pipe: int | None = None
+        self._path.unlink()
+        os.mkfifo(self._path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._path.is_fifo():
+            # Also one who has just opened it, and waits for somebody to write.
+            os.close(os.open(self._path, os.O_RDWR | os.O_NONBLOCK))
+        if self._pipe is not None:
+            os.close(self._pipe)
+
+    async def wait_until_read(self) -> None:
+        """Waits until a worker has begun to read it."""
+        await until(self._open)
+
+    def _open(self) -> bool:
+        try:
+            self._pipe = os.open(self._path, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:  # nobody has it open
+            return False
+        return True
+
+    def let_go(self) -> None:
+        """Lets the worker read on, to the end."""
+        assert self._pipe is not None, "nobody reads it"
+        # The worker opens it once more, for the digest.
+        self._path.unlink()
+        self._path.write_text(self._text)
+        os.write(self._pipe, self._text.encode())
+        os.close(self._pipe)
+        self._pipe = None

@@ -215,6 +215,22 @@ async def test_a_schedulers_death_loses_no_adapter(harness: Harness, settings: S
     assert worker.num_lora_loads == 2, "the worker kept them"
 
 
+async def test_what_one_worker_of_a_replica_has_alone_takes_no_place(harness: Harness, settings: Settings) -> None:
+    """Also when it is pinned there: the other one lost it, or never had it."""
+    workers = [await harness.worker(f"-{number}") for number in range(2)]
+    address = "+".join(worker.address for worker in workers)
+    sizes = {"tensor_parallel_size": 2, "max_loras": 1, "max_cpu_loras": 1}
+    harness.configuration = settings(worker_address=address, **sizes)
+    for name in ("a", "b"):
+        async with harness.running_scheduler(), harness.gateway(name) as client:
+            await client.wait_until_ready()
+            await load(harness, client, name)
+            assert [[adapter.name for adapter in worker.adapters.values()] for worker in workers] == [[name]] * 2
+        workers[0].adapters.clear()
+        for adapter in workers[1].adapters.values():
+            adapter.pinned = True
+
+
 async def test_an_adapter_whose_files_have_changed_fails_who_began_with_it(
     harness: Harness, settings: Settings
 ) -> None:

@@ -50,6 +50,26 @@ def test_it_follows_a_link_that_becomes_slower() -> None:
     assert costs.swap_seconds(1) == pytest.approx(1e-1, rel=0.01)
 
 
+def test_a_link_that_is_slow_takes_a_hundredth_of_the_time() -> None:
+    costs = CostModel(BLOCK_SIZE)
+    now = moving = 0.0
+    while now < 3600:
+        costs.pass_time(now)
+        if costs.prefers_host_block():
+            costs.note_step(StepWork(0, 1, 100), 1e-3, 10.0)
+            moving, now = moving + 10.0, now + 10.0
+        now += 1e-1
+    assert 20 <= moving <= 40
+
+
+def test_a_measure_outlives_a_pause_of_seconds() -> None:
+    costs = measured(1e-4, 1e-2)
+    costs.pass_time(5.0)
+    assert not costs.prefers_swap(1000)
+    costs.pass_time(60.0)
+    assert costs.prefers_swap(1000)
+
+
 def test_what_the_worker_does_not_say_counts_for_nothing() -> None:
     costs, silent = CostModel(BLOCK_SIZE), CostModel(BLOCK_SIZE)
     for _ in range(20):
@@ -81,7 +101,7 @@ def test_the_steps_tell_what_they_did() -> None:
     bench.add(make_spec("c", 1, 1))
     bench.send()
     step = bench.scheduler._in_flight[-1]
-    assert step.work == StepWork(num_prefill_tokens=0, num_decodes=1, num_swapped_blocks=2)
+    assert step.work == StepWork(num_prefill_tokens=0, num_decodes=1, num_swapped_blocks=2, takes_memory=True)
     bench.run()
     bench.add(make_spec("d", 9, 3, n=2))
     for work in (StepWork(8, 0, 0), StepWork(1, 0, 0), StepWork(0, 2, 0)):

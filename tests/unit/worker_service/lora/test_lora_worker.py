@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from blockyard.errors import BlockyardError, Reason
 from blockyard.lora.virtual_tokens import virtual_ids
 from blockyard.worker.v1 import worker_pb2 as pb
 from tests.kit.kernels.step_runner import StepRunner
-from tests.kit.kernels.tiny_adapters import make_tiny_adapter, make_tiny_prompt
+from tests.kit.kernels.tiny_adapters import HeldAdapter, make_tiny_adapter, make_tiny_prompt
 from tests.kit.processes.scrape import Scrape
 from tests.unit.worker_service.driver import StepDriver, WorkerDriver, fails, new_sequence, running_worker, sampling
 
@@ -163,12 +164,12 @@ async def test_a_slot_changes_hands_between_two_steps(adapted: WorkerDriver) -> 
 async def test_an_adapter_comes_while_a_step_stream_runs(adapted: WorkerDriver) -> None:
     steps = adapted.open(1)
     base = await generate(steps, 1, 0)
-    told = await add(adapted, 4, long_lora_max_len=100)
-    assert (told.lora_id, told.name, told.rank, told.long_lora_max_len) == (4, "d", 7, 100)
+    told = await add(adapted, 4)
+    assert (told.lora_id, told.name, told.rank) == (4, "d", 7)
     assert list(told.targets) == sorted(["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"])
     assert len(told.digest) == 64
     assert told.num_bytes > 0
-    assert await add(adapted, 4, long_lora_max_len=100) == told
+    assert await add(adapted, 4) == told
     info = (await adapted.info()).lora
     assert info.limits == LIMITS
     assert list(info.adapters) == [told]
@@ -230,6 +231,24 @@ async def test_what_is_in_use_or_pinned_stays(adapted: WorkerDriver) -> None:
     assert "adapters [1] are not in the cache" in error.message
 
 
+@pytest.mark.parametrize("name", ["a", "soft"])
+async def test_an_adapter_that_is_removed_as_it_is_read_takes_no_place(
+    adapted: WorkerDriver, tmp_path: Path, name: str
+) -> None:
+    with HeldAdapter(tmp_path / "loras" / name) as held:
+        adding = asyncio.ensure_future(add(adapted, 1, name))
+        await held.wait_until_read()
+        listed = await adapted.stub.ListLoras(pb.ListLorasRequest())
+        assert (list(listed.adapters), list(listed.reading_lora_ids)) == ([], [1])
+        await adapted.stub.RemoveLora(pb.RemoveLoraRequest(lora_id=1))
+        assert "removed while it was read" in (await fails(adding)).message
+        others = [asyncio.ensure_future(add(adapted, lora_id)) for lora_id in (2, 3, 4)]
+        held.let_go()
+        await asyncio.gather(*others)
+    listed = await adapted.stub.ListLoras(pb.ListLorasRequest())
+    assert ([each.lora_id for each in listed.adapters], list(listed.reading_lora_ids)) == ([2, 3, 4], [])
+
+
 async def test_what_cannot_be_read_is_refused(adapted: WorkerDriver, model: Path, tmp_path: Path) -> None:
     (tmp_path / "loras" / "link").symlink_to(make_tiny_adapter(tmp_path / "outside", model, 9))
     for path in ("../outside", "link", str(tmp_path / "outside")):
@@ -237,8 +256,8 @@ async def test_what_cannot_be_read_is_refused(adapted: WorkerDriver, model: Path
     assert (await fails(add(adapted, 1, "nowhere"))).reason is Reason.MODEL_NOT_LOADED
     make_tiny_adapter(tmp_path / "loras" / "wide", model, 9, rank=9)
     assert "rank 9, more than" in (await fails(add(adapted, 1, "wide"))).message
-    error = await fails(add(adapted, 1, name="", long_lora_max_len=10**6))
-    assert [violation.field for violation in error.violations] == ["name", "long_lora_max_len"]
+    error = await fails(add(adapted, 0, name=""))
+    assert [violation.field for violation in error.violations] == ["lora_id", "name"]
     # A number that failed is free still.
     await add(adapted, 1, str(tmp_path / "loras" / "a"))
     assert "numbers are not used again" in (await fails(add(adapted, 1, "b"))).message

@@ -112,6 +112,34 @@ def test_swapping_that_is_dearer_than_computing_is_left() -> None:
     assert bench.prefilled["second"] == 4
 
 
+def test_slow_first_copies_do_not_end_it() -> None:
+    """Memory that is written for the first time is slow once."""
+    bench = make_bench()
+    bench.times = (1e-3, 60.0)
+    finish(bench, "first")
+    finish(bench, "filler", OTHER)
+    bench.times = (1e-3, 1e-5)
+    finish(bench, "second")
+    assert bench.prefilled["second"] == 11
+    bench.check_tokens()
+
+
+def test_copies_that_were_slow_are_tried_again() -> None:
+    bench = make_bench()
+    for name in ("first", "second"):  # the second time the host has all
+        finish(bench, name)
+        finish(bench, f"filler behind the {name}", OTHER)
+    bench.times = (1e-3, 6.0)
+    finish(bench, "slow")
+    bench.times = (1e-3, 1e-5)
+    for name, now in (("soon", 60.0), ("later", 3600.0)):
+        bench.now = now
+        finish(bench, f"filler {name}", OTHER)
+        finish(bench, name)
+    assert (bench.prefilled["soon"], bench.prefilled["later"]) == (4, 11)
+    bench.check_tokens()
+
+
 @pytest.mark.parametrize("off", [{"enable_host_prefix_cache": False}, {"num_host_blocks": 0}])
 def test_without_it_nothing_goes_to_the_host(off: dict[str, Any]) -> None:
     bench = make_bench(**off)

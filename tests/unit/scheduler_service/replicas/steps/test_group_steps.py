@@ -123,18 +123,17 @@ async def test_all_ranks_get_the_same_bytes_with_the_time_that_they_have() -> No
         assert group.steps.encode_seconds > 0
 
 
-async def test_stages_are_told_of_virtual_engines_and_who_has_the_ids() -> None:
+async def test_stages_are_told_who_has_the_ids() -> None:
     async with group_of(2, 2) as group:
         await group.send(1, 2, 3, 4)
         await until(lambda: len(group[3].steps) == 4)
         messages = [worker_pb2.ExecuteModelRequest.FromString(step) for step in group[3].steps]
-        assert [message.virtual_engine for message in messages] == [0, 1, 2, 0]
         assert [message.ids_from_scheduler for message in messages] == [True, False, False, False]
     async with group_of(4) as group:
         await group.send(1, 2)
         await until(lambda: len(group[0].steps) == 2)
         messages = [worker_pb2.ExecuteModelRequest.FromString(step) for step in group[0].steps]
-        assert not any(message.virtual_engine or message.ids_from_scheduler for message in messages)
+        assert not any(message.ids_from_scheduler for message in messages)
 
 
 async def test_a_step_counts_when_the_last_rank_has_answered_it() -> None:
