@@ -315,11 +315,19 @@ def refusal(browser: Browser, url: str, _: str) -> dict[str, Any]:
         wait_until_ready(page)
         generate(page, top_p="2", temperature="-1")
         wait_until_done(page)
-        return {
+        marked = "(all) => all.filter((each) => each.checkVisibility()).map((each) => each.name)"
+        told = {
             "problem": page.locator("#problem").inner_text(),
-            "marked": page.locator("[aria-invalid]").evaluate_all("(all) => all.map((each) => each.name)"),
-            **watch.told(),
+            "marked": page.locator("[aria-invalid]").evaluate_all(marked),
         }
+        choose(page, "Chat")
+        page.click("#settings > summary")
+        page.fill("#schema", '{"type": ')
+        page.click("#settings > summary")
+        say(page, "Go.")
+        wait_until_done(page)
+        told["marked_in_chat"] = page.locator("[aria-invalid]").evaluate_all(marked)
+        return told | watch.told()
 
 
 def outlive(browser: Browser, url: str, _: str) -> dict[str, Any]:

@@ -210,6 +210,7 @@ def test_a_refusal_names_its_fields(browser: Browser, demo: System) -> None:
     told = browser.look("refusal", demo.http_url)
     assert "FIELD_INVALID" in told["problem"] and "top_p" in told["problem"]
     assert sorted(told["marked"]) == ["temperature", "top_p"]
+    assert told["marked_in_chat"] == ["schema"]
     # Chromium itself writes down that an answer was no success.
     assert all("400 (Bad Request)" in line for line in told["console"])
     assert told["errors"] == told["elsewhere"] == []
