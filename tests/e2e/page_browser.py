@@ -7,6 +7,7 @@ It runs in an environment of its own, with `playwright` and `axe-playwright-pyth
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sys
@@ -21,7 +22,7 @@ from playwright.sync_api import expect, sync_playwright
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, Route
 
 CHROMIUM = "/usr/bin/chromium"
 ARGUMENTS = [
@@ -34,27 +35,23 @@ ARGUMENTS = [
 TIMEOUT_MILLISECONDS = 20_000
 AXE = Path(axe_playwright_python.__file__).with_name("axe.min.js")
 PROMPT = "def read_lines(path):\n"
-# Counts how often the text of the answers grew.
-WATCH = """() => {
-  window.lengths = [];
-  const answers = document.getElementById("answers");
-  new MutationObserver(() => {
-    const length = answers.textContent.length;
-    if (length !== window.lengths.at(-1)) window.lengths.push(length);
-  }).observe(answers, { subtree: true, childList: true, characterData: true });
+# As in a tab in the background.
+DRAW_NOTHING = "() => { window.requestAnimationFrame = () => 0; }"
+NOTE_REQUESTS = """() => {
+  window.times = [];
+  const ask = window.fetch;
+  window.fetch = (...request) => {
+    window.times.push(performance.now());
+    return ask(...request);
+  };
 }"""
 HIDE = """(isHidden) => {
   Object.defineProperty(document, "hidden", { get: () => isHidden, configurable: true });
   document.dispatchEvent(new Event("visibilitychange"));
 }"""
-# From within, since the whole answer may take no longer than to find that it has begun.
-STOP_SOON = """() => {
-  const answers = document.getElementById("answers");
-  new MutationObserver((_, observer) => {
-    if (answers.querySelectorAll(".token").length < 5) return;
-    observer.disconnect();
-    document.getElementById("stop").click();
-  }).observe(answers, { subtree: true, childList: true });
+NOTHING_RUNS = """async () => {
+  const { scheduler } = await (await fetch("status")).json();
+  return scheduler.replicas[0].ready && !scheduler.replicas[0].num_running_sequences;
 }"""
 CHARTS = """() => Array.from(document.querySelectorAll(".chart"), (chart) => ({
   title: chart.querySelector("figcaption").textContent,
@@ -91,12 +88,15 @@ def origin(url: str) -> str:
 
 
 @contextmanager
-def opened(browser: Browser, url: str, **options: Any) -> Iterator[tuple[Page, Watch]]:
-    """Opens the page."""
+def opened(
+    browser: Browser, url: str, prepare: Callable[[Page], object] = lambda page: None, **options: Any
+) -> Iterator[tuple[Page, Watch]]:
+    """Opens the page, prepared before it loads."""
     context = browser.new_context(**{"viewport": {"width": 1360, "height": 900}, **options})
     context.set_default_timeout(TIMEOUT_MILLISECONDS)
     page = context.new_page()
     watch = Watch(page, url)
+    prepare(page)
     page.goto(url)
     yield page, watch
     context.close()
@@ -108,9 +108,15 @@ def tell(what: Any) -> None:
     sys.stdout.flush()
 
 
+def ask_for(what: str) -> None:
+    """Asks the test for something, and waits until it says that this is done."""
+    tell(what)
+    sys.stdin.readline()
+
+
 def wait_until_ready(page: Page) -> None:
-    """Waits until the page knows that the gateway is ready."""
-    expect(page.locator("#readiness")).to_have_text("ready", timeout=TIMEOUT_MILLISECONDS)
+    """Waits until the page says that the gateway is ready."""
+    expect(page.locator("#readiness")).to_have_text("ready")
 
 
 def wait_until_done(page: Page) -> None:
@@ -120,7 +126,7 @@ def wait_until_done(page: Page) -> None:
 
 def choose(page: Page, mode: str) -> None:
     """Chooses whether to complete or to chat."""
-    page.get_by_role("radio", name=mode).check(force=True)
+    page.get_by_role("radio", name=mode).check()
 
 
 def say(page: Page, message: str) -> None:
@@ -160,13 +166,11 @@ def completion(browser: Browser, url: str, _: str) -> dict[str, Any]:
     with opened(browser, url) as (page, watch):
         wait_until_ready(page)
         before = page.evaluate(CHARTS)
-        page.evaluate(WATCH)
         generate(page, temperature="1", seed="3", max_tokens="300", n="2")
         wait_until_done(page)
         expect(page.locator(".chart svg").nth(2)).not_to_have_attribute("aria-label", re.compile("p95 –"))
         told = {
             "answers": answers(page),
-            "growth": page.evaluate("() => window.lengths"),
             "tokens": page.locator(".answer").first.locator(".token").count(),
             "facts": page.locator("#facts").text_content(),
             "model": page.locator("#model").text_content(),
@@ -176,6 +180,7 @@ def completion(browser: Browser, url: str, _: str) -> dict[str, Any]:
             "after": page.evaluate(CHARTS),
         }
         page.locator(".token").nth(2).hover()
+        expect(page.locator("#card")).to_be_visible()
         told["card"] = page.locator("#card tr").all_inner_texts()
         page.locator(".answer").first.focus()
         page.keyboard.press("Home")
@@ -205,7 +210,6 @@ def chat(browser: Browser, url: str, _: str) -> dict[str, Any]:
         wait_until_done(page)
         told: dict[str, Any] = {"turns": said(page), "announced": page.locator("#announcer").text_content()}
         page.locator("#conversation").get_by_role("button", name="Regenerate").click()
-        expect(page.locator("#stop")).to_be_enabled()
         wait_until_done(page)
         told["again"] = said(page)
         page.get_by_role("button", name="Edit").first.click()
@@ -231,15 +235,17 @@ def reload(browser: Browser, url: str, _: str) -> dict[str, Any]:
         wait_until_ready(page)
         page.click("#settings > summary")
         page.fill("[name=seed]", "3")
-        page.fill("[name=max_tokens]", "400")
+        page.fill("[name=max_tokens]", "200")
         posts: list[str] = []
         page.on("request", lambda request: request.method == "POST" and posts.append(request.url))
         say(page, "What is a class?")
-        expect(page.locator("#stop")).to_be_enabled()
         expect(page.locator(".rendered")).not_to_be_empty()
+        ask_for("halt")
         page.reload()
-        wait_until_ready(page)
+        expect(page.locator("#stop")).to_be_enabled()
+        ask_for("go on")
         wait_until_done(page)
+        wait_until_ready(page)
         told: dict[str, Any] = {"read_on": said(page), "seed": page.input_value("[name=seed]")}
         told |= {"marks": page.locator(".cut").count(), "posts": len(posts)}
         # As a page leaves it that is closed in the middle of an answer, of which nobody knows later.
@@ -291,14 +297,16 @@ def stop(browser: Browser, url: str, _: str) -> dict[str, Any]:
     """A long answer is stopped."""
     with opened(browser, url) as (page, watch):
         wait_until_ready(page)
-        page.evaluate(STOP_SOON)
-        generate(page, max_tokens="900", temperature="1", seed="1", n="8")
-        expect(page.locator("#notice")).not_to_be_empty()
+        generate(page, max_tokens="200", temperature="1", seed="1", n="8")
+        expect(page.locator(".token").nth(5)).to_be_visible()
+        ask_for("halt")
+        page.click("#stop")
         wait_until_done(page)
-        length = len(answers(page)[0])
-        page.wait_for_timeout(1500)
-        told = {"notice": page.locator("#notice").text_content(), "grew_on": len(answers(page)[0]) > length}
-        return told | watch.told()
+        told: dict[str, Any] = {"notice": page.locator("#notice").text_content()}
+        stopped = answers(page)
+        ask_for("go on")
+        page.wait_for_function(NOTHING_RUNS)
+        return {**told, "grew_on": answers(page) != stopped, **watch.told()}
 
 
 def refusal(browser: Browser, url: str, _: str) -> dict[str, Any]:
@@ -307,21 +315,30 @@ def refusal(browser: Browser, url: str, _: str) -> dict[str, Any]:
         wait_until_ready(page)
         generate(page, top_p="2", temperature="-1")
         wait_until_done(page)
-        return {
+        marked = "(all) => all.filter((each) => each.checkVisibility()).map((each) => each.name)"
+        told = {
             "problem": page.locator("#problem").inner_text(),
-            "marked": page.locator("[aria-invalid]").evaluate_all("(all) => all.map((each) => each.name)"),
-            **watch.told(),
+            "marked": page.locator("[aria-invalid]").evaluate_all(marked),
         }
+        choose(page, "Chat")
+        page.click("#settings > summary")
+        page.fill("#schema", '{"type": ')
+        page.click("#settings > summary")
+        say(page, "Go.")
+        wait_until_done(page)
+        told["marked_in_chat"] = page.locator("[aria-invalid]").evaluate_all(marked)
+        return told | watch.told()
 
 
 def outlive(browser: Browser, url: str, _: str) -> dict[str, Any]:
-    """An answer whose gateway dies: says when it is under way, and what it is at the end."""
+    """An answer whose gateway dies and comes back."""
     with opened(browser, url) as (page, watch):
         wait_until_ready(page)
-        generate(page, max_tokens="900", seed="7", temperature="1", n="4")
+        generate(page, max_tokens="200", seed="7", temperature="1", n="4")
         expect(page.locator(".token").nth(5)).to_be_visible()
-        tell("under way")
+        ask_for("halt")
         expect(page.locator("#notice")).to_contain_text("broke")
+        ask_for("go on")
         expect(page.locator("#facts")).to_contain_text("1 reconnect", timeout=2 * TIMEOUT_MILLISECONDS)
         wait_until_done(page)
         facts = page.locator("#facts").text_content()
@@ -358,8 +375,9 @@ def markdown(browser: Browser, url: str, _: str) -> dict[str, Any]:
         wait_until_done(page)
         copied = []
         for button in (page.locator(".code .copy").first, page.locator("article[data-role=assistant] .tools button")):
+            page.evaluate("() => { document.getElementById('announcer').textContent = ''; }")
             button.first.click()
-            expect(button.first).to_have_text("Copied")
+            expect(page.locator("#announcer")).to_have_text("Copied")
             copied.append(page.evaluate("() => navigator.clipboard.readText()"))
         return {
             "text": page.locator(".rendered").text_content(),
@@ -419,19 +437,67 @@ def key(browser: Browser, url: str, secret: str) -> dict[str, Any]:
 
 
 def looking(browser: Browser, url: str, _: str) -> dict[str, Any]:
-    """A page that is seen, then not, then seen again."""
+    """A page that is seen, then not, then seen again: what it asks for, and how long it waits in between."""
     with opened(browser, url) as (page, watch):
         wait_until_ready(page)
         asked: list[str] = []
         page.on("request", lambda request: asked.append(request.url))
-        counts: list[int] = []
-        for is_hidden in (False, True, False):
-            page.evaluate(HIDE, is_hidden)
-            page.wait_for_timeout(300)
-            asked.clear()
-            page.wait_for_timeout(3000)
-            counts.append(len(asked))
-        return {"counts": counts, "asked": sorted(set(asked)), **watch.told()}
+        page.evaluate(NOTE_REQUESTS)
+        wait_for_requests(page, 3)
+        page.evaluate(HIDE, True)
+        page.wait_for_timeout(300)
+        before = len(page.evaluate("() => window.times"))
+        page.wait_for_timeout(3000)
+        hidden = len(page.evaluate("() => window.times")) - before
+        seen = page.evaluate("() => window.times.splice(0)")
+        page.evaluate(HIDE, False)
+        wait_for_requests(page, 3)
+        again = page.evaluate("() => window.times")
+        gaps = [later - earlier for times in (seen, again) for earlier, later in itertools.pairwise(times)]
+        return {"hidden": hidden, "gaps": gaps, "asked": sorted(set(asked)), **watch.told()}
+
+
+def wait_for_requests(page: Page, number: int) -> None:
+    """Waits until the page has asked so often since it was looked at last."""
+    page.wait_for_function("(number) => window.times.length >= number", arg=number)
+
+
+def early(browser: Browser, url: str, _: str) -> dict[str, Any]:
+    """A page whose gateway takes long to say which models there are: nobody touches the form, or somebody does."""
+    told: dict[str, Any] = {}
+    held: list[Route] = []
+    hold = lambda page: page.route("**/v1/models", lambda route: held.append(route))  # noqa: E731
+    for case in ("untouched", "touched"):
+        with opened(browser, url, hold) as (page, watch):
+            while not held:
+                # The browser's events come only while it is waited for.
+                page.wait_for_timeout(20)
+            told[f"{case}, said"] = page.locator("#readiness").text_content()
+            if case == "touched":
+                page.fill("[name=temperature]", "0.1")
+            held.pop().continue_()
+            wait_until_ready(page)
+            mode = page.locator("#playground").get_attribute("data-mode")
+            told[case] = [mode, page.input_value("[name=temperature]"), page.locator("#model").text_content()]
+            told |= watch.told()
+    return told
+
+
+def unpainted(browser: Browser, url: str, _: str) -> dict[str, Any]:
+    """Answers on a page whose frames do not come: they are there when they are done."""
+    with opened(browser, url) as (page, watch):
+        wait_until_ready(page)
+        page.evaluate(DRAW_NOTHING)
+        told: dict[str, Any] = {}
+        choose(page, "Chat")
+        say(page, "Go.")
+        wait_until_done(page)
+        told["chat"] = said(page)
+        choose(page, "Completion")
+        generate(page)
+        wait_until_done(page)
+        told["completion"] = answers(page)
+        return told | watch.told()
 
 
 def access(browser: Browser, url: str, _: str) -> dict[str, Any]:
@@ -487,13 +553,14 @@ SCENARIOS: dict[str, Callable[[Browser, str, str], dict[str, Any]]] = {
     scenario.__name__: scenario
     for scenario in (
         *(completion, chat, reload, follow, stop, refusal, outlive, hostile, markdown),
-        *(tools, key, looking, access, screenshot),
+        *(tools, key, looking, early, unpainted, access, screenshot),
     )
 }
 
 
 def main(scenario: str, url: str, argument: str = "") -> None:
     """Runs one of them."""
+    expect.set_options(timeout=TIMEOUT_MILLISECONDS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 import socket
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from blockyard import Client
 from blockyard.admin.v1 import admin_pb2
 from blockyard.configuration import ModelSettings, PublicSettings, SecuritySettings
 from blockyard.security.keys import Key, add_key, digest, make_secret
+from blockyard.service import faults
 from gateway.config import GatewayConfiguration, ServiceSettings
 from gateway.fronts.openai.app import make_app
 from gateway.fronts.page.routes import add_page
@@ -22,8 +22,9 @@ from gateway.request import Delta, Recovered, TokenLogprob, TokenLogprobs
 from gateway.server import Server
 from tests.kit.fakes.fake_scheduler import FakeScheduler
 from tests.kit.processes.browser import Browser
-from tests.kit.processes.status import scheduler_status
+from tests.kit.processes.status import scheduler_status, state_of
 from tests.kit.processes.system import ROOT, System
+from tests.kit.waiting import wait_until
 from tests.unit.gateway.fronts.openai.scripted import (
     ARGUMENTS,
     SAID,
@@ -37,7 +38,7 @@ from tests.unit.gateway.fronts.openai.serving import serve
 from tests.unit.gateway.harness import demo_tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from gateway.request import GenerationRequest
@@ -47,6 +48,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 DEMO = ROOT / "models" / "demo"
 FLAGS = ["--dtype", "float32", "--num-device-blocks", "200", "--num-host-blocks", "50"]
 PROMPT = "def read_lines(path):\n"
+# After so many steps of its first answer a worker halts, where it is to.
+HALT = 40
 WELL: dict[str, Any] = {"console": [], "errors": [], "elsewhere": []}
 ATTACKS = (
     "<script>owned.push('script')</script>",
@@ -77,13 +80,41 @@ def well(told: dict[str, Any]) -> bool:
     return {name: told[name] for name in WELL} == WELL
 
 
+def look_at_halted(
+    browser: Browser,
+    demo: System,
+    scenario: str,
+    when_halted: Callable[[], object] = lambda: None,
+    before_going_on: Callable[[], object] = lambda: None,
+) -> dict[str, Any]:
+    """Looks at a scenario that asks for the worker to halt in the middle of its first answer, and to go on."""
+    demo.services["worker"].stop()
+    demo.next_faults["worker"] = f"{faults.AFTER_ANSWER}:hang@{HALT}"
+    worker = demo.start_service("worker")
+    worker.wait_for_log("cache ready")
+    wait_until(lambda: scheduler_status(demo).replicas[0].ready)
+    with browser.begin(scenario, demo.http_url) as looking:
+        try:
+            assert browser.hear(looking) == "halt"
+            wait_until(lambda: state_of(worker.process.pid) == "T")
+            when_halted()
+            browser.answer(looking)
+            assert browser.hear(looking) == "go on"
+            before_going_on()
+        finally:
+            worker.process.send_signal(signal.SIGCONT)
+        browser.answer(looking)
+        told = browser.end(looking)
+    demo.wait_until_ready()
+    return told
+
+
 def test_a_prompt_streams_and_charts_move(browser: Browser, demo: System) -> None:
     told = browser.look("completion", demo.http_url)
     assert well(told), told
     with Client(demo.grpc_target) as client:
         truth = client.generate(PROMPT, temperature=1.0, seed=3, max_tokens=300, n=2)
     assert told["answers"] == [choice.text for choice in truth.choices]
-    assert len(told["growth"]) > 10, "it did not stream"
     assert told["tokens"] > 20
     assert told["model"] == "demo" and '"model":"demo"' in told["command"]
     assert "tokens/s" in told["facts"] and "prompt tokens" in told["facts"]
@@ -118,7 +149,7 @@ def test_a_chat_goes_on(browser: Browser, demo: System) -> None:
 
 
 def test_a_reload_reads_on_with_the_answer(browser: Browser, demo: System) -> None:
-    told = browser.look("reload", demo.http_url)
+    told = look_at_halted(browser, demo, "reload")
     assert told["errors"] == told["elsewhere"] == []
     # Chromium itself writes down that an answer was no success.
     assert all("404 (Not Found)" in line for line in told["console"]), told["console"]
@@ -143,23 +174,43 @@ def test_a_conversation_follows_its_end_until_somebody_scrolls(browser: Browser)
 def test_status_is_asked_for_once_a_second_while_somebody_looks(browser: Browser, demo: System) -> None:
     told = browser.look("looking", demo.http_url)
     assert well(told), told
-    seen, hidden, again = told["counts"]
-    assert hidden == 0
-    assert 1 <= seen <= 4 and 1 <= again <= 4
+    assert told["hidden"] == 0
+    # A timer may come late, and never early.
+    assert min(told["gaps"]) > 950, told["gaps"]
     assert told["asked"] == [f"{demo.http_url}/status"]
 
 
+def test_a_late_list_of_models_moves_nobody(browser: Browser, demo: System) -> None:
+    told = browser.look("early", demo.http_url)
+    assert well(told), told
+    assert told["untouched, said"] == told["touched, said"] == "connecting"
+    assert told["untouched"] == ["chat", "0.7", "demo"]
+    assert told["touched"] == ["completion", "0.1", "demo"]
+
+
+def test_what_is_done_is_shown_though_no_frame_comes(browser: Browser) -> None:
+    text = "".join(f"word {number} " for number in range(500)).strip()
+    told = look_at_answer(browser, "unpainted", text)
+    assert well(told), told
+    assert told["chat"] == ["Go.", text]
+    assert told["completion"] == [text]
+
+
 def test_stop_ends_the_request(browser: Browser, demo: System) -> None:
-    told = browser.look("stop", demo.http_url)
+    with Client(demo.grpc_target) as client:
+        whole = client.generate(PROMPT, temperature=1.0, seed=1, max_tokens=200, n=8).usage.num_completion_tokens
+    before = scheduler_status(demo).num_completion_tokens
+    told = look_at_halted(browser, demo, "stop")
     assert (told["notice"], told["grew_on"]) == ("Stopped.", False)
     assert well(told), told
-    assert scheduler_status(demo).replicas[0].num_running_sequences == 0
+    assert scheduler_status(demo).num_completion_tokens - before < whole, "it was answered to its end"
 
 
 def test_a_refusal_names_its_fields(browser: Browser, demo: System) -> None:
     told = browser.look("refusal", demo.http_url)
     assert "FIELD_INVALID" in told["problem"] and "top_p" in told["problem"]
     assert sorted(told["marked"]) == ["temperature", "top_p"]
+    assert told["marked_in_chat"] == ["schema"]
     # Chromium itself writes down that an answer was no success.
     assert all("400 (Bad Request)" in line for line in told["console"])
     assert told["errors"] == told["elsewhere"] == []
@@ -167,24 +218,19 @@ def test_a_refusal_names_its_fields(browser: Browser, demo: System) -> None:
 
 def test_an_answer_outlives_its_gateway(browser: Browser, demo: System) -> None:
     with Client(demo.grpc_target) as client:
-        truth = client.generate(PROMPT, temperature=1.0, seed=7, max_tokens=900, n=4)
-    assert sum(len(choice.text) for choice in truth.choices) > 1500, "it is over before anything can be killed"
-    worker = demo.services["worker"].process
-    looking = browser.begin("outlive", demo.http_url)
-    assert looking.stdout is not None
-    assert json.loads(looking.stdout.readline()) == "under way"
-    worker.send_signal(signal.SIGSTOP)
-    demo.services["gateway"].process.kill()
-    demo.services["gateway"].wait()
-    demo.start_service("gateway")
-    worker.send_signal(signal.SIGCONT)
-    told = browser.end(looking)
+        truth = client.generate(PROMPT, temperature=1.0, seed=7, max_tokens=200, n=4)
+    assert truth.usage.num_completion_tokens > 4 * HALT, "it is over before anything can be killed"
+
+    def kill_gateway() -> None:
+        demo.services["gateway"].process.kill()
+        demo.services["gateway"].wait()
+
+    told = look_at_halted(browser, demo, "outlive", kill_gateway, lambda: demo.start_service("gateway"))
     assert told["answers"] == [choice.text for choice in truth.choices]
     assert "1 reconnect" in told["facts"]
     assert told["errors"] == told["elsewhere"] == []
     # Chromium itself writes down that nobody answered.
     assert all("net::ERR_" in line or "503" in line for line in told["console"]), told["console"]
-    demo.wait_until_ready()
 
 
 def attacking(request: GenerationRequest) -> list[Any]:

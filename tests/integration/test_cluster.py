@@ -11,6 +11,7 @@ import pytest
 from blockyard import AsyncClient
 from tests.kit.kernels.tiny_models import tiny_model
 from tests.kit.processes.cluster import Cluster, ClusterError
+from tests.kit.processes.status import state_of
 from tests.kit.waiting import until
 
 if TYPE_CHECKING:
@@ -23,12 +24,6 @@ def pid_of(cluster: Cluster, name: str) -> int:
     process = cluster.members[name].process
     assert process is not None
     return process.pid
-
-
-def state_of(pid: int) -> str:
-    """One letter, as the kernel has it."""
-    with open(f"/proc/{pid}/stat") as file:
-        return file.read().rpartition(")")[2].split()[0]
 
 
 async def test_what_dies_is_back_at_its_address_and_nothing_is_left(tmp_path: Path) -> None:

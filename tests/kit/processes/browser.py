@@ -31,11 +31,26 @@ class Browser:
     def begin(self, scenario: str, url: str, argument: str = "") -> subprocess.Popen[str]:
         """Begins to look; what it prints is JSON, a line for each thing."""
         line = [str(self._python), str(PROGRAM), scenario, f"{url}/", argument]
-        return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        pipe = subprocess.PIPE
+        return subprocess.Popen(line, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
     def look(self, scenario: str, url: str, argument: str = "") -> dict[str, Any]:
         """Looks, and gives what it saw."""
         return self.end(self.begin(scenario, url, argument))
+
+    @classmethod
+    def hear(cls, process: subprocess.Popen[str]) -> Any:
+        """Waits for the next thing that what was begun says."""
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        return json.loads(line) if line else cls.end(process)
+
+    @staticmethod
+    def answer(process: subprocess.Popen[str]) -> None:
+        """Says that what was begun has what it asked for."""
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
 
     @staticmethod
     def end(process: subprocess.Popen[str], seconds: float = 200.0) -> dict[str, Any]:

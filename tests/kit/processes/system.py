@@ -64,16 +64,13 @@ class Service:
 
     def stop(self, signal_number: int = signal.SIGTERM, seconds: float = 20.0) -> int:
         """Ends it and returns its exit code; kills it when it does not end in time, which fails the test."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal_number)
-            try:
-                self.process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-                raise AssertionError(f"{self.module} did not stop:\n{self.log}") from None
-        self._log.close()
-        return self.process.returncode
+        self.process.send_signal(signal_number)
+        try:
+            return self.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise AssertionError(f"{self.module} did not stop:\n{self.log}") from None
 
 
 @dataclass

@@ -82,7 +82,7 @@ export class Board {
   #timer = null;
   #isAsking = false;
   #wasReady = null;
-  /** Called with no arguments when the gateway becomes ready. */
+  /** Called with no arguments when the gateway becomes ready, and awaited before the page says so. */
   onReady = () => {};
 
   constructor(gateway, seen) {
@@ -106,7 +106,7 @@ export class Board {
     this.#isAsking = true;
     let goesOn = true;
     try {
-      this.#take(await this.#gateway.status());
+      await this.#take(await this.#gateway.status());
     } catch (error) {
       goesOn = this.#fail(error);
     }
@@ -114,16 +114,17 @@ export class Board {
     if (goesOn && !document.hidden) this.#timer = setTimeout(() => this.#ask(), 1000 * PERIOD_SECONDS);
   }
 
-  #take(status) {
+  async #take(status) {
     const { gateway, scheduler } = status;
     this.#add({ ...this.#readings.take(status), ...this.#seen() });
-    showReadiness(gateway.ready, gateway.ready ? "ready" : gateway.message || "not ready");
     byId("version").textContent = gateway.version;
     byId("totals").textContent = scheduler ? totals(scheduler) : "The scheduler does not answer.";
     byId("replicas").replaceChildren(...(scheduler?.replicas ?? []).map((replica) => this.#row(replica)));
     byId("recoveries").replaceChildren(...(scheduler?.recoveries ?? []).slice(0, 3).map(recovery));
-    if (gateway.ready && !this.#wasReady) this.onReady();
+    // First, since the form that people see depends on the model.
+    if (gateway.ready && !this.#wasReady) await this.onReady();
     this.#wasReady = gateway.ready;
+    showReadiness(gateway.ready, gateway.ready ? "ready" : gateway.message || "not ready");
   }
 
   /** Tells what is wrong; returns whether asking again may help. */

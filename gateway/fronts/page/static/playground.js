@@ -42,6 +42,8 @@ export class Playground {
   #ofTab = tabStore();
   #chat = new Chat(new Conversation(this.#kept), this.#card);
   #mode = null;
+  // Whether somebody has begun to fill the form in.
+  #isTouched = false;
   #fields = { ...FIELDS, ...JSON.parse(this.#ofTab.get(KEPT_FIELDS) ?? "{}") };
   #draft = null;
   #run = null;
@@ -50,7 +52,7 @@ export class Playground {
     this.#gateway = gateway;
     this.#listen();
     const running = this.#ofTab.get(RUNNING);
-    this.#setMode(running ? "chat" : (this.#kept.get(MODE) ?? "completion"));
+    this.#setMode(running ? "chat" : (this.#kept.get(MODE) ?? this.#ofTab.get(MODE) ?? "completion"));
     if (running) this.#readOn(running);
   }
 
@@ -77,7 +79,7 @@ export class Playground {
   }
 
   get #isUntouched() {
-    return !this.#run && this.#prompt.value === FIELDS[this.#mode].prompt;
+    return !this.#isTouched && this.#prompt.value === FIELDS[this.#mode].prompt;
   }
 
   #listen() {
@@ -85,6 +87,8 @@ export class Playground {
       event.preventDefault();
       this.#send();
     });
+    for (const type of ["focusin", "pointerdown"])
+      this.#form.addEventListener(type, () => (this.#isTouched = true), { once: true });
     this.#form.addEventListener("input", () => this.showCommand());
     for (const radio of this.#form.elements.mode)
       radio.addEventListener("change", () => this.#chooseMode(this.#form.elements.mode.value));
@@ -162,6 +166,7 @@ export class Playground {
   #leave() {
     this.#noteFields();
     this.#ofTab.set(KEPT_FIELDS, JSON.stringify(this.#fields));
+    this.#ofTab.set(MODE, this.#mode);
     if (this.#isChat) this.#chat.keep();
     else this.#run?.stop();
   }

@@ -5,7 +5,12 @@ import { byId, make } from "./elements.js";
 import { duration } from "./format.js";
 
 // Parameters that have another name in the form.
-const FIELDS = { messages: "prompt", top_logprobs: "logprobs", max_completion_tokens: "max_tokens" };
+const FIELDS = {
+  messages: "prompt",
+  top_logprobs: "logprobs",
+  max_completion_tokens: "max_tokens",
+  response_format: "schema",
+};
 
 /** Shows an error; null: none. */
 export function showProblem(error) {
@@ -35,7 +40,11 @@ function item({ param, message }) {
 
 function mark(param) {
   const name = (param ?? "").split(/[.[]/)[0];
-  byId("form").elements[FIELDS[name] ?? name]?.setAttribute?.("aria-invalid", "true");
+  const field = byId("form").elements[FIELDS[name] ?? name];
+  if (!(field instanceof Element)) return;
+  field.setAttribute("aria-invalid", "true");
+  // It may be folded away.
+  field.closest("details")?.setAttribute("open", "");
 }
 
 function askForKey() {

@@ -28,10 +28,10 @@ export class TokenView {
   /** Takes note that there is more, which it shows with the next frame. */
   grow = framed(() => this.#show());
 
-  /** Takes note that no more will come. */
+  /** Shows all that there is at once, since no more will come: a frame may be long in coming. */
   end() {
     this.element.classList.remove("growing");
-    this.grow();
+    this.#show();
   }
 
   #show() {
