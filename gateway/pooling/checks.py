@@ -59,7 +59,7 @@ def check_characters(
     for place, given in enumerate(inputs):
         if isinstance(given, str) and len(given) > model.max_tokens:
             # A text in lower case has as many characters, or more.
-            least = model.encoder.tokenizer.min_tokens(given)
+            least = model.encoder.tokenizer.min_tokens(given, model.max_tokens + 1)
             if least > model.max_tokens:
                 yield input_too_long(f"{field}[{place}]", size_of(len(given), least), model.max_tokens)
 

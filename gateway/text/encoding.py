@@ -120,7 +120,7 @@ def _require_short(text: str, tokenizer: Tokenizer, max_model_len: int | None, l
     """Raises BlockyardError PROMPT_TOO_LONG for a text that has no room in the model, by its characters alone."""
     if max_model_len is None or len(text) < max_model_len or (last is not None and last < max_model_len):
         return
-    if (least := tokenizer.min_tokens(text)) >= max_model_len:
+    if (least := tokenizer.min_tokens(text, max_model_len)) >= max_model_len:
         raise invalid([prompt_too_long(size_of(len(text), least), max_model_len)])
 
 

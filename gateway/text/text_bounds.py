@@ -53,13 +53,16 @@ class TextBounds:
     any: Cover = _UNKNOWN
     absorbing: tuple[str, ...] = ()
 
-    def min_tokens(self, text: str) -> int:
-        """Returns a number of tokens that a text has at least, special tokens that are added aside; 0: not known."""
+    def min_tokens(self, text: str, enough: int | None = None) -> int:
+        """Returns a number of tokens that a text has at least, special tokens that are added aside; 0: not known.
+
+        `enough`: no greater number is looked for.
+        """
         cover = self.ascii if text.isascii() else self.any
         if not cover.characters or any(token in text for token in self.absorbing):
             return 0
         by_characters = math.ceil(len(text) / cover.characters)
-        if not cover.letters:
+        if not cover.letters or (enough is not None and by_characters >= enough):
             return by_characters
         num_letters = len(text.encode(errors="replace").translate(None, _NOT_LETTERS))
         return max(by_characters, math.ceil(num_letters / cover.letters))

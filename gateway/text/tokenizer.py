@@ -172,9 +172,9 @@ class Tokenizer:
         """
         return list(self._encode("prompt", text, add_special_tokens))
 
-    def min_tokens(self, text: str) -> int:
-        """Returns a number of tokens that a text has at least, without making any; 0: not known."""
-        return self.vocabulary.bounds.min_tokens(text)
+    def min_tokens(self, text: str, enough: int | None = None) -> int:
+        """Returns a number of tokens that a text has at least, without making any: see `TextBounds`; 0: not known."""
+        return self.vocabulary.bounds.min_tokens(text, enough)
 
     def encode_steps(
         self, text: str, add_special_tokens: bool = True, *, enough: int | None = None, from_end: bool = False

@@ -52,17 +52,24 @@ def parse_body(kind: type[B], raw: bytes) -> B:
 def _has_too_many_values(raw: bytes, marks: bytes) -> bool:
     """Returns whether JSON has more values than are read while everybody waits: `marks` begin or divide them."""
     # Most bodies of this size are one text, which is read in no time.
-    if _count(raw, marks) <= MAX_VALUES:
+    if len(raw) <= MAX_VALUES or not _has_more(raw, marks):
         return False
     # What is in texts does not count. Of what quotes divide every second part is one.
     plain = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
-    if plain.count(b'"') > 2 * MAX_VALUES and marks.endswith(b","):
+    if b"," in marks and plain.count(b'"') > 2 * MAX_VALUES:
         return True
-    return _count(b"".join(plain.split(b'"')[::2]), marks) > MAX_VALUES
+    return _has_more(b"".join(plain.split(b'"')[::2]), marks)
 
 
-def _count(raw: bytes, marks: bytes) -> int:
-    return sum(raw.count(mark) for mark in marks)
+def _has_more(raw: bytes, marks: bytes) -> bool:
+    """Returns whether there are more than MAX_VALUES marks. Where there are few, `find` is faster than `count`."""
+    count = 0
+    for mark in marks:
+        place = raw.find(mark)
+        while place >= 0 and count <= MAX_VALUES:
+            count += 1
+            place = raw.find(mark, place + 1)
+    return count > MAX_VALUES
 
 
 def from_validation(error: pydantic.ValidationError) -> BlockyardError:

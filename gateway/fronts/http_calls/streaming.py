@@ -26,20 +26,20 @@ MAX_DISCARDED_BYTES = 4 * PUBLIC_MESSAGE_BYTES
 
 async def read_body(request: Request) -> bytes:
     """Reads a body of at most 16 MiB; raises BlockyardError MESSAGE_TOO_LARGE or CLIENT_CANCELLED."""
-    body = bytearray()
+    parts: list[bytes] = []
     num_bytes = 0
     try:
         async for part in request.stream():
             num_bytes += len(part)
             if num_bytes <= PUBLIC_MESSAGE_BYTES:
-                body += part
+                parts.append(part)
             elif num_bytes > MAX_DISCARDED_BYTES:
                 break
     except ClientDisconnect:
         raise client_gone() from None
     if num_bytes > PUBLIC_MESSAGE_BYTES:
         raise BlockyardError(Reason.MESSAGE_TOO_LARGE, f"the body has more than {PUBLIC_MESSAGE_BYTES} bytes")
-    return bytes(body)
+    return b"".join(parts)
 
 
 def client_gone() -> BlockyardError:

@@ -186,11 +186,17 @@ async def test_a_cut_above_the_models_length_helps_nothing(calls: Calls) -> None
     assert calls.texts == []
 
 
-async def test_a_call_that_was_refused_leaves_nothing_to_the_collector(http: httpx.AsyncClient) -> None:
+async def test_a_call_that_was_refused_leaves_nothing_to_the_collector(
+    http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slices, "SLICE_CHARACTERS", 512)
+    # The last one is refused by a thread.
+    bodies: list[dict[str, Any]] = [{"prompt": TEXT}, {"messages": CHAT}, {"prompt": " a" * 10_000}]
     gc.collect()
     gc.disable()
     try:
-        for path, body in (("/v1/completions", {"prompt": TEXT}), ("/v1/chat/completions", {"messages": CHAT})):
+        for body in bodies:
+            path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
             assert (await http.post(path, json=body)).status_code == 400
         await asyncio.sleep(0)
         left = [each for each in gc.get_objects() if isinstance(each, CompletionBody | GenerationRequest)]
