@@ -43,7 +43,7 @@ from gateway.observe.metrics import GatewayMetrics
 from gateway.observe.scheduler_readings import SchedulerReadings
 from gateway.observe.vllm_metrics import add_vllm_names
 from gateway.pooling.files import read_model_rule
-from gateway.text.tokenizer import load_tokenizer
+from gateway.text.tokenizer_files import load_tokenizer
 
 if TYPE_CHECKING:
     import grpc.aio

@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from benchmarks.kit import record
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
 from blockyard.model_files import DEMO_FOLDER, model_digest
-from gateway.text.tokenizer import load_tokenizer
+from gateway.text.tokenizer_files import load_tokenizer
 from tests.kit.fakes.fake_scheduler import FakeScheduler, hashed_tokens
 
 if TYPE_CHECKING:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import os
 import threading
 import time
+from functools import partial
 
+from blockyard.service.roots import make_thread
 from blockyard.telemetry import EventLogger
 
 log = EventLogger(__name__)
@@ -19,7 +21,7 @@ _LOG_SECONDS = 1.0
 
 def end_within(seconds: float, exit_code: int = 0) -> None:
     """Ends this process after so long, whatever its threads do; without effect where it has ended by itself."""
-    threading.Thread(target=_end, args=(seconds, exit_code), name="end", daemon=True).start()
+    make_thread(partial(_end, seconds, exit_code), "end").start()
 
 
 def _end(seconds: float, exit_code: int) -> None:

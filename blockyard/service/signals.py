@@ -6,8 +6,11 @@ import asyncio
 import os
 import signal
 import threading
+from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
+
+from blockyard.service.roots import make_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +30,7 @@ def on_stop_signal(stop: Callable[[], None], hurry: Callable[[], None] | None = 
     loop = asyncio.get_running_loop()
     is_taken, signals = threading.Event(), SimpleQueue[int]()
     # Its thread is started now: to start one takes locks, which the handler of a signal may find taken.
-    threading.Thread(target=_watch, args=(signals, is_taken), name="stop signals", daemon=True).start()
+    make_thread(partial(_watch, signals, is_taken), "stop signals").start()
 
     def on_turn() -> None:
         is_taken.set()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from blockyard.errors import BlockyardError, Reason, quote
 from blockyard.paths import find_below
-from gateway.text.tokenizer import load_adapter_tokenizer
+from gateway.text.tokenizer_files import load_adapter_tokenizer
 
 if TYPE_CHECKING:
     from pathlib import Path

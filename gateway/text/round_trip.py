@@ -15,7 +15,7 @@ from blockyard.client.chat import Role
 from blockyard.errors import BlockyardError
 from gateway.chat import Conversation, Message, Tool, ToolCall, prompt_of
 from gateway.dialects.scanner import Scanner
-from gateway.text.tokenizer import load_tokenizer
+from gateway.text.tokenizer_files import load_tokenizer
 
 if TYPE_CHECKING:
     from gateway.chat import Renderer

@@ -15,7 +15,7 @@ from blockyard.client.chat import ChatOptions
 from blockyard.inference.v1 import inference_pb2_grpc
 from gateway.chat import Conversation, Role, Tool, ToolCall, prompt_of
 from gateway.chat import Message as Said
-from gateway.text.tokenizer import load_tokenizer
+from gateway.text.tokenizer_files import load_tokenizer
 from tests.integration.conftest import DEMO
 from tests.kit.processes.cluster import Cluster
 from tests.unit.gateway.fronts.parity.case import Case, named

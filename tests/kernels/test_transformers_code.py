@@ -17,7 +17,7 @@ from blockyard.capacity.adapters import LoraLimits
 from blockyard.errors import BlockyardError
 from blockyard.model_config import fallback
 from blockyard.parallel import Parallel
-from gateway.text.tokenizer import load_tokenizer
+from gateway.text.tokenizer_files import load_tokenizer
 from kernels.select import get_backend
 from tests.kit.kernels.backends import BEST, CPU, REFERENCE
 from tests.kit.kernels.families import VOCAB_SIZE, family_model

@@ -28,7 +28,7 @@ from gateway.scheduler_messages import (
     Progress,
     Resume,
 )
-from gateway.text.tokenizer import load_tokenizer
+from gateway.text.tokenizer_files import load_tokenizer
 from tests.kit.fuzz.mutations import mutate
 
 if TYPE_CHECKING:

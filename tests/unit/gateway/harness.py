@@ -22,9 +22,10 @@ from gateway.fronts.grpc_api.servicer import SERVICE, InferenceServicer, add_inf
 from gateway.generation import GenerationService
 from gateway.live.live_requests import LiveRequests
 from gateway.live.scheduler_link import SchedulerLink
-from gateway.text.tokenizer import Tokenizer, load_tokenizer
+from gateway.text.tokenizer_files import load_tokenizer
 
 if TYPE_CHECKING:
+    from gateway.text.tokenizer import Tokenizer
     from collections.abc import AsyncIterator
 
     from tests.kit.fakes.fake_scheduler import FakeScheduler

@@ -10,7 +10,7 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors
 
-from gateway.text.tokenizer import load_tokenizer
+from gateway.text.tokenizer_files import load_tokenizer
 from tests.unit.gateway.harness import demo_tokenizer
 from tests.unit.gateway.text import long_texts
 from tests.unit.gateway.text.long_texts import (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from blockyard.errors import BlockyardError, Reason
-from gateway.text.tokenizer import load_tokenizer
+from gateway.text.tokenizer_files import load_tokenizer
 from tests.unit.gateway.harness import DEMO_MODEL, demo_tokenizer
 
 if TYPE_CHECKING:

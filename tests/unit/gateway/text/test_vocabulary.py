@@ -11,7 +11,7 @@ import sentencepiece
 import tiktoken
 
 from blockyard.errors import BlockyardError, Reason
-from gateway.text.tokenizer import load_tokenizer
+from gateway.text.tokenizer_files import load_tokenizer
 from tests.unit.gateway.text.vocabularies import (
     NUM_SPECIALS,
     PATTERN,

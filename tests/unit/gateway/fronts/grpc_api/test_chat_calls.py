@@ -10,12 +10,13 @@ import pytest
 
 from blockyard.errors import Reason
 from blockyard.inference.v1 import inference_pb2
-from gateway.text.tokenizer import Tokenizer, load_tokenizer
+from gateway.text.tokenizer_files import load_tokenizer
 from tests.kit.fakes.fake_scheduler import FakeScheduler, scripted
 from tests.kit.refusals import refused
 from tests.unit.gateway.harness import DEMO_MODEL, END_OF_TURN, Front, demo_tokenizer, ids_of, rest_of, serving
 
 if TYPE_CHECKING:
+    from gateway.text.tokenizer import Tokenizer
     from pathlib import Path
 
 KEEP = inference_pb2.ON_DISCONNECT_KEEP

@@ -19,7 +19,7 @@ from gateway import chat, validation
 from gateway.codec import conversation as conversation_codec
 from gateway.codec import public as codec
 from gateway.text import chat_template
-from gateway.text.tokenizer import load_tokenizer
+from gateway.text.tokenizer_files import load_tokenizer
 from tests.unit.gateway.fronts.parity import scenarios
 from tests.unit.gateway.fronts.parity.case import TEMPLATE, named
 from tests.unit.gateway.fronts.parity.cases import BASES, cases_of

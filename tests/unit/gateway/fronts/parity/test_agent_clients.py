@@ -12,7 +12,7 @@ import httpx2
 import openai
 from pydantic import BaseModel
 
-from gateway.text.tokenizer import load_tokenizer
+from gateway.text.tokenizer_files import load_tokenizer
 from tests.kit.fakes.fake_scheduler import FakeScheduler
 from tests.unit.gateway.fronts.openai.serving import serve_openai
 from tests.unit.gateway.fronts.parity.agents import SCHEMA, TEMPLATE

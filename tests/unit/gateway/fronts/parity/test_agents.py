@@ -10,7 +10,7 @@ import pytest
 
 from blockyard.errors import TABLE, BlockyardError, Reason
 from blockyard.gateway.v1 import state_pb2
-from gateway.text.tokenizer import load_tokenizer
+from gateway.text.tokenizer_files import load_tokenizer
 from tests.kit.fakes.fake_scheduler import FakeScheduler, scripted
 from tests.unit.gateway.fronts.openai.serving import serve_openai
 from tests.unit.gateway.fronts.parity.agents import (

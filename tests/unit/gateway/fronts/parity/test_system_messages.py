@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from blockyard.inference.v1 import inference_pb2
-from gateway.text.tokenizer import load_tokenizer
+from gateway.text.tokenizer_files import load_tokenizer
 from tests.kit.fakes.fake_scheduler import FakeScheduler, scripted
 from tests.unit.gateway.fronts.openai.serving import serve_openai
 from tests.unit.gateway.harness import DEMO_MODEL, END_OF_TURN, serving

@@ -18,7 +18,7 @@ from gateway.fronts.http_calls.bodies import parse_body
 from gateway.fronts.responses.answer_shapes import ToldResponse
 from gateway.fronts.responses.call import understand, understand_count
 from gateway.fronts.responses.schema import InputTokensBody, ResponseBody
-from gateway.text.tokenizer import load_tokenizer
+from gateway.text.tokenizer_files import load_tokenizer
 from tests.kit.fakes.fake_scheduler import FakeScheduler, scripted
 from tests.unit.gateway.fronts.openai.serving import serve_openai
 from tests.unit.gateway.fronts.parity.agents import TEMPLATE
