@@ -12,6 +12,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 _LOCAL = ("blockyard", "gateway", "scheduler_service", "worker_service", "kernels")
+# What gRPC writes, with a stack, of what its peers do, by its loggers: nothing turns that off. The first it tells us as
+# well, as an answer of None, which we refuse with a line of our own. The second is a client that went away before its
+# last message could be sent.
+_GRPC_NOISE = {
+    "grpc._common": "Exception deserializing message!",
+    "grpc._cython.cygrpc": "ExecuteBatchError raised in core",
+}
 
 
 class EventLogger:
@@ -91,6 +98,16 @@ class _JsonFormatter(logging.Formatter):
         return json.dumps(event, default=str, ensure_ascii=False)
 
 
+def _is_no_noise(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(_GRPC_NOISE[record.name])
+
+
+def quiet_grpc() -> None:
+    """Leaves out of the log what gRPC writes of peers that went away or sent what is no message."""
+    for name in _GRPC_NOISE:
+        logging.getLogger(name).addFilter(_is_no_noise)
+
+
 def configure_logging(service: str, *, level: str = "info", log_format: str = "text") -> None:
     """Sends all logging of this process to standard error.
 
@@ -104,6 +121,7 @@ def configure_logging(service: str, *, level: str = "info", log_format: str = "t
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
+    quiet_grpc()
     for name in _LOCAL:
         logging.getLogger(name).setLevel(level.upper())
 

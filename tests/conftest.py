@@ -22,11 +22,49 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # How long an example takes says how busy the machine is.
 settings.register_profile("blockyard", deadline=None)
 settings.load_profile("blockyard")
+# Tests kill and stop peers on purpose, which gRPC tells on standard error. It looks when it is first used.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+telemetry.quiet_grpc()
 # Many processes share the cores: a thread of OpenMP that waits by spinning takes what others would compute with.
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
 # Without a GPU Triton interprets. It looks when it is imported, which libraries do before the first of our tests.
 if os.environ.get("BLOCKYARD_TEST_DEVICE") == "cpu" or not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+class LoopErrors(logging.Handler):
+    """Keeps what event loops say of callbacks and tasks that failed where nobody looked."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(self.format(record))
+
+
+def _is_no_late_event(record: logging.LogRecord) -> bool:
+    """Leaves out what gRPC's one thread says of a call that was cancelled, where its loop is closed by now.
+
+    A cancelled call is over at once for whoever cancelled it. Its operations end later, for which nobody can wait, and
+    gRPC then calls a loop that only a process with several loops, one after another, has closed.
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    return "PollerCompletionQueue._handle_events" not in record.getMessage() or "loop is closed" not in str(error)
+
+
+LOOP_ERRORS = LoopErrors()
+logging.getLogger("asyncio").addFilter(_is_no_late_event)
+logging.getLogger("asyncio").addHandler(LOOP_ERRORS)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Generator[None, object, object]:
+    """Fails a test in which a loop's callback or task failed where nobody looked."""
+    result = yield
+    texts, LOOP_ERRORS.texts = LOOP_ERRORS.texts, []
+    assert not texts, "\n".join(texts)
+    return result
 
 
 @pytest.hookimpl(wrapper=True)

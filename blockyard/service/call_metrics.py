@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 
 from blockyard.errors import TABLE, BlockyardError, Reason
+from blockyard.service.interceptors import call_has_ended
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator
@@ -83,6 +84,6 @@ def _reason_of(error: BaseException) -> Reason:
     """
     if isinstance(error, BlockyardError):
         return error.reason
-    if isinstance(error, asyncio.CancelledError | GeneratorExit):
+    if isinstance(error, asyncio.CancelledError | GeneratorExit) or call_has_ended(error):
         return Reason.CLIENT_CANCELLED
     return Reason.BUG

@@ -61,6 +61,26 @@ def _make_probes(is_live: Callable[[], bool], is_ready: Callable[[], bool], othe
     return {"": is_ready, "readiness": is_ready, "liveness": is_live, **others}
 
 
+def _status(holds: bool) -> health_pb2.HealthCheckResponse.ServingStatus.ValueType:
+    status = health_pb2.HealthCheckResponse.ServingStatus
+    return status.SERVING if holds else status.NOT_SERVING
+
+
+class _ListedHealth(health.HealthServicer):
+    """The package's servicer with `List`, of which it has none: to a call it answers with a stack in the log."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._listed: dict[str, health_pb2.HealthCheckResponse] = {}
+
+    def set(self, service: str, status: health_pb2.HealthCheckResponse.ServingStatus.ValueType) -> None:
+        super().set(service, status)
+        self._listed[service] = health_pb2.HealthCheckResponse(status=status)
+
+    def List(self, request: Any, context: Any) -> Any:
+        return health_pb2.HealthListResponse(statuses=dict(self._listed))
+
+
 class HealthServer:
     """grpc.health.v1 from a thread and a port of its own, so that a busy loop cannot make it late.
 
@@ -76,7 +96,7 @@ class HealthServer:
     ) -> None:
         self._probes = _make_probes(is_live, is_ready, others)
         self._period_seconds = period_seconds
-        self._servicer = health.HealthServicer(experimental_non_blocking=True)
+        self._servicer = _ListedHealth(experimental_non_blocking=True)
         self._server = grpc.server(
             futures.ThreadPoolExecutor(4, "health"), options=server_options(PUBLIC_MESSAGE_BYTES)
         )
@@ -97,8 +117,7 @@ class HealthServer:
 
     def _update(self) -> None:
         for name, probe in self._probes.items():
-            status = health_pb2.HealthCheckResponse.ServingStatus
-            self._servicer.set(name, status.SERVING if self._holds(name, probe) else status.NOT_SERVING)
+            self._servicer.set(name, _status(self._holds(name, probe)))
 
     def _holds(self, name: str, probe: Callable[[], bool]) -> bool:
         try:
@@ -134,14 +153,16 @@ class _LiveHealth(health_pb2_grpc.HealthServicer):
         probe = self._probes.get(service)
         if probe is None:
             return None
-        status = health_pb2.HealthCheckResponse.ServingStatus
-        return health_pb2.HealthCheckResponse(status=status.SERVING if probe() else status.NOT_SERVING)
+        return health_pb2.HealthCheckResponse(status=_status(probe()))
 
     async def Check(self, request: Any, context: Any) -> Any:  # type: ignore[override]
         response = self._response(request.service)
         if response is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"unknown service {request.service!r}")
         return response
+
+    async def List(self, request: Any, context: Any) -> Any:  # type: ignore[override]
+        return health_pb2.HealthListResponse(statuses={name: self._response(name) for name in self._probes})
 
     async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:  # type: ignore[override]
         last: Any = None

@@ -31,6 +31,15 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BlockyardErr
     await cast("Any", context).abort_with_status(to_call_status(error))
 
 
+def call_has_ended(error: BaseException) -> bool:
+    """Whether a handler failed because its call is over: its client went away while it wrote, or the server stopped.
+
+    gRPC cancels such a handler, but may tell it first that its message could not be sent.
+    """
+    bases: Any = grpc.aio
+    return isinstance(error, bases.BaseError) and not isinstance(error, bases.UsageError | grpc.aio.AbortError)
+
+
 # How a handler is made, and where grpc keeps its behaviour, by (request_streaming, response_streaming).
 _KINDS: dict[tuple[bool, bool], tuple[Any, str]] = {
     (False, False): (grpc.unary_unary_rpc_method_handler, "unary_unary"),
@@ -139,6 +148,8 @@ def _guard_stream(inner: Stream, method: str) -> Stream:
 async def _answer(error: BaseException, context: grpc.aio.ServicerContext[Any, Any], method: str) -> None:
     if isinstance(error, grpc.aio.AbortError | GeneratorExit | KeyboardInterrupt | SystemExit):
         raise error
+    if call_has_ended(error):
+        raise asyncio.CancelledError from None
     if isinstance(error, asyncio.CancelledError):
         if context.cancelled():
             raise error

@@ -77,6 +77,8 @@ async def update(operations: Operations, engines: Sequence[Engine], wanted: Upda
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            # Nobody asks for it where the caller has left.
+            await asyncio.gather(everything, return_exceptions=True)
 
 
 async def _update_one(operations: Operations, engine: Engine, wanted: Update, tell: Callable[[Event], None]) -> None:

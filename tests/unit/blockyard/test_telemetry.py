@@ -7,9 +7,11 @@ import logging
 import re
 from typing import TYPE_CHECKING
 
+import grpc
 import pytest
 
 from blockyard.telemetry import EventLogger, configure_logging
+from blockyard.worker.v1 import worker_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,6 +47,16 @@ def test_a_value_cannot_break_the_line(capsys: Captured, value: object, told: st
     configure_logging("gateway")
     log.warning("odd", value=value)
     assert capsys.readouterr().err.endswith(f" odd value={told}\n")
+
+
+def test_what_grpc_says_of_its_peers_is_left_out(capsys: Captured) -> None:
+    configure_logging("scheduler")
+    assert grpc._common.deserialize(b"\xff", worker_pb2.ExecuteModelResponse.FromString) is None  # type: ignore[attr-defined]
+    of_core = logging.getLogger("grpc._cython.cygrpc")
+    of_core.error("ExecuteBatchError raised in core by servicer method [/a.B/C]")
+    assert capsys.readouterr().err == ""
+    of_core.error("Unexpected [KeyError] raised by servicer method [/a.B/C]")
+    assert "KeyError" in capsys.readouterr().err
 
 
 def test_json_is_one_object_a_line(capsys: Captured) -> None:

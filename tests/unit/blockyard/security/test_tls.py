@@ -256,14 +256,22 @@ def test_a_key_with_a_passphrase_is_refused_without_a_question(authority: Author
 async def echo(files: CertificateFiles) -> AsyncIterator[int]:
     """A server over TLS that tells each line back; gives its port."""
 
+    ended: list[asyncio.Event] = []
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while line := await reader.readline():
-            writer.write(line)
-        writer.close()
+        ended.append(end := asyncio.Event())
+        try:
+            while line := await reader.readline():
+                writer.write(line)
+            writer.close()
+        finally:
+            end.set()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=http_context(files))
     async with server:
         yield server.sockets[0].getsockname()[1]
+    for end in ended:
+        await end.wait()
 
 
 class Line:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -59,6 +59,13 @@ class Service:
         if request == b"endless":
             await asyncio.Event().wait()
 
+    async def write_on(self, request: bytes, context: Any) -> None:
+        await context.write(request)
+        with suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        # As where a message is on its way when the client goes.
+        await context.write(request)
+
     async def join(self, requests: AsyncIterator[bytes], context: Any) -> bytes:
         return b"".join([request async for request in requests])
 
@@ -73,6 +80,7 @@ class Service:
             "Fail": grpc.unary_unary_rpc_method_handler(self.fail),
             "Repeat": grpc.unary_stream_rpc_method_handler(self.repeat),
             "Write": grpc.unary_stream_rpc_method_handler(self.write),
+            "WriteOn": grpc.unary_stream_rpc_method_handler(self.write_on),
             "Join": grpc.stream_unary_rpc_method_handler(self.join),
             "Mirror": grpc.stream_stream_rpc_method_handler(self.mirror),
         }
@@ -136,8 +144,8 @@ async def test_an_error_is_counted_by_what_its_client_is_told(request_: bytes, r
     assert service.errors == [reason]
 
 
-@pytest.mark.parametrize("method", ["Repeat", "Write"])
-async def test_a_call_that_its_client_leaves_is_a_cancelled_one(method: str) -> None:
+@pytest.mark.parametrize("method", ["Repeat", "Write", "WriteOn"])
+async def test_a_call_that_its_client_leaves_is_a_cancelled_one(method: str, caplog: pytest.LogCaptureFixture) -> None:
     async with serving() as (service, channel):
         call = channel.unary_stream(f"/test.v1.Test/{method}")(b"endless")
         await call.read()
@@ -145,6 +153,7 @@ async def test_a_call_that_its_client_leaves_is_a_cancelled_one(method: str) -> 
         await asyncio.wait_for(service.counted.wait(), 10)
     assert service.counts == {(f"test.v1.Test/{method}", "CANCELLED"): 1}
     assert service.errors == [Reason.CLIENT_CANCELLED]
+    assert not caplog.records
 
 
 async def test_a_server_that_stops_counts_the_calls_that_it_ends() -> None:

@@ -103,6 +103,25 @@ def test_health_follows_readiness_and_survives_a_broken_probe(caplog: pytest.Log
         again.bind(("127.0.0.1", port))
 
 
+async def test_all_names_are_listed(caplog: pytest.LogCaptureFixture) -> None:
+    probes: Any = (lambda: True, lambda: False, {"other": lambda: True})
+    statuses = {"": NOT_SERVING, "liveness": SERVING, "readiness": NOT_SERVING, "other": SERVING}
+    alone = HealthServer(*probes)
+    server = grpc.aio.server()
+    is_live, is_ready, others = probes
+    add_health(server, is_ready, is_live, others)
+    ports = [alone.start("127.0.0.1:0"), server.add_insecure_port("127.0.0.1:0")]
+    await server.start()
+    for port in ports:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            stub: Any = health_pb2_grpc.HealthStub(channel)
+            listed = (await stub.List(health_pb2.HealthListRequest())).statuses
+            assert {name: response.status for name, response in listed.items()} == statuses
+    await server.stop(None)
+    alone.stop()
+    assert not caplog.records
+
+
 def test_a_health_server_that_never_started_can_be_stopped() -> None:
     HealthServer(lambda: True, lambda: True).stop()
 
