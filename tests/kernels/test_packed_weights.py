@@ -16,7 +16,7 @@ import torch
 from crc32c import crc32c
 
 from blockyard.parallel import ALONE, Parallel
-from tests.kit.kernels.backends import CPU, INSTRUCTION_SETS, build_kernels
+from tests.kit.kernels.backends import CPU, INSTRUCTION_SETS, become_another_build, build_kernels
 from tests.kit.kernels.tiny_models import tiny_model
 from worker_service.models import loader, packed_files
 from worker_service.models.determinism import determinism_id
@@ -227,13 +227,15 @@ def test_changed_files_are_read_anew_and_leave_one_file(folder: Path, cache: Pat
     assert READ in caplog.messages
 
 
-def test_dtypes_and_kernels_do_not_mix(cache: Path, caplog: pytest.LogCaptureFixture):
+def test_dtypes_and_kernels_do_not_mix(cache: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch):
     folder = tiny_model("llama")
     for dtype in (torch.float32, torch.bfloat16):
         load(folder, cache, dtype=dtype)
     load(folder, cache, dtype=torch.float32, quantization="int8")
     assert len(list(cache.iterdir())) == 3
-    load(folder, cache, dtype=torch.float32, kernels="avx2")
+    with monkeypatch.context() as patch:
+        become_another_build(patch)
+        load(folder, cache, dtype=torch.float32)
     assert READ not in caplog.messages
     load(folder, cache, kernels="reference")
     assert len(list(cache.iterdir())) == 3, "torch's own layout lies in memory of its own"

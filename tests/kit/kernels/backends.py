@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from kernels.cpu.backend import CpuBackend
 from kernels.cpu.build import EMULATED_SETS, build, find_compiler
 from kernels.cpu.build import INSTRUCTION_SETS as ALL_SETS
 from kernels.cpu.processors import supported_instruction_sets, this_processor
@@ -21,6 +22,7 @@ from kernels.shapes import AttentionShape
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    import pytest
     from torch import Tensor
 
     from kernels.ops import Backend
@@ -129,3 +131,8 @@ def read_layer(kernels: Kernels, pool: Tensor, layer: int) -> Tensor:
     return torch.stack(
         [keys.transpose(2, 3).flatten(3), values.transpose(3, 4).reshape(*heads, block_size, head_dim)], 1
     )
+
+
+def become_another_build(patch: pytest.MonkeyPatch) -> None:
+    """Gives CPU kernels that are made from now on another build's identity: a machine may have one instruction set."""
+    patch.setattr(CpuBackend, "identity", property(lambda _: "another build", lambda _, __: None), raising=False)
