@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
+from google.protobuf import text_format
 
 from blockyard import AsyncClient
 from blockyard.channels import INTERNAL_MESSAGE_BYTES
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
     from random import Random
 
+    from google.protobuf.message import Message
+
     from tests.kit.fuzz.report import Report
 
 DEMO, VOCAB_SIZE = ROOT / "models" / "demo", 4096
@@ -42,6 +45,7 @@ FOREIGN_IDS = (VOCAB_SIZE, VOCAB_SIZE + 1, 2**30, 2**31, 2**32 - 1)
 INNOCENT: dict[str, Any] = {"max_tokens": 100, "ignore_eos": True, "temperature": 0.0, "return_token_ids": True}
 # Nobody's request may end so, whatever it asks for.
 NEVER = (Reason.BUG, Reason.POISON_REQUEST)
+NO_END = "no end"
 
 
 class Innocent:
@@ -316,30 +320,35 @@ class Run:
             await self._slots.acquire()
             drawn = rng.random()
             if drawn < 0.45:
-                case = self._call(requests.make_public())
+                message: Any = requests.make_public()
+                case = self._call(message)
             elif drawn < 0.9:
-                case = self._foreign.add(requests.make_foreign())
+                message = requests.make_foreign()
+                case = self._foreign.add(message)
             else:
-                case = self._tell(requests.make_other())
-            task = asyncio.create_task(self._count(case))
+                message = requests.make_other()
+                case = self._tell(message)
+            task = asyncio.create_task(self._count(message, case))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
         await asyncio.wait(self._tasks)
 
-    async def _count(self, case: Coroutine[Any, Any, str]) -> None:
+    async def _count(self, message: Message, case: Coroutine[Any, Any, str]) -> None:
         try:
             async with asyncio.timeout(CASE_SECONDS):
                 outcome = await case
         except TimeoutError:
-            outcome = "no end"
+            # A sequence that another gateway ends by a stop string is not reported: its readers see it themselves.
+            outcome = "no end told" if isinstance(message, scheduler_pb2.ResumeRequest) else NO_END
         except Exception as error:  # noqa: BLE001 - a bug of the fuzz, or of what it reads
             self._report.surprise(error)
             outcome = "unknown"
         finally:
             self._slots.release()
         self._report.outcomes[outcome] += 1
-        if outcome in NEVER or outcome == "no end":
+        if outcome in (*NEVER, NO_END):
             self._report.surprises[outcome] += 1
+            self._report.notes.append(f"{outcome}: {type(message).__name__} {text_format.MessageToString(message)}")
 
     async def _call(self, message: Any) -> str:
         is_resume = isinstance(message, inference_pb2.ResumeGenerateRequest)
