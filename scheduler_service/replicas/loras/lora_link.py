@@ -39,7 +39,7 @@ async def add_lora(rank: Rank, adapter: Adapter) -> Adapter:
 
 async def list_loras(rank: Rank) -> dict[int, bool]:
     """Asks for the adapters that a worker has or is reading, and whether they are pinned."""
-    answer = await _call(rank, "ListLoras", worker_pb2.ListLorasRequest())
+    answer = await _call(rank, "ListLoras", worker_pb2.ListLorasRequest(), LOAD_SECONDS)
     return dict.fromkeys(answer.reading_lora_ids, False) | {each.lora_id: each.pinned for each in answer.adapters}
 
 
