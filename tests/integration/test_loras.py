@@ -20,7 +20,9 @@ from blockyard.service import faults
 from blockyard.service.servers import internal_channel
 from tests.kit.kernels.tiny_adapters import make_tiny_adapter, make_tiny_prompt
 from tests.kit.kernels.tiny_models import tiny_model
+from tests.kit.processes.status import state_of
 from tests.kit.processes.system import System
+from tests.kit.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -72,10 +74,12 @@ async def test_adapters_are_served_by_name_and_outlive_their_worker(tmp_path: Pa
     dies = {"worker": f"{faults.BEFORE_LORA}:kill@4"}
     gateway_flags = ["--gateway-lora-root", str(root)]
     with System(tiny_model(MODEL), tmp_path, flags, worker_flags, gateway_flags, next_faults=dies) as system:
-        admin = internal_channel(f"127.0.0.1:{system.port('admin')}")
-        stub: admin_pb2_grpc.AdminServiceAsyncStub = admin_pb2_grpc.AdminServiceStub(admin)
-        api = openai.AsyncOpenAI(base_url=f"{system.http_url}/v1", api_key="none")
-        async with AsyncClient(system.grpc_target) as client:
+        async with (
+            internal_channel(f"127.0.0.1:{system.port('admin')}") as admin,
+            openai.AsyncOpenAI(base_url=f"{system.http_url}/v1", api_key="none") as api,
+            AsyncClient(system.grpc_target) as client,
+        ):
+            stub: admin_pb2_grpc.AdminServiceAsyncStub = admin_pb2_grpc.AdminServiceStub(admin)
             await stub.LoadLora(admin_pb2.LoadLoraRequest(name="c", path="c"))
             system.services["scheduler"].wait_for_log("an adapter can be used.* name=b")
             models = {model.id: model.parent async for model in api.models.list()}  # type: ignore[attr-defined]
@@ -113,8 +117,6 @@ async def test_adapters_are_served_by_name_and_outlive_their_worker(tmp_path: Pa
             await outlive_a_worker_that_loads(system, stub, client, alone)
             await outlive_a_scheduler_that_loads(system, stub, client, alone)
             await is_loaded_anew(stub, client, root, alone)
-        await api.close()
-        await admin.close()
 
 
 @asynccontextmanager
@@ -152,10 +154,11 @@ async def outlive_a_scheduler_that_loads(
     """It dies before the worker has answered; its successor hears of the adapters from the gateway."""
     async with undisturbed(client, alone):
         loading = stub.LoadLora(admin_pb2.LoadLoraRequest(name="d", path="d"))
-        await asyncio.to_thread(system.services["worker"].wait_for_log, "a fault on purpose")
+        worker = system.services["worker"].process
+        await until(lambda: state_of(worker.pid) == "T")
         system.services["scheduler"].process.send_signal(signal.SIGKILL)
         await asyncio.to_thread(system.services["scheduler"].wait)
-        system.services["worker"].process.send_signal(signal.SIGCONT)
+        worker.send_signal(signal.SIGCONT)
         system.start_service("scheduler")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await loading
