@@ -25,9 +25,9 @@ from gateway.live.scheduler_link import SchedulerLink
 from gateway.text.tokenizer_files import load_tokenizer
 
 if TYPE_CHECKING:
-    from gateway.text.tokenizer import Tokenizer
     from collections.abc import AsyncIterator
 
+    from gateway.text.tokenizer import Tokenizer
     from tests.kit.fakes.fake_scheduler import FakeScheduler
 
 DEMO_MODEL = Path(__file__).parents[3] / "models" / "demo"

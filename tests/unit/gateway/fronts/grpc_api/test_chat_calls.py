@@ -16,8 +16,9 @@ from tests.kit.refusals import refused
 from tests.unit.gateway.harness import DEMO_MODEL, END_OF_TURN, Front, demo_tokenizer, ids_of, rest_of, serving
 
 if TYPE_CHECKING:
-    from gateway.text.tokenizer import Tokenizer
     from pathlib import Path
+
+    from gateway.text.tokenizer import Tokenizer
 
 KEEP = inference_pb2.ON_DISCONNECT_KEEP
 HI = [("user", "Hi"), ("assistant", "Hello."), ("user", "Who are you?")]
