@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import platform
+from functools import cache
+from pathlib import Path
+
 from blockyard.errors import Violation, invalid
 
 # bfloat16 arithmetic came with Ampere.
@@ -35,3 +39,12 @@ def check_gpu_dtype(dtype_name: str, name: str, capability: tuple[int, int]) -> 
     if dtype_name == "bfloat16" and capability < BFLOAT16_CAPABILITY:
         reason = f"{name} has compute capability {capability[0]}.{capability[1]}"
         raise invalid([Violation("dtype", f"bfloat16 needs a GPU of capability 8.0 or more; {reason}: use float16")])
+
+
+@cache
+def has_avx512() -> bool:
+    """Returns whether this machine's kernels have AVX512, on which the layout of weights depends. True where unknown."""
+    if platform.machine() != "x86_64" or not (facts := Path("/proc/cpuinfo")).exists():
+        return True
+    flags = next((line for line in facts.read_text(errors="replace").splitlines() if line.startswith("flags")), "")
+    return {"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= set(flags.split())

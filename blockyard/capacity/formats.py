@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from blockyard.capacity.devices import has_avx512
 from blockyard.capacity.weights import WeightFormat
 from blockyard.model_config.decoder_config import is_widely_served
 from blockyard.model_config.fields import unusable
@@ -84,9 +85,11 @@ def weight_format(
         holds_tables = kernels != "reference" and not is_quantized
         return WeightFormat(scale_bytes=scale_bytes, keeps_leaves=batch_invariant, holds_tables=holds_tables)
     if kernels == "reference" or dtype_name not in CPU_DTYPES:
-        # Few processors multiply half floats of 16 bits.
-        return WeightFormat(is_wide=dtype_name not in CPU_DTYPES, widens_leaves=True, holds_tables=False)
-    columns = PANEL_COLUMNS // 2 if kernels == "avx2" else PANEL_COLUMNS
+        # Few processors multiply float16, and those without AVX512 do not multiply bfloat16: torch holds it in float32.
+        is_wide = dtype_name not in CPU_DTYPES or (dtype_name == "bfloat16" and not has_avx512())
+        return WeightFormat(is_wide=is_wide, widens_leaves=True, holds_tables=False)
+    is_narrow = kernels == "avx2" or (kernels == "auto" and not has_avx512())
+    columns = PANEL_COLUMNS // 2 if is_narrow else PANEL_COLUMNS
     if not is_quantized:
         return WeightFormat(columns)
     return WeightFormat(columns, CPU_SCALE_BYTES, CPU_WORD_BYTES, holds_tables=False)

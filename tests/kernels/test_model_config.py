@@ -218,7 +218,7 @@ def test_a_missing_or_damaged_file(tmp_path: Path):
             read_config(tmp_path, None)
     (tmp_path / "config.json").unlink()
     (tmp_path / "config.json").mkdir()
-    with pytest.raises(BlockyardError, match=r"config.json cannot be read: Is a directory"):
+    with pytest.raises(BlockyardError, match=r"config.json cannot be read: it is no regular file"):
         read_config(tmp_path, None)
 
 

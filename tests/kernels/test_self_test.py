@@ -116,9 +116,9 @@ def strange_processor(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("strange_processor")
 def test_what_fails_is_not_taken_unasked(caplog: pytest.LogCaptureFixture):
     backend = choose(torch.bfloat16, "auto", "none")
-    following = chosen_instruction_sets()[1]
-    assert backend is not None
-    assert backend.name == f"cpu/{following}"
+    # None, where this processor has one instruction set alone: torch computes.
+    following = [f"cpu/{name}" for name in chosen_instruction_sets()[1:2]]
+    assert ([backend.name] if backend else []) == following
     assert f"no {BEST} kernels: they fail their self-test on this processor" in caplog.text
 
 

@@ -237,7 +237,7 @@ class Residency:
             except BaseException as error:
                 feeding.cancel()
                 update.fail(error)
-                await asyncio.wait({building, feeding})
+                await asyncio.gather(building, feeding, return_exceptions=True)
                 log.warning("an update broke off", version=update.version, reason=str(error))
                 raise
             finally:

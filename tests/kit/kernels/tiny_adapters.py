@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
+import threading
 from typing import TYPE_CHECKING, Any, Self
+from unittest import mock
 
 import torch
 from safetensors.torch import load_file, save_file
 
 from blockyard.model_config.fields import read_object
 from tests.kit.waiting import until
+from worker_service.lora.reader import AdapterReader
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     import transformers
+
+    from worker_service.lora.adapter import Adapter, LoraRequest
 
 MODULES = {
     "q_proj": "self_attn.q_proj",
@@ -134,46 +139,37 @@ def apply_adapter(network: transformers.PreTrainedModel, folder: Path) -> None:
 
 
 class HeldAdapter:
-    """An adapter whose configuration is a pipe: a worker that reads it waits until it is let go.
+    """Holds workers of this process as they read one adapter, as a slow file system would, until it is let go.
 
     Use as a context manager: leaving it lets go, since a worker that waits does not end.
     """
 
     def __init__(self, folder: Path) -> None:
-        """`folder`: an adapter's, changed from here on."""
-        self._path = folder / "adapter_config.json"
-        self._text = self._path.read_text()
-        self._pipe: int | None = None
-        self._path.unlink()
-        os.mkfifo(self._path)
+        self._folder = folder.resolve()
+        self._begun, self._let_go = threading.Event(), threading.Event()
+        self._patch = mock.patch.object(AdapterReader, "read", self._read_late(AdapterReader.read))
+
+    def _read_late(self, read: Callable[..., Adapter]) -> Callable[..., Adapter]:
+        def read_late(reader: AdapterReader, request: LoraRequest, folder: Path, *others: Any) -> Adapter:
+            if folder == self._folder:
+                self._begun.set()
+                self._let_go.wait()
+            return read(reader, request, folder, *others)
+
+        return read_late
 
     def __enter__(self) -> Self:
+        self._patch.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._path.is_fifo():
-            # Also one who has just opened it, and waits for somebody to write.
-            os.close(os.open(self._path, os.O_RDWR | os.O_NONBLOCK))
-        if self._pipe is not None:
-            os.close(self._pipe)
+        self._let_go.set()
+        self._patch.stop()
 
     async def wait_until_read(self) -> None:
         """Waits until a worker has begun to read it."""
-        await until(self._open)
-
-    def _open(self) -> bool:
-        try:
-            self._pipe = os.open(self._path, os.O_WRONLY | os.O_NONBLOCK)
-        except OSError:  # nobody has it open
-            return False
-        return True
+        await until(self._begun.is_set)
 
     def let_go(self) -> None:
         """Lets the worker read on, to the end."""
-        assert self._pipe is not None, "nobody reads it"
-        # The worker opens it once more, for the digest.
-        self._path.unlink()
-        self._path.write_text(self._text)
-        os.write(self._pipe, self._text.encode())
-        os.close(self._pipe)
-        self._pipe = None
+        self._let_go.set()

@@ -141,7 +141,7 @@ def test_room_for_adapters_arrives_and_is_told() -> None:
     limits = codec.decode_load(pb.LoadModelRequest(lora=pb.LoraLimits(max_loras=3, max_lora_rank=16)))[2]
     assert limits == LoraLimits(3, 16, 3)
     reads_nothing: Any = None
-    told = codec.encode_lora(LoraStore(reads_nothing, replace(limits, max_cpu_loras=9), None, 64))
+    told = codec.encode_lora(LoraStore(reads_nothing, replace(limits, max_cpu_loras=9), None))
     assert told is not None
     assert told.limits == pb.LoraLimits(max_loras=3, max_lora_rank=16, max_cpu_loras=9)
     assert [violation.field for violation in wrong_limits(LoraLimits(1, 513, 0))] == [

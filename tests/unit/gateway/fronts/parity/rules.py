@@ -65,6 +65,7 @@ RULES = [
     rule("priority", {"priority": 2**31}, only="http", why=TYPE_HOLDS_ALL_RIGHT),
     rule("max_queue_time", {"max_queue_time": 0.0}),
     rule("beam_search.width", {"beam_search.width": 1}),
+    rule("stop ids of beams", {"beam_search.width": 2, "stop.stop_token_ids": list(range(33))}, "stop.stop_token_ids"),
     rule("length_penalty", {"beam_search.width": 2, "beam_search.length_penalty": 1e39}, "beam_search.length_penalty"),
     # Tokens and words.
     rule("a foreign bias", {"sampling.logit_bias": {VOCAB_SIZE: 1.0}}),
