@@ -43,7 +43,7 @@ def check_gpu_dtype(dtype_name: str, name: str, capability: tuple[int, int]) -> 
 
 @cache
 def has_avx512() -> bool:
-    """Returns whether this machine's kernels have AVX512, on which the layout of weights depends. True where unknown."""
+    """Returns whether this processor has AVX512, on which the layout of weights depends. True where that is unknown."""
     if platform.machine() != "x86_64" or not (facts := Path("/proc/cpuinfo")).exists():
         return True
     flags = next((line for line in facts.read_text(errors="replace").splitlines() if line.startswith("flags")), "")
