@@ -53,7 +53,9 @@ class Rendezvous:
 
     async def get(self, key: str, seconds: float | None = None) -> bytes:
         """See MeetingPoint; None: for as long as the caller does."""
-        return await asyncio.wait_for(asyncio.shield(self._place(key)), seconds)
+        # A caller that leaves is cancelled, though the group ends at that moment: `wait_for` would give it the error.
+        async with asyncio.timeout(seconds):
+            return await asyncio.shield(self._place(key))
 
     def _place(self, key: str) -> asyncio.Future[bytes]:
         if self._problem:
