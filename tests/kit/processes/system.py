@@ -78,7 +78,8 @@ class System:
     """Gateway, scheduler and the workers of one replica on Unix sockets and free loopback ports.
 
     Use as a context manager. Rank 0 is `worker`, the others are `worker1`, `worker2`, ...; `access`: what the public
-    gRPC port asks for. `next_faults`: what a service gets as BLOCKYARD_FAULTS when it is started next, and not after.
+    gRPC port asks for. `launcher`: a module that runs the module of a service; `environments`: variables of a service,
+    by its name. `next_faults`: what a service gets as BLOCKYARD_FAULTS when it is started next, and not after.
     """
 
     model: Path
@@ -90,6 +91,8 @@ class System:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     worker_module: str = "worker_service"
+    launcher: str = ""
+    environments: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     services: dict[str, Service] = field(default_factory=dict)
     next_faults: dict[str, str] = field(default_factory=dict)
 
@@ -124,9 +127,11 @@ class System:
         """Starts the gateway, the scheduler or a worker, again if it has died."""
         restarts = len(list(self.folder.glob(f"{name}-*.log")))
         flags = [*self._flags_of(name), "--log-level", "debug"]
-        environment = {faults.VARIABLE: self.next_faults.pop(name, "")}
+        environment = {**self.environments.get(name, {}), faults.VARIABLE: self.next_faults.pop(name, "")}
         log = self.folder / f"{name}-{restarts}.log"
-        service = Service(_MODULES.get(name, self.worker_module), flags, log, environment)
+        module = _MODULES.get(name, self.worker_module)
+        module, flags = (self.launcher, [module, *flags]) if self.launcher else (module, flags)
+        service = Service(module, flags, log, environment)
         self.services[name] = service
         return service
 
