@@ -24,16 +24,25 @@ NUM_PASSES = 5
 
 
 class PackedProduct:
-    """Random rows by a random matrix [out, in], packed for so many rows."""
+    """Random rows by a random matrix [out, in], packed for so many rows.
+
+    PyTorch packs bfloat16 only on processors with AVX512. Elsewhere its ordinary product is measured.
+    """
 
     def __init__(self, num_rows: int, matrix: tuple[int, int], dtype: torch.dtype) -> None:
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(torch.randn(matrix).to(dtype) * 0.02, num_rows)
+        self._weight = torch.randn(matrix).to(dtype) * 0.02
         self._rows = torch.randn(num_rows, matrix[1]).to(dtype)
+        self._is_packed = dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        if self._is_packed:
+            self._weight = torch.ops.mkldnn._reorder_linear_weight(self._weight, num_rows)
 
     @torch.inference_mode()
     def run(self) -> None:
         """Computes it once."""
-        torch.ops.mkldnn._linear_pointwise(self._rows, self._weight, None, "none", [], "")
+        if self._is_packed:
+            torch.ops.mkldnn._linear_pointwise(self._rows, self._weight, None, "none", [], "")
+        else:
+            torch.nn.functional.linear(self._rows, self._weight)
 
 
 def product_seconds(num_rows: int, matrix: tuple[int, int], dtype: torch.dtype) -> float:

@@ -28,7 +28,7 @@ from tests.unit.gateway.fronts.openai.serving import serve_openai
 from tests.unit.gateway.harness import Front, demo_tokenizer, serving
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterator
 
     import tokenizers
 
@@ -186,34 +186,36 @@ async def test_a_cut_above_the_models_length_helps_nothing(calls: Calls) -> None
     assert calls.texts == []
 
 
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """Nothing is collected during the test, and what other tests left is not seen."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    yield
+    gc.enable()
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("no_collector")
 async def test_a_call_that_was_refused_leaves_nothing_to_the_collector(
     http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slices, "SLICE_CHARACTERS", 512)
     # The last one is refused by a thread.
     bodies: list[dict[str, Any]] = [{"prompt": TEXT}, {"messages": CHAT}, {"prompt": " a" * 10_000}]
-    gc.collect()
-    gc.disable()
-    try:
-        for body in bodies:
-            path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
-            assert (await http.post(path, json=body)).status_code == 400
-        await asyncio.sleep(0)
-        left = [each for each in gc.get_objects() if isinstance(each, CompletionBody | GenerationRequest)]
-        assert left == []
-    finally:
-        gc.enable()
+    for body in bodies:
+        path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+        assert (await http.post(path, json=body)).status_code == 400
+    await asyncio.sleep(0)
+    assert [each for each in gc.get_objects() if isinstance(each, CompletionBody | GenerationRequest)] == []
 
 
+@pytest.mark.usefixtures("no_collector")
 async def test_over_grpc_too_nothing_is_left_to_the_collector(front: Front) -> None:
-    gc.collect()
-    gc.disable()
-    try:
-        for name in GRPC:
-            await refused(GRPC[name](front))
-        assert [each for each in gc.get_objects() if isinstance(each, GenerationRequest)] == []
-    finally:
-        gc.enable()
+    for name in GRPC:
+        await refused(GRPC[name](front))
+    assert [each for each in gc.get_objects() if isinstance(each, GenerationRequest)] == []
 
 
 @pytest.fixture
