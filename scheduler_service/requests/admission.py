@@ -17,7 +17,7 @@ from scheduler_service.core.config import NeverFits
 from scheduler_service.core.queues.deadlines import DeadlineKind, Deadlines
 from scheduler_service.core.queues.overload import MAX_RETRY_SECONDS, Limit
 from scheduler_service.core.sequence import Group
-from scheduler_service.core.values import FinishReason
+from scheduler_service.core.values import FinishedSequence, FinishReason, OwnerUpdate
 from scheduler_service.gateways.messages import make_resumed
 from scheduler_service.gateways.outbox import GatewayOutbox
 from scheduler_service.requests.addition_checks import check_addition
@@ -234,8 +234,14 @@ class Admission:
         is_whole = abort.reason is FinishReason.ABORT and abort.sequence_index is None
         if is_whole and not self._requests.remove_reader(request, outbox):
             return
+        running = [sequence for sequence in request.group.sequences if sequence.finish_reason is None]
+        others = [reader for reader in request.handles if reader is not outbox]
         if self._dispatcher.abort(request, abort.sequence_index, abort.reason, abort.num_tokens):
             log.debug("request aborted", request_id=abort.request_id, sequence_index=abort.sequence_index)
+            ended = [each for each in running if each.finish_reason is not None]
+            update = OwnerUpdate(finished=[FinishedSequence(each.sequence_id, abort.reason) for each in ended])
+            for reader in others:
+                reader.put_update(update)
 
     def cancel(self, request_ids: Iterable[str]) -> tuple[list[str], list[str]]:
         """Ends requests, whoever reads them. Returns those that were live, and those that will end if they come."""

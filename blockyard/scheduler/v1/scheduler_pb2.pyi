@@ -530,7 +530,7 @@ class AttachResponse(_message.Message):
 
     @_builtins.property
     def finished_sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Sequences that ended with the tokens above. Those that the gateway aborted are not told."""
+        """Sequences that ended with the tokens above. Those that this gateway aborted are left out."""
 
     @_builtins.property
     def finish_reasons(self) -> _containers.RepeatedScalarFieldContainer[_sampling_pb2.FinishReason.ValueType]:

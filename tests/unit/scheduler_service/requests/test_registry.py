@@ -108,6 +108,21 @@ async def test_a_request_runs_on_as_long_as_anybody_reads_it(harness: Harness) -
     await until_idle(server)
 
 
+async def test_a_reader_learns_that_another_one_ended_a_sequence(harness: Harness) -> None:
+    await harness.worker(step_seconds=0.001)
+    server, client, other = await harness.scheduler(), await harness.client(), await harness.client("other")
+    first = await client.add("r", [1] * 20, n=2, max_tokens=3000)
+    await client.wait_until(lambda: first.token_ids[1])
+    second = await other.read_again("r", n=2)
+    await other.wait_until(lambda: second.resumed)
+    await other.abort("r", 0, stop=True, num_tokens=1)
+    await client.wait_until(lambda: first.reasons.get(0) == STOP)
+    assert second.reasons == {}
+    await other.abort("r", stop=True, num_tokens=1)
+    await client.wait_until(lambda: first.reasons == {0: STOP, 1: STOP})
+    await until_idle(server)
+
+
 async def test_who_does_not_read_a_request_cannot_end_it(harness: Harness) -> None:
     await harness.worker(step_seconds=0.001)
     await harness.scheduler()
