@@ -32,12 +32,14 @@ from google.protobuf import message as protobuf
 
 from benchmarks.kit import record
 from blockyard.common.v1 import sampling_pb2
+from blockyard.contract.codec.progress import encode_progress
+from blockyard.contract.codec.scheduling import encode_add
+from blockyard.contract.sampling import SamplingParams
+from blockyard.contract.scheduling import Add, Progress, Submission
 from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from blockyard.service.servers import internal_channel
 from blockyard.worker.v1 import worker_pb2
 from scheduler_service.core.values import GroupSpec, NewSequence, OwnerUpdate, SchedulerOutput, StepResult
-from scheduler_service.gateways import codec as gateway_codec
-from scheduler_service.gateways.messages import Outgoing
 from scheduler_service.replicas import codec
 from scheduler_service.replicas.steps.answer_checks import AnswerLimits
 from tests.kit.fakes.fake_device import Device
@@ -172,11 +174,9 @@ async def next_message(call: Any) -> scheduler_pb2.AttachResponse:
 
 def make_request(number: int) -> scheduler_pb2.AddRequest:
     """A request that outlives the measurement."""
-    sampling = sampling_pb2.SamplingParams(temperature=0.0, seed=number)
     prompt = [(number * 31 + token_id) % VOCAB_SIZE for token_id in PROMPT]
-    return scheduler_pb2.AddRequest(
-        request_id=f"r{number}", prompt_token_ids=prompt, n=1, sampling=sampling, max_tokens=10**5, handle=number + 1
-    )
+    sampling = SamplingParams(temperature=0.0, seed=number)
+    return encode_add(Add(number + 1, Submission(f"r{number}", prompt, 1, sampling, 10**5, 0, ())))
 
 
 def logged_costs(log: str) -> dict[str, float]:
@@ -204,7 +204,7 @@ def measure_codec() -> dict[str, float]:
     _, steady = make_steps()
     result = StepResult(2, steady.sequence_ids, tuple(i * 37 % VOCAB_SIZE for i in steady.sequence_ids))
     answer = encode_result(result, 1, 0.001).SerializeToString()
-    update = Outgoing(update=OwnerUpdate(list(result.sequence_ids), list(result.token_ids)))
+    update = Progress(update=OwnerUpdate(list(result.sequence_ids), list(result.token_ids)))
     decode = worker_pb2.ExecuteModelResponse.FromString
 
     limits = AnswerLimits(VOCAB_SIZE, 2**20, len(steady.sequence_ids))
@@ -212,7 +212,7 @@ def measure_codec() -> dict[str, float]:
     return {
         "encode_step_us": microseconds(lambda: codec.encode_step(steady, 1).SerializeToString()),
         "decode_answer_us": microseconds(lambda: codec.decode_answer(decode(answer), limits)),
-        "encode_update_us": microseconds(lambda: gateway_codec.encode_outgoing(update).SerializeToString()),
+        "encode_update_us": microseconds(lambda: encode_progress(update).SerializeToString()),
     }
 
 

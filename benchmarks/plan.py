@@ -26,10 +26,10 @@ from benchmarks.kit.figures import round_figures
 from benchmarks.kit.worker_start import QUANTIZATIONS, running_worker
 from blockyard.capacity.replica_plan import plan_replica
 from blockyard.configuration import SystemConfiguration
+from blockyard.contract.parallel import ParallelSizes
 from blockyard.local.hardware import read_processors
 from blockyard.model_config.network import read_network
 from blockyard.model_config.parallel_sizes import legal_tensor_sizes
-from blockyard.parallel import ParallelSizes
 from blockyard.settings import resolve
 from blockyard.worker.v1 import worker_pb2
 

@@ -42,7 +42,7 @@ from worker_service.steps.step_executor import StepExecutor
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from worker_service.models.loader import LoadedModel
+    from worker_service.models.loader import RunnableModel
 
 BLOCK_SIZE = 32
 MINILM = {
@@ -70,7 +70,7 @@ def make_model(folder: Path) -> transformers.PreTrainedModel:
 class WorkerSteps:
     """A worker's steps, each with all inputs."""
 
-    def __init__(self, loaded: LoadedModel, inputs: np.ndarray) -> None:
+    def __init__(self, loaded: RunnableModel, inputs: np.ndarray) -> None:
         self._inputs, self._loaded = inputs, loaded
         num_inputs, self._num_tokens = inputs.shape
         blocks = -(-self._num_tokens // BLOCK_SIZE)
@@ -98,11 +98,11 @@ class WorkerSteps:
             num_new_tokens=[self._num_tokens] * len(ids),
             finished_sequence_ids=range(first - len(ids), first),
         )
-        pooling = pooling_pb2.Pooling(kind=pooling_pb2.POOLING_KIND_MEAN, normalise=True)
+        pooling = pooling_pb2.Pooling(kind=pooling_pb2.POOLING_KIND_MEAN, normalise=True).SerializeToString()
         for sequence_id, token_ids, table in zip(ids, self._inputs.tolist(), self.tables, strict=True):
             new = message.new_sequences.add(sequence_id=sequence_id, token_ids=token_ids, block_ids=table)
             new.prompt_length = len(token_ids)
-            new.pooling.CopyFrom(pooling)
+            new.pooling_params = pooling
         return message.SerializeToString()
 
     def run(self, message: bytes) -> np.ndarray:

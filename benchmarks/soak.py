@@ -33,7 +33,7 @@ import psutil
 from benchmarks.kit import record
 from benchmarks.kit.figures import round_figures
 from blockyard import AsyncClient, Message
-from blockyard.client.results import Delta
+from blockyard.contract.events import Delta
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
 from tests.kit.processes.scrape import Scrape
 from tests.kit.processes.system import System

@@ -26,13 +26,14 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.kit import record
+from blockyard.contract.sampling import SamplingParams
 from kernels.select import get_backend
 from worker_service.batch.input_batch import BatchLimits, InputBatch
 from worker_service.cache_engine import BlockFormat, CacheEngine
 from worker_service.lora.slots import LoraSlots
 from worker_service.runner.model_runner import ModelRunner, RunnerOutput
 from worker_service.sampling.sampler import Sampled
-from worker_service.step import NewSequence, SamplingParams, Step
+from worker_service.step import NewRow, Step
 from worker_service.steps.step_executor import StepExecutor
 from worker_service.steps.validation import check_step
 
@@ -112,9 +113,9 @@ class Steps:
             step, finished_sequence_ids=(finished,), new_sequences=(self._new(int(self._ids[place]), PROMPT_LENGTH),)
         )
 
-    def _new(self, sequence_id: int, length: int) -> NewSequence:
+    def _new(self, sequence_id: int, length: int) -> NewRow:
         token_ids, block_ids = np.arange(length), np.arange(1, 2 - -length // BLOCK_SIZE)
-        return NewSequence(sequence_id, 0, token_ids, length, 0, block_ids, self._sampling, 0, (2,))
+        return NewRow(sequence_id, 0, token_ids, length, 0, block_ids, self._sampling, 0, (2,))
 
     def _step(self, num_new_tokens: Array, **fields: Any) -> Step:
         """Makes a step whose ids and columns are new objects, as a codec makes them."""

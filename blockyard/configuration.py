@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from blockyard.contract.models import TASKS
+from blockyard.contract.parallel import ParallelSizes
 from blockyard.lora.settings import LoraSettings
-from blockyard.parallel import ParallelSizes
-from blockyard.pooling.tasks import TASKS
 from blockyard.settings import option
 
 Positive = Annotated[int, Field(ge=1)]

@@ -33,7 +33,7 @@ class Admission:
         `is_new`: no client has a part of its answer.
         """
         if is_new and 0 < self._max_requests <= self._num_running() + self._num_beginning:
-            message = f"this gateway has {self._max_requests} requests, which is as many as it takes: try again"
+            message = f"this gateway has {self._max_requests} requests, its limit (--max-requests): try again"
             raise BlockyardError(Reason.QUEUE_FULL, message, retry_after_seconds=RETRY_SECONDS)
         self._num_beginning += 1
         try:

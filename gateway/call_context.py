@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from blockyard.tracing.spans import TraceContext, read_trace_context
+from blockyard.contract.trace import TraceContext, read_trace_context
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable

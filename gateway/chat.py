@@ -1,4 +1,4 @@
-"""Holds a conversation, its rules, and how it becomes a prompt, for all fronts. Knows no messages of theirs.
+"""Checks conversations and makes prompts of them, for all fronts. Knows no messages of theirs.
 
 The rules name fields by their paths in the proto (`conversation.messages[0].role`). The model's chat template makes the
 prompt; it gets the same variables as from `transformers`.
@@ -7,21 +7,20 @@ prompt; it gets the same variables as from `transformers`.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from blockyard.client.chat import Role, ToolChoice
+from blockyard.contract.chat import MAX_MESSAGES, MAX_TOOLS, Role, ToolChoice
 from blockyard.errors import Violation, invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator
 
-# What 16 MiB could hold of these would hold up everybody else, with nothing but finding it wrong.
-MAX_MESSAGES = 4096
-MAX_PARTS = 4096
-MAX_TOOLS = 1024
+    from blockyard.contract.chat import Conversation, Message, Tool, ToolCall
+
 MAX_VALUES = 2**18
 """The values of an object in JSON: arguments of a call, or a schema."""
+_ROLES = tuple(Role)
 # What a template is given by the call itself.
 RESERVED_ARGUMENTS = frozenset({"messages", "tools", "add_generation_prompt"})
 # What a template writes of a message beside its content, about.
@@ -32,79 +31,13 @@ _PARTS_CHARACTERS = 4096
 _END_OF_MESSAGE = "\U0010ffffend\U0010ffff "
 
 
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A call that the assistant has made. `arguments`: as the model wrote them, a JSON object if it wrote one."""
-
-    name: str
-    arguments: str = ""
-    call_id: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One message. None: what is not there; a role that nobody knows is none.
-
-    `tool_call_id` and `name` of a TOOL's message say which call it answers.
-    """
-
-    role: Role | None
-    content: str | None = None
-    name: str | None = None
-    tool_calls: tuple[ToolCall, ...] = ()
-    tool_call_id: str | None = None
-    reasoning_content: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Tool:
-    """A function that the model may call. `parameters`: a JSON schema as text, or empty for none.
-
-    `strict`: its arguments follow the schema, always.
-    """
-
-    name: str
-    description: str = ""
-    parameters: str = ""
-    strict: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """A prompt in messages.
-
-    Attributes:
-        messages: in order.
-        tools: that the chat template shows to the model.
-        tool_choice: None is one that nobody knows.
-        add_generation_prompt: the prompt ends where the assistant begins to speak; None: unless a message is continued.
-        continue_final_message: the prompt ends where the last message does, which the answer goes on with.
-        template_arguments: variables of the template beside those that it always has.
-        parse_answer: reasoning and calls of tools are told apart from the text of the answer.
-        named_tool: with REQUIRED, the tool that it calls; empty: any.
-        allowed_tools: names of the tools that it may call, though it is shown all; empty: all.
-        one_tool_call: it calls one tool at most.
-    """
-
-    messages: tuple[Message, ...]
-    tools: tuple[Tool, ...] = ()
-    tool_choice: ToolChoice | None = ToolChoice.AUTO
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool = False
-    template_arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    parse_answer: bool = False
-    named_tool: str = ""
-    one_tool_call: bool = False
-    allowed_tools: tuple[str, ...] = ()
-
-    @property
-    def num_characters(self) -> int:
-        """About how much there is to read, and to write for a template that writes it all."""
-        of_calls = (len(call.arguments) for message in self.messages for call in message.tool_calls)
-        of_messages = (_MESSAGE_CHARACTERS + len(message.content or "") for message in self.messages)
-        of_tools = (_MESSAGE_CHARACTERS + len(tool.description) + len(tool.parameters) for tool in self.tools)
-        of_arguments = map(_size_of, self.template_arguments.values())
-        return sum(of_messages) + sum(of_calls) + sum(of_tools) + sum(of_arguments)
+def count_characters(conversation: Conversation) -> int:
+    """Returns about how much there is to read, and to write for a template that writes it all."""
+    of_calls = (len(call.arguments) for message in conversation.messages for call in message.tool_calls)
+    of_messages = (_MESSAGE_CHARACTERS + len(message.text or "") for message in conversation.messages)
+    of_tools = (_MESSAGE_CHARACTERS + len(tool.description) + len(tool.schema) for tool in conversation.tools)
+    of_arguments = map(_size_of, conversation.template_arguments.values())
+    return sum(of_messages) + sum(of_calls) + sum(of_tools) + sum(of_arguments)
 
 
 def _size_of(value: object) -> int:
@@ -128,11 +61,6 @@ class Renderer(Protocol):
         ...
 
 
-def join_parts(parts: Sequence[str]) -> str | None:
-    """Makes one content of its parts, a line for each; None where there are none."""
-    return "\n".join(parts) if parts else None
-
-
 def effort_arguments(effort: str | None) -> dict[str, Any]:
     """Returns the variables by which templates know how much a model should think: of none most know a flag alone."""
     if not effort:
@@ -149,7 +77,7 @@ def prompt_of(conversation: Conversation, renderer: Renderer) -> str:
         raise invalid(violations)
     messages = conversation.messages
     if conversation.continue_final_message:
-        last = replace(messages[-1], content=f"{messages[-1].content}{_END_OF_MESSAGE}")
+        last = replace(messages[-1], content=f"{messages[-1].text}{_END_OF_MESSAGE}")
         messages = (*messages[:-1], last)
     adds = conversation.add_generation_prompt
     tools = conversation.tools if conversation.tool_choice is not ToolChoice.NONE else ()
@@ -175,10 +103,9 @@ def _cut_behind_final_message(rendered: str) -> str:
 
 def _message_for_template(message: Message) -> dict[str, Any]:
     """Returns what a template reads: only what is there, but for a content, which they all take for granted."""
-    assert message.role is not None
     fields: dict[str, Any] = {
-        "role": (Role.SYSTEM if message.role is Role.DEVELOPER else message.role).value,
-        "content": message.content or "",
+        "role": str(Role.SYSTEM if message.role == Role.DEVELOPER else message.role),
+        "content": message.text or "",
         "name": message.name,
         "reasoning_content": message.reasoning_content,
         "tool_calls": [_call_for_template(call) for call in message.tool_calls] or None,
@@ -191,11 +118,11 @@ def _call_for_template(call: ToolCall) -> dict[str, Any]:
     arguments = _read_object(call.arguments)
     # Templates print an object as JSON; printing the text so would quote it.
     function = {"name": call.name, "arguments": call.arguments if arguments is None else arguments}
-    return {"id": call.call_id, "type": "function", "function": function}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 def _tool_for_template(tool: Tool) -> dict[str, Any]:
-    parameters = _read_object(tool.parameters) if tool.parameters else None
+    parameters = _read_object(tool.schema) if tool.schema else None
     fields = {"name": tool.name, "description": tool.description or None, "parameters": parameters}
     return {"type": "function", "function": {name: value for name, value in fields.items() if value is not None}}
 
@@ -229,11 +156,11 @@ def find_violations(conversation: Conversation) -> Iterator[Violation]:
 
 
 def _of_message(message: Message, place: str) -> Iterator[Violation]:
-    if message.role is None:
-        yield Violation(f"{place}.role", f"must be one of {', '.join(role.value for role in Role)}")
-    if message.tool_calls and message.role is not Role.ASSISTANT:
+    if message.role not in _ROLES:
+        yield Violation(f"{place}.role", f"must be one of {', '.join(_ROLES)}")
+    if message.tool_calls and message.role != Role.ASSISTANT:
         yield Violation(f"{place}.tool_calls", "calls of tools are made by the assistant alone")
-    if message.tool_call_id is not None and message.role is not Role.TOOL:
+    if message.tool_call_id is not None and message.role != Role.TOOL:
         yield Violation(f"{place}.tool_call_id", "goes with a message of a tool alone")
     if len(message.tool_calls) > MAX_TOOLS:
         yield Violation(f"{place}.tool_calls", f"at most {MAX_TOOLS}")
@@ -248,7 +175,7 @@ def _of_tools(conversation: Conversation) -> Iterator[Violation]:
     for number, tool in enumerate(conversation.tools[:MAX_TOOLS]):
         if not tool.name:
             yield Violation(f"conversation.tools[{number}].name", "must not be empty")
-        if _read_object(tool.parameters) is None:
+        if _read_object(tool.schema) is None:
             description = f"must be a JSON schema, which is an object, of at most {MAX_VALUES} values"
             yield Violation(f"conversation.tools[{number}].parameters", description)
     yield from _of_tool_choice(conversation)
@@ -277,5 +204,5 @@ def _of_the_end(conversation: Conversation) -> Iterator[Violation]:
     if conversation.add_generation_prompt:
         description = "does not go with add_generation_prompt, which begins a message of its own"
         yield Violation("conversation.continue_final_message", description)
-    if conversation.messages and conversation.messages[-1].content is None:
+    if conversation.messages and conversation.messages[-1].text is None:
         yield Violation("conversation.continue_final_message", "needs a final message with content")

@@ -10,17 +10,17 @@ import secrets
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
+from blockyard.contract.models import Model
 from blockyard.errors import BlockyardError, Reason, Violation, invalid, is_unknown_request, quote
 from gateway.admission import Admission
 from gateway.codec import state as state_codec
 from gateway.live.continuation import NOWHERE, check_ends, check_positions, make_records
+from gateway.live.link import Cancelled
 from gateway.live.outstanding import RETRY_SECONDS
 from gateway.naming import check_request_id, is_request_id, wire_id
 from gateway.observe.request_log import begin_request_log, take_over_request_log
 from gateway.pooling.service import PoolingService
 from gateway.preparation import Preparation, Prepared
-from gateway.request import ModelCard
-from gateway.scheduler_messages import Cancelled
 from gateway.text.adapter_tokenizers import AdapterTokenizers, require_vocabulary
 from gateway.text.encoding import Encoding
 from gateway.validation import length_limit
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from blockyard.contract.request import Position
+    from blockyard.contract.scheduling import Adapter, ModelFacts, Resumed, Submission
     from gateway.live.link import Link
     from gateway.live.live_requests import LiveRequests
     from gateway.live.reader import Reader
@@ -36,8 +38,7 @@ if TYPE_CHECKING:
     from gateway.observe.metrics import GatewayMetrics
     from gateway.observe.request_log import RequestLog
     from gateway.pooling.model import RuleReader
-    from gateway.request import GenerationRequest, Position, ResumeRequest
-    from gateway.scheduler_messages import Adapter, ModelFacts, Resumed, Submission
+    from gateway.request import GenerationRequest, ResumeRequest
     from gateway.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -111,7 +112,7 @@ class GenerationService:
     def _find(self, submission: Submission) -> RequestState | None:
         """Returns the same request if it is here; raises BlockyardError REQUEST_ID_CONFLICT for another of its name."""
         known = self._live.find(submission.request_id)
-        if known is not None and known.submission.body_digest != submission.body_digest:
+        if known is not None and known.submission.digest != submission.digest:
             message = f"request_id {known.origin.accepted.request_id!r} is that of another request"
             raise BlockyardError(Reason.REQUEST_ID_CONFLICT, message)
         return known
@@ -142,12 +143,13 @@ class GenerationService:
         name = wire_id(tenant, request_id)
         state = self._live.find(name) or await self._live.look_up(name, self._adopt)
         if state.submission.pooling is not None:
-            raise BlockyardError(Reason.FEATURE_DISABLED, "it is an input of a call for numbers: send the call again")
+            message = "the request is an input of Embed, Score or Classify: send that call again"
+            raise BlockyardError(Reason.FEATURE_DISABLED, message)
         return state
 
     def _adopt(self, resumed: Resumed) -> RequestState:
-        # How much is left of the time that it had is the scheduler's to know.
-        submission = replace(resumed.submission, remaining_seconds=None)
+        # The scheduler keeps the remaining deadline.
+        submission = replace(state_codec.read_submission(resumed.submission), remaining_seconds=None)
         request_log = take_over_request_log(submission.request_id, submission.trace_context)
         return self._preparation.make_state(
             Prepared(state_codec.request_of(submission), submission), self._facts().determinism_id, request_log
@@ -161,11 +163,12 @@ class GenerationService:
             _require_tokens(self._facts())
             prepared = await self._preparation.prepare(request, self._facts, self._link.loras)
             submission = prepared.submission
-            check_positions(positions, submission, self._vocab_size)
+            if positions:
+                check_positions(positions, submission, self._vocab_size)
             if known := self._find(submission):
                 request_log.on_joined()
                 return known
-            records = make_records(positions, submission)
+            records = make_records(positions, submission) if positions else []
             # It is not known which worker computed the client's tokens: the answer may come from two that differ.
             determinism_id = "" if records else self._facts().determinism_id
             state = self._preparation.make_state(prepared, determinism_id, request_log, is_known=bool(records))
@@ -258,7 +261,7 @@ class GenerationService:
         """The metrics of the requests."""
         return self._live.metrics
 
-    def models(self) -> list[ModelCard]:
+    def models(self) -> list[Model]:
         """Lists the model and its adapters; nothing before the scheduler has sent its facts."""
         if (facts := self._link.facts) is None:
             return []
@@ -320,12 +323,12 @@ class GenerationService:
 def _require_tokens(facts: ModelFacts) -> None:
     """Raises BlockyardError FEATURE_DISABLED for a model that makes numbers."""
     if facts.task.pools:
-        message = f"the model is served to {facts.task.label}, and generates nothing (--task)"
+        message = f"the model is served to {facts.task.value}, and generates nothing (--task)"
         raise BlockyardError(Reason.FEATURE_DISABLED, message)
 
 
-def _make_model_card(name: str, facts: ModelFacts, width: int, tokenizer: Tokenizer) -> ModelCard:
-    return ModelCard(
+def _make_model_card(name: str, facts: ModelFacts, width: int, tokenizer: Tokenizer) -> Model:
+    return Model(
         name=name,
         max_model_len=facts.max_model_len,
         vocab_size=facts.vocab_size,
@@ -343,7 +346,7 @@ def _dialect_name(tokenizer: Tokenizer) -> str:
     return tokenizer.dialect.name if tokenizer.dialect else ""
 
 
-def _make_card(adapter: Adapter, model: ModelCard, tokenizers: AdapterTokenizers) -> ModelCard:
+def _make_card(adapter: Adapter, model: Model, tokenizers: AdapterTokenizers) -> Model:
     # Of one that nobody has used here its files were not read: it may have a template that the model has not.
     tokenizer = tokenizers.of(adapter) if tokenizers.knows(adapter) else tokenizers.model
     return replace(

@@ -1,9 +1,8 @@
-"""Calls for vectors, scores and labels and their answers, as values. Knows no messages."""
+"""Calls for vectors, scores and labels, as values. Knows no messages."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 MAX_INPUTS = 2048
 """Inputs, or documents, of a call."""
@@ -62,50 +61,3 @@ class ClassifyCall:
     options: CallOptions
     inputs: tuple[Input, ...]
     raw: bool = False
-
-
-class CallFacts(NamedTuple):
-    """What made the numbers of a call. The tokens are those of all its inputs."""
-
-    request_id: str
-    model: str
-    num_prompt_tokens: int
-    num_cached_tokens: int
-    determinism_id: str
-    warnings: tuple[str, ...] = ()
-
-
-class Embeddings(NamedTuple):
-    """A vector for each input: float32, little endian."""
-
-    vectors: list[bytes]
-    facts: CallFacts
-
-
-class ScoredDocument(NamedTuple):
-    """A document, by its place in the call, and how well it answers; more is better."""
-
-    place: int
-    score: float
-
-
-class Scores(NamedTuple):
-    """The scores of documents; equal ones in the order of the documents."""
-
-    documents: list[ScoredDocument]
-    facts: CallFacts
-
-
-class Classification(NamedTuple):
-    """A number for each label, and the name of the first that has the greatest."""
-
-    probabilities: list[float]
-    label: str
-
-
-class Classifications(NamedTuple):
-    """The labels of each input, and the labels' names."""
-
-    classifications: list[Classification]
-    labels: tuple[str, ...]
-    facts: CallFacts

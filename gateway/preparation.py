@@ -8,6 +8,9 @@ from array import array
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from blockyard.contract.chat import Conversation
+from blockyard.contract.events import Accepted
+from blockyard.contract.request import OnDisconnect
 from blockyard.errors import BlockyardError, invalid
 from gateway.codec import state as state_codec
 from gateway.grammars.checking import GrammarChecks
@@ -16,7 +19,6 @@ from gateway.live.answer import AnswerRules, SequenceAnswer
 from gateway.live.prompt_answer import PromptAnswer
 from gateway.live.request_state import Origin, RequestState
 from gateway.naming import wire_id
-from gateway.request import Accepted, OnDisconnect
 from gateway.request_warnings import with_clamped_length
 from gateway.text.adapter_tokenizers import require_vocabulary
 from gateway.text.answer_parsing import parsers_of, speech_of, with_parsing
@@ -25,10 +27,10 @@ from gateway.validation import MAX_BAD_WORD_CHARACTERS, MAX_BAD_WORDS, ModelLimi
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
+    from blockyard.contract.scheduling import Adapter, ModelFacts, Submission
     from blockyard.errors import Violation
     from gateway.observe.request_log import RequestLog
     from gateway.request import GenerationRequest
-    from gateway.scheduler_messages import Adapter, ModelFacts, Submission
     from gateway.text.adapter_tokenizers import AdapterTokenizers
     from gateway.text.encoding import Encoding
     from gateway.text.tokenizer import Tokenizer
@@ -87,6 +89,8 @@ class Preparation:
 
     async def find_tokenizer(self, adapter: Adapter | None) -> Tokenizer:
         """Finds the tokenizer of requests with an adapter, or without one. Raises BlockyardError MODEL_NOT_LOADED."""
+        if adapter is None:
+            return self._tokenizers.model
         return await self._encoding.find(self._tokenizers, adapter)
 
     async def prompt_of(
@@ -133,9 +137,13 @@ class Preparation:
         bad_word_ids, wrong_words = await _result_or_violations(
             self._encoding.bad_words_of(_fitting_words(request), tokenizer, request.tenant)
         )
-        request = with_parsing(request, tokenizer.dialect)
-        speech = speech_of(request, token_ids or (), tokenizer)
-        grammar, wrong_grammar = await _result_or_violations(self._grammars.grammar_of(request, speech))
+        if isinstance(request.prompt, Conversation):
+            request = with_parsing(request, tokenizer.dialect)
+        grammar, wrong_grammar = "", []
+        if request.has_form:
+            speech = speech_of(request, token_ids or (), tokenizer)
+            grammar, wrong_grammar = await _result_or_violations(self._grammars.grammar_of(request, speech))
+            wrong_grammar = [*wrong_grammar, *wrong_format(request, tokenizer, self._tokenizers.model)]
         known = facts_of_adapter()
         if adapter is not None and tokenizer is not self._tokenizers.model:
             require_vocabulary(adapter.name, tokenizer, known.vocab_size)
@@ -151,8 +159,7 @@ class Preparation:
         if self._clamps_max_tokens and token_ids is not None:
             request = with_clamped_length(request, len(token_ids), known.max_model_len)
         found = find_violations(request, token_ids, limits, bad_word_ids=bad_word_ids)
-        against_format = wrong_format(request, tokenizer, self._tokenizers.model)
-        if violations := [*wrong, *wrong_words, *wrong_grammar, *against_format, *found]:
+        if violations := [*wrong, *wrong_words, *wrong_grammar, *found]:
             raise invalid(violations)
         assert token_ids is not None
         submission = complete(
@@ -183,7 +190,7 @@ class Preparation:
         remaining = submission.remaining_seconds
         prompt_token_ids, sampling = submission.prompt_token_ids, submission.sampling
         model = submission.lora.name if submission.lora else self._model_name
-        tokenizer = self._tokenizers.of(submission.lora)
+        tokenizer = self._tokenizers.of(submission.lora) if submission.lora else self._tokenizers.model
         texts = tokenizer.token_texts(skip_special_tokens=request.skip_special_tokens)
         return RequestState(
             submission,
@@ -210,7 +217,8 @@ def _fitting_words(request: GenerationRequest) -> list[str]:
 
 
 def _make_answers(request: GenerationRequest, submission: Submission, tokenizer: Tokenizer) -> list[SequenceAnswer]:
-    skip, parsers = request.skip_special_tokens, parsers_of(request, submission.prompt_token_ids, tokenizer)
+    skip, rule = request.skip_special_tokens, request.parsing
+    parsers = parsers_of(rule, request.request_id, submission.prompt_token_ids, tokenizer) if rule else None
     has_logprobs = submission.sampling.logprobs is not None
     rules = AnswerRules(
         request.stop,

@@ -15,15 +15,17 @@ import struct
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from blockyard.contract.request import OnUpdate
+from blockyard.contract.sampling import NEUTRAL
+from blockyard.contract.scheduling import Submission
 from blockyard.errors import Reason, Violation, quote
 from gateway.naming import REQUEST_ID_RULE, is_request_id
-from gateway.request import OnUpdate
-from gateway.scheduler_messages import Submission
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from gateway.request import GenerationRequest, SamplingOptions
+    from blockyard.contract.sampling import SamplingParams
+    from gateway.request import GenerationRequest
 
 MAX_N = 64
 MAX_STOP_STRINGS = 16
@@ -45,16 +47,6 @@ _MAX_INT32 = 2**31 - 1
 _MAX_UINT32 = 2**32 - 1
 _MAX_UINT64 = 2**64 - 1
 _MAX_LISTED_IDS = 8
-
-_NEUTRAL = {
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "top_k": 0,
-    "min_p": 0.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0,
-}
 
 
 class ModelLimits(NamedTuple):
@@ -382,9 +374,9 @@ def _complete_sampling(
     generation_defaults: Mapping[str, float],
     gateway_seed: int,
     bad_word_ids: Sequence[tuple[int, ...]],
-) -> SamplingOptions:
+) -> SamplingParams:
     own = request.sampling
-    silent = {name: value for name, value in {**_NEUTRAL, **generation_defaults}.items() if getattr(own, name) is None}
+    silent = {name: value for name, value in {**NEUTRAL, **generation_defaults}.items() if getattr(own, name) is None}
     seed = derive_seed(gateway_seed, request.request_id, tenant=request.tenant) if own.seed is None else own.seed
     return replace(
         own,

@@ -6,20 +6,20 @@ from collections import Counter as Tally
 from functools import partial
 from typing import TYPE_CHECKING
 
+from blockyard.contract.workers import WorkerState
 from blockyard.errors import Reason
 from blockyard.service.metrics import READY, Registry
 from scheduler_service import catalogue
-from scheduler_service.replicas.facts import WorkerState
 from scheduler_service.replicas.steps.step_meter import StepMetrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from blockyard.contract.scheduling import Recovery
     from blockyard.service.metrics import Metric
     from scheduler_service.core.queues.backlog import Backlog
     from scheduler_service.core.sequence import Group
     from scheduler_service.core.values import SchedulerStats
-    from scheduler_service.gateways.messages import Recovery
     from scheduler_service.replicas.engine import Engine
 
 # Told before they have happened: an alert sees a first time only as the increase of what was there.

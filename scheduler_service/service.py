@@ -26,9 +26,9 @@ from scheduler_service.requests.registry import RequestRegistry
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from blockyard.contract.workers import Placement
     from scheduler_service.config import SchedulerConfiguration
     from scheduler_service.core.values import SchedulerStats
-    from scheduler_service.replicas.facts import Placement
 
 log = EventLogger(__name__)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from blockyard.contract.codec.progress import encode_progress
+from blockyard.contract.codec.scheduling import decode_abort
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from blockyard.service.roots import start_task
@@ -41,9 +43,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         outbox.put_state(loras=self._service.loras.registry.named)
         reader = start_task(self._read(outbox, first, requests), "gateway stream")
         try:
-            while outgoing := await outbox.take():
+            while progress := await outbox.take():
                 # Waits while the gateway is slow; what the steps give meanwhile merges in the outbox.
-                await context.write(codec.encode_outgoing(outgoing))
+                await context.write(encode_progress(progress))
         finally:
             reader.cancel()
             self._admission.detach(outbox)
@@ -67,15 +69,18 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     def _apply(self, outbox: GatewayOutbox, message: scheduler_pb2.AttachRequest) -> None:
         for add in message.add:
-            handle = add.handle
+            request_id = ""
             try:
-                addition = codec.decode_add(add, outbox.owner)
-                self._service.loras.keep(addition.adapter)
+                submission = codec.parse_submission(add.submission)
+                request_id = submission.request_id
+                addition = codec.decode_add(add, submission, outbox.owner)
+                if addition.adapter:
+                    self._service.loras.keep(addition.adapter)
                 self._admission.add(outbox, addition)
             except BlockyardError as error:
-                self._admission.refuse(outbox, add.request_id, handle, error)
+                self._admission.refuse(outbox, request_id, add.handle, error)
         for abort in message.abort:
-            self._admission.abort(outbox, codec.decode_abort(abort))
+            self._admission.abort(outbox, decode_abort(abort))
         for resume in message.resume:
             self._admission.resume(outbox, resume.request_id, resume.handle)
 

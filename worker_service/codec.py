@@ -1,36 +1,34 @@
-"""Decodes messages of blockyard.worker.v1 into values, and encodes values. The rest of the worker knows only values."""
+"""Decodes steps into values with numpy columns, and encodes their answers. The rest of the worker knows no messages.
+
+`blockyard.contract.codec` has the messages that both sides take as the same values.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
+from google.protobuf.message import DecodeError
 
-from blockyard.capacity.limits import ProfileRequest
-from blockyard.common.v1 import sampling_pb2, status_pb2
-from blockyard.errors import Violation, invalid, to_status
-from blockyard.tracing.codec import decode_trace_context
+from blockyard.common.v1 import pooling_pb2, sampling_pb2
+from blockyard.contract.codec.pooling import decode_pooling
+from blockyard.contract.codec.sampling import decode_sampling
+from blockyard.contract.codec.trace import decode_trace_context
+from blockyard.contract.sampling import SamplingParams
+from blockyard.errors import BlockyardError, Violation, invalid, to_status
 from blockyard.worker.v1 import worker_pb2
-from worker_service.group_codec import encode_group
-from worker_service.lora_codec import decode_lora_limits, encode_lora
-from worker_service.operations.codec import encode_kv_groups
-from worker_service.pooling_codec import TASKS, decode_pooling, encode_pooled, encode_task
-from worker_service.set_up import CacheRequest
 from worker_service.step import (
     DEFAULT_TIMEOUT_SECONDS,
     MAX_VIOLATIONS,
     NO_IDS,
     NO_PAIRS,
     BlockPairs,
-    Fork,
-    NewSequence,
-    SamplingParams,
+    ForkedRow,
+    NewRow,
     Step,
-    StepResult,
+    StepOutput,
     StepTimes,
 )
-from worker_service.weights.codec import encode_sleep
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,33 +37,9 @@ if TYPE_CHECKING:
     from google.protobuf.internal.containers import RepeatedScalarFieldContainer
     from google.protobuf.message import Message
 
-    from blockyard.capacity.adapters import LoraLimits
-    from blockyard.capacity.memory import CachePlan
-    from blockyard.model_config.pooling.rule import Task
-    from worker_service.models.loader import LoadedModel
-    from worker_service.set_up import CacheFacts, SetUp
+    from blockyard.contract.pooling import Pooling
     from worker_service.step import Array, Logprobs
-    from worker_service.worker import Worker
 
-DTYPES = {
-    worker_pb2.DTYPE_UNSPECIFIED: None,
-    worker_pb2.DTYPE_FLOAT32: torch.float32,
-    worker_pb2.DTYPE_BFLOAT16: torch.bfloat16,
-    worker_pb2.DTYPE_FLOAT16: torch.float16,
-}
-QUANTIZATIONS = {worker_pb2.QUANTIZATION_UNSPECIFIED: "none", worker_pb2.QUANTIZATION_INT8: "int8"}
-QUANTIZATIONS[worker_pb2.QUANTIZATION_FP8] = "fp8"
-# Beside those that LoadModel asks for.
-HELD_QUANTIZATIONS = {**QUANTIZATIONS, worker_pb2.QUANTIZATION_INT4_GROUP: "int4"}
-LOAD_FORMATS = {
-    **{number: name.removeprefix("LOAD_FORMAT_").lower() for name, number in worker_pb2.LoadFormat.items()},
-    worker_pb2.LOAD_FORMAT_UNSPECIFIED: "auto",
-}
-DEVICE_TYPES = {
-    worker_pb2.DEVICE_TYPE_UNSPECIFIED: "auto",
-    worker_pb2.DEVICE_TYPE_CPU: "cpu",
-    worker_pb2.DEVICE_TYPE_CUDA: "cuda",
-}
 # A step has at most as many of these as it has rows, and twice as many of those, where one is given up for another.
 _ROWS = (
     "sequence_ids",
@@ -109,9 +83,9 @@ def decode_step(message: worker_pb2.ExecuteModelRequest, max_num_seqs: int = 2**
     return Step(
         epoch=epoch,
         step_id=step_id,
-        new_sequences=tuple(map(_decode_new_sequence, message.new_sequences)),
+        new_sequences=tuple(map(_decode_new_row, message.new_sequences)),
         forks=tuple(
-            Fork(f.parent_sequence_id, f.child_sequence_id, f.sequence_index, _decode_column(f.block_ids))
+            ForkedRow(f.parent_sequence_id, f.child_sequence_id, f.sequence_index, _decode_column(f.block_ids))
             for f in message.forks
         ),
         sequence_ids=sequence_ids,
@@ -164,49 +138,54 @@ def _decode_pairs(message: worker_pb2.ExecuteModelRequest, field: PairsField) ->
     return BlockPairs(_decode_column(pairs.sources), _decode_column(pairs.destinations))
 
 
-def _decode_new_sequence(message: worker_pb2.NewSequence) -> NewSequence:
-    too_long = _find_long(message.sampling, _LISTS_OF_SAMPLING, "sampling.")
-    return NewSequence(
+def _decode_new_row(message: worker_pb2.NewSequence) -> NewRow:
+    sampling, pooling, rejection = SamplingParams(), None, None
+    try:
+        sampling, pooling = _decode_sampling(message), _decode_pooling(message)
+    except BlockyardError as error:
+        rejection = error
+    return NewRow(
         sequence_id=message.sequence_id,
         sequence_index=message.sequence_index,
         token_ids=np.array(message.token_ids, np.int64),
         prompt_length=message.prompt_length,
         num_computed_tokens=message.num_computed_tokens,
         block_ids=np.array(message.block_ids, np.int64),
-        sampling=SamplingParams() if too_long else _decode_sampling(message.sampling),
-        rejection=invalid(too_long) if too_long else None,
-        has_sampling=message.HasField("sampling"),
+        sampling=sampling,
+        rejection=rejection,
+        has_sampling=message.HasField("sampling_params"),
         min_tokens=message.min_tokens,
         stop_token_ids=tuple(message.stop_token_ids),
         num_beam_candidates=message.num_beam_candidates,
         trace_context=decode_trace_context(message.trace_context) if message.HasField("trace_context") else None,
         request_id=message.request_id,
         lora_id=message.lora_id,
-        pooling=decode_pooling(message.pooling) if message.HasField("pooling") else None,
+        pooling=pooling,
     )
 
 
-def _decode_sampling(message: sampling_pb2.SamplingParams) -> SamplingParams:
-    """Decodes sampling parameters. Three proto defaults are not zero, so an absent field is not what it reads as."""
-    return SamplingParams(
-        temperature=message.temperature if message.HasField("temperature") else 1.0,
-        top_p=message.top_p if message.HasField("top_p") else 1.0,
-        top_k=message.top_k,
-        min_p=message.min_p,
-        presence_penalty=message.presence_penalty,
-        frequency_penalty=message.frequency_penalty,
-        repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else 1.0,
-        seed=message.seed,
-        logit_bias=dict(message.logit_bias),
-        allowed_token_ids=tuple(message.allowed_token_ids),
-        bad_token_sequences=tuple(tuple(sequence.token_ids) for sequence in message.bad_token_sequences),
-        logprobs=message.logprobs if message.HasField("logprobs") else None,
-        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
-        grammar=message.grammar,
-    )
+def _decode_sampling(message: worker_pb2.NewSequence) -> SamplingParams:
+    """Decodes sampling parameters; raises BlockyardError FIELD_INVALID for what is too large or no such message."""
+    try:
+        params = sampling_pb2.SamplingParams.FromString(message.sampling_params)
+    except DecodeError:
+        raise invalid([Violation("sampling", "cannot be parsed: is the scheduler of another version?")]) from None
+    if too_long := _find_long(params, _LISTS_OF_SAMPLING, "sampling."):
+        raise invalid(too_long)
+    return decode_sampling(params)
 
 
-def encode_result(result: StepResult) -> worker_pb2.ExecuteModelResponse:
+def _decode_pooling(message: worker_pb2.NewSequence) -> Pooling | None:
+    """Decodes what to make of a prompt; raises BlockyardError FIELD_INVALID for what is no such message."""
+    if not message.HasField("pooling_params"):
+        return None
+    try:
+        return decode_pooling(pooling_pb2.Pooling.FromString(message.pooling_params))
+    except DecodeError:
+        raise invalid([Violation("pooling", "cannot be parsed: is the scheduler of another version?")]) from None
+
+
+def encode_result(result: StepOutput) -> worker_pb2.ExecuteModelResponse:
     """Encodes the answer to a step."""
     message = worker_pb2.ExecuteModelResponse(
         epoch=result.epoch,
@@ -234,7 +213,10 @@ def encode_result(result: StepResult) -> worker_pb2.ExecuteModelResponse:
     if result.beam_sequence_ids:
         message.beam_sequence_ids.extend(result.beam_sequence_ids)
         message.beam_candidates.CopyFrom(_encode_logprobs(result.beam_candidates))
-    encode_pooled(result.pooled, message)
+    if result.pooled.sequence_ids:
+        message.pooled_sequence_ids.extend(result.pooled.sequence_ids)
+        message.pooled_sizes.extend(map(len, result.pooled.values))
+        message.pooled_values = np.concatenate(result.pooled.values).astype("<f4", copy=False).tobytes()
     _encode_times(result.times, message.times)
     return message
 
@@ -259,139 +241,3 @@ def _encode_times(times: StepTimes, message: worker_pb2.StepTimes) -> None:
 def _encode_duration(seconds: float, message: Duration) -> None:
     # What a Duration's own method checks besides costs three times as much.
     message.seconds, message.nanos = divmod(int(seconds * 1e9), 10**9)
-
-
-def decode_init_device(message: worker_pb2.InitDeviceRequest) -> tuple[str, torch.dtype | None]:
-    """Decodes the device type and the dtype; raises BlockyardError FIELD_INVALID for an unknown one."""
-    violations = _unknown("device_type", message.device_type, DEVICE_TYPES)
-    violations += _unknown("dtype", message.dtype, DTYPES)
-    if violations:
-        raise invalid(violations)
-    return DEVICE_TYPES[message.device_type], DTYPES[message.dtype]
-
-
-def decode_load(message: worker_pb2.LoadModelRequest) -> tuple[str, str, LoraLimits, Task | None]:
-    """Decodes quantization, format, room for LoRA and task; raises BlockyardError FIELD_INVALID for an unknown one."""
-    violations = _unknown("quantization", message.quantization, QUANTIZATIONS)
-    violations += _unknown("format", message.format, LOAD_FORMATS)
-    violations += _unknown("task", message.task, TASKS)
-    if violations:
-        raise invalid(violations)
-    how = QUANTIZATIONS[message.quantization], LOAD_FORMATS[message.format]
-    return *how, decode_lora_limits(message), TASKS[message.task]
-
-
-def _unknown(field: str, number: int, known: Mapping[Any, object]) -> list[Violation]:
-    if number in known:
-        return []
-    return [Violation(field, f"{number} is not known to this worker: is the scheduler of another version?")]
-
-
-def encode_dtype(dtype: torch.dtype) -> worker_pb2.Dtype.ValueType:
-    """Encodes a dtype that models compute in."""
-    return next(number for number, known in DTYPES.items() if known is dtype)
-
-
-def encode_model(loaded: LoadedModel) -> worker_pb2.LoadedModel:
-    """Encodes the loaded model."""
-    stored = loaded.config.stored
-    return worker_pb2.LoadedModel(
-        architecture=loaded.config.architecture,
-        vocab_size=loaded.config.vocab_size,
-        max_model_len=loaded.config.max_model_len,
-        model_digest=loaded.model_digest,
-        weights_digest=loaded.weights_digest,
-        parameter_bytes=loaded.parameter_bytes,
-        dtype=encode_dtype(loaded.config.dtype),
-        quantization=next(number for number, name in HELD_QUANTIZATIONS.items() if name == loaded.quantization),
-        weights_version=loaded.version,
-        task=encode_task(loaded.config.task),
-        whole_prompts=loaded.config.encoder is not None,
-        stored_format=stored.title if stored is not None else "",
-        warnings=loaded.warnings,
-    )
-
-
-def encode_reloaded(set_up: SetUp) -> worker_pb2.ReloadedWeights:
-    """Encodes a model whose weights were loaded anew."""
-    assert set_up.loaded is not None
-    assert set_up.cache is not None
-    return worker_pb2.ReloadedWeights(model=encode_model(set_up.loaded), cache=encode_cache(set_up.cache))
-
-
-def encode_cache(cache: CacheFacts) -> worker_pb2.CacheInfo:
-    """Encodes the pools."""
-    return worker_pb2.CacheInfo(
-        block_size=cache.request.block_size,
-        num_device_blocks=cache.request.num_device_blocks,
-        num_host_blocks=cache.request.num_host_blocks,
-        cache_block_bytes=cache.cache_block_bytes,
-        max_model_len=cache.request.max_model_len,
-        determinism_id=cache.determinism_id,
-        batch_invariant=cache.batch_invariant,
-        kv_windows=cache.kv_windows,
-    )
-
-
-def encode_info(worker: Worker, worker_id: str, placement: worker_pb2.Placement) -> worker_pb2.GetWorkerInfoResponse:
-    """Encodes a worker's identity and state; `placement`: what the process was started with."""
-    set_up = worker.set_up
-    return worker_pb2.GetWorkerInfoResponse(
-        worker_id=worker_id,
-        incarnation=worker.incarnation,
-        api_version="v1",
-        state=status_pb2.WorkerState.Value(f"WORKER_STATE_{worker.state.value}"),
-        epoch=worker.epoch,
-        configuration_digest=set_up.configuration_digest,
-        device=worker.device_name,
-        model=encode_model(set_up.loaded) if set_up.loaded else None,
-        cache=encode_cache(set_up.cache) if set_up.cache else None,
-        draining=worker.is_draining,
-        group=encode_group(worker.membership.info),
-        placement=placement,
-        kv_groups=encode_kv_groups(set_up, encode_dtype(set_up.loaded.config.dtype)) if set_up.loaded else (),
-        lora=encode_lora(set_up.loras),
-        sleep=encode_sleep(set_up.sleep) if set_up.loaded else None,
-    )
-
-
-def decode_profile_request(message: worker_pb2.DetermineNumAvailableBlocksRequest) -> ProfileRequest:
-    """Decodes a request to count blocks."""
-    return ProfileRequest(
-        block_size=message.block_size,
-        device_memory_utilization=message.device_memory_utilization,
-        swap_space_bytes=message.swap_space_bytes,
-        max_num_batched_tokens=message.max_num_batched_tokens,
-        max_num_seqs=message.max_num_seqs,
-    )
-
-
-def decode_cache_request(message: worker_pb2.InitializeCacheRequest) -> CacheRequest:
-    """Decodes a request for pools."""
-    return CacheRequest(
-        block_size=message.block_size,
-        num_device_blocks=message.num_device_blocks,
-        num_host_blocks=message.num_host_blocks,
-        max_model_len=message.max_model_len,
-        max_num_batched_tokens=message.max_num_batched_tokens,
-        max_num_seqs=message.max_num_seqs,
-    )
-
-
-def encode_plan(plan: CachePlan) -> worker_pb2.DetermineNumAvailableBlocksResponse:
-    """Encodes the numbers of blocks that fit."""
-    return worker_pb2.DetermineNumAvailableBlocksResponse(
-        block_size=plan.block_size,
-        num_device_blocks=plan.num_device_blocks,
-        num_host_blocks=plan.num_host_blocks,
-        cache_block_bytes=plan.block_bytes,
-        kv_windows=plan.kv_windows,
-        memory=worker_pb2.MemoryBreakdown(
-            total_bytes=plan.usage.total_bytes,
-            budget_bytes=plan.budget_bytes,
-            weights_bytes=plan.usage.weights_bytes,
-            activation_bytes=plan.usage.activation_bytes,
-            other_bytes=plan.usage.other_bytes,
-            cache_bytes=plan.cache_bytes,
-        ),
-    )

@@ -18,7 +18,7 @@ SET_SECONDS = 10.0
 
 
 class RendezvousLink:
-    """See `worker_service.groups.rendezvous.MeetingPoint`. `close` it in the end."""
+    """See `worker_service.groups.rendezvous.RendezvousPoint`. `close` it in the end."""
 
     def __init__(self, address: str, peer: Peer | None, epoch: int, secret: bytes) -> None:
         """`peer`: who rank 0 has to be, and who this worker is; None: whoever answers, in the clear."""

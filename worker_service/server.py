@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from blockyard.addresses import host_of, with_port
 from blockyard.channels import INTERNAL_MESSAGE_BYTES
+from blockyard.contract.workers import GroupRequest, Placement, WorkerState
 from blockyard.security.identity import InternalIdentity
 from blockyard.service.call_metrics import CallCounter
 from blockyard.service.ending import end_within
@@ -21,13 +22,13 @@ from blockyard.telemetry import EventLogger
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
 from kernels.select import KernelChoice
 from worker_service.device.device import AllowedDevice
-from worker_service.groups.joining import GroupRequest, GroupSettings
+from worker_service.groups.joining import GroupSettings
 from worker_service.groups.membership import Membership
 from worker_service.operations.extensions import WorkerView, load_extensions
 from worker_service.operations.operations import Operations
 from worker_service.rendezvous_link import RendezvousLink
 from worker_service.servicer import WorkerServicer
-from worker_service.set_up import LoadOptions, State
+from worker_service.set_up import LoadOptions
 from worker_service.worker import Worker
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ class Server:
 
     def _is_loaded(self) -> bool:
         """Whether steps can be sent: what an update of several workers waits for, before it replaces the next one."""
-        return self._is_ready() and self.worker.state in (State.CACHE_READY, State.RUNNING)
+        return self._is_ready() and self.worker.state in (WorkerState.CACHE_READY, WorkerState.RUNNING)
 
     async def start(self) -> None:
         """Listens, and waits for a scheduler."""
@@ -119,7 +120,7 @@ class Server:
         self._identity.warn_if_exposed(self._settings.worker_address)
         self.address = with_port(self.address, port)
         worker_id = f"{socket.gethostname()}/{self.address}"
-        placement = worker_pb2.Placement(
+        placement = Placement(
             group=self._settings.worker_group, index=self._settings.worker_index, node=socket.gethostname()
         )
         is_socket = self.address.startswith("unix:")

@@ -7,23 +7,33 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from blockyard.contract.codec import worker_info, workers
+from blockyard.contract.workers import CollectivesKind, LoadProgress, Placement
 from blockyard.errors import Violation, invalid
 from blockyard.service import faults
 from blockyard.service.log_level import set_log_level
 from blockyard.telemetry import EventLogger
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
-from worker_service import codec, group_codec, lora_codec
+from worker_service import codec, info
+from worker_service.device.device import torch_dtype
+from worker_service.lora.adapter import LoraRequest
 from worker_service.observe.step_spans import StepSpans
-from worker_service.operations.codec import PROFILE_DETAILS, encode_profile, encode_profile_options
+from worker_service.operations.codec import (
+    PROFILE_DETAILS,
+    decode_head,
+    encode_kv_groups,
+    encode_profile,
+    encode_profile_options,
+)
 from worker_service.operations.operations import Operations
 from worker_service.operations.rpcs import OperationsRpcs
-from worker_service.weights.codec import decode_head, decode_save, decode_tags, encode_saved, encode_tags
 from worker_service.weights.saving import Saving
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine
     from pathlib import Path
 
+    from worker_service.set_up import SetUp
     from worker_service.steps.step_stream import StepStream
     from worker_service.worker import Worker
 
@@ -45,7 +55,7 @@ class WorkerServicer(OperationsRpcs, worker_pb2_grpc.WorkerServiceServicer):
         worker: Worker,
         worker_id: str,
         shut_down: Callable[[], None],
-        placement: worker_pb2.Placement | None = None,
+        placement: Placement = Placement(),
         port: int = 0,
         operations: Operations | None = None,
         save_root: Path | None = None,
@@ -55,7 +65,7 @@ class WorkerServicer(OperationsRpcs, worker_pb2_grpc.WorkerServiceServicer):
         self._worker = worker
         self._saving = Saving(worker, save_root, worker.metrics.on_save)
         self._worker_id = worker_id
-        self._placement = placement or worker_pb2.Placement()
+        self._placement = placement
         self._port = port
         self._shut_down = shut_down
         # They outlive the calls that began them: what they make is there for the next scheduler.
@@ -64,14 +74,17 @@ class WorkerServicer(OperationsRpcs, worker_pb2_grpc.WorkerServiceServicer):
 
     async def GetWorkerInfo(self, request: worker_pb2.GetWorkerInfoRequest, context: Context) -> Any:
         """Returns the worker's identity and state."""
-        return codec.encode_info(self._worker, self._worker_id, self._placement)
+        told = info.describe_worker(self._worker, self._worker_id, self._placement)
+        message = worker_info.encode_worker_info(told)
+        if told.model:
+            message.kv_groups.extend(encode_kv_groups(self._worker.set_up, workers.DTYPES.encode(told.model.dtype)))
+        return message
 
     async def InitDevice(self, request: worker_pb2.InitDeviceRequest, context: Context) -> Any:
         """Chooses the device."""
-        device_type, dtype = codec.decode_init_device(request)
-        digest = request.configuration_digest
-        parallel = group_codec.decode_parallel(request)
-        await self._to_the_end(self._worker.init_device(device_type, dtype, digest, parallel))
+        told = workers.decode_device_request(request)
+        dtype, digest = torch_dtype(told.dtype), told.configuration_digest
+        await self._to_the_end(self._worker.init_device(told.device_type, dtype, digest, told.parallel))
         return worker_pb2.InitDeviceResponse(device=self._worker.device_name)
 
     async def OpenRendezvous(self, request: worker_pb2.OpenRendezvousRequest, context: Context) -> Any:
@@ -92,8 +105,8 @@ class WorkerServicer(OperationsRpcs, worker_pb2_grpc.WorkerServiceServicer):
 
     async def FormGroup(self, request: worker_pb2.FormGroupRequest, context: Context) -> Any:
         """Joins a group. If the caller leaves, so does this worker."""
-        kind = await self._worker.form_group(group_codec.decode_group_request(request))
-        return worker_pb2.FormGroupResponse(kind=group_codec.COLLECTIVES_KINDS[kind])
+        kind = await self._worker.form_group(worker_info.decode_group_request(request))
+        return worker_pb2.FormGroupResponse(kind=worker_info.COLLECTIVES.encode(CollectivesKind(kind)))
 
     async def LeaveGroup(self, request: worker_pb2.LeaveGroupRequest, context: Context) -> Any:
         """Ends a group."""
@@ -103,26 +116,20 @@ class WorkerServicer(OperationsRpcs, worker_pb2_grpc.WorkerServiceServicer):
 
     async def LoadModel(self, request: worker_pb2.LoadModelRequest, context: Context) -> AsyncIterator[Any]:
         """Loads the model, and reports its progress."""
-        how = codec.decode_load(request)
-        events = self._load(
-            lambda on_progress: self._worker.load_model(request.model, request.revision, on_progress, *how)
-        )
+        told = workers.decode_load_request(request)
+        how = told.quantization, told.format, told.lora, told.task
+        events = self._load(lambda on_progress: self._worker.load_model(told.model, told.revision, on_progress, *how))
         async for event in events:
-            if isinstance(event, worker_pb2.LoadProgress):
-                yield worker_pb2.LoadModelResponse(progress=event)
-            else:
-                yield worker_pb2.LoadModelResponse(loaded=codec.encode_model(event))
+            is_progress = isinstance(event, LoadProgress)
+            yield workers.encode_load_event(event if is_progress else info.describe_model(event))
 
-    async def _load(
-        self, load: Callable[[OnProgress], Coroutine[Any, Any, T]]
-    ) -> AsyncIterator[worker_pb2.LoadProgress | T]:
+    async def _load(self, load: Callable[[OnProgress], Coroutine[Any, Any, T]]) -> AsyncIterator[LoadProgress | T]:
         """Yields how far a load is, and what it returns; it goes on if its caller leaves."""
         loop = asyncio.get_running_loop()
-        events: asyncio.Queue[worker_pb2.LoadProgress | None] = asyncio.Queue()
+        events: asyncio.Queue[LoadProgress | None] = asyncio.Queue()
 
         def on_progress(done_bytes: int, total_bytes: int) -> None:
-            progress = worker_pb2.LoadProgress(done_bytes=done_bytes, total_bytes=total_bytes)
-            loop.call_soon_threadsafe(events.put_nowait, progress)
+            loop.call_soon_threadsafe(events.put_nowait, LoadProgress(done_bytes, total_bytes))
 
         task = asyncio.create_task(load(on_progress))
         self._loads.add(task)
@@ -139,25 +146,24 @@ class WorkerServicer(OperationsRpcs, worker_pb2_grpc.WorkerServiceServicer):
 
     async def Sleep(self, request: worker_pb2.SleepRequest, context: Context) -> Any:
         """Gives memory up."""
-        work = self._worker.residency.sleep(request.level, decode_tags(request.tags))
+        work = self._worker.residency.sleep(request.level, workers.decode_known_tags(request.tags))
         use = await self._to_the_end(work)
         return worker_pb2.SleepResponse(freed_bytes=use.freed_bytes, used_bytes=use.used_bytes)
 
     async def WakeUp(self, request: worker_pb2.WakeUpRequest, context: Context) -> Any:
         """Takes memory again."""
-        state = await self._to_the_end(self._worker.residency.wake_up(decode_tags(request.tags)))
-        return worker_pb2.WakeUpResponse(
-            asleep_tags=encode_tags(state.asleep), weights_are_stale=state.weights_are_stale
-        )
+        state = await self._to_the_end(self._worker.residency.wake_up(workers.decode_known_tags(request.tags)))
+        asleep_tags = workers.encode_tags(state.asleep)
+        return worker_pb2.WakeUpResponse(asleep_tags=asleep_tags, weights_are_stale=state.weights_are_stale)
 
     async def ReloadWeights(self, request: worker_pb2.ReloadWeightsRequest, context: Context) -> AsyncIterator[Any]:
         """Loads the weights anew, and reports its progress."""
-        names = request.model, request.revision, request.version
-        async for event in self._load(lambda on_progress: self._worker.residency.reload(*names, on_progress)):
-            if isinstance(event, worker_pb2.LoadProgress):
-                yield worker_pb2.ReloadWeightsResponse(progress=event)
+        source = workers.WEIGHTS_SOURCE.decode(request)
+        async for event in self._load(lambda on_progress: self._worker.residency.reload(source, on_progress)):
+            if isinstance(event, LoadProgress):
+                yield worker_pb2.ReloadWeightsResponse(progress=workers.PROGRESS.encode(event))
             else:
-                yield worker_pb2.ReloadWeightsResponse(reloaded=codec.encode_reloaded(event))
+                yield worker_pb2.ReloadWeightsResponse(reloaded=_encode_reloaded(event))
 
     async def _to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
         """Waits for a change of state, which goes on if its caller leaves: the device thread cannot be interrupted."""
@@ -173,13 +179,13 @@ class WorkerServicer(OperationsRpcs, worker_pb2_grpc.WorkerServiceServicer):
 
     async def DetermineNumAvailableBlocks(self, request: Any, context: Context) -> Any:
         """Counts the blocks that fit."""
-        plan = await self._worker.determine_num_available_blocks(codec.decode_profile_request(request))
-        return codec.encode_plan(plan)
+        asked = workers.PROFILE_REQUEST.decode(request)
+        return workers.AVAILABLE_BLOCKS.encode(await self._worker.determine_num_available_blocks(asked))
 
     async def InitializeCache(self, request: worker_pb2.InitializeCacheRequest, context: Context) -> Any:
         """Allocates the pools."""
-        cache = await self._to_the_end(self._worker.initialize_cache(codec.decode_cache_request(request)))
-        return worker_pb2.InitializeCacheResponse(cache=codec.encode_cache(cache))
+        cache = await self._to_the_end(self._worker.initialize_cache(workers.CACHE_PLAN.decode(request)))
+        return worker_pb2.InitializeCacheResponse(cache=workers.CACHE_INFO.encode(cache))
 
     async def ExecuteModel(self, request_iterator: Any, context: Context) -> AsyncIterator[Any]:
         """Runs one epoch's steps: a task reads them as they come, while answers go out in order."""
@@ -209,18 +215,18 @@ class WorkerServicer(OperationsRpcs, worker_pb2_grpc.WorkerServiceServicer):
 
     async def SaveState(self, request: worker_pb2.SaveStateRequest, context: Context) -> AsyncIterator[Any]:
         """Saves the weights, and reports its progress."""
-        what = decode_save(request)
-        async for event in self._load(lambda on_progress: self._saving.save(*what, on_progress)):
-            if isinstance(event, worker_pb2.LoadProgress):
-                yield worker_pb2.SaveStateResponse(progress=event)
+        told = workers.decode_save_request(request)
+        async for event in self._load(lambda on_progress: self._saving.save(told, on_progress)):
+            if isinstance(event, LoadProgress):
+                yield worker_pb2.SaveStateResponse(progress=workers.PROGRESS.encode(event))
             else:
-                yield worker_pb2.SaveStateResponse(saved=encode_saved(event))
+                yield worker_pb2.SaveStateResponse(saved=workers.SAVED_STATE.encode(event))
 
     async def AddLora(self, request: worker_pb2.AddLoraRequest, context: Context) -> Any:
         """Reads an adapter."""
-        adapter = await self._worker.adapters.add(lora_codec.decode_add(request))
-        pinned = self._worker.adapters.is_pinned(adapter)
-        return worker_pb2.AddLoraResponse(adapter=lora_codec.encode_adapter(adapter, pinned=pinned))
+        adapter = await self._worker.adapters.add(LoraRequest(request.lora_id, request.name, request.path))
+        told = info.describe_adapter(self._worker.adapters.store(), adapter)
+        return worker_pb2.AddLoraResponse(adapter=worker_info.ADAPTER.encode(told))
 
     async def RemoveLora(self, request: worker_pb2.RemoveLoraRequest, context: Context) -> Any:
         """Forgets an adapter."""
@@ -235,7 +241,8 @@ class WorkerServicer(OperationsRpcs, worker_pb2_grpc.WorkerServiceServicer):
     async def ListLoras(self, request: worker_pb2.ListLorasRequest, context: Context) -> Any:
         """Lists the adapters."""
         store = self._worker.adapters.store()
-        return worker_pb2.ListLorasResponse(adapters=lora_codec.encode_adapters(store), reading_lora_ids=store.reading)
+        adapters = map(worker_info.ADAPTER.encode, info.describe_loras(store).adapters)
+        return worker_pb2.ListLorasResponse(adapters=adapters, reading_lora_ids=store.reading)
 
     async def StartProfile(self, request: worker_pb2.StartProfileRequest, context: Context) -> Any:
         """Begins a profile."""
@@ -271,7 +278,7 @@ class WorkerServicer(OperationsRpcs, worker_pb2_grpc.WorkerServiceServicer):
     async def FinishWeightUpdate(self, request: worker_pb2.FinishWeightUpdateRequest, context: Context) -> Any:
         """Ends an update."""
         set_up = await self._worker.residency.finish_update(request.version)
-        return worker_pb2.FinishWeightUpdateResponse(updated=codec.encode_reloaded(set_up))
+        return worker_pb2.FinishWeightUpdateResponse(updated=_encode_reloaded(set_up))
 
     async def SetLogLevel(self, request: worker_pb2.SetLogLevelRequest, context: Context) -> Any:
         """Changes what is logged."""
@@ -287,3 +294,11 @@ class WorkerServicer(OperationsRpcs, worker_pb2_grpc.WorkerServiceServicer):
         """Hashes blocks."""
         device, host = await self._worker.checksum_blocks(list(request.device_block_ids), list(request.host_block_ids))
         return worker_pb2.ChecksumBlocksResponse(device_checksums=device, host_checksums=host)
+
+
+def _encode_reloaded(set_up: SetUp) -> worker_pb2.ReloadedWeights:
+    """Encodes a model whose weights were loaded anew."""
+    assert set_up.loaded is not None
+    assert set_up.cache is not None
+    model = workers.MODEL.encode(info.describe_model(set_up.loaded))
+    return worker_pb2.ReloadedWeights(model=model, cache=workers.CACHE_INFO.encode(set_up.cache))

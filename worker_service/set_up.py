@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gc
 from dataclasses import dataclass, field, replace
-from enum import Enum
 from typing import TYPE_CHECKING
 
 from blockyard.capacity.kv_blocks import KvBlocks
@@ -24,9 +23,11 @@ from blockyard.capacity.memory import (
     set_aside,
     tighter,
 )
+from blockyard.contract.models import Task
+from blockyard.contract.parallel import ALONE, Parallel
+from blockyard.contract.workers import CacheInfo, SleepInfo, WorkerState
 from blockyard.errors import BlockyardError, Reason, Violation
 from blockyard.model_files import resolve_model
-from blockyard.parallel import ALONE, Parallel
 from blockyard.service import faults
 from blockyard.telemetry import EventLogger
 from kernels.capture import CaptureSizes
@@ -49,12 +50,11 @@ if TYPE_CHECKING:
 
     import torch
 
-    from blockyard.capacity.limits import ProfileRequest
-    from blockyard.capacity.memory import CachePlan, Usage
-    from blockyard.model_config.pooling.rule import Task
+    from blockyard.capacity.memory import Usage
+    from blockyard.contract.workers import AvailableBlocks, CachePlan, ProfileRequest
     from worker_service.grammars.matchers import Grammars
     from worker_service.lora.store import LoraStore
-    from worker_service.models.loader import LoadedModel
+    from worker_service.models.loader import RunnableModel
     from worker_service.runner.model_runner import ModelRunner
     from worker_service.steps.rank_steps import RankSteps
 
@@ -65,34 +65,6 @@ FINGERPRINT_SECONDS = 60.0
 
 # Numbers of blocks have 31 bits in every kernel.
 MAX_BLOCKS = 2**31 - 1
-
-
-class State(Enum):
-    """What a worker is ready for."""
-
-    CREATED = "CREATED"
-    DEVICE_READY = "DEVICE_READY"
-    LOADED = "LOADED"
-    CACHE_READY = "CACHE_READY"
-    RUNNING = "RUNNING"
-    SLEEPING = "SLEEPING"
-    STALE = "STALE"
-
-
-class MemoryTag(Enum):
-    """Memory that can be given up."""
-
-    WEIGHTS = "weights"
-    KV_CACHE = "kv_cache"
-
-
-@dataclass(frozen=True, slots=True)
-class SleepState:
-    """What is given up, by a level of 1 or 2 (0: nothing is), and whether the weights are no model's as a whole."""
-
-    level: int = 0
-    asleep: frozenset[MemoryTag] = frozenset()
-    weights_are_stale: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,56 +90,32 @@ class DeviceChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class CacheRequest:
-    """The pools to make, and the largest step that they are for."""
-
-    block_size: int
-    num_device_blocks: int
-    num_host_blocks: int
-    max_model_len: int
-    max_num_batched_tokens: int
-    max_num_seqs: int
-
-
-@dataclass(frozen=True, slots=True)
-class CacheFacts:
-    """The pools that were made, and what can be promised of results."""
-
-    request: CacheRequest
-    cache_block_bytes: int
-    determinism_id: str
-    batch_invariant: bool
-    fingerprint: str = ""
-    kv_windows: tuple[int, ...] = (0,)
-
-
-@dataclass(frozen=True, slots=True)
 class SetUp:
     """What is set up so far; each stage adds to the one before. The scheduler gave `configuration_digest`."""
 
     configuration_digest: str = ""
     choice: DeviceChoice | None = None
-    loaded: LoadedModel | None = None
+    loaded: RunnableModel | None = None
     loras: LoraStore | None = None
     grammars: Grammars | None = None
-    plan: CachePlan | None = None
-    cache: CacheFacts | None = None
+    plan: AvailableBlocks | None = None
+    cache: CacheInfo | None = None
     executor: StepExecutor | None = None
-    sleep: SleepState = SleepState()
+    sleep: SleepInfo = SleepInfo()
     source: ModelSource = ModelSource()
 
     @property
-    def state(self) -> State:
+    def state(self) -> WorkerState:
         """The state without an open step stream."""
         if self.sleep.asleep:
-            return State.SLEEPING
+            return WorkerState.SLEEPING
         if self.sleep.weights_are_stale:
-            return State.STALE
+            return WorkerState.STALE
         if self.cache is not None:
-            return State.CACHE_READY
+            return WorkerState.CACHE_READY
         if self.loaded is not None:
-            return State.LOADED
-        return State.CREATED if self.choice is None else State.DEVICE_READY
+            return WorkerState.LOADED
+        return WorkerState.CREATED if self.choice is None else WorkerState.DEVICE_READY
 
 
 def make_choice(
@@ -200,13 +148,13 @@ class LoadHow:
     quantization: str
     load_format: str
     options: LoadOptions
-    task: Task | None = None
-    """What the model is served for; None: as its files say."""
+    task: Task = Task.UNSPECIFIED
+    """What the model is served for; UNSPECIFIED: as its files say."""
 
 
 def load(
     choice: DeviceChoice, source: ModelSource, how: LoadHow, on_progress: Callable[[int, int], None]
-) -> LoadedModel:
+) -> RunnableModel:
     """Loads a model; raises BlockyardError MODEL_NOT_LOADED, or FIELD_INVALID where the device lacks its dtype."""
     faults.reach(faults.BEFORE_LOAD)
     loaded = load_model(
@@ -231,8 +179,8 @@ def load(
 
 
 def count_blocks(
-    loaded: LoadedModel, choice: DeviceChoice, request: ProfileRequest, loras: LoraStore | None = None
-) -> CachePlan:
+    loaded: RunnableModel, choice: DeviceChoice, request: ProfileRequest, loras: LoraStore | None = None
+) -> AvailableBlocks:
     """Profiles the worst step and counts the blocks that fit beside it; raises BlockyardError NEVER_FITS."""
     device = choice.device
     block_size = request.block_size or DEFAULT_BLOCK_SIZE[device.type]
@@ -255,7 +203,7 @@ def count_blocks(
 
 
 def _measure_usage(
-    loaded: LoadedModel, choice: DeviceChoice, block_size: int, request: ProfileRequest, loras: LoraStore | None
+    loaded: RunnableModel, choice: DeviceChoice, block_size: int, request: ProfileRequest, loras: LoraStore | None
 ) -> Usage:
     device = choice.device
 
@@ -279,7 +227,7 @@ def _measure_usage(
     return cpu_usage(read_host_memory(), loaded.parameter_bytes, activation)
 
 
-def check_memory(executor: StepExecutor, plan: CachePlan | None) -> None:
+def check_memory(executor: StepExecutor, plan: AvailableBlocks | None) -> None:
     """Compares what is free on a GPU now with what was planned, and says what to do where it is too little.
 
     `plan`: None, if no blocks were counted.
@@ -292,14 +240,14 @@ def check_memory(executor: StepExecutor, plan: CachePlan | None) -> None:
         log.warning(
             "the largest step may not fit beside the blocks: start with less memory for blocks",
             free_bytes=free_bytes,
-            step_bytes=plan.usage.activation_bytes,
+            step_bytes=plan.memory.activation_bytes,
             hint=f"--device-memory-utilization {utilization}",
         )
 
 
 def make_executor(
-    set_up: SetUp, request: CacheRequest, *, may_choose_threads: bool, ranks: RankSteps | None = None
-) -> tuple[StepExecutor, CacheFacts]:
+    set_up: SetUp, request: CachePlan, *, may_choose_threads: bool, ranks: RankSteps | None = None
+) -> tuple[StepExecutor, CacheInfo]:
     """Allocates the pools, proves what it can about results, and warms up; raises BlockyardError NEVER_FITS.
 
     `ranks`: of a worker whose replica has others.
@@ -332,14 +280,23 @@ def make_executor(
         log.info("threads chosen", num_threads=num_threads)
     lengths = request.max_model_len, request.max_num_seqs, request.block_size, request.max_num_batched_tokens
     limits = BatchLimits.of(loaded.config, loaded.model.kv_groups.windows, *lengths)
-    executor = StepExecutor(InputBatch(limits, set_up.grammars), cache, runner, ranks)
+    executor = StepExecutor(InputBatch(limits, set_up.grammars), cache, runner, ranks, fingerprint)
     # What lives now lives as long as the process: the collector need not look at it again.
     gc.collect()
     gc.freeze()
     if any(loaded.config.windows) and not any(loaded.model.kv_groups.windows):
         log.info("layers with a window keep the blocks of all tokens here", device=cache.device_pool.device.type)
-    block_bytes, windows = cache.block_format.block_bytes, loaded.model.kv_groups.windows
-    return executor, CacheFacts(request, block_bytes, identity, batch_invariant, fingerprint, windows)
+    info = CacheInfo(
+        request.block_size,
+        request.num_device_blocks,
+        request.num_host_blocks,
+        cache.block_format.block_bytes,
+        request.max_model_len,
+        identity,
+        batch_invariant,
+        loaded.model.kv_groups.windows,
+    )
+    return executor, info
 
 
 def _fingerprint(runner: ModelRunner, ranks: RankSteps | None) -> str:
@@ -357,7 +314,7 @@ def _fingerprint(runner: ModelRunner, ranks: RankSteps | None) -> str:
     return fingerprint
 
 
-def _make_cache(loaded: LoadedModel, request: CacheRequest) -> CacheEngine:
+def _make_cache(loaded: RunnableModel, request: CachePlan) -> CacheEngine:
     block_format = BlockFormat.of(loaded.model, request.block_size)
     try:
         num_blocks = request.num_device_blocks, request.num_host_blocks
@@ -370,7 +327,7 @@ def _make_cache(loaded: LoadedModel, request: CacheRequest) -> CacheEngine:
 
 
 def wrong_cache_request(
-    request: CacheRequest, model_max_len: int, kv_windows: tuple[int, ...] = (0,)
+    request: CachePlan, model_max_len: int, kv_windows: tuple[int, ...] = (0,)
 ) -> Iterable[Violation]:
     """Finds what is wrong with a request for a cache of a model that takes `model_max_len` tokens."""
     yield from wrong_block_size(request.block_size)

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from blockyard.contract.sampling import SamplingParams
 from blockyard.lora.virtual_tokens import FIRST_VIRTUAL_ID
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from blockyard.contract.pooling import Pooling
+    from blockyard.contract.trace import TraceContext
     from blockyard.errors import BlockyardError
-    from blockyard.model_config.pooling.rule import PoolingKind
-    from blockyard.tracing.spans import TraceContext
 
 Array = npt.NDArray[np.int64]
 
@@ -40,46 +39,8 @@ def no_ids() -> Array:
     return NO_IDS
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How the tokens of a sequence are chosen; the defaults change nothing."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    seed: int = 0
-    logit_bias: Mapping[int, float] = field(default_factory=dict[int, float])
-    allowed_token_ids: tuple[int, ...] = ()
-    bad_token_sequences: tuple[tuple[int, ...], ...] = ()
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    grammar: str = ""
-
-    @property
-    def has_penalties(self) -> bool:
-        """Whether tokens that the sequence already has are penalized."""
-        return self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
-
-
-@dataclass(frozen=True, slots=True)
-class Pooling:
-    """What to make of a sequence instead of more tokens; see pooling.proto."""
-
-    kind: PoolingKind | None
-    """None: one that this worker does not know."""
-    label_token_ids: tuple[int, ...] = ()
-    normalise: bool = False
-    dimensions: int = 0
-    leaves_raw: bool = False
-    second_from: int = 0
-
-
 @dataclass(frozen=True, slots=True, eq=False)
-class NewSequence:
+class NewRow:
     """Everything about a sequence: `token_ids` are its prompt and what was generated so far."""
 
     sequence_id: int
@@ -106,9 +67,9 @@ class NewSequence:
         """How many ids are those of a soft prompt: they stand first, in the prompt."""
         return int(np.count_nonzero(self.token_ids >= FIRST_VIRTUAL_ID)) if self.lora_id else 0
 
-    def reject(self, error: BlockyardError) -> NewSequence:
+    def reject(self, error: BlockyardError) -> NewRow:
         """Returns a sequence in its place that asks for nothing: its row computes nothing, and fails with the error."""
-        return NewSequence(
+        return NewRow(
             self.sequence_id,
             self.sequence_index,
             token_ids=np.zeros(1, np.int64),
@@ -122,7 +83,7 @@ class NewSequence:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Fork:
+class ForkedRow:
     """A child that copies its parent's row."""
 
     parent_id: int
@@ -158,8 +119,8 @@ class Step:
 
     epoch: int
     step_id: int
-    new_sequences: tuple[NewSequence, ...] = ()
-    forks: tuple[Fork, ...] = ()
+    new_sequences: tuple[NewRow, ...] = ()
+    forks: tuple[ForkedRow, ...] = ()
     sequence_ids: tuple[int, ...] = ()
     num_new_tokens: Array = field(default_factory=no_ids)
     appended_sequence_ids: tuple[int, ...] = ()
@@ -200,7 +161,7 @@ NO_LOGPROBS = Logprobs()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PromptLogprobs:
+class PromptPieceLogprobs:
     """Log probabilities of the tokens of a sequence's prompt from `first_position` on."""
 
     sequence_id: int
@@ -236,7 +197,7 @@ class StepTimes:
 
 
 @dataclass(frozen=True, slots=True)
-class StepResult:
+class StepOutput:
     """The answer to a step. With a `refusal` the step changed nothing and the columns are empty.
 
     With `draining` it is no answer: `step_id` is the step that was run last, and the rest is empty. The
@@ -252,7 +213,7 @@ class StepResult:
     refusal: BlockyardError | None = None
     logprob_sequence_ids: tuple[int, ...] = ()
     logprobs: Logprobs = NO_LOGPROBS
-    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    prompt_logprobs: tuple[PromptPieceLogprobs, ...] = ()
     beam_sequence_ids: tuple[int, ...] = ()
     beam_candidates: Logprobs = NO_LOGPROBS
     pooled: Pooled = NOTHING_POOLED

@@ -11,11 +11,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from blockyard.capacity.adapters import NO_LORAS, wrong_limits
+from blockyard.capacity.adapters import wrong_limits
 from blockyard.capacity.limits import wrong_profile_request
+from blockyard.contract.models import Task
+from blockyard.contract.parallel import ALONE, Parallel
+from blockyard.contract.workers import NO_LORAS, WorkerState
 from blockyard.errors import BlockyardError, Reason, invalid
 from blockyard.model_config.parallel_sizes import wrong_parallel
-from blockyard.parallel import ALONE, Parallel
 from blockyard.telemetry import EventLogger
 from worker_service.device import memory
 from worker_service.device.device import ANY_DEVICE, AllowedDevice, describe_device
@@ -31,7 +33,6 @@ from worker_service.set_up import (
     LoadOptions,
     ModelSource,
     SetUp,
-    State,
     check_memory,
     count_blocks,
     load,
@@ -51,15 +52,18 @@ if TYPE_CHECKING:
 
     import torch
 
-    from blockyard.capacity.adapters import LoraLimits
-    from blockyard.capacity.limits import ProfileRequest
-    from blockyard.capacity.memory import CachePlan
+    from blockyard.contract.workers import (
+        AvailableBlocks,
+        CacheInfo,
+        CachePlan,
+        GroupRequest,
+        LoraLimits,
+        ProfileRequest,
+    )
     from blockyard.errors import Violation
-    from blockyard.model_config.pooling.rule import Task
-    from worker_service.groups.joining import GroupRequest
-    from worker_service.models.loader import LoadedModel
+    from worker_service.models.loader import RunnableModel
     from worker_service.observe.profiler import Detail, Profile, ProfileOptions
-    from worker_service.set_up import CacheFacts, CacheRequest, DeviceChoice
+    from worker_service.set_up import DeviceChoice
     from worker_service.step import Step
     from worker_service.steps.step_executor import StepExecutor
     from worker_service.steps.step_stream import StepStream
@@ -68,7 +72,7 @@ log = EventLogger(__name__)
 
 T = TypeVar("T")
 # Where a group can be formed.
-_GROUPED = State.DEVICE_READY, State.LOADED, State.CACHE_READY, State.RUNNING
+_GROUPED = WorkerState.DEVICE_READY, WorkerState.LOADED, WorkerState.CACHE_READY, WorkerState.RUNNING
 
 
 class Worker:
@@ -138,9 +142,9 @@ class Worker:
         return await asyncio.to_thread(self._thread.stop, seconds)
 
     @property
-    def state(self) -> State:
+    def state(self) -> WorkerState:
         """What the worker is ready for now."""
-        return State.RUNNING if self._streams.is_running else self.set_up.state
+        return WorkerState.RUNNING if self._streams.is_running else self.set_up.state
 
     @property
     def epoch(self) -> int:
@@ -153,7 +157,7 @@ class Worker:
         choice = self.set_up.choice
         return describe_device(choice.device) if choice is not None else ""
 
-    def require(self, *states: State) -> None:
+    def require(self, *states: WorkerState) -> None:
         """Raises BlockyardError: WRONG_STATE in other states, DRAINING where the process is to end."""
         if self.is_draining:
             raise _draining()
@@ -162,7 +166,7 @@ class Worker:
             raise BlockyardError(Reason.WRONG_STATE, f"the worker is {self.state.value}; this needs {legal}")
 
     @contextmanager
-    def lifecycle(self, operation: str, *states: State) -> Generator[None]:
+    def lifecycle(self, operation: str, *states: WorkerState) -> Generator[None]:
         """Allows one change of state at a time."""
         self.require(*states)
         if self._operation:
@@ -177,7 +181,7 @@ class Worker:
         self, device_type: str, dtype: torch.dtype | None, configuration_digest: str, parallel: Parallel = ALONE
     ) -> None:
         """Chooses the device; raises BlockyardError where it is missing or cannot compute in `dtype`."""
-        with self.lifecycle("InitDevice", State.CREATED):
+        with self.lifecycle("InitDevice", WorkerState.CREATED):
             _refuse(wrong_parallel(parallel))
             choice = await self._thread.run(lambda: make_choice(device_type, dtype, self._allowed_device, parallel))
             self.set_up = SetUp(configuration_digest, choice)
@@ -214,10 +218,10 @@ class Worker:
         quantization: str = "none",
         load_format: str = "auto",
         lora_limits: LoraLimits = NO_LORAS,
-        task: Task | None = None,
-    ) -> LoadedModel:
+        task: Task = Task.UNSPECIFIED,
+    ) -> RunnableModel:
         """Loads a model; calls `on_progress` in the device thread. Goes on to the end even if its caller leaves."""
-        with self.lifecycle("LoadModel", State.DEVICE_READY):
+        with self.lifecycle("LoadModel", WorkerState.DEVICE_READY):
             choice, source = self._choice(), ModelSource(model, revision)
             how = LoadHow(quantization, load_format, self._load_options, task)
             if lora_limits != NO_LORAS:
@@ -229,19 +233,24 @@ class Worker:
             self.metrics.on_load(loras)
             return loaded
 
-    async def determine_num_available_blocks(self, request: ProfileRequest) -> CachePlan:
+    async def determine_num_available_blocks(self, request: ProfileRequest) -> AvailableBlocks:
         """Profiles the worst step and counts the blocks that fit."""
-        with self.lifecycle("DetermineNumAvailableBlocks", State.LOADED):
+        with self.lifecycle("DetermineNumAvailableBlocks", WorkerState.LOADED):
             _refuse(wrong_profile_request(request))
             loaded, choice = self._loaded(), self._choice()
             plan = await self._thread.run(lambda: count_blocks(loaded, choice, request, self.set_up.loras))
             self.set_up = replace(self.set_up, plan=plan)
-            log.info("blocks counted", device=plan.num_device_blocks, host=plan.num_host_blocks, bytes=plan.cache_bytes)
+            log.info(
+                "blocks counted",
+                device=plan.num_device_blocks,
+                host=plan.num_host_blocks,
+                bytes=plan.memory.cache_bytes,
+            )
             return plan
 
-    async def initialize_cache(self, request: CacheRequest) -> CacheFacts:
+    async def initialize_cache(self, request: CachePlan) -> CacheInfo:
         """Allocates the pools, proves what it can about results, and warms up."""
-        with self.lifecycle("InitializeCache", State.LOADED):
+        with self.lifecycle("InitializeCache", WorkerState.LOADED):
             loaded = self._loaded()
             _refuse(wrong_cache_request(request, loaded.config.max_model_len, loaded.model.kv_groups.windows))
             parallel = self._choice().parallel
@@ -252,7 +261,7 @@ class Worker:
             )
             await self._thread.run(lambda: check_memory(executor, self.set_up.plan))
             self.set_up = replace(self.set_up, executor=executor, cache=cache)
-            self.membership.fingerprint = bytes.fromhex(cache.fingerprint)
+            self.membership.fingerprint = bytes.fromhex(executor.fingerprint)
             log.info("cache ready", device_blocks=request.num_device_blocks, host_blocks=request.num_host_blocks)
             return cache
 
@@ -268,12 +277,12 @@ class Worker:
         assert self.set_up.choice is not None
         return self.set_up.choice
 
-    def _loaded(self) -> LoadedModel:
+    def _loaded(self) -> RunnableModel:
         assert self.set_up.loaded is not None
         return self.set_up.loaded
 
     def _require_executor(self) -> StepExecutor:
-        self.require(State.CACHE_READY, State.RUNNING)
+        self.require(WorkerState.CACHE_READY, WorkerState.RUNNING)
         assert self.set_up.executor is not None
         return self.set_up.executor
 

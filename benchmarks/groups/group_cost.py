@@ -32,8 +32,8 @@ from torch._C import _distributed_c10d as c10d
 
 from benchmarks.kit import record
 from benchmarks.kit.figures import number, round_figures, spread_of
+from blockyard.contract.parallel import Parallel
 from blockyard.errors import BlockyardError
-from blockyard.parallel import Parallel
 from blockyard.service.servers import internal_channel
 from tests.kit.processes.ranks import Ranks
 from tests.kit.processes.system import Service

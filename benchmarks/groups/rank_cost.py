@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.kit import record
 from benchmarks.kit.figures import number, round_figures, spread_of
-from blockyard.parallel import Parallel
+from blockyard.contract.parallel import Parallel
 from blockyard.service.servers import bind, make_server
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
 from scheduler_service.core.values import SchedulerOutput

@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.kit import record
 from benchmarks.kit.figures import number, round_figures, spread_of
 from blockyard import AsyncClient
-from blockyard.client.results import Delta, Recovered
+from blockyard.contract.events import Delta, Recovered
 from tests.kit.chaos import rank_faults
 from tests.kit.processes.cluster import Cluster
 from tests.kit.waiting import until

@@ -27,10 +27,12 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.kit import record
 from benchmarks.kit.models import RECIPES, make_model
+from blockyard.contract.sampling import SamplingParams
+from blockyard.contract.workers import CachePlan
 from worker_service.grammars.matchers import make_grammars
 from worker_service.models.loader import load_model
-from worker_service.set_up import CacheRequest, DeviceChoice, SetUp, make_executor
-from worker_service.step import NewSequence, SamplingParams, Step
+from worker_service.set_up import DeviceChoice, SetUp, make_executor
+from worker_service.step import NewRow, Step
 
 COUNTS = (8, 64)
 BLOCK_SIZE, PROMPT_LENGTH, MAX_LEN = 32, 128, 512
@@ -58,13 +60,13 @@ class Rows:
         self._first_id = first_id
         self._grammar = grammar
 
-    def begin(self, number: int, grammar: str = "") -> NewSequence:
+    def begin(self, number: int, grammar: str = "") -> NewRow:
         """A prompt."""
         sequence_id = self._first_id + number
         blocks = 1 + sequence_id * NUM_BLOCKS_EACH + np.arange(NUM_BLOCKS_EACH)
         sampling = SamplingParams(seed=number, grammar=grammar or self._grammar)
         token_ids = 10 + (np.arange(PROMPT_LENGTH) * (number + 3)) % 1000
-        return NewSequence(sequence_id, 0, token_ids, PROMPT_LENGTH, 0, blocks, sampling, 0, (1,))
+        return NewRow(sequence_id, 0, token_ids, PROMPT_LENGTH, 0, blocks, sampling, 0, (1,))
 
     def ids(self, count: int) -> tuple[int, ...]:
         """Of the first ones."""
@@ -95,7 +97,7 @@ class Run:
         """Decodes a token of each."""
         return self.seconds(sequence_ids=ids, num_new_tokens=np.ones(len(ids), np.int64))
 
-    def start(self, new: NewSequence) -> float:
+    def start(self, new: NewRow) -> float:
         """Computes a prompt, and samples its first token."""
         count = np.array([PROMPT_LENGTH])
         return self.seconds(new_sequences=(new,), sequence_ids=(new.sequence_id,), num_new_tokens=count)
@@ -117,7 +119,7 @@ def measure(name: str, num_threads: int) -> dict[str, Any]:
     made_seconds, made_bytes = time.perf_counter() - started, psutil.Process().memory_info().rss - before
     set_up = SetUp("", DeviceChoice(cpu, None, 0), loaded, grammars=grammars)
     num_blocks = 1 + (2 * COUNTS[-1] + 2) * NUM_BLOCKS_EACH
-    request = CacheRequest(BLOCK_SIZE, num_blocks, 0, MAX_LEN, 2048, COUNTS[-1])
+    request = CachePlan(BLOCK_SIZE, num_blocks, 0, MAX_LEN, 2048, COUNTS[-1])
     executor, _ = make_executor(set_up, request, may_choose_threads=False)
     run, free, held = Run(executor), Rows(0, ""), Rows(COUNTS[-1], grammar_of(ENDLESS))
     for number in range(COUNTS[-1]):

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from worker_service.models.loader import LoadedModel
+    from worker_service.models.loader import RunnableModel
 
 DEMO_MODEL = ROOT / "models" / "demo"
 BLOCK_SIZE = 32
@@ -83,7 +83,7 @@ class Reader:
         config = loaded.config
         num_blocks = -(-max_len // BLOCK_SIZE)
         shape = kv_pool_shape(num_blocks, config.num_layers, config.num_kv_heads, BLOCK_SIZE, config.head_dim)
-        self.loaded: LoadedModel = loaded
+        self.loaded: RunnableModel = loaded
         self._pool = torch.zeros(shape, dtype=config.dtype)
         self._block_table = list(range(num_blocks))
 

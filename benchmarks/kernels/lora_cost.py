@@ -28,7 +28,7 @@ from benchmarks.kernels import ceilings
 from benchmarks.kernels.phases import BLOCK_SIZE, CONTEXT, Workload
 from benchmarks.kit import models, record
 from benchmarks.kit.figures import round_figures
-from blockyard.capacity.adapters import LoraLimits
+from blockyard.contract.workers import LoraLimits
 from kernels.capture import CaptureSizes
 from kernels.lora import LoraRows
 from tests.kit.kernels.tiny_adapters import make_tiny_adapter

@@ -30,8 +30,8 @@ from benchmarks.kernels import ceilings
 from benchmarks.kernels.phases import BLOCK_SIZE, CONTEXT, Workload
 from benchmarks.kit import record
 from benchmarks.kit.figures import round_figures
+from blockyard.contract.parallel import ALONE
 from blockyard.model_config.share import Share
-from blockyard.parallel import ALONE
 from kernels.capture import CaptureSizes
 from kernels.select import get_backend, make_arena
 from worker_service.cache_engine import BlockFormat, allocate_pool

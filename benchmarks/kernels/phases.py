@@ -31,7 +31,7 @@ from kernels.capture import CaptureSizes, StepInputs
 from kernels.cpu.library import Kind, Rows
 from kernels.cpu.plan import CapturedPlan
 from worker_service.cache_engine import BlockFormat, allocate_pool
-from worker_service.models.loader import LoadedModel, load_model
+from worker_service.models.loader import RunnableModel, load_model
 
 if TYPE_CHECKING:
     from kernels.cpu.library import Op
@@ -111,7 +111,7 @@ class Profile:
         self._num_threads = num_threads
         cpu, dtype = torch.device("cpu"), getattr(torch, dtype_of(kind))
         quantization = "int8" if kind == "int8" else "none"
-        self._loaded: LoadedModel = load_model(
+        self._loaded: RunnableModel = load_model(
             folder, dtype, cpu, lambda done, total: None, cpu_kernels, quantization, load_format
         )
         self._loaded.backend.set_num_threads(num_threads)

@@ -25,12 +25,12 @@ from blockyard.service.process import run_process
 from blockyard.settings import load
 from worker_service import server
 from worker_service.config import WorkerConfiguration
-from worker_service.step import Step, StepResult, StepTimes
+from worker_service.step import Step, StepOutput, StepTimes
 from worker_service.steps.step_executor import StepExecutor
 from worker_service.worker import Worker
 
 if TYPE_CHECKING:
-    from worker_service.set_up import CacheFacts, CacheRequest
+    from blockyard.contract.workers import CacheInfo, CachePlan
 
 _LEDGER = struct.Struct("<Qd")
 # Of the demo model's vocabulary: whole words and pieces of words, none of them special.
@@ -87,7 +87,7 @@ class SleepingExecutor(StepExecutor):
         super().forget()
         self._sequences.clear()
 
-    def execute(self, step: Step, arrival: float) -> StepResult:
+    def execute(self, step: Step, arrival: float) -> StepOutput:
         """Sleeps, and gives each sequence that is due a token."""
         begin = time.thread_time()
         result = self._pretend(step)
@@ -98,7 +98,7 @@ class SleepingExecutor(StepExecutor):
         _LEDGER.pack_into(self._ledger, 0, *self._entry)
         return result
 
-    def _pretend(self, step: Step) -> StepResult:
+    def _pretend(self, step: Step) -> StepOutput:
         for sequence_id in step.finished_sequence_ids:
             self._sequences.pop(sequence_id, None)
         for new in step.new_sequences:
@@ -108,7 +108,7 @@ class SleepingExecutor(StepExecutor):
         sampled = tuple(sequence_id for sequence_id, count in counts if self._sequences[sequence_id].advance(count))
         token_ids = tuple(self._sequences[sequence_id].token_id for sequence_id in sampled)
         times = StepTimes(forward_seconds=self._step_seconds)
-        return StepResult(step.epoch, step.step_id, sampled, token_ids, times=times)
+        return StepOutput(step.epoch, step.step_id, sampled, token_ids, times=times)
 
 
 class SleepingWorker(Worker):
@@ -118,7 +118,7 @@ class SleepingWorker(Worker):
         super().__init__(**settings)
         self._step_seconds, self._ledger_path = step_seconds, ledger
 
-    async def initialize_cache(self, request: CacheRequest) -> CacheFacts:
+    async def initialize_cache(self, request: CachePlan) -> CacheInfo:
         """Makes the cache, and puts another executor in the place of the one that computes."""
         cache = await super().initialize_cache(request)
         assert self.set_up.executor is not None

@@ -21,15 +21,15 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.kit.batch_process import BatchProcess, Line
-from blockyard.capacity.limits import ProfileRequest
 from blockyard.common.v1 import sampling_pb2
+from blockyard.contract.workers import CachePlan, ProfileRequest
 from kernels.select import KernelChoice
 from scheduler_service.core.scheduler import CoreConfig, Scheduler
 from scheduler_service.core.sequence import Group
 from scheduler_service.core.values import GroupSpec, SchedulerOutput, StepResult
 from scheduler_service.replicas.codec import encode_step
 from worker_service.codec import decode_step
-from worker_service.set_up import CacheRequest, LoadOptions
+from worker_service.set_up import LoadOptions
 from worker_service.worker import Worker
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ async def set_up(settings: Settings) -> Worker:
     limits = (settings.max_num_batched_tokens, settings.max_num_seqs)
     await worker.determine_num_available_blocks(ProfileRequest(settings.block_size, 0.9, 0, *limits))
     await worker.initialize_cache(
-        CacheRequest(settings.block_size, settings.num_device_blocks, 0, settings.max_model_len, *limits)
+        CachePlan(settings.block_size, settings.num_device_blocks, 0, settings.max_model_len, *limits)
     )
     return worker
 

@@ -21,10 +21,10 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.kit import record
 from blockyard.capacity.replica_plan import block_bytes
+from blockyard.contract.parallel import ALONE
 from blockyard.model_config.decoder_config import Attention, DecoderConfig, Head, Layer, Mlp, Norm
 from blockyard.model_config.kv_groups import KvGroups
 from blockyard.model_config.share import Share
-from blockyard.parallel import ALONE
 from scheduler_service.core.scheduler import CoreConfig, Scheduler
 from scheduler_service.core.sequence import Group
 from scheduler_service.core.values import GroupSpec, SchedulerOutput, StepResult

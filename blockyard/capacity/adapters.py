@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from blockyard.capacity.formats import weight_format
 from blockyard.capacity.weights import ITEM_BYTES, Product, WeightFormat, layer_products
+from blockyard.contract.workers import NO_LORAS, LoraLimits
 from blockyard.errors import Violation
 from blockyard.lora.virtual_tokens import MAX_VIRTUAL_TOKENS
 from blockyard.model_config.decoder_config import Experts
@@ -28,22 +29,6 @@ MAX_CPU_LORAS = 2**16
 # What a processor's kernels multiply at a time along the inner dimension, in bytes.
 CPU_WORD_BYTES = 4
 GPU_WIDTH_MULTIPLE, GPU_HEADER_BYTES, GPU_ALIGNMENT = 16, 64, 64
-
-
-@dataclass(frozen=True, slots=True)
-class LoraLimits:
-    """Slots on the device, the largest rank of an adapter, and adapters in the host's cache; 0 slots: no adapters.
-
-    `max_prompt_adapter_tokens`: the longest soft prompt; 0: there is none. Without LoRA the rank is 0.
-    """
-
-    max_loras: int = 0
-    max_lora_rank: int = 0
-    max_cpu_loras: int = 0
-    max_prompt_adapter_tokens: int = 0
-
-
-NO_LORAS = LoraLimits()
 
 
 def lora_limits(settings: LoraSettings) -> LoraLimits:

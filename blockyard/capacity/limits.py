@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from blockyard.capacity.kv_blocks import KvBlocks
@@ -11,23 +10,14 @@ from blockyard.errors import Violation
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from blockyard.contract.workers import ProfileRequest
+
 BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
 DEFAULT_BLOCK_SIZE = {"cpu": 32, "cuda": 16}
 # Of a step: what is larger is a mistake, and would be found out only by the memory that it takes.
 MAX_TOKENS, MAX_SEQS = 2**20, 2**16
 # Beyond twice what all sequences at full length hold, blocks only cost their bookkeeping.
 USEFUL_SHARE = 2
-
-
-@dataclass(frozen=True, slots=True)
-class ProfileRequest:
-    """The steps and the memory to count blocks for."""
-
-    block_size: int
-    device_memory_utilization: float
-    swap_space_bytes: int
-    max_num_batched_tokens: int
-    max_num_seqs: int
 
 
 class DoesNotFit(Exception):

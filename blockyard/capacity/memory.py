@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from blockyard.contract.workers import AvailableBlocks, MemoryBreakdown
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -41,20 +43,16 @@ class Usage:
     activation_bytes: int
     other_bytes: int
 
-
-@dataclass(frozen=True, slots=True)
-class CachePlan:
-    """The numbers of blocks that fit, and the division of the memory."""
-
-    block_size: int
-    block_bytes: int
-    num_device_blocks: int
-    num_host_blocks: int
-    budget_bytes: int
-    cache_bytes: int
-    usage: Usage
-    kv_windows: tuple[int, ...] = (0,)
-    """Of each KV group the keys that a query sees; 0: all."""
+    def divide(self, budget_bytes: int, cache_bytes: int) -> MemoryBreakdown:
+        """Returns where the memory goes once `cache_bytes` of a budget are for blocks."""
+        return MemoryBreakdown(
+            self.total_bytes,
+            budget_bytes,
+            self.weights_bytes,
+            self.activation_bytes,
+            self.other_bytes,
+            cache_bytes,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +142,7 @@ def plan_cache(
     swap_space_bytes: int,
     host_shares_device: bool,
     max_useful_blocks: int,
-) -> CachePlan:
+) -> AvailableBlocks:
     """Divides what is left into blocks.
 
     Args:
@@ -165,7 +163,9 @@ def plan_cache(
     num_host_blocks = swap_space_bytes // block_bytes
     for_device = cache - num_host_blocks * block_bytes if host_shares_device else cache
     num_device_blocks = min(for_device // block_bytes, max_useful_blocks)
-    return CachePlan(block_size, block_bytes, num_device_blocks, num_host_blocks, budget, cache, usage)
+    return AvailableBlocks(
+        block_size, num_device_blocks, num_host_blocks, block_bytes, memory=usage.divide(budget, cache)
+    )
 
 
 def set_aside(usage: Usage, num_bytes: int) -> Usage:
@@ -184,14 +184,15 @@ def tighter(first: Usage, second: Usage) -> Usage:
 
 def fixed_plan(
     total_bytes: int, *, block_size: int, block_bytes: int, cache_bytes: int, swap_space_bytes: int
-) -> CachePlan:
+) -> AvailableBlocks:
     """Counts the blocks of pools whose sizes are given; nothing is known of what else needs memory."""
     usage = Usage(total_bytes, total_bytes, 0, 0, 0)
     num_device_blocks, num_host_blocks = cache_bytes // block_bytes, swap_space_bytes // block_bytes
-    return CachePlan(block_size, block_bytes, num_device_blocks, num_host_blocks, cache_bytes, cache_bytes, usage)
+    memory = usage.divide(cache_bytes, cache_bytes)
+    return AvailableBlocks(block_size, num_device_blocks, num_host_blocks, block_bytes, memory=memory)
 
 
-def fitting_utilization(plan: CachePlan, free_bytes: int, captured_bytes: int) -> float | None:
+def fitting_utilization(plan: AvailableBlocks, free_bytes: int, captured_bytes: int) -> float | None:
     """Returns the utilization to ask for where the largest step no longer fits beside the pools; None: it fits.
 
     Args:
@@ -199,7 +200,7 @@ def fitting_utilization(plan: CachePlan, free_bytes: int, captured_bytes: int) -
         free_bytes: what is free now, with pools and captured steps in place.
         captured_bytes: what captured steps take of that which the plan has for steps.
     """
-    shortage = plan.usage.activation_bytes - captured_bytes - free_bytes
+    shortage = plan.memory.activation_bytes - captured_bytes - free_bytes
     if shortage <= 0:
         return None
-    return max(0.0, math.floor(1000 * (plan.budget_bytes - shortage) / plan.usage.total_bytes) / 1000)
+    return max(0.0, math.floor(1000 * (plan.memory.budget_bytes - shortage) / plan.memory.total_bytes) / 1000)

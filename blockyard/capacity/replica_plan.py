@@ -16,19 +16,19 @@ from blockyard.capacity.kv_blocks import KvBlocks
 from blockyard.capacity.limits import (
     DEFAULT_BLOCK_SIZE,
     DoesNotFit,
-    ProfileRequest,
     choose_max_model_len,
     max_useful_blocks,
     wrong_profile_request,
 )
-from blockyard.capacity.memory import CPU_RESERVE_BYTES, CachePlan, Usage, fixed_plan, plan_cache, set_aside
+from blockyard.capacity.memory import CPU_RESERVE_BYTES, Usage, fixed_plan, plan_cache, set_aside
 from blockyard.capacity.steps import cpu_scratch, step_bytes, torch_scratch
 from blockyard.capacity.weights import ITEM_BYTES, check_room, weights_bytes
+from blockyard.contract.parallel import Parallel, ParallelSizes
+from blockyard.contract.workers import AvailableBlocks, ProfileRequest
 from blockyard.errors import BlockyardError, invalid
 from blockyard.model_config.kv_groups import KvGroups
 from blockyard.model_config.parallel_sizes import check_sizes, wrong_parallel
 from blockyard.model_config.share import Share
-from blockyard.parallel import Parallel, ParallelSizes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -66,7 +66,7 @@ class ReplicaPlan:
     """What a replica would be: `ranks` are the first of each stage. Where there is a `refusal`, it would not start."""
 
     sizes: ParallelSizes
-    ranks: tuple[CachePlan, ...]
+    ranks: tuple[AvailableBlocks, ...]
     max_model_len: int
     max_num_seqs: int
     lora_bytes: int = 0
@@ -74,7 +74,7 @@ class ReplicaPlan:
     refusal: str = ""
 
     @property
-    def tightest(self) -> CachePlan:
+    def tightest(self) -> AvailableBlocks:
         """The rank with the fewest blocks: all have as many, since every step names the same ones to all."""
         return min(self.ranks, key=lambda rank: rank.num_device_blocks)
 
@@ -152,7 +152,7 @@ def check_network(
 
 def _plan_rank(
     network: DecoderConfig, configuration: SystemConfiguration, hardware: Hardware, parallel: Parallel
-) -> CachePlan:
+) -> AvailableBlocks:
     device, worker = configuration.device, configuration.worker
     kind, kernels = check_network(network, configuration, hardware, parallel)
     share = Share.of(network, parallel)

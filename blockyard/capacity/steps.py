@@ -12,8 +12,8 @@ from blockyard.model_config.stored_weights import SMALLEST_GROUP
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from blockyard.capacity.limits import ProfileRequest
     from blockyard.capacity.weights import WeightFormat
+    from blockyard.contract.workers import ProfileRequest
     from blockyard.model_config.decoder_config import DecoderConfig
     from blockyard.model_config.share import Share
 

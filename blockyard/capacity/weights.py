@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from blockyard.contract.parallel import ALONE
+from blockyard.contract.pooling import PoolingKind
 from blockyard.model_config.decoder_config import Experts, Norm, NormKind, norms_of
 from blockyard.model_config.fields import unusable
-from blockyard.model_config.pooling.rule import PoolingKind
 from blockyard.model_config.share import Share
-from blockyard.parallel import ALONE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

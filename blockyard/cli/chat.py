@@ -11,8 +11,9 @@ from rich.console import Console
 
 from blockyard.cli.connection import connection
 from blockyard.cli.generate import Target  # noqa: TC001 - typer reads it
-from blockyard.client.chat import ChatOptions, Message, Role
+from blockyard.client.chat import ChatOptions
 from blockyard.client.targets import DEFAULT_TARGET
+from blockyard.contract.chat import Message, Role
 from blockyard.errors import BlockyardError
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ def embed(
         options["prompt_name"] = prompt_name
     with connection().make_client(target) as client:
         for vector in client.embed(_read(texts), **options).vectors:
-            typer.echo(json.dumps(vector))
+            typer.echo(json.dumps(list(vector)))
 
 
 def score(

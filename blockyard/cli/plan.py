@@ -18,6 +18,7 @@ from blockyard.cli import units
 from blockyard.cli.parameters import settings_parameters, with_parameters
 from blockyard.cli.serve import resolve_system
 from blockyard.configuration import CHOSEN_TOGETHER, SystemConfiguration
+from blockyard.contract.parallel import ParallelSizes
 from blockyard.errors import BlockyardError
 from blockyard.local.hardware import find_hardware
 from blockyard.local.local_system import check_num_gpus
@@ -26,7 +27,6 @@ from blockyard.local.model_trial import find_refusal
 from blockyard.model_config.fallback import Outline
 from blockyard.model_config.parallel_sizes import legal_tensor_sizes
 from blockyard.model_files import resolve_model
-from blockyard.parallel import ParallelSizes
 from blockyard.settings import SettingsError
 
 if TYPE_CHECKING:
@@ -176,13 +176,13 @@ class Report:
         least = planned.tightest
         return {
             **told,
-            "weights_bytes": [rank.usage.weights_bytes for rank in planned.ranks],
+            "weights_bytes": [rank.memory.weights_bytes for rank in planned.ranks],
             "lora_bytes": planned.lora_bytes,
-            "step_bytes": least.usage.activation_bytes,
-            "other_bytes": least.usage.other_bytes,
-            "cache_bytes": least.cache_bytes,
+            "step_bytes": least.memory.activation_bytes,
+            "other_bytes": least.memory.other_bytes,
+            "cache_bytes": least.memory.cache_bytes,
             "block_size": least.block_size,
-            "block_bytes": least.block_bytes,
+            "block_bytes": least.cache_block_bytes,
             "num_device_blocks": least.num_device_blocks,
             "num_host_blocks": least.num_host_blocks,
             "max_model_len": planned.max_model_len,
@@ -220,19 +220,19 @@ class Report:
                 table.add_row(*sizes, "refused")
                 continue
             least = planned.tightest
-            weights = units.size(max(rank.usage.weights_bytes for rank in planned.ranks))
+            weights = units.size(max(rank.memory.weights_bytes for rank in planned.ranks))
             fitting = [str(planned.num_sequences(length)) for length in self.lengths]
             table.add_row(*sizes, weights, str(least.num_device_blocks), str(planned.num_tokens), *fitting)
         return table
 
 
 def _of_a_worker(asked: ReplicaPlan) -> dict[str, str]:
-    least, usage = asked.tightest, asked.tightest.usage
-    weights = ", ".join(dict.fromkeys(units.size(rank.usage.weights_bytes) for rank in asked.ranks))
+    least, usage = asked.tightest, asked.tightest.memory
+    weights = ", ".join(dict.fromkeys(units.size(rank.memory.weights_bytes) for rank in asked.ranks))
     blocks = f"{least.num_device_blocks} device blocks and {least.num_host_blocks} host blocks"
     a_token, a_block = (
-        units.size(least.block_bytes * len(least.kv_windows) / least.block_size),
-        units.size(least.block_bytes),
+        units.size(least.cache_block_bytes * len(least.kv_windows) / least.block_size),
+        units.size(least.cache_block_bytes),
     )
     loras = {"adapters": f"{units.size(asked.lora_bytes)} at most"} if asked.lora_bytes else {}
     return {
@@ -241,6 +241,6 @@ def _of_a_worker(asked: ReplicaPlan) -> dict[str, str]:
         "KV": f"{a_token} a token, {a_block} a block of {least.block_size} tokens",
         "step": f"{units.size(usage.activation_bytes)} at most",
         "process": f"{units.size(usage.other_bytes - asked.lora_bytes)} beside these",
-        "blocks": f"{units.size(least.cache_bytes)}: {blocks}",
+        "blocks": f"{units.size(least.memory.cache_bytes)}: {blocks}",
         "longest": f"{asked.max_model_len} tokens",
     }

@@ -8,31 +8,26 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from blockyard.client.access import ClientTls
     from blockyard.client.asynchronous import AsyncClient, AsyncStream
-    from blockyard.client.chat import Message, Role, Tool, ToolChoice
-    from blockyard.client.pooling import Classification, Classifications, Embeddings, ScoredDocument, Scores
-    from blockyard.client.results import (
-        Accepted,
-        BeamSearch,
-        Choice,
-        Completion,
-        Delta,
-        EarlyStopping,
-        Event,
-        Finished,
-        FinishReason,
-        Model,
-        PromptLogprobs,
-        Recovered,
-        StructuredOutputsParams,
-        TokenLogprob,
-        TokenLogprobs,
-        ToolCall,
-        ToolCallDelta,
-        Usage,
-    )
+    from blockyard.client.results import Choice, Completion, StructuredOutputsParams
     from blockyard.client.retry import RetryPolicy
     from blockyard.client.sync import Client, Stream
     from blockyard.client.weights import update_weights
+    from blockyard.contract.chat import Message, Role, Tool, ToolCall, ToolChoice
+    from blockyard.contract.events import (
+        Accepted,
+        Delta,
+        Event,
+        Finished,
+        PromptLogprobs,
+        Recovered,
+        TokenLogprob,
+        TokenLogprobs,
+        ToolCallDelta,
+        Usage,
+    )
+    from blockyard.contract.models import Model
+    from blockyard.contract.pooling_answers import Classification, Classifications, Embeddings, ScoredDocument, Scores
+    from blockyard.contract.sampling import BeamSearch, EarlyStopping, FinishReason
 
 __all__ = [
     "Accepted",
@@ -72,18 +67,24 @@ __all__ = [
 ]
 
 _MODULES = {
-    **dict.fromkeys(("AsyncClient", "AsyncStream"), "asynchronous"),
-    **dict.fromkeys(("Client", "Stream"), "sync"),
-    **dict.fromkeys(("Message", "Role", "Tool", "ToolChoice"), "chat"),
-    **dict.fromkeys(("Classification", "Classifications", "Embeddings", "ScoredDocument", "Scores"), "pooling"),
-    "ClientTls": "access",
-    "RetryPolicy": "retry",
-    "update_weights": "weights",
+    **dict.fromkeys(("AsyncClient", "AsyncStream"), "blockyard.client.asynchronous"),
+    **dict.fromkeys(("Client", "Stream"), "blockyard.client.sync"),
+    **dict.fromkeys(("Choice", "Completion", "StructuredOutputsParams"), "blockyard.client.results"),
+    **dict.fromkeys(("Message", "Role", "Tool", "ToolCall", "ToolChoice"), "blockyard.contract.chat"),
+    **dict.fromkeys(
+        ("Classification", "Classifications", "Embeddings", "ScoredDocument", "Scores"),
+        "blockyard.contract.pooling_answers",
+    ),
+    **dict.fromkeys(("BeamSearch", "EarlyStopping", "FinishReason"), "blockyard.contract.sampling"),
+    "ClientTls": "blockyard.client.access",
+    "Model": "blockyard.contract.models",
+    "RetryPolicy": "blockyard.client.retry",
+    "update_weights": "blockyard.client.weights",
 }
 
 
 def __getattr__(name: str) -> Any:
-    # Loaded on first use: the gateway reads the roles of chat messages and has no need of a client.
+    # Loaded on first use: commands that only read a client's options open no connection.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"blockyard.client.{_MODULES.get(name, 'results')}"), name)
+    return getattr(import_module(_MODULES.get(name, "blockyard.contract.events")), name)

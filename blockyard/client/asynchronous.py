@@ -15,7 +15,6 @@ import grpc.aio
 from blockyard.client import codec
 from blockyard.client.access import ClientAccess, ClientTls
 from blockyard.client.pooling_calls import AsyncPoolingCalls
-from blockyard.client.results import Completion, Delta, Event, GenerationOptions, Model
 from blockyard.client.resumption import Resumption
 from blockyard.client.retry import Attempts, Deadline, RetryPolicy, may_pass
 from blockyard.client.sync import method_of
@@ -29,6 +28,8 @@ from blockyard.client.targets import (
     Targets,
     make_never_ready_error,
 )
+from blockyard.contract.codec.models import decode_model
+from blockyard.contract.events import Delta, Event
 from blockyard.errors import BlockyardError, from_rpc_error
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
 from blockyard.tracing.spans import active_trace_metadata
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from blockyard.client.chat import ChatOptions, Messages
+    from blockyard.client.results import Completion, GenerationOptions
+    from blockyard.contract.models import Model
 
 # The published stubs of grpc.aio lack it.
 _EOF: Any = cast("Any", grpc.aio).EOF
@@ -299,7 +302,8 @@ class AsyncClient(AsyncPoolingCalls):
         With them are those of which a scheduler that has just begun does not know yet: it ends them if they come.
         """
         request = inference_pb2.CancelGenerateRequest(request_ids=request_ids)
-        return codec.to_cancelled(await self._call("CancelGenerate", request, timeout))
+        response = await self._call("CancelGenerate", request, timeout)
+        return [*response.cancelled_request_ids, *response.pending_request_ids]
 
     async def tokenize(
         self, text: str, *, model: str = "", add_special_tokens: bool | None = None, timeout: float | None = None
@@ -332,7 +336,8 @@ class AsyncClient(AsyncPoolingCalls):
 
     async def list_models(self, *, timeout: float | None = None) -> list[Model]:
         """Lists the models that are served."""
-        return codec.to_models(await self._call("ListModels", inference_pb2.ListModelsRequest(), timeout))
+        response = await self._call("ListModels", inference_pb2.ListModelsRequest(), timeout)
+        return [decode_model(model) for model in response.models]
 
     async def wait_until_ready(self, timeout: float | None = None) -> None:
         """Returns when a gateway takes requests. Raises BlockyardError (NO_READY_WORKER) when time runs out."""

@@ -5,38 +5,17 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from blockyard.client.results import (
+from blockyard.client.results import Choice, Completion
+from blockyard.contract.events import (
     Accepted,
-    Choice,
-    Completion,
     Delta,
     Event,
     Finished,
     PromptLogprobs,
     Recovered,
     TokenLogprobs,
-    ToolCall,
-    ToolCallDelta,
+    join_calls,
 )
-
-
-@dataclass(slots=True)
-class _Parts:
-    """The parts of one sequence that have come."""
-
-    texts: list[str] = field(default_factory=list[str])
-    token_ids: list[int] = field(default_factory=list[int])
-    logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
-    reasoning: list[str] = field(default_factory=list[str])
-    calls: dict[int, list[ToolCallDelta]] = field(default_factory=dict[int, list[ToolCallDelta]])
-
-    def add(self, delta: Delta) -> None:
-        self.reasoning.append(delta.reasoning_text)
-        for piece in delta.tool_calls:
-            self.calls.setdefault(piece.index, []).append(piece)
-        self.texts.append(delta.text)
-        self.token_ids.extend(delta.token_ids)
-        self.logprobs.extend(delta.logprobs)
 
 
 @dataclass(slots=True)
@@ -45,7 +24,7 @@ class CompletionBuilder:
 
     accepted: Accepted | None = None
     _prompt_logprobs: tuple[TokenLogprobs, ...] = ()
-    _parts: defaultdict[int, _Parts] = field(default_factory=lambda: defaultdict[int, _Parts](_Parts))
+    _deltas: defaultdict[int, list[Delta]] = field(default_factory=lambda: defaultdict[int, list[Delta]](list))
     _finished: dict[int, Finished] = field(default_factory=dict[int, Finished])
 
     def add(self, event: Event) -> None:
@@ -56,7 +35,7 @@ class CompletionBuilder:
             case PromptLogprobs():
                 self._prompt_logprobs = event.logprobs
             case Delta():
-                self._parts[event.index].add(event)
+                self._deltas[event.index].append(event)
             case Finished():
                 self._finished[event.index] = event
             case Recovered():
@@ -79,21 +58,18 @@ class CompletionBuilder:
         )
 
     def _make_choice(self, finished: Finished) -> Choice:
-        parts = self._parts[finished.index]
+        deltas = self._deltas[finished.index]
         return Choice(
             finished.index,
-            "".join(parts.texts),
-            tuple(parts.token_ids),
+            "".join(delta.text for delta in deltas),
+            tuple(token_id for delta in deltas for token_id in delta.token_ids),
             finished.finish_reason,
             finished.matched_stop,
             finished.usage,
-            tuple(parts.logprobs),
+            tuple(entry for delta in deltas for entry in delta.logprobs),
             finished.score,
             finished.error,
-            tuple(
-                ToolCall(pieces[0].name, "".join(piece.arguments for piece in pieces), pieces[0].id)
-                for pieces in parts.calls.values()
-            ),
-            "".join(parts.reasoning),
+            join_calls(deltas),
+            "".join(delta.reasoning_text for delta in deltas),
             finished.calls_tools,
         )

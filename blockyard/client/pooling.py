@@ -1,12 +1,8 @@
-"""Vectors, scores and labels of texts: options and answers of both clients as plain values."""
+"""Options of the calls for vectors, scores and labels of both clients."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypedDict
-
-if TYPE_CHECKING:
-    from blockyard.client.results import Usage
+from typing import TypedDict
 
 
 class PoolingOptions(TypedDict, total=False):
@@ -52,56 +48,3 @@ class ClassifyOptions(PoolingOptions, total=False):
 
     raw: bool
     """Tell the head's numbers as they are, no probabilities. [False]"""
-
-
-@dataclass(frozen=True, slots=True)
-class Embeddings:
-    """A vector for each input, and what made them."""
-
-    vectors: list[list[float]]
-    request_id: str
-    model: str
-    usage: Usage
-    determinism_id: str
-    warnings: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ScoredDocument:
-    """A document, by its place in the call, and how well it answers: more is better."""
-
-    index: int
-    score: float
-
-
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """How well documents answer, and what says so."""
-
-    documents: list[ScoredDocument]
-    request_id: str
-    model: str
-    usage: Usage
-    determinism_id: str
-    warnings: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Classification:
-    """How well each label suits a text, and the name of the likeliest."""
-
-    probabilities: list[float]
-    label: str
-
-
-@dataclass(frozen=True, slots=True)
-class Classifications:
-    """The labels of each input, the names of all labels, and what says so."""
-
-    classifications: list[Classification]
-    labels: list[str]
-    request_id: str
-    model: str
-    usage: Usage
-    determinism_id: str
-    warnings: tuple[str, ...] = ()

@@ -8,20 +8,14 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from google.protobuf.duration_pb2 import Duration
 
-from blockyard.client.pooling import (
-    Classification,
-    Classifications,
-    Embeddings,
-    ScoredDocument,
-    Scores,
-)
-from blockyard.client.results import Usage
+from blockyard.contract.codec.pooling_answers import decode_classifications, decode_embeddings, decode_scores
 from blockyard.inference.v1 import inference_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from blockyard.client.pooling import ClassifyOptions, EmbedOptions, ScoreOptions
+    from blockyard.contract.pooling_answers import Classifications, Embeddings, Scores
 
     Input = str | Sequence[int]
 
@@ -46,19 +40,19 @@ class PoolingCalls(ABC):
         self, inputs: Sequence[Input], *, timeout: float | None = None, **options: Unpack[EmbedOptions]
     ) -> Embeddings:
         """Makes a vector of each input: texts, or lists of token ids, at most 2048."""
-        return _to_embeddings(self._call("Embed", _make_embed(inputs, options), timeout))
+        return decode_embeddings(self._call("Embed", _make_embed(inputs, options), timeout))
 
     def score(
         self, query: Input, documents: Sequence[Input], *, timeout: float | None = None, **options: Unpack[ScoreOptions]
     ) -> Scores:
         """Says how well each of the documents, at most 2048, answers a query."""
-        return _to_scores(self._call("Score", _make_score(query, documents, options), timeout))
+        return decode_scores(self._call("Score", _make_score(query, documents, options), timeout))
 
     def classify(
         self, inputs: Sequence[Input], *, timeout: float | None = None, **options: Unpack[ClassifyOptions]
     ) -> Classifications:
         """Says how well the model's labels suit each input."""
-        return _to_classifications(self._call("Classify", _make_classify(inputs, options), timeout))
+        return decode_classifications(self._call("Classify", _make_classify(inputs, options), timeout))
 
 
 class AsyncPoolingCalls(ABC):
@@ -71,19 +65,19 @@ class AsyncPoolingCalls(ABC):
         self, inputs: Sequence[Input], *, timeout: float | None = None, **options: Unpack[EmbedOptions]
     ) -> Embeddings:
         """Makes a vector of each input: texts, or lists of token ids, at most 2048."""
-        return _to_embeddings(await self._call("Embed", _make_embed(inputs, options), timeout))
+        return decode_embeddings(await self._call("Embed", _make_embed(inputs, options), timeout))
 
     async def score(
         self, query: Input, documents: Sequence[Input], *, timeout: float | None = None, **options: Unpack[ScoreOptions]
     ) -> Scores:
         """Says how well each of the documents, at most 2048, answers a query."""
-        return _to_scores(await self._call("Score", _make_score(query, documents, options), timeout))
+        return decode_scores(await self._call("Score", _make_score(query, documents, options), timeout))
 
     async def classify(
         self, inputs: Sequence[Input], *, timeout: float | None = None, **options: Unpack[ClassifyOptions]
     ) -> Classifications:
         """Says how well the model's labels suit each input."""
-        return _to_classifications(await self._call("Classify", _make_classify(inputs, options), timeout))
+        return decode_classifications(await self._call("Classify", _make_classify(inputs, options), timeout))
 
 
 def _make_embed(inputs: Sequence[Input], options: Mapping[str, Any]) -> inference_pb2.EmbedRequest:
@@ -127,27 +121,3 @@ def _make_input(given: Input) -> inference_pb2.PoolingInput:
     if isinstance(given, str):
         return inference_pb2.PoolingInput(text=given)
     return inference_pb2.PoolingInput(token_ids=inference_pb2.TokenIds(ids=given))
-
-
-def _to_embeddings(response: inference_pb2.EmbedResponse) -> Embeddings:
-    return Embeddings([list(each.values) for each in response.embeddings], **_facts(response.facts))
-
-
-def _to_scores(response: inference_pb2.ScoreResponse) -> Scores:
-    documents = [ScoredDocument(each.index, each.score) for each in response.documents]
-    return Scores(documents, **_facts(response.facts))
-
-
-def _to_classifications(response: inference_pb2.ClassifyResponse) -> Classifications:
-    each = [Classification(list(one.probabilities), one.label) for one in response.classifications]
-    return Classifications(each, list(response.labels), **_facts(response.facts))
-
-
-def _facts(facts: inference_pb2.PoolingFacts) -> dict[str, Any]:
-    return {
-        "request_id": facts.request_id,
-        "model": facts.model,
-        "usage": Usage(facts.usage.num_prompt_tokens, facts.usage.num_cached_tokens),
-        "determinism_id": facts.determinism_id,
-        "warnings": tuple(facts.warnings),
-    }

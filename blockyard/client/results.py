@@ -1,36 +1,17 @@
-"""Options, events and answers of a client as plain values. Knows neither messages nor connections."""
+"""Options of a client, and whole answers, as plain values. Knows neither messages nor connections."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from blockyard.contract.chat import ToolCall
+    from blockyard.contract.events import TokenLogprobs, Usage
+    from blockyard.contract.sampling import BeamSearch, FinishReason
     from blockyard.errors import BlockyardError
-
-
-class EarlyStopping(StrEnum):
-    """When a beam search ends, where max_tokens does not end it before."""
-
-    HEURISTIC = "heuristic"
-    """When no better beam is likely: by the best running one at its present length."""
-    FIRST = "first"
-    """As soon as there are `width` finished ones."""
-    NEVER = "never"
-    """When no better one is possible."""
-
-
-@dataclass(frozen=True, slots=True)
-class BeamSearch:
-    """Beam search instead of sampling, scored as `transformers` scores: `n` of the `width` beams are returned, the best
-    first. A score is the sum of the log probabilities over (generated length ^ length_penalty)."""
-
-    width: int
-    length_penalty: float = 1.0
-    early_stopping: EarlyStopping = EarlyStopping.HEURISTIC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,145 +104,6 @@ class GenerationOptions(TypedDict, total=False):
     """Texts that are never completed. [none]"""
 
 
-class FinishReason(StrEnum):
-    """Why a sequence ended."""
-
-    STOP = "stop"
-    LENGTH = "length"
-    ABORT = "abort"
-    ERROR = "error"
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """The tokens that were computed. `num_cached_tokens` of the prompt were found in the prefix cache.
-
-    `num_virtual_tokens`: of the adapter, where it is a soft prompt; no part of the prompt's.
-    """
-
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
-    num_completion_tokens: int = 0
-    num_virtual_tokens: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """A token and how likely it was: the natural logarithm of its probability, and its rank, 1 for the most likely.
-
-    `text` is the token's by itself; U+FFFD stands for a part of a character.
-    """
-
-    token_id: int
-    text: str
-    logprob: float
-    rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprobs:
-    """The log probability of a token, and the likeliest ones in its place, best first.
-
-    `chosen` is None for the first token of a prompt alone.
-    """
-
-    chosen: TokenLogprob | None
-    top: tuple[TokenLogprob, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """The request is queued. The first event, once. `warnings`: what is not done as it asked, and what instead."""
-
-    request_id: str
-    num_prompt_tokens: int
-    seed: int
-    model: str
-    warnings: tuple[str, ...] = ()
-    weight_version: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A call of a tool that the assistant has made. `arguments`: as it wrote them, JSON as a rule."""
-
-    name: str
-    arguments: str = ""
-    id: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCallDelta:
-    """More of the call number `index` of a sequence; `id` and `name` in its first piece."""
-
-    index: int
-    id: str = ""
-    name: str = ""
-    arguments: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """More of the sequence `index`. Both totals include this delta.
-
-    `token_ids` and `logprobs`, an entry for each new token, are empty unless asked for. Of an answer that is parsed
-    `text` is what the model says, beside what it thinks and the tools that it calls; `num_text_bytes` counts all of it,
-    as the model wrote it. Within one delta the order is: the rest of a call, reasoning, text, calls that begin.
-    """
-
-    index: int
-    text: str
-    token_ids: tuple[int, ...]
-    num_tokens: int
-    num_text_bytes: int
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    reasoning_text: str = ""
-    tool_calls: tuple[ToolCallDelta, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class PromptLogprobs:
-    """The log probabilities of the prompt's tokens, an entry each; once, before the first delta, if asked for."""
-
-    logprobs: tuple[TokenLogprobs, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """The sequence `index` has ended. `matched_stop`: the stop string or stop token; None for a model's end token.
-
-    `score` is that of a beam. `error` says why it failed, where the reason is ERROR; its neighbours go on.
-    `weight_versions`: (first token, name of the weights), where weights were given names. `calls_tools`: at least
-    one call of a tool is whole.
-    """
-
-    index: int
-    finish_reason: FinishReason
-    matched_stop: str | int | None
-    usage: Usage
-    determinism_id: str
-    score: float | None = None
-    error: BlockyardError | None = None
-    weight_versions: tuple[tuple[int, str], ...] = ()
-    calls_tools: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Recovered:
-    """The request went on after a failure inside the system; nothing is to be done about it.
-
-    The deltas go on where they were, and no token comes twice. `num_replayed_tokens` were computed once more. If it was
-    `exact` the answer goes on as it would have without the failure, token by token.
-    """
-
-    cause: str
-    num_replayed_tokens: int
-    exact: bool
-
-
-Event = Accepted | PromptLogprobs | Delta | Finished | Recovered
-
-
 @dataclass(frozen=True, slots=True)
 class Choice:
     """One sequence of an answer. `token_ids` and `logprobs` are empty unless asked for; `score` is that of a beam.
@@ -334,24 +176,3 @@ class Completion:
         first = self.choices[0].usage
         total = sum(choice.usage.num_completion_tokens for choice in self.choices)
         return replace(first, num_completion_tokens=total)
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """A model that is served, or an adapter of the model `parent`."""
-
-    name: str
-    max_model_len: int
-    vocab_size: int
-    has_chat_template: bool
-    determinism_id: str
-    batch_invariant: bool
-    parent: str = ""
-    task: str = "unspecified"
-    """What it is served for: "generate", "embed", "classify" or "score"."""
-    embedding_size: int = 0
-    """Numbers of a vector; 0: it makes none, or its files do not say."""
-    warnings: tuple[str, ...] = ()
-    """What whoever uses it should know, a sentence each."""
-    dialect: str = ""
-    """How it writes calls of tools and reasoning; empty: not known, and its answers are text."""

@@ -9,22 +9,17 @@ import uuid
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from blockyard.client import codec
 from blockyard.client.completion_builder import CompletionBuilder
-from blockyard.client.results import (
-    Accepted,
-    Completion,
-    Delta,
-    Event,
-    Finished,
-    PromptLogprobs,
-    Recovered,
-)
 from blockyard.client.retry import may_pass
+from blockyard.contract.codec.events import decode_event
+from blockyard.contract.codec.request import encode_position
+from blockyard.contract.events import Accepted, Delta, Event, Finished, PromptLogprobs, Recovered
+from blockyard.contract.request import Position
 from blockyard.errors import TRANSPORT_ORIGIN, BlockyardError, Reason
 from blockyard.inference.v1 import inference_pb2
 
 if TYPE_CHECKING:
+    from blockyard.client.results import Completion
     from blockyard.client.retry import Attempts
 
 Request = inference_pb2.StreamGenerateRequest | inference_pb2.StreamChatRequest | inference_pb2.ResumeGenerateRequest
@@ -53,14 +48,8 @@ class _Progress:
 
     def position(self, index: int) -> inference_pb2.Position:
         # Ids are worth something only if all are there.
-        token_ids = self.token_ids if len(self.token_ids) == self.num_tokens else ()
-        return inference_pb2.Position(
-            index=index,
-            num_tokens=self.num_tokens,
-            num_text_bytes=self.num_text_bytes,
-            finished=self.finished,
-            token_ids=token_ids,
-        )
+        token_ids = tuple(self.token_ids) if len(self.token_ids) == self.num_tokens else ()
+        return encode_position(index, Position(self.num_tokens, self.num_text_bytes, self.finished, token_ids))
 
     def add(self, delta: Delta) -> None:
         """Moves on by a delta. Raises EventsLost unless it begins just here."""
@@ -141,7 +130,7 @@ class Resumption:
         if message.seq != self._next_seq:
             raise _lost(f"seq {message.seq} came, {self._next_seq} was due")
         self._next_seq += 1
-        event = codec.to_event(message)
+        event = decode_event(message)
         if event is None or not self._is_new(event):
             return None
         if not isinstance(event, Recovered):

@@ -13,7 +13,6 @@ from blockyard.client import codec
 from blockyard.client.access import ClientAccess, ClientTls
 from blockyard.client.cancelling import Canceller
 from blockyard.client.pooling_calls import PoolingCalls
-from blockyard.client.results import Completion, Delta, Event, GenerationOptions, Model
 from blockyard.client.resumption import Request, Resumption
 from blockyard.client.retry import Attempts, Deadline, RetryPolicy, may_pass
 from blockyard.client.targets import (
@@ -25,6 +24,8 @@ from blockyard.client.targets import (
     Targets,
     make_never_ready_error,
 )
+from blockyard.contract.codec.models import decode_model
+from blockyard.contract.events import Delta, Event
 from blockyard.errors import BlockyardError, from_rpc_error
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
 from blockyard.tracing.spans import active_trace_metadata
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from blockyard.client.chat import ChatOptions, Messages
+    from blockyard.client.results import Completion, GenerationOptions
+    from blockyard.contract.models import Model
 
 
 class Connections:
@@ -293,7 +296,8 @@ class Client(PoolingCalls):
         With them are those of which a scheduler that has just begun does not know yet: it ends them if they come.
         """
         request = inference_pb2.CancelGenerateRequest(request_ids=request_ids)
-        return codec.to_cancelled(self._call("CancelGenerate", request, timeout))
+        response = self._call("CancelGenerate", request, timeout)
+        return [*response.cancelled_request_ids, *response.pending_request_ids]
 
     def tokenize(
         self, text: str, *, model: str = "", add_special_tokens: bool | None = None, timeout: float | None = None
@@ -326,7 +330,8 @@ class Client(PoolingCalls):
 
     def list_models(self, *, timeout: float | None = None) -> list[Model]:
         """Lists the models that are served."""
-        return codec.to_models(self._call("ListModels", inference_pb2.ListModelsRequest(), timeout))
+        response = self._call("ListModels", inference_pb2.ListModelsRequest(), timeout)
+        return [decode_model(model) for model in response.models]
 
     def wait_until_ready(self, timeout: float | None = None) -> None:
         """Returns when a gateway takes requests. Raises BlockyardError (NO_READY_WORKER) when time runs out."""

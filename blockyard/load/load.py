@@ -15,7 +15,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from blockyard.client.results import Accepted, Delta, Finished
+from blockyard.contract.events import Accepted, Delta, Finished
 from blockyard.errors import BlockyardError, Reason
 from blockyard.load.http_stream import post_events
 

@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.progress import Progress
 
 from blockyard.client.asynchronous import AsyncClient
-from blockyard.client.chat import Message
 from blockyard.client.retry import RetryPolicy
 from blockyard.client.sync import Client, Stream
 from blockyard.configuration import CHOSEN_TOGETHER, SystemConfiguration
+from blockyard.contract.chat import Message
 from blockyard.extras import require_services
 from blockyard.local.local_system import LocalSystem
 from blockyard.local.operator import WRITE_AN_EXTENSION
@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
 
     from blockyard.client.chat import ChatOptions, Messages
-    from blockyard.client.pooling import Classification, ClassifyOptions, EmbedOptions, ScoreOptions
-    from blockyard.client.results import Completion, GenerationOptions, Model
+    from blockyard.client.pooling import ClassifyOptions, EmbedOptions, ScoreOptions
+    from blockyard.client.results import Completion, GenerationOptions
+    from blockyard.contract.models import Model
+    from blockyard.contract.pooling_answers import Classification
     from blockyard.lora.request import LoRARequest
 
     Ask = Callable[[AsyncClient, Any], Coroutine[Any, Any, Completion]]
@@ -169,7 +171,7 @@ class LLM:
         A vector's bits depend on its input and the model alone. Raises BlockyardError FEATURE_DISABLED for a model that
         is not served to embed (the setting `task`).
         """
-        return [vector for some in _split(inputs) for vector in self._client.embed(some, **options).vectors]
+        return [list(vector) for some in _split(inputs) for vector in self._client.embed(some, **options).vectors]
 
     def score(self, query: Prompt, documents: Sequence[Prompt], **options: Unpack[ScoreOptions]) -> list[float]:
         """Says how well each document answers: a reranker itself, a model of vectors by their cosine."""

@@ -45,8 +45,8 @@ from blockyard.settings import ENVIRONMENT_PREFIX, SettingsError, settings_of, t
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from blockyard.contract.parallel import ParallelSizes
     from blockyard.lora.request import LoRARequest
-    from blockyard.parallel import ParallelSizes
 
 # A worker's settings, with or without those that it alone has.
 Settings = TypeVar("Settings", bound=WorkerProcessSettings)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from blockyard.contract.models import parse_task
 from blockyard.model_config.fallback import check_settings, needs_transformers, read_outline
 from blockyard.model_config.network import read_network
-from blockyard.model_config.pooling.rule import Task
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -14,11 +14,6 @@ if TYPE_CHECKING:
     from blockyard.configuration import SystemConfiguration
     from blockyard.model_config.decoder_config import DecoderConfig
     from blockyard.model_config.fallback import Outline
-
-
-def task_of(configuration: SystemConfiguration) -> Task | None:
-    """Returns what the model is to be served for; None: as its files say."""
-    return None if configuration.load.task == "auto" else Task(configuration.load.task)
 
 
 def read_model(folder: Path, configuration: SystemConfiguration) -> DecoderConfig | Outline:
@@ -29,13 +24,13 @@ def read_model(folder: Path, configuration: SystemConfiguration) -> DecoderConfi
     """
     device = configuration.device
     if not needs_transformers(folder, configuration.worker.model_code):
-        return read_network(folder, device.dtype, task_of(configuration))
+        return read_network(folder, device.dtype, parse_task(configuration.load.task))
     outline = read_outline(folder, device.dtype)
     check_settings(
         folder,
         quantization=device.quantization,
         load_format=configuration.load.load_format,
         num_workers=configuration.parallel.world_size,
-        task=task_of(configuration),
+        task=parse_task(configuration.load.task),
     )
     return outline

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from blockyard.contract.models import Task
 from blockyard.model_config.activation import Activation
 from blockyard.model_config.names import LLAMA_NAMES, Names
-from blockyard.model_config.pooling.rule import Task
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

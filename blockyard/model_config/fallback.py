@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from blockyard.contract.models import Task
 from blockyard.model_config.fields import Fields, read_object, unusable
 from blockyard.model_config.network import find_architecture, read_dtype
 from blockyard.model_config.own_code import refuse_own_code
@@ -20,7 +21,6 @@ from blockyard.model_config.stored_weights import CONFIG_FIELDS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from blockyard.model_config.pooling.rule import Task
 
 PACKAGE = "transformers"
 MODEL_CODES = ("auto", "native", "transformers")
@@ -82,11 +82,11 @@ def needs_transformers(folder: Path, model_code: str) -> bool:
 
 
 def check_settings(
-    folder: Path, *, quantization: str, load_format: str, num_workers: int, task: Task | None = None
+    folder: Path, *, quantization: str, load_format: str, num_workers: int, task: Task = Task.UNSPECIFIED
 ) -> None:
     """Refuses settings that our own code alone takes: raises BlockyardError MODEL_NOT_LOADED, with all of them.
 
-    `num_workers`: of a replica; `task`: what the model is served for, None: as its files say.
+    `num_workers`: of a replica; `task`: what the model is served for, UNSPECIFIED: as its files say.
     """
     architecture = read_outline(folder).architecture
     wrong = list(_wrong_settings(quantization, load_format, num_workers))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from blockyard.contract.models import Task
 from blockyard.errors import BlockyardError
 from blockyard.model_config.decoder_config import DTYPES, Experts
 from blockyard.model_config.families.table import FAMILIES, find_family
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from blockyard.errors import Violation
     from blockyard.model_config.decoder_config import DecoderConfig
     from blockyard.model_config.families.family import Family
-    from blockyard.model_config.pooling.rule import PoolingRule, Task
+    from blockyard.model_config.pooling.rule import PoolingRule
     from blockyard.model_config.stored_weights import StoredWeights
 
 # What a config.json of several models says of all of them.
@@ -34,13 +35,13 @@ _OF_ALL_MODELS = ("architectures", "model_type", *OWN_CODE, "dtype", "torch_dtyp
 _TEXT = "text_config"
 
 
-def read_network(folder: Path, dtype: str = "auto", task: Task | None = None) -> DecoderConfig:
+def read_network(folder: Path, dtype: str = "auto", task: Task = Task.UNSPECIFIED) -> DecoderConfig:
     """Reads a model folder's config.json.
 
     Args:
         folder: the model's folder.
         dtype: what to compute in; auto: as config.json says, float32 where it says nothing.
-        task: what it is served for; None: as its files say.
+        task: what it is served for; UNSPECIFIED: as its files say.
 
     Raises:
         BlockyardError: MODEL_NOT_LOADED with all violations, where the file is missing or damaged, or asks for what is
@@ -54,7 +55,7 @@ def read_network(folder: Path, dtype: str = "auto", task: Task | None = None) ->
     return network
 
 
-def find_violations(folder: Path, dtype: str = "auto", task: Task | None = None) -> tuple[Violation, ...]:
+def find_violations(folder: Path, dtype: str = "auto", task: Task = Task.UNSPECIFIED) -> tuple[Violation, ...]:
     """Finds why a model cannot be served, as far as config.json shows: a sentence for each reason; empty: it can.
 
     Raises:
@@ -65,7 +66,7 @@ def find_violations(folder: Path, dtype: str = "auto", task: Task | None = None)
     return tuple(fields.violations)
 
 
-def _read(fields: Fields, dtype: str, folder: Path, task: Task | None) -> DecoderConfig | None:
+def _read(fields: Fields, dtype: str, folder: Path, task: Task) -> DecoderConfig | None:
     """Reads everything; None where no architecture is supported, of which nothing more can be said."""
     architecture, family = _family(fields)
     stored = _read_stored(fields, family.unpacked if family else "")
@@ -84,7 +85,7 @@ def _read(fields: Fields, dtype: str, folder: Path, task: Task | None) -> Decode
     return replace(config, remarks=tuple(fields.remarks))
 
 
-def _pooling(fields: Fields, folder: Path, task: Task | None, architecture: str) -> PoolingRule | None:
+def _pooling(fields: Fields, folder: Path, task: Task, architecture: str) -> PoolingRule | None:
     try:
         return read_rule(folder, task, architecture)
     except BlockyardError as error:

@@ -11,8 +11,8 @@ from blockyard.model_config.leaves import MAX_LEAVES, down_leaves, output_leaves
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from blockyard.contract.parallel import Parallel
     from blockyard.model_config.decoder_config import DecoderConfig
-    from blockyard.parallel import Parallel
 
 
 # Tables are cut in whole panels.

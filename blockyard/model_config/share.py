@@ -13,8 +13,8 @@ from blockyard.model_config.leaves import down_leaves, output_leaves
 from blockyard.model_config.parallel_sizes import vocabulary_share
 
 if TYPE_CHECKING:
+    from blockyard.contract.parallel import Parallel
     from blockyard.model_config.decoder_config import DecoderConfig
-    from blockyard.parallel import Parallel
 
 
 @dataclass(frozen=True, slots=True)

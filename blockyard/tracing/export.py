@@ -29,8 +29,9 @@ from opentelemetry.trace import (
     TraceState,
 )
 
+from blockyard.contract.trace import TraceContext
 from blockyard.telemetry import EventLogger
-from blockyard.tracing.spans import ENDPOINT_VARIABLES, NO_SPAN, Attribute, Span, TraceContext
+from blockyard.tracing.spans import ENDPOINT_VARIABLES, NO_SPAN, Attribute, Span
 from blockyard.version import __version__
 
 if TYPE_CHECKING:

@@ -89,7 +89,7 @@ MEANINGS: dict[Reason, tuple[str, str]] = {
         "Send it again, or resume it with its spec: then it is generated again and only the rest is sent.",
     ),
     Reason.QUEUE_FULL: (
-        "The gateway has as many requests or connections as it takes, or as many wait as may.",
+        "The gateway has reached its limit of requests or connections, or the scheduler its limit of waiting requests.",
         "Try again after the time that comes with the error.",
     ),
     Reason.TOKEN_BACKLOG: (
@@ -120,7 +120,7 @@ MEANINGS: dict[Reason, tuple[str, str]] = {
         "Try again after the time that comes with the error.",
     ),
     Reason.QUEUE_DEADLINE: (
-        "The request waited for its first step longer than it was to.",
+        "The request waited for its first step longer than max_queue_time.",
         "Try again later, or allow it more time in the queue.",
     ),
     Reason.GENERATION_DEADLINE: (
@@ -128,7 +128,7 @@ MEANINGS: dict[Reason, tuple[str, str]] = {
         "Give it more time, or ask for fewer tokens.",
     ),
     Reason.OPERATION_DEADLINE: (
-        "What an operator asked of workers took longer than it was to; the message names the ranks that are missing.",
+        "An operator's call to workers took longer than its timeout; the message names the ranks that did not answer.",
         "Give it more time, or look at those workers.",
     ),
     Reason.EXTENSION_FAILED: (

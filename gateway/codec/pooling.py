@@ -1,19 +1,17 @@
-"""Decodes and encodes the public API's messages of vectors, scores and labels."""
+"""Decodes the public API's calls for vectors, scores and labels."""
 
 from __future__ import annotations
 
-from array import array
 from typing import TYPE_CHECKING
 
-from blockyard.common.v1 import sampling_pb2
 from blockyard.errors import Violation, invalid
-from blockyard.inference.v1 import inference_pb2
 from gateway.pooling_calls import CallOptions, ClassifyCall, EmbedCall, ScoreCall
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from gateway.pooling_calls import CallFacts, Classifications, Embeddings, Input, Scores
+    from blockyard.inference.v1 import inference_pb2
+    from gateway.pooling_calls import Input
 
 
 def decode_embed(message: inference_pb2.EmbedRequest, tenant: str, remaining_seconds: float | None) -> EmbedCall:
@@ -65,43 +63,4 @@ def _decode_inputs(messages: Iterable[inference_pb2.PoolingInput]) -> tuple[Inpu
     """Reads inputs; one that says nothing is an empty text."""
     return tuple(
         tuple(message.token_ids.ids[:]) if message.HasField("token_ids") else message.text for message in messages
-    )
-
-
-def encode_embeddings(answer: Embeddings) -> inference_pb2.EmbedResponse:
-    """Writes vectors."""
-    return inference_pb2.EmbedResponse(
-        embeddings=[inference_pb2.Embedding(values=array("f", vector)) for vector in answer.vectors],
-        facts=_encode_facts(answer.facts),
-    )
-
-
-def encode_scores(answer: Scores) -> inference_pb2.ScoreResponse:
-    """Writes scores."""
-    return inference_pb2.ScoreResponse(
-        documents=[inference_pb2.ScoredDocument(index=index, score=score) for index, score in answer.documents],
-        facts=_encode_facts(answer.facts),
-    )
-
-
-def encode_classifications(answer: Classifications) -> inference_pb2.ClassifyResponse:
-    """Writes labels."""
-    return inference_pb2.ClassifyResponse(
-        classifications=[
-            inference_pb2.Classification(probabilities=probabilities, label=label)
-            for probabilities, label in answer.classifications
-        ],
-        labels=answer.labels,
-        facts=_encode_facts(answer.facts),
-    )
-
-
-def _encode_facts(facts: CallFacts) -> inference_pb2.PoolingFacts:
-    usage = sampling_pb2.Usage(num_prompt_tokens=facts.num_prompt_tokens, num_cached_tokens=facts.num_cached_tokens)
-    return inference_pb2.PoolingFacts(
-        request_id=facts.request_id,
-        model=facts.model,
-        usage=usage,
-        determinism_id=facts.determinism_id,
-        warnings=facts.warnings,
     )

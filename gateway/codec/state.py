@@ -1,35 +1,48 @@
-"""Encodes what another gateway needs to continue a request, as opaque bytes that the scheduler keeps, and decodes it.
-
-Also makes the digest by which a request that is sent again is recognized.
-"""
+"""Encodes and decodes what another gateway needs to continue a request: bytes that the scheduler keeps unread."""
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
 
+from blockyard.contract.codec.request import decode_spec, encode_options
+from blockyard.contract.codec.scheduling import decode_submission
+from blockyard.contract.request import OnUpdate
+from blockyard.contract.sampling import SamplingParams
 from blockyard.errors import BlockyardError, Reason
 from blockyard.gateway.v1 import state_pb2
-from gateway.codec import public as codec
-from gateway.codec import scheduler as scheduler_codec
 from gateway.dialects.answer_parser import ParsingRule, ToolSchema
-from gateway.request import GenerationRequest, OnUpdate, SamplingOptions
-from gateway.scheduler_messages import Adapter
+from gateway.digest import digest_of
+from gateway.request import GenerationRequest
 
 if TYPE_CHECKING:
-    from gateway.scheduler_messages import Submission
+    from blockyard.contract.scheduling import Submission
+
+# What is the same request though it differs: its times, its trace, and what it became on the way.
+_NOT_ASKED = frozenset(
+    (
+        "max_queue_seconds",
+        "remaining_seconds",
+        "trace_context",
+        "gateway_state",
+        "digest",
+        "lora",
+        "prompt",
+        "front_state",
+        "warnings",
+    )
+)
 
 
 def with_state(submission: Submission, request: GenerationRequest) -> Submission:
     """Adds to a submission the state of the request that it was made of, and the digest of both."""
-    # What the submission itself says is not said again; how long a request may take is no part of what it asks.
+    # The submission itself says the rest.
     bare = replace(
         request,
         model="",
-        sampling=SamplingOptions(),
+        sampling=SamplingParams(),
         n=1,
         priority=0,
         max_queue_seconds=None,
@@ -38,25 +51,15 @@ def with_state(submission: Submission, request: GenerationRequest) -> Submission
         on_update=OnUpdate.CONTINUE,
     )
     state = state_pb2.RequestState(
-        spec=codec.encode_spec(bare),
+        spec=encode_options(bare),
         front_state=request.front_state,
         warnings=request.warnings,
         parsing=_encode_parsing(request.parsing) if request.parsing else None,
     )
-    return replace(submission, gateway_state=state.SerializeToString(), body_digest=_digest(submission, state))
-
-
-def _digest(submission: Submission, state: state_pb2.RequestState) -> bytes:
-    # Sent again, a request is the same though its adapter was replaced meanwhile.
-    named = submission.lora and Adapter(0, submission.lora.name, "", "")
-    timeless = replace(
-        submission, max_queue_seconds=None, remaining_seconds=None, gateway_state=b"", body_digest=b"", lora=named
-    )
-    asked = scheduler_codec.encode_submission(timeless).SerializeToString(deterministic=True)
-    digest = hashlib.sha256(asked)
-    digest.update(state.spec.SerializeToString(deterministic=True))
-    digest.update(state.parsing.SerializeToString(deterministic=True))
-    return digest.digest()
+    # A request that is sent again is the same though its adapter was replaced meanwhile.
+    lora_name = submission.lora.name if submission.lora else ""
+    digest = digest_of(submission, bare, lora_name, without=_NOT_ASKED)
+    return replace(submission, gateway_state=state.SerializeToString(), digest=digest)
 
 
 def _encode_parsing(rule: ParsingRule) -> state_pb2.AnswerParsing:
@@ -73,6 +76,14 @@ def _decode_parsing(parsing: state_pb2.AnswerParsing) -> ParsingRule:
     return ParsingRule(parsing.dialect, tools, parsing.one_tool_call, parsing.must_call, parsing.is_limited)
 
 
+def read_submission(encoded: bytes) -> Submission:
+    """Decodes a submission that some gateway sent; raises BlockyardError BUG for bytes that no gateway sends."""
+    try:
+        return decode_submission(encoded)
+    except DecodeError:
+        raise BlockyardError(Reason.BUG, "the submission that the scheduler kept is damaged") from None
+
+
 def request_of(submission: Submission) -> GenerationRequest:
     """Returns the request that a submission was made of: its prompt as ids, its defaults filled in.
 
@@ -81,9 +92,9 @@ def request_of(submission: Submission) -> GenerationRequest:
     try:
         state = state_pb2.RequestState.FromString(submission.gateway_state)
     except DecodeError:
-        raise BlockyardError(Reason.BUG, "what another gateway left of the request cannot be read") from None
+        raise BlockyardError(Reason.BUG, "the state that another gateway left of the request is damaged") from None
     return replace(
-        codec.decode_spec(state.spec),
+        decode_spec(state.spec, GenerationRequest),
         prompt=tuple(submission.prompt_token_ids),
         model=submission.lora.name if submission.lora else "",
         sampling=submission.sampling,

@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from blockyard.contract.events import ToolCallDelta
 from gateway.dialects.scanner import Scanner
 from gateway.dialects.table import BY_NAME
 
@@ -43,16 +44,6 @@ class ParsingRule:
     def needs_grammar(self) -> bool:
         """Whether calls have to have a form."""
         return self.must_call or self.is_limited or any(tool.strict for tool in self.tools)
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCallDelta:
-    """More of a call of a tool; `call_id` and `name` in its first piece."""
-
-    index: int
-    call_id: str = ""
-    name: str = ""
-    arguments: str = ""
 
 
 class ParsedPiece(NamedTuple):

@@ -10,6 +10,7 @@ import functools
 from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
+from blockyard.contract.request import Choices, JsonSchema, Lark, Regex
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.grammars.limits import HINT, MAX_CHOICES, has_rules, library_version, mark_rules
 from blockyard.service.threads import Threads
@@ -20,15 +21,15 @@ from gateway.grammars.larks import check_lark, may_be_ambiguous
 from gateway.grammars.problems import reason_of, schema_text, wrong_schema
 from gateway.grammars.schemas import find_place, read_schema
 from gateway.grammars.tools import followed, schema_places
-from gateway.request import Choices, JsonSchema, Lark, Regex
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from blockyard.contract.request import OutputFormat
     from gateway.dialects.answer_parser import ParsingRule
     from gateway.dialects.dialect import Dialect, Speech
     from gateway.grammars.compiling.compilers import Checks
-    from gateway.request import GenerationRequest, OutputFormat
+    from gateway.request import GenerationRequest
 
     Complain = Callable[[str], str]
 

@@ -10,11 +10,11 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
+from blockyard.contract.request import Choices, JsonObject, JsonSchema, Lark, Regex
 from gateway.grammars.schemas import walk
-from gateway.request import Choices, JsonObject, JsonSchema, Lark, Regex
 
 if TYPE_CHECKING:
-    from gateway.request import OutputFormat
+    from blockyard.contract.request import OutputFormat
 
 # Of characters, in a regular expression.
 _CLASS = re.compile(r"\[(?:\\.|[^\]\\])+\]", re.DOTALL)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from blockyard.contract.chat import Conversation
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
-from gateway.chat import Conversation
 from gateway.grammars.compiling.compilers import SPENT
 from gateway.grammars.problems import Problem, complain_of, schema_text
 from gateway.grammars.schemas import find_place, read_schema

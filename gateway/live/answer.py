@@ -13,17 +13,18 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING, NamedTuple
 
+from blockyard.contract.events import Delta
+from blockyard.contract.sampling import FinishReason
 from blockyard.errors import BlockyardError, Reason
-from gateway.request import Delta, FinishReason
 from gateway.text.stop_strings import Match, StopStringMatcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from blockyard.logprob_columns import Candidates
+    from blockyard.contract.logprobs import Candidates
+    from blockyard.contract.sampling import StopCriteria
+    from blockyard.contract.scheduling import SequenceError, SequenceRecord
     from gateway.dialects.answer_parser import AnswerParser
-    from gateway.request import StopOptions
-    from gateway.scheduler_messages import SequenceRecord
     from gateway.text.detokenizer import Detokenizer
     from gateway.text.token_texts import TokenTexts
 
@@ -38,7 +39,7 @@ class AnswerRules(NamedTuple):
     makes log probabilities, where they were asked for. `parsers` makes what tells answers apart, by index.
     """
 
-    stop: StopOptions
+    stop: StopCriteria
     end_token_ids: frozenset[int]
     stop_token_ids: frozenset[int]
     return_token_ids: bool
@@ -149,14 +150,13 @@ class SequenceAnswer:
         self,
         reason: FinishReason,
         score: float | None = None,
-        error: BlockyardError | None = None,
+        error: SequenceError | None = None,
         pooled_values: bytes = b"",
     ) -> None:
         """Ends the answer with the token pushed last, as the scheduler says."""
         if self.ended is None:
-            if reason is FinishReason.ERROR:
-                error = error or _unknown_failure()
-            self._finish(reason, score, error, pooled_values)
+            failure = _make_error(error) if reason is FinishReason.ERROR else None
+            self._finish(reason, score, failure, pooled_values)
 
     def advance(self) -> bool:
         """Turns all tokens into text; returns whether a stop string has been found, which ends the answer."""
@@ -256,6 +256,8 @@ class SequenceAnswer:
             self._release(self._matcher.flush())
 
 
-def _unknown_failure() -> BlockyardError:
-    """Makes the error of a failure for which a scheduler of another version gave no reason."""
-    return BlockyardError(Reason.BUG, "the sequence failed; the scheduler's log has more")
+def _make_error(error: SequenceError | None) -> BlockyardError:
+    """Makes the error of a failed sequence; a scheduler of another version may give no reason."""
+    if error is None:
+        return BlockyardError(Reason.BUG, "the sequence failed; the scheduler's log has more")
+    return BlockyardError(Reason(error.reason), error.message)

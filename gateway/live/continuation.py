@@ -5,16 +5,17 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from blockyard.contract.request import Position
+from blockyard.contract.sampling import FinishReason
+from blockyard.contract.scheduling import SequenceRecord
 from blockyard.errors import Violation, invalid
-from gateway.request import FinishReason, Position
-from gateway.scheduler_messages import SequenceRecord
 from gateway.validation import find_foreign_ids
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from blockyard.contract.scheduling import Submission
     from gateway.live.request_state import RequestState
-    from gateway.scheduler_messages import Submission
 
 _NOTHING = Position()
 # Of a client that has nothing.

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from blockyard.contract.scheduling import Abort, Add, Resume
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from gateway.scheduler_messages import Adapter, Cancelled, ModelFacts, Outgoing
+    from blockyard.contract.scheduling import Adapter, ModelFacts
+
+
+Outgoing = Add | Resume | Abort
+
+
+class Cancelled(NamedTuple):
+    """The result of a cancel, by names: requests that ran, and those that the scheduler may yet hear of."""
+
+    cancelled: Sequence[str] = ()
+    pending: Sequence[str] = ()
 
 
 class Link(Protocol):

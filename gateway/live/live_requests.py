@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from blockyard.contract.events import Recovered
 from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
 from gateway.live.outstanding import OutstandingRequests
@@ -12,16 +13,15 @@ from gateway.live.registry import Registry
 from gateway.live.timers import Timers
 from gateway.live.token_router import TokenRouter
 from gateway.observe.metrics import GatewayMetrics
-from gateway.request import Recovered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from blockyard.contract.request import Position
+    from blockyard.contract.scheduling import Progress, Resumed
     from gateway.live.answer import SequenceAnswer
     from gateway.live.link import Link
     from gateway.live.request_state import RequestState
-    from gateway.request import Position
-    from gateway.scheduler_messages import Progress, Resumed
 
 log = EventLogger(__name__)
 
@@ -215,7 +215,7 @@ class LiveRequests:
         for request_id, version in progress.weights:
             if state := self._find_live(request_id):
                 state.on_weights(version)
-        self._router.route(progress)
+        self._router.route(progress.update)
         # Behind the tokens that came before the end.
         for failure in progress.failed:
             self._outstanding.on_failed(failure)

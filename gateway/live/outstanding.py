@@ -11,20 +11,20 @@ import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
+from blockyard.contract.scheduling import Abort, AbortReason, Add, Resume
 from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
 from gateway.live.timers import Timers
-from gateway.scheduler_messages import Abort, AbortReason, Add, Resume
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from blockyard.contract.scheduling import Acceptance, Failure, Resumed, Submission
     from gateway.live.answer import SequenceAnswer
     from gateway.live.link import Link
     from gateway.live.registry import Registry
     from gateway.live.request_state import RequestState
     from gateway.live.token_router import TokenRouter
-    from gateway.scheduler_messages import Acceptance, Failure, Resumed, Submission
 
 log = EventLogger(__name__)
 
@@ -111,7 +111,8 @@ class OutstandingRequests:
         if longest is not None and not state.was_accepted:
             left = longest - (asyncio.get_running_loop().time() - state.origin.arrived_at)
             if left < patience:
-                patience, reason, prefix = max(0.0, left), Reason.QUEUE_DEADLINE, "it waited longer than it was to: "
+                patience, reason = max(0.0, left), Reason.QUEUE_DEADLINE
+                prefix = "the request waited longer than max_queue_time: "
 
         def give_up(state: RequestState) -> None:
             message = prefix + self._link.message

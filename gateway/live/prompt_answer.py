@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gateway.request import PromptLogprobs, TokenLogprobs
+from blockyard.contract.events import PromptLogprobs, TokenLogprobs
 
 if TYPE_CHECKING:
-    from blockyard.logprob_columns import Candidates
-    from gateway.scheduler_messages import PromptPiece
+    from blockyard.contract.logprobs import Candidates, PromptPiece
     from gateway.text.token_texts import TokenTexts
 
 

@@ -8,20 +8,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from blockyard.pooling.columns import FLOAT_BYTES
+from blockyard.contract.codec.pooling import FLOAT_BYTES
+from blockyard.contract.events import Accepted, Finished, Recovered, Usage
+from blockyard.contract.scheduling import Resubmission, SequenceError, SequenceRecord
 from gateway.observe.request_log import TokenCounts
-from gateway.request import Accepted, Finished, Recovered
-from gateway.scheduler_messages import Resubmission, SequenceRecord
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from blockyard.contract.logprobs import PromptPiece
+    from blockyard.contract.scheduling import Resumed, Submission
     from blockyard.errors import BlockyardError
     from gateway.live.answer import Ended, SequenceAnswer
     from gateway.live.prompt_answer import PromptAnswer
     from gateway.observe.metrics import RequestMeter
     from gateway.observe.request_log import RequestLog
-    from gateway.scheduler_messages import PromptPiece, Resumed, Submission
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,13 +220,15 @@ class RequestState:
         assert answer.ended is not None
         return Finished(
             index=answer.index,
-            reason=answer.ended.reason,
-            matched=answer.ended.matched,
-            num_prompt_tokens=self.origin.accepted.num_prompt_tokens,
-            num_cached_tokens=self.num_cached_prompt_tokens,
-            num_completion_tokens=answer.num_tokens,
+            finish_reason=answer.ended.reason,
+            matched_stop=answer.ended.matched,
+            usage=Usage(
+                num_prompt_tokens=self.origin.accepted.num_prompt_tokens,
+                num_cached_tokens=self.num_cached_prompt_tokens,
+                num_completion_tokens=answer.num_tokens,
+                num_virtual_tokens=self.submission.num_virtual_tokens,
+            ),
             determinism_id=self._identify(answer),
-            num_virtual_tokens=self.submission.num_virtual_tokens,
             weight_versions=answer.told_versions,
             score=answer.ended.score,
             error=answer.ended.error,
@@ -256,6 +259,5 @@ def _record_of(answer: SequenceAnswer) -> SequenceRecord:
     ended = answer.ended
     if ended is None:
         return SequenceRecord(answer.token_ids, None, answer.logprobs)
-    return SequenceRecord(
-        answer.token_ids, ended.reason, answer.logprobs, ended.score, ended.error, ended.pooled_values
-    )
+    error = SequenceError(str(ended.error.reason), ended.error.message) if ended.error else None
+    return SequenceRecord(answer.token_ids, ended.reason, answer.logprobs, ended.score, error, ended.pooled_values)

@@ -15,31 +15,24 @@ import grpc
 import grpc.aio
 
 from blockyard.channels import INTERNAL_MESSAGE_BYTES
+from blockyard.contract.codec import scheduling as codec
+from blockyard.contract.codec.progress import decode_progress
+from blockyard.contract.scheduling import Abort, Adapter, Add, Failure, ModelFacts, Progress, Resume
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
 from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from blockyard.service.roots import start_task
 from blockyard.service.servers import RenewedChannel, internal_channel
 from blockyard.telemetry import EventLogger
-from gateway.codec import scheduler as codec
+from gateway.codec.readings import decode_reading
+from gateway.live.link import Cancelled, Outgoing
 from gateway.live.scheduler_readiness import SchedulerReadiness
-from gateway.scheduler_messages import (
-    Abort,
-    Adapter,
-    Add,
-    Cancelled,
-    Failure,
-    ModelFacts,
-    Outgoing,
-    Progress,
-    Resume,
-    SchedulerReading,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from blockyard.common.v1 import status_pb2
     from blockyard.security.tls import Peer
+    from gateway.readings import SchedulerReading
 
 log = EventLogger(__name__)
 
@@ -173,7 +166,7 @@ class SchedulerLink:
 
     async def read_scheduler(self, timeout_seconds: float) -> SchedulerReading:
         """Asks the scheduler for the numbers of the metrics; raises grpc.RpcError when it does not answer."""
-        return codec.decode_reading(await self.get_status(timeout_seconds))
+        return decode_reading(await self.get_status(timeout_seconds))
 
     async def _run(self) -> None:
         delay = FIRST_DELAY_SECONDS
@@ -195,7 +188,7 @@ class SchedulerLink:
         directions: list[asyncio.Task[None]] = []
         reason = self._unreachable()
         try:
-            loras = map(codec.encode_lora, self._loras.values())
+            loras = map(codec.encode_adapter, self._loras.values())
             hello = scheduler_pb2.Hello(gateway_id=self._gateway_id, loras=loras)
             await call.write(scheduler_pb2.AttachRequest(hello=hello))
             directions += (asyncio.create_task(direction(call)) for direction in (self._read, self._write))
@@ -225,7 +218,7 @@ class SchedulerLink:
 
     async def _read(self, call: Any) -> None:
         while (message := await call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
-            progress = codec.decode_progress(message)
+            progress = decode_progress(message)
             if not self._is_attached:
                 self._is_attached = self._has_warned = True
                 log.info("attached to the scheduler", address=self._address)
@@ -274,7 +267,7 @@ class SchedulerLink:
         failed = [Failure(add.handle, error) for add in message.add]
         message.ClearField("add")
         assert self._receiver is not None
-        self._receiver.on_progress(Progress([], failed, [], [], [], []))
+        self._receiver.on_progress(Progress(failed=failed))
 
 
 async def _wait_for_end(reader: asyncio.Task[None], writer: asyncio.Task[None]) -> None:

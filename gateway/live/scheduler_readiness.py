@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from blockyard.contract.scheduling import Readiness
 from blockyard.telemetry import EventLogger
-from gateway.scheduler_messages import Readiness
 
 if TYPE_CHECKING:
-    from gateway.scheduler_messages import ModelFacts, Progress
+    from blockyard.contract.scheduling import ModelFacts, Progress
 
 log = EventLogger(__name__)
 

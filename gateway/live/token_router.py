@@ -10,9 +10,9 @@ from blockyard.telemetry import EventLogger
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from blockyard.contract.scheduling import TokenUpdate
     from gateway.live.answer import SequenceAnswer
     from gateway.live.request_state import RequestState
-    from gateway.scheduler_messages import Progress
 
     Listener = Callable[[RequestState, SequenceAnswer], None]
 
@@ -52,15 +52,15 @@ class TokenRouter:
         """Removes all sequences: the scheduler's ids have become invalid."""
         self._routes.clear()
 
-    def route(self, progress: Progress) -> None:
-        """Routes a message. Tokens of a sequence that has ended here are dropped: the scheduler soon learns of it."""
-        self._apply_prompts(progress)
+    def route(self, update: TokenUpdate) -> None:
+        """Routes what steps generated. Tokens of a sequence that has ended here are dropped."""
+        self._apply_prompts(update)
         routes = self._routes
         # Before the tokens: when one of these ends the answer, its log probabilities are there.
-        for sequence_id, candidates in progress.logprobs:
+        for sequence_id, candidates in update.logprobs:
             if (route := routes.get(sequence_id)) is not None:
                 route[1].push_logprobs(candidates)
-        for sequence_id, token_id in zip(progress.sequence_ids, progress.token_ids, strict=True):
+        for sequence_id, token_id in zip(update.sequence_ids, update.token_ids, strict=True):
             route = routes.get(sequence_id)
             if route is None:
                 continue
@@ -75,8 +75,8 @@ class TokenRouter:
             for reader in state.readers:
                 if not reader.is_patient:
                     reader.wake()
-        pooled = dict(progress.pooled)
-        for sequence_id, reason, score, error in progress.ended:
+        pooled = dict(update.pooled)
+        for sequence_id, reason, score, error in update.ended:
             route = routes.get(sequence_id)
             if route is None:
                 continue
@@ -93,12 +93,12 @@ class TokenRouter:
         log.exception("the tokens of a request could not be taken", request_id=state.wire_id)
         self._on_failure(state, BlockyardError(Reason.BUG, "internal error; the gateway's log has more"))
 
-    def _apply_prompts(self, progress: Progress) -> None:
-        for sequence_id, num_cached_tokens in progress.prefilled:
+    def _apply_prompts(self, update: TokenUpdate) -> None:
+        for sequence_id, num_cached_tokens in update.prefilled:
             if (route := self._routes.get(sequence_id)) is not None:
                 route[0].num_cached_tokens = num_cached_tokens
                 route[0].request_log.on_prefilled()
                 route[0].meter.on_first_token()
-        for piece in progress.prompt_logprobs:
-            if (route := self._routes.get(piece.sequence_id)) is not None:
+        for sequence_id, piece in update.prompt_logprobs:
+            if (route := self._routes.get(sequence_id)) is not None:
                 route[0].add_prompt_piece(piece)

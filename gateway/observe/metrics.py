@@ -9,16 +9,17 @@ import time
 from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
+from blockyard.contract.sampling import FinishReason
 from blockyard.errors import Reason
 from blockyard.service.metrics import READY, Registry, counter, gauge, geometric, histogram
-from gateway.request import FinishReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from blockyard.contract.models import Model
+    from blockyard.contract.request import Position
     from gateway.observe.scheduler_readings import SchedulerReadings
-    from gateway.request import ModelCard, Position
-    from gateway.scheduler_messages import ReplicaReading
+    from gateway.readings import ReplicaReading
 
 WHOLE = "whole"
 _TOKENS = tuple(float(4**power) for power in range(11))
@@ -181,7 +182,7 @@ class GatewayMetrics:
         self.requests = registry.counter(REQUESTS)
         # All reasons exist from the start, at 0: an alert sees a first time only as an increase.
         self.finished = registry.counter(FINISHED_REQUESTS, (WHOLE,), *((str(reason),) for reason in Reason))
-        self.sequences = registry.counter(FINISHED_SEQUENCES, *((reason.label,) for reason in FinishReason))
+        self.sequences = registry.counter(FINISHED_SEQUENCES, *((reason.value,) for reason in FinishReason))
         self.invalid_tool_calls = registry.counter(INVALID_TOOL_CALLS)
         self.output_tokens = registry.counter(OUTPUT_TOKENS)
         self.prompt_tokens = registry.histogram(PROMPT_TOKENS)
@@ -201,7 +202,7 @@ class GatewayMetrics:
         num_readers: Callable[[], int],
         is_attached: Callable[[], bool],
         is_ready: Callable[[], bool],
-        models: Callable[[], Sequence[ModelCard]],
+        models: Callable[[], Sequence[Model]],
     ) -> None:
         """Reads the gauges from where they are known, at each scrape."""
         read = self.registry.read
@@ -296,7 +297,7 @@ class RequestMeter:
         metrics.finished.add(WHOLE)
         metrics.answer_tokens.observe(sum(lengths))
         for reason in reasons:
-            metrics.sequences.add(reason.label)
+            metrics.sequences.add(reason.value)
         if self._began_at is None:
             return
         metrics.request_latency.observe(now - self._began_at)

@@ -21,9 +21,11 @@ from gateway.naming import wire_id
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
 
-    from blockyard.tracing.spans import Span, TraceContext
-    from gateway.request import FinishReason, Recovered
-    from gateway.scheduler_messages import Submission
+    from blockyard.contract.events import Recovered
+    from blockyard.contract.sampling import FinishReason
+    from blockyard.contract.scheduling import Submission
+    from blockyard.contract.trace import TraceContext
+    from blockyard.tracing.spans import Span
 
 log = EventLogger(__name__)
 
@@ -169,7 +171,7 @@ class RequestLog:
         self, counts: TokenCounts, reasons: Sequence[FinishReason], errors: Sequence[BlockyardError]
     ) -> None:
         """Takes note of a whole answer. `reasons`: why each sequence has ended; `errors`: of those that failed."""
-        names = tuple(reason.label for reason in reasons)
+        names = tuple(reason.value for reason in reasons)
         (log.debug if self._is_part else log.info)(
             "request finished",
             **self._fields(

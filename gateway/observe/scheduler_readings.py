@@ -17,7 +17,7 @@ import grpc
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gateway.scheduler_messages import ReplicaReading, SchedulerReading
+    from gateway.readings import ReplicaReading, SchedulerReading
 
 # An answer younger than this is given again.
 MAX_AGE_SECONDS = 1.0

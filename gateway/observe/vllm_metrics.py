@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from blockyard.service.metrics import Histogram, Metric
     from gateway.observe.scheduler_readings import SchedulerReadings
-    from gateway.scheduler_messages import ReplicaReading, SchedulerReading
+    from gateway.readings import ReplicaReading, SchedulerReading
 
 _LABELS = ("model_name", "engine")
 _WHOLE = "0"

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from blockyard.model_config.fields import read_object
 from blockyard.model_config.pooling.reading import read_rule
-from blockyard.model_config.pooling.rule import Task as RuleTask
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from blockyard.contract.models import Task
     from blockyard.model_config.pooling.rule import PoolingRule
-    from blockyard.pooling.tasks import Task
 
 _WIDTHS = ("hidden_size", "n_embd", "dim")
 
@@ -30,7 +29,7 @@ class ModelRule(NamedTuple):
 
 def read_model_rule(folder: Path, task: Task) -> ModelRule | None:
     """Reads the rule in a model's folder for a task; None: it generates. Raises BlockyardError MODEL_NOT_LOADED."""
-    rule = read_rule(folder, RuleTask(task.label))
+    rule = read_rule(folder, task)
     if rule is None:
         return None
     config = read_object(folder / "config.json")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from blockyard.contract.pooling import PoolingKind
 from blockyard.errors import BlockyardError, Reason
-from blockyard.model_config.pooling.rule import PoolingKind
 from gateway.text.encoding import COUNTED_LENGTHS
 from gateway.text.pairs import EncodedPair, encode_pair
 

@@ -5,24 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from blockyard.contract.models import Task
+from blockyard.contract.pooling import Pooling
 from blockyard.errors import BlockyardError, Reason
-from blockyard.model_config.pooling.rule import PoolingKind as RuleKind
-from blockyard.pooling.tasks import Task
 from gateway.pooling.inputs import InputEncoder
-from gateway.scheduler_messages import Pooling, PoolingKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from blockyard.contract.scheduling import ModelFacts
     from blockyard.model_config.pooling.rule import PoolingRule
     from gateway.pooling.files import ModelRule
-    from gateway.scheduler_messages import ModelFacts
     from gateway.text.tokenizer import Tokenizer
 
     RuleReader = Callable[[Task], ModelRule | None]
 
 _ASKS = {Task.EMBED: "for vectors", Task.CLASSIFY: "for labels", Task.SCORE: "for scores"}
-_KINDS = {kind: PoolingKind[kind.name] for kind in RuleKind}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +39,7 @@ class PooledModel:
         self, *, normalise: bool = False, dimensions: int = 0, leaves_raw: bool = False, second_from: int = 0
     ) -> Pooling:
         """Makes what a sequence is asked for."""
-        kind = _KINDS[self.rule.kind]
-        return Pooling(kind, self.label_token_ids, normalise, dimensions, leaves_raw, second_from)
+        return Pooling(self.rule.kind, self.label_token_ids, normalise, dimensions, leaves_raw, second_from)
 
 
 class PooledModels:
@@ -65,7 +62,7 @@ class PooledModels:
         here do not say what the worker's do.
         """
         if facts.task not in tasks:
-            served = "generate" if facts.task is Task.UNSPECIFIED else facts.task.label
+            served = "generate" if facts.task is Task.UNSPECIFIED else facts.task.value
             message = f"the model is served to {served}, and cannot be asked {_ASKS[tasks[0]]} (--task)"
             raise BlockyardError(Reason.FEATURE_DISABLED, message)
         rule, width, has_token_types = self.rule_of(facts.task)
@@ -79,7 +76,7 @@ class PooledModels:
         if task not in self._rules:
             rule = self._read_rule(task)
             if rule is None:
-                message = f"the model's files here do not say what to make of texts to {task.label}"
+                message = f"the model's files here do not say what to make of texts to {task.value}"
                 raise BlockyardError(Reason.MODEL_NOT_LOADED, message)
             self._rules[task] = rule
         return self._rules[task]

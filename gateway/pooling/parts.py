@@ -13,6 +13,9 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from blockyard.contract.events import Accepted, Finished
+from blockyard.contract.sampling import SamplingParams, StopCriteria
+from blockyard.contract.scheduling import Submission
 from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
 from gateway.codec import state as state_codec
@@ -20,25 +23,24 @@ from gateway.live.answer import AnswerRules, SequenceAnswer
 from gateway.live.request_state import Origin, RequestState
 from gateway.naming import wire_id
 from gateway.observe.request_log import RequestLog
-from gateway.request import Accepted, Finished, GenerationRequest, SamplingOptions, StopOptions
-from gateway.scheduler_messages import Submission
+from gateway.request import GenerationRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from blockyard.tracing.spans import TraceContext
+    from blockyard.contract.pooling import Pooling
+    from blockyard.contract.trace import TraceContext
     from gateway.live.live_requests import LiveRequests
     from gateway.live.reader import Reader
     from gateway.pooling_calls import CallOptions
-    from gateway.scheduler_messages import Pooling
     from gateway.text.tokenizer import Tokenizer
 
 log = EventLogger(__name__)
 
 WINDOW = 512
 """Inputs of a call that are with the scheduler at once: enough for its largest steps, and others have places too."""
-_RULES = AnswerRules(StopOptions(), frozenset(), frozenset(), return_token_ids=False)
-_NEUTRAL = SamplingOptions(
+_RULES = AnswerRules(StopCriteria(), frozenset(), frozenset(), return_token_ids=False)
+_NEUTRAL = SamplingParams(
     temperature=0.0,
     top_p=1.0,
     top_k=0,
@@ -123,7 +125,7 @@ class Parts:
         """Begins a request, or reads the same one, sent before; raises BlockyardError REQUEST_ID_CONFLICT."""
         submission = _submit(name, part, options, context)
         known = self._live.find(name)
-        if known is not None and known.submission.body_digest != submission.body_digest:
+        if known is not None and known.submission.digest != submission.digest:
             message = f"request_id {options.request_id!r} is that of another request"
             raise BlockyardError(Reason.REQUEST_ID_CONFLICT, message)
         state = known or self._make_state(submission, options, determinism_id)
@@ -180,7 +182,9 @@ async def _finish(place: int, reader: Reader) -> PartResult:
     values = reader.state.ends[0].pooled_values
     assert finished is not None
     _check_values(place, values)
-    return PartResult(values, finished.num_prompt_tokens, finished.num_cached_tokens, finished.determinism_id)
+    return PartResult(
+        values, finished.usage.num_prompt_tokens, finished.usage.num_cached_tokens, finished.determinism_id
+    )
 
 
 def _check_values(place: int, values: bytes) -> None:

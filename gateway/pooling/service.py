@@ -6,35 +6,35 @@ import secrets
 from dataclasses import replace
 from math import fsum
 from operator import mul
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from blockyard.errors import BlockyardError, Reason, Violation, quote
-from blockyard.pooling.tasks import Task
-from gateway.observe.request_log import TokenCounts, begin_request_log
-from gateway.pooling import checks
-from gateway.pooling.model import PooledModels
-from gateway.pooling.parts import Part, Parts, read_values
-from gateway.pooling_calls import (
-    CallFacts,
+from blockyard.contract.events import Usage
+from blockyard.contract.models import Task
+from blockyard.contract.pooling_answers import (
     Classification,
     Classifications,
     Embeddings,
     ScoredDocument,
     Scores,
 )
-from gateway.request import FinishReason
+from blockyard.contract.sampling import FinishReason
+from blockyard.errors import BlockyardError, Reason, Violation, quote
+from gateway.observe.request_log import TokenCounts, begin_request_log
+from gateway.pooling import checks
+from gateway.pooling.model import PooledModels
+from gateway.pooling.parts import Part, Parts, read_values
 from gateway.text.slices import run_all
 
 if TYPE_CHECKING:
     from array import array
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from blockyard.contract.scheduling import ModelFacts
     from gateway.admission import Admission
     from gateway.live.live_requests import LiveRequests
     from gateway.pooling.model import PooledModel, RuleReader
     from gateway.pooling.parts import PartResult
     from gateway.pooling_calls import CallOptions, ClassifyCall, EmbedCall, Input, ScoreCall
-    from gateway.scheduler_messages import ModelFacts
     from gateway.text.encoding import Encoding
     from gateway.text.pairs import EncodedPair
     from gateway.text.slices import Steps
@@ -110,7 +110,7 @@ class PoolingService:
         violations = checks.check_inputs("inputs", call.inputs)
         given = {"inputs": call.inputs}
         _, results, facts = await self._run(call.options, "embeddings", (Task.EMBED,), violations, prepare, given)
-        return Embeddings([result.values for result in results], facts)
+        return Embeddings(vectors=[read_values(result.values) for result in results], **facts)
 
     async def classify(self, call: ClassifyCall) -> Classifications:
         """Says how well the model's labels suit each input."""
@@ -124,7 +124,8 @@ class PoolingService:
         given = {"inputs": call.inputs}
         model, results, facts = await self._run(call.options, "classify", (Task.CLASSIFY,), violations, prepare, given)
         labels = model.rule.labels
-        return Classifications([_classify(read_values(each.values), labels) for each in results], labels, facts)
+        each = [_classify(read_values(result.values), labels) for result in results]
+        return Classifications(classifications=each, labels=labels, **facts)
 
     async def score(self, call: ScoreCall) -> Scores:
         """Says how well documents answer queries: a reranker of each pair, else by the cosine of their vectors."""
@@ -146,11 +147,11 @@ class PoolingService:
             scores = _cosines([read_values(each.values) for each in results], len(call.queries))
         takes_instruction = model.task is Task.SCORE and bool(model.label_token_ids)
         if call.instruction and not takes_instruction:
-            facts = facts._replace(warnings=(_NO_INSTRUCTION,))
-        documents = [ScoredDocument(place, score) for place, score in enumerate(scores)]
+            facts["warnings"] = (_NO_INSTRUCTION,)
+        documents = [ScoredDocument(index, score) for index, score in enumerate(scores)]
         if call.top_n is not None:
-            documents = sorted(documents, key=lambda each: (-each.score, each.place))[: call.top_n]
-        return Scores(documents, facts)
+            documents = sorted(documents, key=lambda each: (-each.score, each.index))[: call.top_n]
+        return Scores(documents=documents, **facts)
 
     async def _run(
         self,
@@ -160,8 +161,11 @@ class PoolingService:
         violations: Iterator[Violation],
         prepare: Callable[[PooledModel], Steps[list[Part]]],
         given: Mapping[str, Sequence[Input]],
-    ) -> tuple[PooledModel, list[PartResult], CallFacts]:
-        """Runs a call: checks it, makes its parts, and waits for all of them."""
+    ) -> tuple[PooledModel, list[PartResult], dict[str, Any]]:
+        """Runs a call: checks it, makes its parts, and waits for all of them.
+
+        Returns the model, the numbers of the parts, and the fields of `PoolingFacts`.
+        """
         options = options if options.request_id else replace(options, request_id=f"{operation}-{secrets.token_hex(12)}")
         request_log = begin_request_log(options.tenant, options.request_id, self._model_name, operation)
         with request_log.beginning(), self._admission.beginning(is_new=True):
@@ -183,7 +187,13 @@ class PoolingService:
         request_log.on_finished(counts, [FinishReason.STOP], [])
         ids = {each.determinism_id for each in results}
         determinism_id = ids.pop() if len(ids) == 1 else ""
-        return model, results, CallFacts(options.request_id, self._model_name, *counts[:2], determinism_id)
+        made_by = {
+            "request_id": options.request_id,
+            "model": self._model_name,
+            "usage": Usage(counts.num_prompt_tokens, counts.num_cached_tokens),
+            "determinism_id": determinism_id,
+        }
+        return model, results, made_by
 
     def _check_adapter(self, options: CallOptions) -> Iterator[Violation]:
         if options.model not in ("", self._model_name):

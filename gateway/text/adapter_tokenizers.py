@@ -17,7 +17,7 @@ from gateway.text.tokenizer_files import load_adapter_tokenizer
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from gateway.scheduler_messages import Adapter
+    from blockyard.contract.scheduling import Adapter
     from gateway.text.tokenizer import Tokenizer
 
 MAX_KNOWN = 64

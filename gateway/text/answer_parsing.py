@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from blockyard.client.chat import ToolChoice
-from gateway.chat import Conversation
+from blockyard.contract.chat import Conversation, ToolChoice
 from gateway.dialects.answer_parser import AnswerParser, ParsingRule, ToolSchema
 from gateway.dialects.dialect import Speech
 from gateway.dialects.table import BY_NAME
@@ -28,14 +27,14 @@ _NUM_LAST_TOKENS = 32
 
 
 def with_parsing(request: GenerationRequest, dialect: Dialect | None) -> GenerationRequest:
-    """Adds to a request how its answer is parsed, or the warning that calls of tools are not."""
+    """Adds to a conversation how its answer is parsed, or the warning that calls of tools are not."""
     prompt = request.prompt
     if not isinstance(prompt, Conversation):
         return request
     tools = () if prompt.tool_choice is ToolChoice.NONE else prompt.tools
     if allowed := (prompt.named_tool,) if prompt.named_tool else prompt.allowed_tools:
         tools = tuple(tool for tool in tools if tool.name in allowed)
-    schemas = tuple(ToolSchema(tool.name, tool.parameters, tool.strict) for tool in tools)
+    schemas = tuple(ToolSchema(tool.name, tool.schema, tool.strict) for tool in tools)
     name = dialect.name if dialect and prompt.parse_answer else ""
     must_call = prompt.tool_choice is ToolChoice.REQUIRED
     if tools and (dialect is None or dialect.calls is None or not prompt.parse_answer):
@@ -70,15 +69,14 @@ def speech_of(request: GenerationRequest, prompt_token_ids: Sequence[int], token
 
 
 def parsers_of(
-    request: GenerationRequest, prompt_token_ids: Sequence[int], tokenizer: Tokenizer
+    rule: ParsingRule, request_id: str, prompt_token_ids: Sequence[int], tokenizer: Tokenizer
 ) -> Callable[[int], AnswerParser] | None:
     """Returns what makes parsers of a request's sequences, by index; None where its answer is text.
 
     A dialect that only another version of the gateway knows leaves the answer text.
     """
-    rule = request.parsing
-    dialect = BY_NAME.get(rule.dialect) if rule else None
-    if rule is None or dialect is None:
+    dialect = BY_NAME.get(rule.dialect)
+    if dialect is None:
         return None
     is_open = _is_reasoning_open(dialect, prompt_token_ids, tokenizer)
-    return lambda index: AnswerParser(rule, request.request_id, index, reasoning_is_open=is_open)
+    return lambda index: AnswerParser(rule, request_id, index, reasoning_is_open=is_open)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
+from blockyard.contract.chat import Conversation
 from blockyard.errors import invalid
 from blockyard.panics import panics_as_errors
-from gateway.chat import Conversation, prompt_of
+from gateway.chat import count_characters, prompt_of
 from gateway.text.slices import join_steps, run_steps
 from gateway.text.turns import Turns
 from gateway.validation import prompt_too_long, size_of
@@ -18,8 +19,8 @@ from gateway.validation import prompt_too_long, size_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from blockyard.contract.scheduling import Adapter
     from gateway.request import GenerationRequest
-    from gateway.scheduler_messages import Adapter
     from gateway.text.adapter_tokenizers import AdapterTokenizers
     from gateway.text.slices import Steps
     from gateway.text.tokenizer import Tokenizer
@@ -71,7 +72,7 @@ class Encoding:
 
     async def _render(self, conversation: Conversation, tokenizer: Tokenizer, tenant: str) -> str:
         """Makes the text of a conversation: a small job, so that one that is too long is refused before others."""
-        size = conversation.num_characters
+        size = count_characters(conversation)
         if size > MAX_INLINE_CHARACTERS:
             size = max(size // _RENDERED_CHARACTERS, MAX_INLINE_CHARACTERS + 1)
         return await self.run(lambda: prompt_of(conversation, tokenizer), tenant, size)

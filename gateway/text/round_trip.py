@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from blockyard.client.chat import Role
+from blockyard.contract.chat import Conversation, Message, Role, Tool, ToolCall
 from blockyard.errors import BlockyardError
-from gateway.chat import Conversation, Message, Tool, ToolCall, prompt_of
+from gateway.chat import prompt_of
 from gateway.dialects.scanner import Scanner
 from gateway.text.tokenizer_files import load_tokenizer
 
@@ -61,7 +61,7 @@ def _render(renderer: Renderer, messages: tuple[Message, ...], *, adds: bool) ->
 
 
 def _read(written: str, dialect: Dialect) -> list[tuple[str, object]]:
-    scanner = Scanner(dialect, {tool.name: tool.parameters for tool in _TOOLS})
+    scanner = Scanner(dialect, {tool.name: tool.schema for tool in _TOOLS})
     calls: dict[int, list[str]] = {}
     for piece in (each for parts in scanner.push(written, is_last=True) for each in parts.calls):
         name, arguments = calls.get(piece.index, ["", ""])

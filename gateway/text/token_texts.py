@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gateway.request import TokenLogprob, TokenLogprobs
+from blockyard.contract.events import TokenLogprobs
+from gateway.request import ReturnedLogprob
 
 if TYPE_CHECKING:
-    from blockyard.logprob_columns import Candidates
+    from blockyard.contract.logprobs import Candidates
     from gateway.text.detokenizer import DetokenizerFactory
 
 
@@ -20,7 +21,7 @@ class TokenTexts:
         self._texts: dict[int, tuple[str, bytes]] = {}
 
     def of(self, token_id: int) -> tuple[str, bytes]:
-        """Returns a token's own text, and the bytes that it adds to the text that is returned; see TokenLogprob."""
+        """Returns a token's own text, and the bytes that it adds to the text that is returned; see ReturnedLogprob."""
         texts = self._texts.get(token_id)
         if texts is None:
             text = self._detokenizers.bytes_of(token_id, skip_special_tokens=False).decode(errors="replace")
@@ -32,7 +33,7 @@ class TokenTexts:
         """Returns the log probabilities at one place: of its token, and of the likeliest tokens there."""
         token_ids, logprobs, ranks = candidates
         chosen, *top = (
-            TokenLogprob(token_id, text, logprob, rank, raw)
+            ReturnedLogprob(token_id, text, logprob, rank, raw)
             for token_id, logprob, rank, (text, raw) in zip(
                 token_ids, logprobs, ranks, map(self.of, token_ids), strict=True
             )

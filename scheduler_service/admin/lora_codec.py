@@ -9,8 +9,8 @@ from blockyard.admin.v1 import admin_pb2
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from blockyard.contract.scheduling import Adapter
     from scheduler_service.replicas.engine import Engine
-    from scheduler_service.replicas.loras.adapter import Adapter
 
 
 def encode_lora(adapter: Adapter, engines: Sequence[Engine]) -> admin_pb2.LoraStatus:

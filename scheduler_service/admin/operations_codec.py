@@ -5,34 +5,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from blockyard.admin.v1 import admin_pb2
-from blockyard.common.v1 import administration_pb2
+from blockyard.contract.codec.workers import SAVED_STATE, STATE_FORMATS
+from blockyard.contract.workers import SaveRequest, WeightsSource
 from blockyard.errors import Violation, invalid
 from blockyard.model_files import check_revision
 from blockyard.paths import check_path, wrong_name, wrong_path
 from scheduler_service.admin.status_codec import encode_replica
 from scheduler_service.operations.operations import Mode
-from scheduler_service.operations.saving_link import SaveRequest
 from scheduler_service.operations.updates import Expected, Update
-from scheduler_service.replicas.codec import TAGS, decode_tags
-from scheduler_service.replicas.facts import WeightsSource
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from scheduler_service.operations.saving_link import Progress, Saved
+    from blockyard.contract.workers import SavedState
+    from scheduler_service.operations.saving_link import SaveProgress
     from scheduler_service.operations.updates import Event
-    from scheduler_service.replicas.facts import MemoryTag
 
 _MODES: dict[int, Mode] = {
     admin_pb2.LEAVE_MODE_UNSPECIFIED: Mode.KEEP,
     admin_pb2.LEAVE_MODE_KEEP: Mode.KEEP,
     admin_pb2.LEAVE_MODE_WAIT: Mode.WAIT,
     admin_pb2.LEAVE_MODE_ABORT: Mode.ABORT,
-}
-
-_STATE_FORMATS: dict[int, str] = {
-    administration_pb2.STATE_FORMAT_SHARDED: "SHARDED",
-    administration_pb2.STATE_FORMAT_PACKED: "PACKED",
 }
 
 
@@ -46,16 +39,17 @@ def decode_mode(number: int) -> Mode:
 def decode_save(request: admin_pb2.SaveStateRequest) -> SaveRequest:
     """Decodes what to save; raises BlockyardError FIELD_INVALID for an unknown format or what is no path."""
     violations: list[Violation] = []
-    if request.format not in _STATE_FORMATS:
+    save_format = STATE_FORMATS.find(request.format)
+    if save_format is None:
         violations.append(Violation("format", "must be STATE_FORMAT_SHARDED or STATE_FORMAT_PACKED"))
     if wrong := wrong_path(request.folder):
         violations.append(Violation("folder", wrong))
-    if violations:
+    if violations or save_format is None:
         raise invalid(violations)
-    return SaveRequest(_STATE_FORMATS[request.format], request.folder, request.max_file_bytes)
+    return SaveRequest(save_format, request.folder, request.max_file_bytes)
 
 
-def encode_save_progress(progress: Progress) -> admin_pb2.SaveStateResponse:
+def encode_save_progress(progress: SaveProgress) -> admin_pb2.SaveStateResponse:
     """Encodes how far a worker is."""
     return admin_pb2.SaveStateResponse(
         progress=admin_pb2.SaveProgress(
@@ -64,21 +58,9 @@ def encode_save_progress(progress: Progress) -> admin_pb2.SaveStateResponse:
     )
 
 
-def encode_saved(workers: Sequence[Saved]) -> admin_pb2.SaveStateResponse:
+def encode_saved(workers: Sequence[SavedState]) -> admin_pb2.SaveStateResponse:
     """Encodes what each worker has saved."""
-    return admin_pb2.SaveStateResponse(
-        workers=[
-            administration_pb2.SavedState(folder=each.folder, files=each.files, num_bytes=each.num_bytes)
-            for each in workers
-        ]
-    )
-
-
-def decode_wanted_tags(numbers: Sequence[int]) -> frozenset[MemoryTag]:
-    """Decodes tags; raises BlockyardError FIELD_INVALID for one that is not known."""
-    if unknown := [number for number in numbers if number not in TAGS]:
-        raise invalid([Violation("tags", f"{number} is not known to this scheduler") for number in unknown])
-    return decode_tags(numbers)
+    return admin_pb2.SaveStateResponse(workers=map(SAVED_STATE.encode, workers))
 
 
 def decode_update(request: admin_pb2.UpdateWeightsRequest) -> Update:

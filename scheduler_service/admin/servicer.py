@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf.duration_pb2 import Duration
 
 from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
+from blockyard.contract.codec.workers import decode_known_tags, encode_tags
 from blockyard.errors import BlockyardError, Reason, Violation, invalid, quote
 from blockyard.service.log_level import check_level, set_log_level
 from blockyard.telemetry import EventLogger
@@ -18,7 +19,6 @@ from scheduler_service.admin.operations_codec import (
     decode_mode,
     decode_save,
     decode_update,
-    decode_wanted_tags,
     encode_save_progress,
     encode_saved,
     encode_update_event,
@@ -26,13 +26,12 @@ from scheduler_service.admin.operations_codec import (
 from scheduler_service.admin.state_dump_codec import encode_state
 from scheduler_service.admin.status_codec import encode_replica, encode_status
 from scheduler_service.operations import updates
-from scheduler_service.operations.memory_link import encode_tags
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from blockyard.common.v1 import administration_pb2
-    from scheduler_service.operations.saving_link import Progress
+    from scheduler_service.operations.saving_link import SaveProgress
     from scheduler_service.replicas.engine import Engine
     from scheduler_service.replicas.rank import Rank
     from scheduler_service.service import SchedulerService
@@ -108,7 +107,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self, request: admin_pb2.WakeReplicaRequest, context: Any
     ) -> admin_pb2.WakeReplicaResponse:
         """Wakes a replica."""
-        engine, tags = self._find(request.replica), decode_wanted_tags(request.tags)
+        engine, tags = self._find(request.replica), decode_known_tags(request.tags)
         awake = await self._service.operations.wake(engine, tags, reload=request.reload)
         return admin_pb2.WakeReplicaResponse(
             replica=encode_replica(engine),
@@ -129,7 +128,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     ) -> AsyncIterator[admin_pb2.SaveStateResponse]:
         """Has a replica save its weights, and reports its progress."""
         what, mode = decode_save(request), decode_mode(request.mode)
-        events: asyncio.Queue[Progress | None] = asyncio.Queue()
+        events: asyncio.Queue[SaveProgress | None] = asyncio.Queue()
         work = self._service.operations.save(self._find(request.replica), what, mode, events.put_nowait)
         task = asyncio.create_task(work)
         task.add_done_callback(lambda _: events.put_nowait(None))

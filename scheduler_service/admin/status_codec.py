@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 from google.protobuf.duration_pb2 import Duration
 
 from blockyard.common.v1 import status_pb2
+from blockyard.contract.codec.worker_info import STATES
 from blockyard.version import __version__
 
 if TYPE_CHECKING:
+    from blockyard.contract.scheduling import Readiness
+    from blockyard.contract.workers import WorkerInfo
     from scheduler_service.core.values import SchedulerStats
     from scheduler_service.replicas.engine import Engine
-    from scheduler_service.replicas.facts import Readiness, WorkerInfo
     from scheduler_service.replicas.rank import Rank
     from scheduler_service.requests.recovery_log import RecoveryRecord
     from scheduler_service.service import SchedulerService
@@ -120,7 +122,7 @@ def _find_message(rank: Rank, readiness: Readiness) -> str:
 def _encode_worker(rank: Rank, readiness: Readiness) -> status_pb2.WorkerStatus:
     status = status_pb2.WorkerStatus(
         address=rank.address,
-        state=status_pb2.WorkerState.Value(f"WORKER_STATE_{rank.state.value}"),
+        state=STATES.encode(rank.state),
         message=_find_message(rank, readiness),
         rank=rank.parallel.rank,
         world_size=rank.parallel.world_size,

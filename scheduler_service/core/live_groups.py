@@ -5,17 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
+from blockyard.contract.sampling import FinishReason
+from blockyard.contract.scheduling import Ending
 from scheduler_service.core.beam_search import branching
 from scheduler_service.core.sequence import SequenceStatus
-from scheduler_service.core.values import FinishedSequence, FinishReason, OwnerUpdate
+from scheduler_service.core.values import OwnerUpdate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from blockyard.contract.scheduling import SequenceError
     from scheduler_service.core.blocks.block_manager import BlockManager
     from scheduler_service.core.queues.queues import Queues
     from scheduler_service.core.sequence import Beams, Group, Sequence
-    from scheduler_service.core.values import SequenceError
 
 
 @dataclass(slots=True)
@@ -107,7 +109,7 @@ class LiveGroups:
 
     def finish(self, sequence: Sequence, reason: FinishReason, update: OwnerUpdate) -> None:
         """Ends a sequence, and adds that to its owner's update."""
-        update.finished.append(FinishedSequence(sequence.sequence_id, reason))
+        update.ended.append(Ending(sequence.sequence_id, reason))
         self.end(sequence.group, [sequence], reason)
 
     def fail_sequence(self, sequence: Sequence, error: SequenceError, updates: dict[str, OwnerUpdate]) -> None:
@@ -122,7 +124,7 @@ class LiveGroups:
         update = updates.setdefault(sequence.owner, OwnerUpdate())
         for each in failed:
             each.error = error
-            update.finished.append(FinishedSequence(each.sequence_id, FinishReason.ERROR, error=error))
+            update.ended.append(Ending(each.sequence_id, FinishReason.ERROR, error=error))
         self.end(group, ended, FinishReason.ERROR)
 
     def fail(self, group: Group, message: str, updates: dict[str, OwnerUpdate]) -> None:

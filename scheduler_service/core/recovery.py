@@ -84,23 +84,22 @@ class Suspects:
     replicas, since any of them may die of it.
     """
 
-    __slots__ = ("_num_outputs",)
+    __slots__ = ("num_outputs",)
 
     def __init__(self) -> None:
-        self._num_outputs: dict[Group, int] = {}
+        # How many tokens each suspect had when it became one. Empty while no worker has died.
+        self.num_outputs: dict[Group, int] = {}
 
     def replace(self, groups: Iterable[Group]) -> None:
         """Replaces the suspects."""
-        self._num_outputs = {group: group.num_outputs for group in groups}
+        self.num_outputs = {group: group.num_outputs for group in groups}
 
     def may_start(self, sequence: Sequence) -> bool:
         """Whether a waiting sequence may run beside those that do."""
-        if not self._num_outputs:
+        self.num_outputs = {group: count for group, count in self.num_outputs.items() if group.num_outputs == count}
+        if sequence.group not in self.num_outputs:
             return True
-        self._num_outputs = {group: count for group, count in self._num_outputs.items() if group.num_outputs == count}
-        if sequence.group not in self._num_outputs:
-            return True
-        return not any(group is not sequence.group and _is_active(group) for group in self._num_outputs)
+        return not any(group is not sequence.group and _is_active(group) for group in self.num_outputs)
 
 
 def _is_active(group: Group) -> bool:

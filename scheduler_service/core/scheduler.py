@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+from blockyard.contract.sampling import FinishReason
 from scheduler_service.core import integrity, recovery
 from scheduler_service.core.blocks.block_manager import BlockManager
 from scheduler_service.core.config import CoreConfig, NeverFits, Room, StepMismatch
@@ -18,7 +19,7 @@ from scheduler_service.core.planning.answers import Answers
 from scheduler_service.core.planning.planner import Planner
 from scheduler_service.core.queues.queues import Queues
 from scheduler_service.core.recovery import Suspects
-from scheduler_service.core.values import FinishReason, OwnerUpdate, SchedulerStats
+from scheduler_service.core.values import OwnerUpdate, SchedulerStats
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -213,7 +214,8 @@ class Scheduler:
         blocks, queues = self._blocks, self._queues
         num_blocks = blocks.device.num_free - blocks.num_watermark - queues.num_running * blocks.num_groups
         num_tokens, num_rows = self.config.max_num_batched_tokens, queues.max_rows - queues.num_rows
-        room = Room(num_tokens, num_rows, num_blocks, blocks.groups, self._planner.loras.find_room())
+        loras = self._planner.loras.find_room() if self.config.max_loras else None
+        room = Room(num_tokens, num_rows, num_blocks, blocks.groups, loras)
         for queue in (self._queues.swapped, self._queues.waiting):
             for sequence in queue:
                 group = sequence.group

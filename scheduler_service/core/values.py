@@ -3,41 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from blockyard.contract.scheduling import TokenUpdate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-
-class FinishReason(IntEnum):
-    """Why a sequence ended. The numbers are the contract's."""
-
-    STOP = 1
-    LENGTH = 2
-    ABORT = 3
-    ERROR = 4
-
-
-class EarlyStopping(IntEnum):
-    """When a beam search ends that nothing else ends. The numbers are the contract's.
-
-    HEURISTIC: when no better one is likely, by the best running beam at its present length. FIRST: as soon as as many
-    have ended as there are beams. NEVER: when no better one is possible.
-    """
-
-    HEURISTIC = 1
-    FIRST = 2
-    NEVER = 3
-
-
-@dataclass(frozen=True, slots=True)
-class BeamSpec:
-    """A beam search. A score is the sum of the log probabilities over (generated length ^ length_penalty)."""
-
-    width: int
-    length_penalty: float = 1.0
-    early_stopping: EarlyStopping = EarlyStopping.HEURISTIC
+    from blockyard.contract.sampling import BeamSearch
+    from blockyard.contract.scheduling import SequenceError
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +45,7 @@ class GroupSpec:
     computes_prompt: bool = False
     tenant: str = ""
     priority: int = 0
-    beams: BeamSpec | None = None
+    beams: BeamSearch | None = None
     trace_context: Any = None
     lora: LoraSpec | None = None
     pooling: bytes | None = None
@@ -155,13 +129,6 @@ class SchedulerOutput:
     activated_loras: tuple[tuple[int, int], ...] = ()
 
 
-class SequenceError(NamedTuple):
-    """Why a sequence failed: a reason of the errors' table, by its name, and a message. The core reads neither."""
-
-    reason: str
-    message: str
-
-
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """The worker's answer: sampled ids in columns, rows that were no-ops, rows that failed alone (id, why).
@@ -186,34 +153,11 @@ class StepResult:
     cache_seconds: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class FinishedSequence:
-    """A sequence that ended. `score`: of a beam search's. `error`: of one that failed."""
-
-    sequence_id: int
-    reason: FinishReason
-    score: float | None = None
-    error: SequenceError | None = None
-
-
 @dataclass(slots=True)
-class OwnerUpdate:
-    """The news of one owner after a step: columns of tokens in order, then what ended and what was prefilled.
+class OwnerUpdate(TokenUpdate):
+    """What a step generated for one owner. `failed`: (request id, message) of requests that never fit."""
 
-    `prefilled`: (the group's first sequence id, the prompt's tokens found in the prefix cache), once for each group.
-    `failed`: (request_id, message) of groups that never fit. `logprobs`: (sequence id, those of its token),
-    for the tokens that have some, in their order. `prompt_logprobs`: (sequence id, those of a piece of its prompt).
-    `pooled`: (sequence id, its numbers), of those among the finished that have some.
-    """
-
-    sequence_ids: list[int] = field(default_factory=list[int])
-    token_ids: list[int] = field(default_factory=list[int])
-    finished: list[FinishedSequence] = field(default_factory=list[FinishedSequence])
-    prefilled: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    failed: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
-    logprobs: list[tuple[int, Any]] = field(default_factory=list[tuple[int, Any]])
-    prompt_logprobs: list[tuple[int, Any]] = field(default_factory=list[tuple[int, Any]])
-    pooled: list[tuple[int, bytes]] = field(default_factory=list[tuple[int, bytes]])
+    failed: list[tuple[str, str]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

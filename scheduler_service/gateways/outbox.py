@@ -14,17 +14,14 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from blockyard.channels import INTERNAL_MESSAGE_BYTES
+from blockyard.contract.scheduling import Acceptance, Failure, Progress
 from blockyard.errors import BlockyardError, Reason
-from scheduler_service.gateways.messages import Accepted, Failed, Outgoing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from blockyard.logprob_columns import PromptPiece
-    from scheduler_service.core.values import OwnerUpdate
-    from scheduler_service.gateways.messages import Recovery, Resumed
-    from scheduler_service.replicas.facts import ModelFacts, Readiness
-    from scheduler_service.replicas.loras.adapter import Adapter
+    from blockyard.contract.logprobs import PromptPiece
+    from blockyard.contract.scheduling import Adapter, ModelFacts, Readiness, Recovery, Resumed, TokenUpdate
 
 
 # Tokens that come sooner after a message than this wait for those of the next step,
@@ -48,7 +45,7 @@ class GatewayOutbox:
         self.owner = owner
         self.gateway_id = gateway_id
         self.request_ids: dict[int, str] = {}
-        self._pending: deque[Outgoing] = deque()
+        self._pending: deque[Progress] = deque()
         self._sealed = True
         self._num_large_bytes = 0  # in the message that still merges
         self._closed = False
@@ -57,7 +54,7 @@ class GatewayOutbox:
         self._tokens_sent_at = -math.inf
         self._timer: asyncio.TimerHandle | None = None
 
-    def _open(self, *, may_wait: bool = False) -> Outgoing:
+    def _open(self, *, may_wait: bool = False) -> Progress:
         """Returns the message that still merges. It is sent now, unless it `may_wait` for what comes next."""
         if may_wait:
             self._wait()
@@ -65,7 +62,7 @@ class GatewayOutbox:
             self._has_news.set()
         if self._sealed:
             self._sealed, self._num_large_bytes = False, 0
-            self._pending.append(Outgoing())
+            self._pending.append(Progress())
         return self._pending[-1]
 
     def _wait(self) -> None:
@@ -88,25 +85,25 @@ class GatewayOutbox:
 
         Newer values replace those not sent yet.
         """
-        outgoing = self._open()
-        outgoing.facts = facts or outgoing.facts
-        outgoing.readiness = readiness or outgoing.readiness
-        outgoing.loras = outgoing.loras if loras is None else loras
+        progress = self._open()
+        progress.facts = facts or progress.facts
+        progress.readiness = readiness or progress.readiness
+        progress.loras = progress.loras if loras is None else loras
 
     def put_accepted(self, request_id: str, first_sequence_id: int, handle: int = 0) -> None:
         """Adds that a request is queued."""
-        self._open().accepted.append(Accepted(request_id, first_sequence_id, handle))
+        self._open().accepted.append(Acceptance(handle, first_sequence_id, request_id))
 
     def put_failed(self, request_id: str, error: BlockyardError, handle: int = 0) -> None:
         """Adds that a request ended with an error."""
-        self._open().failed.append(Failed(request_id, error, handle))
+        self._open().failed.append(Failure(handle, error, request_id))
 
     def put_resumed(self, resumed: Resumed) -> None:
         """Adds a request with all that it has generated so far; raises MESSAGE_TOO_LARGE."""
         num_bytes = _count_resumed(resumed)
         if num_bytes > INTERNAL_MESSAGE_BYTES:
             # It would break the stream, and with it all that the gateway has.
-            message = "the request has more, with all that it has generated, than a gateway takes at once"
+            message = f"the request and its answer have more than the {INTERNAL_MESSAGE_BYTES} bytes of a message"
             raise BlockyardError(Reason.MESSAGE_TOO_LARGE, message)
         self._sealed |= self._num_large_bytes + num_bytes > MAX_LARGE_BYTES
         self._open().resumed.append(resumed)
@@ -122,16 +119,16 @@ class GatewayOutbox:
         self._sealed = True
         self._open().weights += changes
 
-    def put_update(self, update: OwnerUpdate) -> None:
+    def put_update(self, update: TokenUpdate) -> None:
         """Merges what a step generated."""
         now = time.monotonic()
-        may_wait = now - self._tokens_sent_at < MERGE_SECONDS and not (update.finished or update.prefilled)
+        may_wait = now - self._tokens_sent_at < MERGE_SECONDS and not (update.ended or update.prefilled)
         if not may_wait:
             self._tokens_sent_at = now
         merged = self._open(may_wait=may_wait).update
         merged.sequence_ids += update.sequence_ids
         merged.token_ids += update.token_ids
-        merged.finished += update.finished
+        merged.ended += update.ended
         merged.prefilled += update.prefilled
         merged.logprobs += update.logprobs
         merged.prompt_logprobs += update.prompt_logprobs
@@ -148,25 +145,25 @@ class GatewayOutbox:
         self._closed, self._error = True, error
         self._has_news.set()
 
-    async def take(self) -> Outgoing | None:
+    async def take(self) -> Progress | None:
         """Waits for the next message; None once the stream has ended. Raises the error with which it was closed."""
         await self._has_news.wait()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if self._pending:
-            outgoing = self._pending.popleft()
+            progress = self._pending.popleft()
             if not self._pending:
                 self._sealed = True
                 if not self._closed:
                     self._has_news.clear()
-            return outgoing
+            return progress
         if self._error:
             raise self._error
         return None
 
 
-def _count_update(update: OwnerUpdate) -> int:
+def _count_update(update: TokenUpdate) -> int:
     """Bytes of what is large in what a step generated, some."""
     num_candidates = sum(len(entry.token_ids) for _, entry in update.logprobs)
     num_candidates += sum(_count_piece(piece) for _, piece in update.prompt_logprobs)
@@ -180,8 +177,8 @@ def _count_piece(piece: PromptPiece) -> int:
 def _count_resumed(resumed: Resumed) -> int:
     """Bytes of a request with all that it has generated, some."""
     num_candidates = sum(map(_count_piece, resumed.prompt_logprobs))
-    num_bytes = len(resumed.message)
+    num_bytes = len(resumed.submission)
     for sequence in resumed.sequences:
         num_candidates += sum(len(entry.token_ids) for entry in sequence.logprobs)
-        num_bytes += len(sequence.pooled) + _ID_BYTES * len(sequence.token_ids)
+        num_bytes += len(sequence.pooled_values) + _ID_BYTES * len(sequence.token_ids)
     return num_bytes + _CANDIDATE_BYTES * num_candidates

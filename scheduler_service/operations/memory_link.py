@@ -6,36 +6,24 @@ Every failure leaves here as a BlockyardError that names the worker.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from blockyard.common.v1 import administration_pb2
+from blockyard.contract.codec.workers import encode_tags
+from blockyard.contract.workers import MemoryUse
 from blockyard.errors import BlockyardError
 from blockyard.worker.v1 import worker_pb2
-from scheduler_service.replicas.facts import MemoryTag
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Sequence
+    from collections.abc import Collection, Generator, Sequence
 
-    from scheduler_service.replicas.facts import WeightsSource
+    from blockyard.contract.workers import MemoryTag, WeightsSource
     from scheduler_service.replicas.rank import Rank
 
 # Pages of a terabyte are given up or copied in this.
 MEMORY_SECONDS = 600.0
 # What a trainer may take to send its tensors.
 UPDATE_SECONDS = 3600.0
-
-
-class MemoryUse(NamedTuple):
-    """Bytes that a worker gave up, and those that its process holds nevertheless."""
-
-    freed_bytes: int
-    used_bytes: int
-
-
-def encode_tags(tags: Iterable[MemoryTag]) -> list[administration_pb2.MemoryTag.ValueType]:
-    """Encodes tags, in the order of their numbers."""
-    wanted = frozenset(tags)
-    return [administration_pb2.MemoryTag.Value(f"MEMORY_TAG_{tag.value}") for tag in MemoryTag if tag in wanted]
 
 
 @contextmanager
@@ -55,7 +43,7 @@ async def sleep(rank: Rank, level: int) -> MemoryUse:
     return MemoryUse(answer.freed_bytes, answer.used_bytes)
 
 
-async def wake_up(rank: Rank, tags: Iterable[MemoryTag]) -> None:
+async def wake_up(rank: Rank, tags: Collection[MemoryTag]) -> None:
     """Has a worker take memory again."""
     with named(rank):
         await rank.link.call("WakeUp", worker_pb2.WakeUpRequest(tags=encode_tags(tags)), MEMORY_SECONDS)

@@ -10,18 +10,18 @@ from contextlib import contextmanager
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from blockyard.contract.workers import MemoryTag, WorkerState
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.telemetry import EventLogger
 from scheduler_service.operations import memory_link, saving_link
 from scheduler_service.replicas.drain import Leaving
-from scheduler_service.replicas.facts import MemoryTag, WorkerState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator, Iterable
     from typing import Any
 
-    from scheduler_service.operations.memory_link import MemoryUse
-    from scheduler_service.operations.saving_link import Progress, Saved, SaveRequest
+    from blockyard.contract.workers import MemoryUse, SavedState, SaveRequest
+    from scheduler_service.operations.saving_link import SaveProgress
     from scheduler_service.replicas.engine import Engine
     from scheduler_service.replicas.rank import Rank
     from scheduler_service.requests.dispatcher import Dispatcher
@@ -95,7 +95,7 @@ class Operations:
             await self._take(ranks, due & {MemoryTag.WEIGHTS})
             if reload:
                 await look(engine)
-                stale = [rank for rank in ranks if rank.worker is not None and rank.worker.sleep.is_stale]
+                stale = [rank for rank in ranks if rank.worker is not None and rank.worker.sleep.weights_are_stale]
                 source = engine.replica.weights
                 await each(stale, lambda rank: memory_link.reload(rank, source))
             await self._take(ranks, due & {MemoryTag.KV_CACHE})
@@ -115,8 +115,8 @@ class Operations:
         await each(due, lambda rank: memory_link.wake_up(rank, tags))
 
     async def save(
-        self, engine: Engine, request: SaveRequest, mode: Mode, on_progress: Callable[[Progress], None]
-    ) -> list[Saved]:
+        self, engine: Engine, request: SaveRequest, mode: Mode, on_progress: Callable[[SaveProgress], None]
+    ) -> list[SavedState]:
         """Has all workers of a replica save their weights; returns what each has saved, by rank.
 
         The replica has no requests meanwhile, and takes them again afterwards unless it had none before.
@@ -192,7 +192,7 @@ async def look(engine: Engine) -> Awake:
     await engine.replica.look()
     infos = [rank.worker.sleep for rank in engine.replica.ranks if rank.worker is not None]
     asleep = frozenset(tag for info in infos for tag in info.asleep)
-    return Awake(asleep, any(info.is_stale for info in infos))
+    return Awake(asleep, any(info.weights_are_stale for info in infos))
 
 
 async def each(ranks: Iterable[Rank], work: Callable[[Rank], Coroutine[Any, Any, T]]) -> list[T]:

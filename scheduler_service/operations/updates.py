@@ -18,9 +18,9 @@ from scheduler_service.operations.operations import POLL_SECONDS, Mode, each
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
+    from blockyard.contract.workers import WeightsSource
     from scheduler_service.operations.operations import Operations
     from scheduler_service.replicas.engine import Engine
-    from scheduler_service.replicas.facts import WeightsSource
 
 log = EventLogger(__name__)
 

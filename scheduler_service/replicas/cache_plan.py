@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from blockyard.capacity.kv_blocks import KvBlocks
 from blockyard.capacity.limits import DoesNotFit, choose_max_model_len
-from scheduler_service.replicas.facts import CachePlan
+from blockyard.contract.workers import CachePlan
 from scheduler_service.replicas.not_ready import Misconfigured
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from blockyard.contract.workers import AvailableBlocks, CacheInfo
     from scheduler_service.config import SchedulerConfiguration
-    from scheduler_service.replicas.facts import AvailableBlocks, CacheInfo
 
 # What fits is measured, and a little less may be found at a process that takes another's place.
 MAX_SHORTAGE = 1 / 32

@@ -10,12 +10,13 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Protocol
 
+from blockyard.contract.scheduling import Readiness
+from blockyard.contract.workers import WorkerState
 from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
 from scheduler_service.core.scheduler import CoreConfig, Scheduler
 from scheduler_service.replicas.conduct import Conduct
 from scheduler_service.replicas.drain import Drain
-from scheduler_service.replicas.facts import Readiness, WorkerState
 from scheduler_service.replicas.loras.replica_loras import ReplicaLoras
 from scheduler_service.replicas.loss import DRAINED, Loss, is_break
 from scheduler_service.replicas.not_ready import LAST_FAILURE_RETRY_SECONDS, Unusable
@@ -30,9 +31,10 @@ from scheduler_service.replicas.steps.step_deadline import StepDeadline
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from blockyard.contract.scheduling import ModelFacts
+    from blockyard.contract.workers import CacheInfo
     from scheduler_service.config import SchedulerConfiguration
     from scheduler_service.core.recovery import Evacuated, Suspects
-    from scheduler_service.replicas.facts import CacheInfo, ModelFacts
     from scheduler_service.replicas.steps.step_meter import StepMeter
     from scheduler_service.replicas.worker_link import WorkerLink
 
@@ -289,7 +291,7 @@ def _find_cause(errors: ExceptionGroup[Exception]) -> BlockyardError:
 
 def _make_failure() -> WrongAnswer:
     """Makes the error of an unexpected failure, for which no request is to blame alone."""
-    return WrongAnswer("nothing can be made of it")
+    return WrongAnswer("the worker's answer could not be applied; the scheduler's log has more")
 
 
 def _make_pipeline(configuration: SchedulerConfiguration) -> PipelineDepth:

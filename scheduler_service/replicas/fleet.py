@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from blockyard.configuration import ParallelSettings
-    from scheduler_service.replicas.facts import Placement
+    from blockyard.contract.workers import Placement
 
 log = EventLogger(__name__)
 

@@ -9,8 +9,8 @@ from blockyard.errors import TRANSPORT_ORIGIN, BlockyardError, Reason
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from blockyard.contract.scheduling import ModelFacts
     from scheduler_service.core.recovery import Evacuated
-    from scheduler_service.replicas.facts import ModelFacts
 
 _BREAKS = (Reason.NO_READY_WORKER, Reason.DRAINING, Reason.GROUP_BROKEN, Reason.CLIENT_CANCELLED)
 DRAINED = "the replica was drained"

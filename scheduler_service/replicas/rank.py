@@ -14,11 +14,22 @@ from dataclasses import astuple, replace
 from typing import TYPE_CHECKING
 
 from blockyard.capacity.adapters import lora_limits
+from blockyard.contract.models import parse_task
+from blockyard.contract.workers import (
+    DeviceRequest,
+    DeviceType,
+    Dtype,
+    LoadedModel,
+    LoadFormat,
+    LoadRequest,
+    ProfileRequest,
+    Quantization,
+    WorkerState,
+)
 from blockyard.errors import BlockyardError, Reason
-from blockyard.pooling.tasks import parse_task
 from blockyard.telemetry import EventLogger
 from scheduler_service.config import model_source
-from scheduler_service.replicas.facts import LoadedModel, StartPhase, StartProgress, WorkerState
+from scheduler_service.replicas.facts import StartPhase, StartProgress
 from scheduler_service.replicas.not_ready import LAST_FAILURE_RETRY_SECONDS, NotReady, Unreachable
 from scheduler_service.replicas.start_spans import StartSpans
 from scheduler_service.replicas.steps.answer_checks import WrongAnswer
@@ -27,18 +38,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
     from contextlib import AbstractContextManager
 
-    from blockyard.parallel import Parallel
-    from scheduler_service.config import SchedulerConfiguration
-    from scheduler_service.replicas.facts import (
+    from blockyard.contract.parallel import Parallel
+    from blockyard.contract.workers import (
         AvailableBlocks,
         CacheInfo,
         CachePlan,
         GroupInfo,
         LoadProgress,
-        MeetingPoint,
         WeightsSource,
         WorkerInfo,
     )
+    from scheduler_service.config import SchedulerConfiguration
+    from scheduler_service.replicas.facts import MeetingPoint
     from scheduler_service.replicas.worker_link import WorkerLink
 
 log = EventLogger(__name__)
@@ -245,19 +256,25 @@ class Rank:
     async def _init_device(self) -> None:
         device = self._configuration.device
         with self._phase(StartPhase.INIT_DEVICE), self._spans.step("init_device"):
-            await self.link.init_device(device.device, device.dtype, self._digest, self.parallel)
+            request = DeviceRequest(DeviceType(device.device), Dtype(device.dtype), self._digest, self.parallel)
+            await self.link.init_device(request)
 
     async def _load_model(self) -> LoadedModel:
         configuration = self._configuration
-        model, quantization = model_source(configuration.model), configuration.device.quantization
+        model = model_source(configuration.model)
         begin, reported_at, self.loaded_share = time.monotonic(), 0.0, 0.0
         fields = {"worker_address": self.address, "model": model or "demo", "incarnation": self.incarnation}
         log.info("the worker loads the model", **fields)
-        revision, load_format = configuration.model.revision, configuration.load.load_format
+        request = LoadRequest(
+            model,
+            configuration.model.revision,
+            Quantization(configuration.device.quantization),
+            LoadFormat(configuration.load.load_format),
+            lora_limits(configuration.lora),
+            parse_task(configuration.load.task),
+        )
         with self._phase(StartPhase.LOAD_MODEL), self._spans.step("load_model") as span:
-            limits = lora_limits(configuration.lora)
-            task = parse_task(configuration.load.task)
-            async for event in self.link.load_model(model, revision, quantization, load_format, limits, task):
+            async for event in self.link.load_model(request):
                 if isinstance(event, LoadedModel):
                     self.note(state=WorkerState.LOADED, model=event)
                     self.loaded_share = 1.0
@@ -289,15 +306,16 @@ class Rank:
     async def determine_num_available_blocks(self, block_size: int) -> AvailableBlocks:
         """Asks how many blocks fit; a size of 0 is the worker's choice."""
         device, step = self._configuration.device, self._configuration.scheduler
+        request = ProfileRequest(
+            block_size=block_size,
+            device_memory_utilization=device.device_memory_utilization,
+            swap_space_bytes=int(device.swap_space_gib * 2**30),
+            max_num_batched_tokens=step.max_num_batched_tokens,
+            max_num_seqs=step.max_num_seqs,
+        )
         count = self._spans.step("determine_num_available_blocks")
         with self._explained(), self._phase(StartPhase.COUNT_BLOCKS), count:
-            return await self.link.determine_num_available_blocks(
-                block_size=block_size,
-                device_memory_utilization=device.device_memory_utilization,
-                swap_space_bytes=int(device.swap_space_gib * 2**30),
-                max_num_batched_tokens=step.max_num_batched_tokens,
-                max_num_seqs=step.max_num_seqs,
-            )
+            return await self.link.determine_num_available_blocks(request)
 
     async def initialize_cache(self, plan: CachePlan) -> CacheInfo:
         """Makes the worker allocate its pools and warm up."""

@@ -11,10 +11,11 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, TypeVar
 
-from blockyard.parallel import Parallel
+from blockyard.contract.parallel import Parallel
+from blockyard.contract.scheduling import ModelFacts
+from blockyard.contract.workers import WeightsSource, WorkerState
 from blockyard.telemetry import EventLogger
 from scheduler_service.replicas.cache_plan import find_least, plan_as, plan_cache
-from scheduler_service.replicas.facts import ModelFacts, WeightsSource, WorkerState
 from scheduler_service.replicas.not_ready import (
     LAST_FAILURE_RETRY_SECONDS,
     Misconfigured,
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from blockyard.configuration import SchedulerSettings
+    from blockyard.contract.workers import CacheInfo, CachePlan, LoadedModel
     from scheduler_service.config import SchedulerConfiguration
-    from scheduler_service.replicas.facts import CacheInfo, CachePlan, LoadedModel
     from scheduler_service.replicas.steps.answer_checks import AnswerLimits
     from scheduler_service.replicas.steps.step_stream import Steps
     from scheduler_service.replicas.worker_link import WorkerLink
@@ -226,7 +227,7 @@ class Replica:
     def _is_group_reusable(self) -> bool:
         digest = hashlib.sha256("".join(f"{member}\n" for member in self.incarnations).encode()).digest()
         groups = [rank.group for rank in self.ranks]
-        return all(group is not None and group.is_reusable and group.members_digest == digest for group in groups)
+        return all(group is not None and group.reusable and group.members_digest == digest for group in groups)
 
     async def _align_weights(self) -> tuple[LoadedModel, CacheInfo]:
         """Gives all ranks the same weights: those that they have, or what an operator had loaded where one began anew.

@@ -8,38 +8,44 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import grpc
 import grpc.aio
 
 from blockyard.addresses import with_port
+from blockyard.contract.codec import workers
+from blockyard.contract.codec.worker_info import COLLECTIVES, decode_worker_info, encode_group_request
+from blockyard.contract.workers import GroupRequest, LoadedModel
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
-from blockyard.pooling.tasks import Task
 from blockyard.service.servers import RenewedChannel
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
-from scheduler_service.replicas import codec
 from scheduler_service.replicas.facts import MeetingPoint
-from scheduler_service.replicas.loras.codec import decode_adapters, encode_limits
-from scheduler_service.replicas.steps.answer_checks import WrongAnswer, require
+from scheduler_service.replicas.steps.answer_checks import (
+    WrongAnswer,
+    check_blocks,
+    check_cache,
+    check_model,
+    check_worker,
+    require,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Generator, Sequence
 
-    from blockyard.capacity.adapters import LoraLimits
     from blockyard.common.v1 import administration_pb2
-    from blockyard.parallel import Parallel
-    from blockyard.security.tls import Peer
-    from scheduler_service.replicas.facts import (
+    from blockyard.contract.workers import (
         AvailableBlocks,
         CacheInfo,
         CachePlan,
-        LoadedModel,
+        DeviceRequest,
         LoadProgress,
+        LoadRequest,
+        ProfileRequest,
         WeightsSource,
         WorkerInfo,
     )
+    from blockyard.security.tls import Peer
 
 _PLANNED = ("block_size", "num_device_blocks", "num_host_blocks", "max_model_len")
 INFO_SECONDS = 5.0
@@ -125,57 +131,32 @@ class WorkerLink:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
                 raise BlockyardError(Reason.NO_READY_WORKER, "the worker does not answer") from None
             raise from_rpc_error(error) from None
-        return replace(codec.decode_worker_info(_read(message)), loras=decode_adapters(message))
+        return check_worker(decode_worker_info(_read(message)))
 
-    async def init_device(self, device: str, dtype: str, configuration_digest: str, parallel: Parallel) -> None:
-        """Makes the worker choose its device, for its place in the replica; both names as in the settings."""
-        request = codec.encode_init_device(device, dtype, configuration_digest, parallel)
+    async def init_device(self, request: DeviceRequest) -> None:
+        """Makes the worker choose its device, for its place in the replica."""
         with _translated():
-            await self._stub.InitDevice(request, timeout=DEVICE_SECONDS)
+            await self._stub.InitDevice(workers.encode_device_request(request), timeout=DEVICE_SECONDS)
 
-    async def load_model(
-        self,
-        model: str,
-        revision: str,
-        quantization: str,
-        load_format: str = "auto",
-        limits: LoraLimits | None = None,
-        task: Task = Task.UNSPECIFIED,
-    ) -> AsyncIterator[LoadProgress | LoadedModel]:
+    async def load_model(self, request: LoadRequest) -> AsyncIterator[LoadProgress | LoadedModel]:
         """Makes the worker load the weights: yields progress, then once the loaded model."""
-        request = codec.encode_load_model(model, revision, quantization, load_format, task)
-        if limits and limits.max_loras:
-            request.lora.CopyFrom(encode_limits(limits))
         with _translated():
-            async for message in self._stub.LoadModel(request):
-                yield codec.decode_load_event(_read(message))
+            async for message in self._stub.LoadModel(workers.encode_load_request(request)):
+                event = workers.decode_load_event(_read(message))
+                yield check_model(event) if isinstance(event, LoadedModel) else event
 
-    async def determine_num_available_blocks(
-        self,
-        *,
-        block_size: int,
-        device_memory_utilization: float,
-        swap_space_bytes: int,
-        max_num_batched_tokens: int,
-        max_num_seqs: int,
-    ) -> AvailableBlocks:
+    async def determine_num_available_blocks(self, request: ProfileRequest) -> AvailableBlocks:
         """Asks how many blocks fit beside a step of this size."""
-        request = worker_pb2.DetermineNumAvailableBlocksRequest(
-            block_size=block_size,
-            device_memory_utilization=device_memory_utilization,
-            swap_space_bytes=swap_space_bytes,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_num_seqs=max_num_seqs,
-        )
+        asked = workers.PROFILE_REQUEST.encode(request)
         with _translated():
-            message = await self._stub.DetermineNumAvailableBlocks(request, timeout=SETUP_SECONDS)
-        return codec.decode_available_blocks(_read(message))
+            message = await self._stub.DetermineNumAvailableBlocks(asked, timeout=SETUP_SECONDS)
+        return check_blocks(workers.AVAILABLE_BLOCKS.decode(_read(message)))
 
     async def initialize_cache(self, plan: CachePlan) -> CacheInfo:
         """Makes the worker allocate both pools and warm up."""
         with _translated():
-            message = await self._stub.InitializeCache(codec.encode_cache_plan(plan), timeout=SETUP_SECONDS)
-        cache = codec.decode_cache_info(_read(message).cache)
+            message = await self._stub.InitializeCache(workers.CACHE_PLAN.encode(plan), timeout=SETUP_SECONDS)
+        cache = check_cache(workers.CACHE_INFO.decode(_read(message).cache))
         wrong = [name for name in _PLANNED if getattr(cache, name) != getattr(plan, name)]
         require(not wrong, f"not as planned: {', '.join(wrong)}")
         return cache
@@ -192,11 +173,15 @@ class WorkerLink:
     async def form_group(
         self, epoch: int, members: Sequence[str], timeout_seconds: float, meeting: MeetingPoint | None
     ) -> str:
-        """Makes the worker join a group, or take the present one over; returns how its ranks reach each other."""
-        request = codec.encode_form_group(epoch, members, timeout_seconds, meeting)
+        """Makes the worker join a group; without a meeting point: take the present one over.
+
+        Returns how its ranks reach each other.
+        """
+        address, secret = (meeting.address, meeting.secret) if meeting else ("", b"")
+        request = GroupRequest(epoch, address, secret, tuple(members), timeout_seconds, reuse=meeting is None)
         with _translated():
-            answer = await self._stub.FormGroup(request, timeout=timeout_seconds + INFO_SECONDS)
-        return codec.decode_collectives_kind(_read(answer))
+            answer = await self._stub.FormGroup(encode_group_request(request), timeout=timeout_seconds + INFO_SECONDS)
+        return COLLECTIVES.decode(_read(answer).kind)
 
     async def leave_group(self, epoch: int, reason: str) -> None:
         """Makes the worker leave the group of an epoch."""
@@ -205,8 +190,7 @@ class WorkerLink:
 
     async def reload_weights(self, source: WeightsSource) -> None:
         """Makes the worker load its weights anew."""
-        request = worker_pb2.ReloadWeightsRequest(model=source.model, revision=source.revision, version=source.version)
-        async for _ in self.stream("ReloadWeights", request):
+        async for _ in self.stream("ReloadWeights", workers.WEIGHTS_SOURCE.encode(source)):
             pass
 
     async def call(self, method: str, request: Any, seconds: float) -> Any:

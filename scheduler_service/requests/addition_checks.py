@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from scheduler_service.core.values import GroupSpec
-    from scheduler_service.gateways.messages import Addition
+    from scheduler_service.gateways.addition import Addition
 
 # Names stand in every log line of a request, and travel to workers.
 MAX_NAME_CHARACTERS = 1024
@@ -51,8 +51,8 @@ def _find_violations(addition: Addition, vocab_size: int) -> Iterator[Violation]
 
 
 def _wrong_outputs(addition: Addition, spec: GroupSpec, vocab_size: int) -> Iterator[Violation]:
-    outputs = addition.resubmission.outputs if addition.resubmission else []
-    for index, token_ids in enumerate(outputs):
+    records = addition.resubmission.sequences if addition.resubmission else ()
+    for index, (token_ids, *_) in enumerate(records):
         name = f"resubmission.sequences[{index}].token_ids"
         if len(token_ids) > spec.max_tokens:
             yield Violation(name, f"{len(token_ids)} ids, and max_tokens is {spec.max_tokens}")

@@ -9,16 +9,16 @@ import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from blockyard.contract.models import Task
+from blockyard.contract.sampling import FinishReason
+from blockyard.contract.scheduling import AbortReason, Ending, Resumed, TokenUpdate
 from blockyard.errors import BlockyardError, Reason
-from blockyard.pooling.tasks import Task
 from blockyard.retention import Retention
 from blockyard.telemetry import EventLogger
 from scheduler_service.core.config import NeverFits
 from scheduler_service.core.queues.deadlines import DeadlineKind, Deadlines
 from scheduler_service.core.queues.overload import MAX_RETRY_SECONDS, Limit
 from scheduler_service.core.sequence import Group
-from scheduler_service.core.values import FinishedSequence, FinishReason, OwnerUpdate
-from scheduler_service.gateways.messages import make_resumed
 from scheduler_service.gateways.outbox import GatewayOutbox
 from scheduler_service.requests.addition_checks import check_addition
 from scheduler_service.requests.placement import are_asleep
@@ -28,13 +28,13 @@ from scheduler_service.requests.registry import Request
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from blockyard.contract.scheduling import Abort, ModelFacts
     from scheduler_service.config import SchedulerConfiguration
     from scheduler_service.core.config import CoreConfig
     from scheduler_service.core.queues.backlog import Backlog
     from scheduler_service.core.values import GroupSpec
-    from scheduler_service.gateways.messages import Abort, Addition, Resubmission
+    from scheduler_service.gateways.addition import Addition
     from scheduler_service.metrics import SchedulerMetrics
-    from scheduler_service.replicas.facts import ModelFacts
     from scheduler_service.requests.dispatcher import Dispatcher
     from scheduler_service.requests.registry import RequestRegistry
 
@@ -165,13 +165,14 @@ class Admission:
             self._check_limits(spec)
         now = self._clock()
         arrived_at = now - (before.age_seconds if before else 0.0)
-        has_ended = before is not None and all(before.ended)
-        if not has_ended and self._reattachment.was_cancelled(spec.request_id, arrived_at - addition.age_seconds, now):
+        has_ended = before is not None and all(record.reason for record in before.sequences)
+        sent_at, cancels = arrived_at - addition.age_seconds, self._reattachment
+        if cancels.cancelled_at and not has_ended and cancels.was_cancelled(spec.request_id, sent_at, now):
             raise _make_cancelled_error()
         group = Group(spec, self._next_sequence_id, max_length, arrived_at)
         self._next_sequence_id += spec.num_sequence_ids
         if before is not None:
-            _continue(group, before)
+            group.continue_from(before.sequences, before.num_cached_tokens)
             self._metrics.on_taken_over(group)
         return Request(group, addition, self._dispatcher.weights_version)
 
@@ -215,7 +216,7 @@ class Admission:
             self.refuse(outbox, request_id, handle, error)
 
     def _send_all(self, request: Request, outbox: GatewayOutbox, handle: int) -> None:
-        outbox.put_resumed(make_resumed(handle, request.message, request.group))
+        outbox.put_resumed(_make_resumed(handle, request))
         if request.request_id in self._requests.live:
             self._requests.add_reader(request, outbox, handle)
         log.debug("request resumed", request_id=request.request_id, gateway=outbox.owner)
@@ -231,15 +232,18 @@ class Admission:
         request = self._requests.find_read(outbox, abort.request_id, abort.handle)
         if request is None:
             return
-        is_whole = abort.reason is FinishReason.ABORT and abort.sequence_index is None
+        is_whole = abort.reason is AbortReason.CLIENT and abort.sequence_index is None
         if is_whole and not self._requests.remove_reader(request, outbox):
             return
         running = [sequence for sequence in request.group.sequences if sequence.finish_reason is None]
         others = [reader for reader in request.handles if reader is not outbox]
-        if self._dispatcher.abort(request, abort.sequence_index, abort.reason, abort.num_tokens):
+        reason, num_tokens = FinishReason.ABORT, None
+        if abort.reason is AbortReason.STOP_STRING:
+            reason, num_tokens = FinishReason.STOP, abort.num_tokens
+        if self._dispatcher.abort(request, abort.sequence_index, reason, num_tokens):
             log.debug("request aborted", request_id=abort.request_id, sequence_index=abort.sequence_index)
             ended = [each for each in running if each.finish_reason is not None]
-            update = OwnerUpdate(finished=[FinishedSequence(each.sequence_id, abort.reason) for each in ended])
+            update = TokenUpdate(ended=[Ending(each.sequence_id, reason) for each in ended])
             for reader in others:
                 reader.put_update(update)
 
@@ -326,16 +330,20 @@ def _check_task(facts: ModelFacts | None, spec: GroupSpec) -> None:
     """Raises FEATURE_DISABLED for tokens of a model that makes numbers, and the reverse."""
     task = facts.task if facts else Task.UNSPECIFIED
     if task.pools != (spec.pooling is not None):
-        raise BlockyardError(Reason.FEATURE_DISABLED, f"the model is served for another task: {task.label}")
+        raise BlockyardError(Reason.FEATURE_DISABLED, f"the model is served for another task: {task.value}")
 
 
-def _continue(group: Group, before: Resubmission) -> None:
-    group.continue_from(before.outputs, before.ended)
-    group.num_cached_tokens = before.num_cached_tokens
-    columns = zip(group.sequences, before.logprobs, before.scores, before.errors, before.pooled, strict=True)
-    for sequence, logprobs, score, error, pooled in columns:
-        sequence.logprobs = list(logprobs)
-        sequence.score, sequence.error, sequence.pooled = score, error, pooled
+def _make_resumed(handle: int, request: Request) -> Resumed:
+    """Copies what a request has generated by now."""
+    group = request.group
+    return Resumed(
+        handle=handle,
+        submission=request.submission,
+        first_sequence_id=group.sequences[0].sequence_id,
+        sequences=[sequence.make_record() for sequence in group.sequences],
+        num_cached_tokens=group.num_cached_tokens,
+        prompt_logprobs=group.prompt_logprobs.copy(),
+    )
 
 
 def _make_lost_error(patience: float, missing: str) -> BlockyardError:
@@ -354,5 +362,7 @@ def _make_cancelled_error() -> BlockyardError:
 
 def _make_overdue_error(kind: DeadlineKind) -> BlockyardError:
     if kind is DeadlineKind.QUEUE:
-        return BlockyardError(Reason.QUEUE_DEADLINE, "it waited longer than it was to", retry_after_seconds=1.0)
+        return BlockyardError(
+            Reason.QUEUE_DEADLINE, "the request waited longer than max_queue_time", retry_after_seconds=1.0
+        )
     return BlockyardError(Reason.GENERATION_DEADLINE, "the call's deadline has passed")

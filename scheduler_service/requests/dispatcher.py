@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+from blockyard.contract.sampling import FinishReason
+from blockyard.contract.scheduling import Readiness, Recovery
 from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
 from scheduler_service import catalogue
 from scheduler_service.core.queues.overload import DrainRate
 from scheduler_service.core.recovery import Suspects
-from scheduler_service.core.values import FinishReason
-from scheduler_service.gateways.messages import Recovery
-from scheduler_service.replicas.facts import Readiness, combine, is_same_model, repeats
+from scheduler_service.replicas.facts import combine, is_same_model, repeats
 from scheduler_service.replicas.loss import is_break
 from scheduler_service.replicas.refusals import Refusals
 from scheduler_service.replicas.steps.answer_checks import WrongAnswer
@@ -27,12 +27,12 @@ from scheduler_service.requests.registry import Lost
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from blockyard.contract.scheduling import ModelFacts
     from scheduler_service.core.queues.backlog import Backlog
     from scheduler_service.core.sequence import Group
     from scheduler_service.core.values import OwnerUpdate, SchedulerOutput
     from scheduler_service.metrics import SchedulerMetrics
     from scheduler_service.replicas.engine import Engine
-    from scheduler_service.replicas.facts import ModelFacts
     from scheduler_service.replicas.loss import Loss
     from scheduler_service.requests.registry import Request, RequestRegistry
 

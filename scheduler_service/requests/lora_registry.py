@@ -16,7 +16,7 @@ from blockyard.telemetry import EventLogger
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from scheduler_service.replicas.loras.adapter import Adapter
+    from blockyard.contract.scheduling import Adapter
 
 log = EventLogger(__name__)
 

@@ -10,12 +10,12 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from blockyard.contract.scheduling import Adapter
 from blockyard.errors import BlockyardError, Reason, Violation, invalid, quote
 from blockyard.lora.settings import split_modules
 from blockyard.paths import wrong_path
 from blockyard.settings import SettingsError
 from blockyard.telemetry import EventLogger
-from scheduler_service.replicas.loras.adapter import Adapter
 from scheduler_service.requests.lora_registry import LoraRegistry
 
 if TYPE_CHECKING:
@@ -175,11 +175,10 @@ class Loras:
             self._tell_gateways()
             self._on_changed()
 
-    def keep(self, adapter: Adapter | None) -> None:
-        """Keeps the adapter of a request, if it has one, for as long as it runs. Raises BlockyardError."""
-        if adapter is not None:
-            self._demand_enabled()
-            self.registry.keep(adapter)
+    def keep(self, adapter: Adapter) -> None:
+        """Keeps the adapter of a request for as long as it runs. Raises BlockyardError."""
+        self._demand_enabled()
+        self.registry.keep(adapter)
 
     def _tell_gateways(self) -> None:
         for outbox in self._requests.outboxes:

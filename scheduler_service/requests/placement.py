@@ -30,7 +30,8 @@ def assign(backlog: Backlog, rooms: Mapping[Engine, Room]) -> Iterator[tuple[Gro
         if group is None or engine is None:
             return
         backlog.take(group)
-        engine.loras.use(group.spec.lora_id)
+        if group.spec.lora:
+            engine.loras.use(group.spec.lora_id)
         rooms[engine].take(*measure(group), group.spec.tenant, group.spec.lora_id)
         yield group, engine
 

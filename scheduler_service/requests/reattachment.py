@@ -27,8 +27,8 @@ class Reattachment:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._ends_at: float | None = None
-        # By name, when it was cancelled.
-        self._cancelled_at: dict[str, float] = {}
+        # By name, when a request was cancelled that is not here.
+        self.cancelled_at: dict[str, float] = {}
 
     def begin(self, now: float) -> None:
         """Takes note that gateways can send requests. Without effect when it happens again."""
@@ -39,7 +39,7 @@ class Reattachment:
         """Whether all gateways are back that come back."""
         is_over = not self._seconds or (self._ends_at is not None and now >= self._ends_at)
         if is_over:
-            self._cancelled_at.clear()
+            self.cancelled_at.clear()
         return is_over
 
     def make_unknown_error(self, request_id: str, now: float) -> BlockyardError:
@@ -55,8 +55,8 @@ class Reattachment:
             return []
         kept: list[str] = []
         for request_id in request_ids:
-            if len(self._cancelled_at) < MAX_CANCELS:
-                self._cancelled_at[request_id] = now
+            if len(self.cancelled_at) < MAX_CANCELS:
+                self.cancelled_at[request_id] = now
                 kept.append(request_id)
         return kept
 
@@ -64,5 +64,5 @@ class Reattachment:
         """Whether a request that comes now was cancelled meanwhile. One that is newer than its cancel was not meant."""
         if self.is_over(now):
             return False
-        cancelled_at = self._cancelled_at.get(request_id)
+        cancelled_at = self.cancelled_at.get(request_id)
         return cancelled_at is not None and arrived_at <= cancelled_at

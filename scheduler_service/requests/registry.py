@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from blockyard.contract.sampling import FinishReason
 from blockyard.retention import Retention
-from scheduler_service.core.values import FinishReason
 from scheduler_service.requests.request_spans import RequestSpans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from blockyard.contract.scheduling import ModelFacts, Recovery
     from scheduler_service.core.sequence import Group
     from scheduler_service.core.values import OwnerUpdate
-    from scheduler_service.gateways.messages import Addition, Recovery
+    from scheduler_service.gateways.addition import Addition
     from scheduler_service.gateways.outbox import GatewayOutbox
     from scheduler_service.replicas.engine import Engine
-    from scheduler_service.replicas.facts import ModelFacts
 
 MAX_RETAINED = 10_000
 MAX_RETAINED_TOKENS = 64 * 2**20
@@ -37,18 +37,18 @@ class Lost(NamedTuple):
 class Request:
     """A request, its readers, and where it is: at a replica's engine, or in the backlog (None).
 
-    `message` is the request as it came; `handles` the number by which each reader knows it.
+    `submission` is the request as its gateway sent it; `handles` the number by which each reader knows it.
     """
 
     __slots__ = (
-        *("digest", "engine", "fails_on_update", "group", "handles", "lost", "message", "num_charged"),
+        *("digest", "engine", "fails_on_update", "group", "handles", "lost", "num_charged", "submission"),
         "weights_version",
     )
 
     def __init__(self, group: Group, addition: Addition, weights_version: str) -> None:
         self.group = group
         self.digest = addition.digest
-        self.message = addition.message
+        self.submission = addition.submission
         self.handles: dict[GatewayOutbox, int] = {}
         self.engine: Engine | None = None
         self.lost: Lost | None = None
@@ -197,7 +197,7 @@ class RequestRegistry:
         if request.digest and reasons != {FinishReason.ABORT}:
             num_pooled = sum(len(sequence.pooled) for sequence in request.group.sequences) // 4
             # The request as it came has what is no token: grammars, and what another gateway needs.
-            weight = request.group.prompt_length + request.group.num_outputs + num_pooled + len(request.message) // 4
+            weight = request.group.prompt_length + request.group.num_outputs + num_pooled + len(request.submission) // 4
             self._retained.add(request.request_id, request, weight, now)
 
     def drop(self, request: Request) -> None:

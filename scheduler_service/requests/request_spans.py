@@ -14,7 +14,8 @@ from blockyard.tracing.spans import NO_SPAN, begin_span, is_tracing
 from scheduler_service.core.sequence import SequenceStatus
 
 if TYPE_CHECKING:
-    from blockyard.tracing.spans import Span, TraceContext
+    from blockyard.contract.trace import TraceContext
+    from blockyard.tracing.spans import Span
     from scheduler_service.core.sequence import Group, Sequence
     from scheduler_service.core.values import SchedulerOutput
 

@@ -12,13 +12,13 @@ import pytest
 from blockyard import Client
 from blockyard.admin.v1 import admin_pb2
 from blockyard.configuration import ModelSettings, PublicSettings, SecuritySettings
+from blockyard.contract.events import Delta, Recovered, TokenLogprob, TokenLogprobs
 from blockyard.security.keys import Key, add_key, digest, make_secret
 from blockyard.service import faults
 from gateway.config import GatewayConfiguration, ServiceSettings
 from gateway.fronts.openai.app import make_app
 from gateway.fronts.page.routes import add_page
 from gateway.fronts.page.status import StatusBoard
-from gateway.request import Delta, Recovered, TokenLogprob, TokenLogprobs
 from gateway.server import Server
 from tests.kit.fakes.fake_scheduler import FakeScheduler
 from tests.kit.processes.browser import Browser

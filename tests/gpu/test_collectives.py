@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch._C import _distributed_c10d as c10d
 
+from blockyard.contract.parallel import ALONE
 from blockyard.errors import BlockyardError, Reason
-from blockyard.parallel import ALONE
 from worker_service.collectives import nccl
 from worker_service.collectives.gloo import join_gloo
 from worker_service.collectives.lifetime import GroupLifetime

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from blockyard.capacity.limits import ProfileRequest
+from blockyard.contract.workers import CachePlan, ProfileRequest
 from worker_service.device import memory
-from worker_service.set_up import CacheRequest
 from worker_service.worker import Worker
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ async def test_the_largest_step_fits_beside_the_blocks_that_were_counted(device:
     await worker.load_model("", "main", lambda done, total: None)
     plan = await worker.determine_num_available_blocks(ProfileRequest(0, USED, 1 << 20, MAX_TOKENS, MAX_SEQS))
     sizes = (plan.block_size, plan.num_device_blocks, plan.num_host_blocks, MAX_LEN, MAX_TOKENS, MAX_SEQS)
-    await worker.initialize_cache(CacheRequest(*sizes))
+    await worker.initialize_cache(CachePlan(*sizes))
     executor = worker.set_up.executor
     assert executor is not None
 

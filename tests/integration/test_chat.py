@@ -12,9 +12,10 @@ import pytest
 
 from blockyard import AsyncClient, Client, Delta, Message
 from blockyard.client.chat import ChatOptions
+from blockyard.contract.chat import Conversation, Role, Tool, ToolCall
+from blockyard.contract.chat import Message as Said
 from blockyard.inference.v1 import inference_pb2_grpc
-from gateway.chat import Conversation, Role, Tool, ToolCall, prompt_of
-from gateway.chat import Message as Said
+from gateway.chat import prompt_of
 from gateway.text.tokenizer_files import load_tokenizer
 from tests.integration.conftest import DEMO
 from tests.kit.processes.cluster import Cluster

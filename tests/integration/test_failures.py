@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from blockyard import AsyncClient, Client
-from blockyard.client.results import Delta, GenerationOptions, Recovered
+from blockyard.contract.events import Delta, Recovered
 from blockyard.errors import BlockyardError, Reason
 from tests.kit.kernels.tiny_models import tiny_model
 from tests.kit.processes.system import ROOT, Service, System
@@ -22,6 +22,8 @@ from tests.kit.waiting import until
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from blockyard.client.results import GenerationOptions
 
 FLAGS = ["--dtype", "float32", "--num-device-blocks", "40", "--num-host-blocks", "4"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from blockyard.client import Client
-from blockyard.client.results import Delta
+from blockyard.contract.events import Delta
 from tests.kit.kernels.tiny_models import tiny_model
 from tests.kit.processes.system import System
 

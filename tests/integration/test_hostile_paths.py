@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from blockyard import AsyncClient
 from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
-from blockyard.client.results import Delta, Recovered
 from blockyard.common.v1 import administration_pb2
+from blockyard.contract.events import Delta, Recovered
 from blockyard.service.servers import internal_channel
 from tests.kit.hostile_paths import ALWAYS, BELOW, PATHS, TYPED, lay_traps
 from tests.kit.kernels.tiny_adapters import make_tiny_adapter

@@ -11,7 +11,8 @@ from tests.integration.conftest import DEMO
 
 if TYPE_CHECKING:
     from blockyard import Client
-    from blockyard.client.results import Completion, TokenLogprobs
+    from blockyard.client.results import Completion
+    from blockyard.contract.events import TokenLogprobs
     from tests.kit.processes.system import System
 
 PROMPT = "def read_lines(path):\n"

@@ -14,7 +14,7 @@ import pytest
 
 from blockyard import AsyncClient
 from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
-from blockyard.client.results import Delta, Recovered
+from blockyard.contract.events import Delta, Recovered
 from blockyard.errors import Reason, from_rpc_error
 from blockyard.service import faults
 from blockyard.service.servers import internal_channel

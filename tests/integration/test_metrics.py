@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from blockyard import AsyncClient
-from blockyard.client.results import Accepted, Delta, Finished, Recovered
+from blockyard.contract.events import Accepted, Delta, Finished, Recovered
 from blockyard.errors import BlockyardError, Reason
 from blockyard.service.metrics import CERTIFICATE_EXPIRY, COMMON, PROCESS
 from gateway.observe.metrics import CATALOGUE as GATEWAY

@@ -20,9 +20,9 @@ from blockyard import LLM, Client
 from blockyard.admin.v1 import admin_pb2
 from blockyard.cli.main import main
 from blockyard.client.access import ClientAccess
-from blockyard.client.results import Delta, GenerationOptions
 from blockyard.client.retry import RetryPolicy
 from blockyard.configuration import InternalSecuritySettings
+from blockyard.contract.events import Delta
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
 from blockyard.scheduler.v1 import scheduler_pb2
 from blockyard.security.identity import InternalIdentity
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from blockyard.client.results import GenerationOptions
     from blockyard.security.identity import ServiceName
 
 SERVICES: tuple[ServiceName, ...] = ("gateway", "scheduler", "worker")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from blockyard import BeamSearch, Client
-from blockyard.client.results import Finished
+from blockyard.contract.events import Finished
 from blockyard.errors import BlockyardError, Reason
 
 if TYPE_CHECKING:

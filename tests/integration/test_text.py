@@ -8,7 +8,8 @@ import openai
 import pytest
 
 from blockyard import AsyncClient, Client
-from blockyard.client.results import Delta, FinishReason
+from blockyard.contract.events import Delta
+from blockyard.contract.sampling import FinishReason
 from tests.integration.conftest import DEMO
 
 if TYPE_CHECKING:

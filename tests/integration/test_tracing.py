@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry.sdk.trace import TracerProvider
 
 from blockyard import AsyncClient
-from blockyard.client.results import Delta
+from blockyard.contract.events import Delta
 from blockyard.load.http_stream import post_events
 from tests.kit.fakes.collector import Collector
 from tests.kit.kernels.tiny_models import tiny_model

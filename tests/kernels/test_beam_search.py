@@ -8,9 +8,10 @@ import pytest
 import torch
 import transformers
 
+from blockyard.contract.sampling import BeamSearch, EarlyStopping, FinishReason
 from kernels.select import get_backend
 from scheduler_service.core.scheduler import CoreConfig, Scheduler
-from scheduler_service.core.values import BeamSpec, EarlyStopping, FinishReason, GroupSpec, SchedulerOutput, StepResult
+from scheduler_service.core.values import GroupSpec, SchedulerOutput, StepResult
 from tests.kit.kernels.step_runner import CPU, StepRunner
 from tests.kit.kernels.tiny_models import MAX_LEN, VOCAB_SIZE, tiny_model
 from tests.kit.oracles.core_requests import add_request
@@ -133,7 +134,7 @@ def _cut(output: list[int], spec: GroupSpec) -> list[int]:
     return output[: next(ends, spec.max_tokens)]
 
 
-def make_specs(beams: BeamSpec, max_tokens: int, stop: frozenset[int]) -> list[GroupSpec]:
+def make_specs(beams: BeamSearch, max_tokens: int, stop: frozenset[int]) -> list[GroupSpec]:
     """Prompts of several lengths: of one token, about a block of the cache, more than a step's budget."""
     prompts = [tuple((7 * place * place + 5 * length) % VOCAB_SIZE for place in range(length)) for length in (1, 8, 37)]
     return [
@@ -156,12 +157,12 @@ def test_it_is_the_beam_search_of_transformers(
     models: tuple[Any, RunnerWorker], width: int, length_penalty: float, early_stopping: EarlyStopping
 ) -> None:
     theirs, ours = models
-    beams = BeamSpec(width, length_penalty, early_stopping)
+    beams = BeamSearch(width, length_penalty, early_stopping)
     check(theirs, ours, make_specs(beams, 20, STOP_TOKEN_IDS))
 
 
 def test_a_search_that_nothing_ends_goes_on_to_max_tokens(models: tuple[Any, RunnerWorker]) -> None:
-    check(*models, make_specs(BeamSpec(4), 12, frozenset()))
+    check(*models, make_specs(BeamSearch(4), 12, frozenset()))
 
 
 def check(theirs: Any, ours: RunnerWorker, specs: list[GroupSpec]) -> None:
@@ -180,7 +181,7 @@ def test_the_settings_make_a_difference() -> None:
     worker = RunnerWorker("llama")
     found = {
         (length_penalty, early_stopping): str(
-            search(worker, make_specs(BeamSpec(2, length_penalty, early_stopping), 20, STOP_TOKEN_IDS))
+            search(worker, make_specs(BeamSearch(2, length_penalty, early_stopping), 20, STOP_TOKEN_IDS))
         )
         for length_penalty in (1.0, 2.0)
         for early_stopping in EarlyStopping

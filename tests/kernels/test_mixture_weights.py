@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from blockyard.capacity.weights import count_elements
+from blockyard.contract.parallel import ALONE, Parallel
 from blockyard.errors import BlockyardError
-from blockyard.parallel import ALONE, Parallel
 from kernels.collectives import Ranks as JoinedRanks
 from kernels.cuda.backend import CudaBackend
 from tests.kit.kernels.backends import BEST, CPU, Kernels, build_kernels
@@ -22,7 +22,7 @@ from tests.kit.kernels.step_runner import StepRunner
 from worker_service.cache_engine import BlockFormat
 from worker_service.collectives.threads import ThreadMeeting
 from worker_service.models.builder import build_decoder
-from worker_service.models.loader import LoadedModel, load_model
+from worker_service.models.loader import RunnableModel, load_model
 from worker_service.models.model_config import read_config
 from worker_service.models.weight_files import WeightFiles
 
@@ -49,7 +49,7 @@ def load(
     *,
     quantization: str = "none",
     cache: Path | None = None,
-) -> LoadedModel:
+) -> RunnableModel:
     return load_model(
         folder, None, CPU, lambda done, total: None, BEST, quantization, load_format, parallel, packed_cache=cache
     )

@@ -20,14 +20,14 @@ from blockyard.model_files import model_digest
 from tests.kit.kernels.step_runner import StepRunner
 from tests.kit.kernels.tiny_models import tiny_model
 from worker_service.models.determinism import determinism_id
-from worker_service.models.loader import LoadedModel, load_model
+from worker_service.models.loader import RunnableModel, load_model
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
 DOWN = "model.layers.1.mlp.down_proj.weight"
 
 
-def load(folder: Path, dtype: torch.dtype | None = None) -> LoadedModel:
+def load(folder: Path, dtype: torch.dtype | None = None) -> RunnableModel:
     return load_model(folder, dtype, CPU, lambda done_bytes, total_bytes: None)
 
 

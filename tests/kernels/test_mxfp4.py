@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from blockyard.contract.parallel import Parallel
 from blockyard.errors import BlockyardError
-from blockyard.parallel import Parallel
 from tests.kit.kernels.backends import BEST, Kernels
 from tests.kit.kernels.families import family_model
 from tests.kit.kernels.ranks import Ranks

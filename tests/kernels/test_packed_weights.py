@@ -15,12 +15,12 @@ import pytest
 import torch
 from crc32c import crc32c
 
-from blockyard.parallel import ALONE, Parallel
+from blockyard.contract.parallel import ALONE, Parallel
 from tests.kit.kernels.backends import CPU, INSTRUCTION_SETS, become_another_build, build_kernels
 from tests.kit.kernels.tiny_models import tiny_model
 from worker_service.models import loader, packed_files
 from worker_service.models.determinism import determinism_id
-from worker_service.models.loader import LoadedModel, load_model
+from worker_service.models.loader import RunnableModel, load_model
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -58,18 +58,18 @@ def load(
     quantization: str = "none",
     parallel: Parallel = ALONE,
     kernels: str = KERNELS,
-) -> LoadedModel:
+) -> RunnableModel:
     def ignore(done_bytes: int, total_bytes: int) -> None:
         pass
 
     return load_model(folder, dtype, CPU, ignore, kernels, quantization, "auto", parallel, packed_cache=cache)
 
 
-def bits(loaded: LoadedModel) -> list[bytes]:
+def bits(loaded: RunnableModel) -> list[bytes]:
     return [part.numpy().tobytes() for part in loaded.parts]
 
 
-def assert_same(found: LoadedModel, expected: LoadedModel) -> None:
+def assert_same(found: RunnableModel, expected: RunnableModel) -> None:
     assert bits(found) == bits(expected)
     assert found.weights_digest == expected.weights_digest
     assert found.tensors == expected.tensors

@@ -12,20 +12,21 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
-from blockyard.model_config.pooling.rule import PoolingKind, Task
+from blockyard.contract.models import Task
+from blockyard.contract.pooling import Pooling, PoolingKind
+from blockyard.contract.sampling import SamplingParams
 from tests.kit.kernels.backends import BEST, REFERENCE, Kernels
 from tests.kit.kernels.pooling_models import RECIPES, VOCAB_SIZE, pooling_model
 from tests.unit.worker_service.executor import Epoch, make_executor, new_sequence
 from worker_service.models.loader import load_model
-from worker_service.step import Pooling, SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
 
-    from worker_service.models.loader import LoadedModel
-    from worker_service.step import StepResult
+    from worker_service.models.loader import RunnableModel
+    from worker_service.step import StepOutput
     from worker_service.steps.step_executor import StepExecutor
 
     Floats = npt.NDArray[np.float32]
@@ -46,7 +47,7 @@ def pooling_of(name: str) -> Pooling:
 
 
 @cache
-def load(name: str, kernels: Kernels) -> LoadedModel:
+def load(name: str, kernels: Kernels) -> RunnableModel:
     # It is built first, where it is not yet.
     assert kernels.backend.is_complete
     task = Task.SCORE if name == "qwen3_reranker" else None
@@ -63,7 +64,7 @@ def start(index: int, token_ids: Sequence[int], pooling: Pooling, sequence_id: i
     return new_sequence(sequence_id or index + 1, token_ids, blocks, SamplingParams(), pooling=pooling)
 
 
-def pooled(result: StepResult) -> dict[int, Floats]:
+def pooled(result: StepOutput) -> dict[int, Floats]:
     return dict(zip(result.pooled.sequence_ids, result.pooled.values, strict=True))
 
 

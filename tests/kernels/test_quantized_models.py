@@ -14,11 +14,11 @@ from torch import Tensor
 
 from blockyard.capacity.formats import weight_format
 from blockyard.capacity.weights import weights_bytes
+from blockyard.contract.parallel import ALONE, Parallel
 from blockyard.errors import BlockyardError, Reason
 from blockyard.model_config.fields import Fields
 from blockyard.model_config.share import Share
 from blockyard.model_config.stored_weights import StoredWeights, read_stored_weights
-from blockyard.parallel import ALONE, Parallel
 from kernels.select import get_backend
 from tests.kit.kernels.backends import INSTRUCTION_SETS, build_kernels
 from tests.kit.kernels.compressed_tensors import PATH as MADE
@@ -32,7 +32,7 @@ from worker_service.models.quantized.unpacking import unpack
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from worker_service.models.loader import LoadedModel
+    from worker_service.models.loader import RunnableModel
 
 CPU = torch.device("cpu")
 LENGTH = 150
@@ -40,7 +40,7 @@ FORMATS = list(CONFIGS)
 TOKEN_IDS = [random.Random(1).randrange(VOCAB_SIZE) for _ in range(LENGTH)]
 
 
-def load(folder: Path, dtype: torch.dtype, kernels: str = "auto", **how: object) -> LoadedModel:
+def load(folder: Path, dtype: torch.dtype, kernels: str = "auto", **how: object) -> RunnableModel:
     build_kernels()
     return load_model(folder, dtype, CPU, lambda done, total: None, kernels, **how)  # type: ignore[arg-type]
 

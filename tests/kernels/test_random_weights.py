@@ -12,13 +12,13 @@ import safetensors.torch
 import torch
 
 from blockyard.capacity.weights import count_elements
+from blockyard.contract.workers import CachePlan
 from blockyard.errors import BlockyardError
 from tests.kit.kernels.step_runner import StepRunner
 from tests.kit.kernels.tiny_models import RECIPES, tiny_model
 from worker_service.models import random_weights
-from worker_service.models.loader import LoadedModel, load_model
+from worker_service.models.loader import RunnableModel, load_model
 from worker_service.models.random_weights import random_tensor
-from worker_service.set_up import CacheRequest
 from worker_service.worker import Worker
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 CPU = torch.device("cpu")
 
 
-def load(folder: Path, load_format: str = "random", dtype: torch.dtype | None = None) -> LoadedModel:
+def load(folder: Path, load_format: str = "random", dtype: torch.dtype | None = None) -> RunnableModel:
     return load_model(folder, dtype, CPU, lambda done_bytes, total_bytes: None, "reference", "none", load_format)
 
 
@@ -111,7 +111,7 @@ async def test_a_worker_serves_them_and_says_another_name(bare: Path):
         worker.start()
         await worker.init_device("cpu", torch.float32, "")
         await worker.load_model(str(folder), "main", lambda done, total: None, "none", load_format)
-        facts = await worker.initialize_cache(CacheRequest(16, 20, 0, 64, 32, 4))
+        facts = await worker.initialize_cache(CachePlan(16, 20, 0, 64, 32, 4))
         assert await worker.stop(10)
         return facts.determinism_id
 

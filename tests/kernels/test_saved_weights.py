@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, cast
 import pytest
 import torch
 
+from blockyard.contract.parallel import ALONE, Parallel
+from blockyard.contract.workers import SavedState, SaveRequest, StateFormat, WorkerState
 from blockyard.errors import BlockyardError, Reason
-from blockyard.parallel import ALONE, Parallel
 from tests.kit.kernels.backends import CPU, INSTRUCTION_SETS, become_another_build, build_kernels
 from tests.kit.kernels.tiny_models import make_tiny_model, tiny_model
 from worker_service.models.determinism import determinism_id
-from worker_service.models.loader import LoadedModel, load_model
-from worker_service.set_up import SetUp, State
-from worker_service.weights.saving import Saved, Saving
+from worker_service.models.loader import RunnableModel, load_model
+from worker_service.set_up import SetUp
+from worker_service.weights.saving import Saving
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -45,25 +46,27 @@ def load(
     kernels: str = INSTRUCTION_SETS[0],
     quantization: str = "none",
     dtype: torch.dtype | None = None,
-) -> LoadedModel:
+) -> RunnableModel:
     return load_model(folder, dtype, CPU, lambda done, total: None, kernels, quantization, load_format, parallel)
 
 
 class Worker:
     """A worker that has loaded a model."""
 
-    def __init__(self, loaded: LoadedModel) -> None:
+    def __init__(self, loaded: RunnableModel) -> None:
         self.set_up = SetUp(loaded=loaded)
 
     @contextmanager
-    def lifecycle(self, operation: str, *states: State) -> Generator[None]:
+    def lifecycle(self, operation: str, *states: WorkerState) -> Generator[None]:
         assert self.set_up.state in states
         yield
 
 
-def save(loaded: LoadedModel, save_format: str, root: Path | None, folder: str = "saved", max_bytes: int = 0) -> Saved:
+def save(
+    loaded: RunnableModel, save_format: str, root: Path | None, folder: str = "saved", max_bytes: int = 0
+) -> SavedState:
     saving = Saving(cast("Owner", Worker(loaded)), root)
-    return asyncio.run(saving.save(save_format, folder, max_bytes, lambda done, total: None))
+    return asyncio.run(saving.save(SaveRequest(StateFormat(save_format), folder, max_bytes), lambda done, total: None))
 
 
 def refusal_of(folder: Path, load_format: str, parallel: Parallel = ALONE, **how: str) -> str:
@@ -73,7 +76,7 @@ def refusal_of(folder: Path, load_format: str, parallel: Parallel = ALONE, **how
     return caught.value.message
 
 
-def assert_same(found: LoadedModel, expected: LoadedModel) -> None:
+def assert_same(found: RunnableModel, expected: RunnableModel) -> None:
     assert [part.numpy().tobytes() for part in found.parts] == [part.numpy().tobytes() for part in expected.parts]
     assert found.weights_digest == expected.weights_digest
     assert found.tensors == expected.tensors

@@ -7,9 +7,9 @@ import random
 import pytest
 import torch
 
+from blockyard.contract.parallel import Parallel
 from blockyard.model_config.parallel_sizes import legal_tensor_sizes, vocabulary_share
 from blockyard.model_config.share import Share, stage_layers
-from blockyard.parallel import Parallel
 from tests.kit.kernels.backends import BEST, EMULATED, REFERENCE, Kernels
 from tests.kit.kernels.ranks import Ranks, new_backend
 from tests.kit.kernels.step_runner import StepRunner

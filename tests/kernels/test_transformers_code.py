@@ -13,10 +13,10 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from blockyard.capacity.adapters import LoraLimits
+from blockyard.contract.parallel import Parallel
+from blockyard.contract.workers import LoraLimits
 from blockyard.errors import BlockyardError
 from blockyard.model_config import fallback
-from blockyard.parallel import Parallel
 from gateway.text.tokenizer_files import load_tokenizer
 from kernels.select import get_backend
 from tests.kit.kernels.backends import BEST, CPU, REFERENCE
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from worker_service.models.fallback.loading import LoadedNetwork
-    from worker_service.models.loader import LoadedModel
+    from worker_service.models.loader import RunnableModel
 
 LENGTH = 110
 TOKEN_IDS = tuple(random.Random(3).choices(range(VOCAB_SIZE), k=LENGTH))
@@ -47,7 +47,7 @@ def load(folder: Path, kernels: str = BEST) -> LoadedNetwork:
     return load_network(folder, torch.float32, CPU, lambda done_bytes, total_bytes: None, kernels)
 
 
-def load_as_a_worker(folder: Path, **more: Any) -> LoadedModel:
+def load_as_a_worker(folder: Path, **more: Any) -> RunnableModel:
     return load_model(folder, None, CPU, lambda done_bytes, total_bytes: None, **more)
 
 

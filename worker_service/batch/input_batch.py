@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from worker_service.batch.row_requests import Followers, RowRequests
     from worker_service.grammars.matchers import Grammars
     from worker_service.models.model_config import ModelConfig
-    from worker_service.step import Array, Fork, NewSequence, Step
+    from worker_service.step import Array, ForkedRow, NewRow, Step
 
 Flags = npt.NDArray[np.bool_]
 
@@ -245,7 +245,7 @@ class InputBatch:
         self._requests.grow(num_rows)
         self._free.extend(range(num_rows - 1, old - 1, -1))
 
-    def _add(self, sequence: NewSequence) -> None:
+    def _add(self, sequence: NewRow) -> None:
         row = self._take_row(sequence.sequence_id)
         self._requests.add(row, sequence)
         if ended := sequence.rejection is not None:
@@ -254,7 +254,7 @@ class InputBatch:
         self._token_ids[row, : len(sequence.token_ids)] = sequence.token_ids
         self._write_table(row, sequence.block_ids)
 
-    def _fork(self, fork: Fork) -> None:
+    def _fork(self, fork: ForkedRow) -> None:
         parent = self._row_of[fork.parent_id]
         child = self._take_row(fork.child_id)
         if fork.parent_id in self._rejections:

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from blockyard.model_config.pooling.rule import PoolingKind
+from blockyard.contract.pooling import PoolingKind
 from worker_service.pooling.rows import PooledRows, PoolingRequest
 from worker_service.sampling.sampling_state import SAMPLING_FIELDS, SequenceLists, TokenCounts, write_sampling
 
 if TYPE_CHECKING:
     from blockyard.model_config.pooling.rule import PoolingRule
     from worker_service.grammars.matchers import Grammars, GrammarState
-    from worker_service.step import Array, NewSequence
+    from worker_service.step import Array, NewRow
 
     Followers = list[tuple[int, TokenCounts | GrammarState]]
 
@@ -95,7 +95,7 @@ class RequestTable:
         self.columns = with_rows(self.columns, num_rows)
         self._stop_token_ids = with_rows(self._stop_token_ids, num_rows)
 
-    def add(self, row: int, sequence: NewSequence) -> None:
+    def add(self, row: int, sequence: NewRow) -> None:
         """Writes the request of a new sequence."""
         lists = self._lists[row] = SequenceLists(sequence, self._vocab_size, self._grammars)
         record: Any = self.columns[row]

@@ -16,7 +16,7 @@ from worker_service.collectives.group import connect_group
 from worker_service.collectives.process_group import ProcessGroupCollectives
 
 if TYPE_CHECKING:
-    from blockyard.parallel import Parallel
+    from blockyard.contract.parallel import Parallel
     from worker_service.collectives.group import Group
     from worker_service.collectives.lifetime import GroupLifetime
 

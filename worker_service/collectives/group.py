@@ -10,7 +10,7 @@ from kernels.collectives import Ranks
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from blockyard.parallel import Parallel
+    from blockyard.contract.parallel import Parallel
     from kernels.collectives import Collectives
     from worker_service.collectives.lifetime import GroupLifetime
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from blockyard.parallel import Parallel
+    from blockyard.contract.parallel import Parallel
     from worker_service.collectives.group import Group
     from worker_service.collectives.lifetime import GroupLifetime
 

@@ -13,7 +13,7 @@ from worker_service.collectives.gathering import GatheringCollectives
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from blockyard.parallel import Parallel
+    from blockyard.contract.parallel import Parallel
 
 
 class SilentCollectives(GatheringCollectives):

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from blockyard.capacity.devices import check_gpu_dtype, choose_device_type
+from blockyard.contract.workers import Dtype
 from blockyard.errors import Violation, invalid
 
 
@@ -55,6 +56,11 @@ def describe_device(device: torch.device) -> str:
 def instruction_set(device: torch.device) -> str:
     """Names what the device computes with: a kind of GPU, or the processor's vector instructions."""
     return describe_device(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
+
+
+def torch_dtype(dtype: Dtype) -> torch.dtype | None:
+    """Returns torch's name for a dtype; None: the model's own."""
+    return None if dtype is Dtype.UNSPECIFIED else getattr(torch, dtype.value)
 
 
 def check_dtype(dtype: torch.dtype | None, device: torch.device) -> None:

@@ -21,7 +21,8 @@ from worker_service.collectives import nccl
 from worker_service.collectives.gloo import join_gloo
 
 if TYPE_CHECKING:
-    from blockyard.parallel import Parallel
+    from blockyard.contract.parallel import Parallel
+    from blockyard.contract.workers import GroupRequest
     from worker_service.collectives.group import Group
     from worker_service.collectives.lifetime import GroupLifetime
     from worker_service.groups.store import RendezvousStore
@@ -45,18 +46,6 @@ class GroupSettings:
 
 
 DEFAULT_SETTINGS = GroupSettings()
-
-
-@dataclass(frozen=True, slots=True)
-class GroupRequest:
-    """A group to join; `members` are the incarnations of the workers, by rank."""
-
-    epoch: int
-    rendezvous_address: str
-    secret: bytes
-    members: tuple[str, ...]
-    timeout_seconds: float
-    reuse: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,14 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
+from blockyard.contract.workers import GroupInfo, GroupRequest
 from blockyard.errors import BlockyardError, Reason, Violation
 from blockyard.service.roots import end_process, start_task
 from blockyard.telemetry import EventLogger
 from worker_service.collectives.lifetime import GroupLifetime, first_line
 from worker_service.collectives.nccl import abort_nccl
-from worker_service.groups.joining import DEFAULT_SETTINGS, GroupRequest, GroupSettings, find_route, greet, join
-from worker_service.groups.rendezvous import SECRET_BYTES, MeetingPoint, Rendezvous
+from worker_service.groups.joining import DEFAULT_SETTINGS, GroupSettings, find_route, greet, join
+from worker_service.groups.rendezvous import SECRET_BYTES, Rendezvous, RendezvousPoint
 from worker_service.groups.store import RendezvousStore
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from blockyard.parallel import Parallel
+    from blockyard.contract.parallel import Parallel
     from worker_service.collectives.group import Group
     from worker_service.device.thread import DeviceThread
     from worker_service.groups.joining import Route
@@ -41,22 +42,12 @@ EXIT_CODE = 70
 MAX_INCARNATION_BYTES = 256
 
 
-class Link(MeetingPoint, Protocol):
+class Link(RendezvousPoint, Protocol):
     """A connection to the meeting point at rank 0."""
 
     async def close(self) -> None:
         """Closes it."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class GroupInfo:
-    """The group that a worker is in, or was in last; see worker.proto."""
-
-    epoch: int
-    reusable: bool
-    problem: str
-    members_digest: bytes
 
 
 @dataclass(slots=True, eq=False)
@@ -190,7 +181,7 @@ class Membership:
             point.close(reason)
 
     async def _join(
-        self, member: _Member, point: MeetingPoint, route: Route, parallel: Parallel, device: torch.device
+        self, member: _Member, point: RendezvousPoint, route: Route, parallel: Parallel, device: torch.device
     ) -> Group:
         store = member.store = RendezvousStore(point, asyncio.get_running_loop(), member.request.timeout_seconds)
         return await self._run(member, lambda: join(store, parallel, route, device, member.lifetime), parallel, device)

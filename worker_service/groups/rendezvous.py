@@ -17,7 +17,7 @@ SECRET_BYTES = 16
 MAX_KEY_BYTES, MAX_VALUE_BYTES, MAX_KEYS = 256, 65536, 16384
 
 
-class MeetingPoint(Protocol):
+class RendezvousPoint(Protocol):
     """What a rank tells and reads there, from the event loop."""
 
     async def set(self, key: str, value: bytes) -> None:
@@ -43,7 +43,7 @@ class Rendezvous:
         return epoch == self.epoch and hmac.compare_digest(secret, self.secret)
 
     async def set(self, key: str, value: bytes) -> None:
-        """See MeetingPoint; raises BlockyardError FIELD_INVALID for what no rank tells."""
+        """See RendezvousPoint; raises BlockyardError FIELD_INVALID for what no rank tells."""
         if len(value) > MAX_VALUE_BYTES:
             raise invalid([Violation("value", f"must have at most {MAX_VALUE_BYTES} bytes")])
         place = self._place(key)
@@ -52,7 +52,7 @@ class Rendezvous:
         place.set_result(value)
 
     async def get(self, key: str, seconds: float | None = None) -> bytes:
-        """See MeetingPoint; None: for as long as the caller does."""
+        """See RendezvousPoint; None: for as long as the caller does."""
         # A caller that leaves is cancelled, though the group ends at that moment: `wait_for` would give it the error.
         async with asyncio.timeout(seconds):
             return await asyncio.shield(self._place(key))

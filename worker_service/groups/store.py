@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
     from datetime import timedelta
 
-    from worker_service.groups.rendezvous import MeetingPoint
+    from worker_service.groups.rendezvous import RendezvousPoint
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ class RendezvousStore(c10d.Store):
     process group's constructor as it is.
     """
 
-    def __init__(self, point: MeetingPoint, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+    def __init__(self, point: RendezvousPoint, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
         """`seconds`: for all of it, from now on."""
         super().__init__()
         self._point = point

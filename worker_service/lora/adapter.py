@@ -21,7 +21,7 @@ class LoraRequest:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Adapter:
+class AdapterWeights:
     """An adapter that was read: its factors for each site of the network (None: left as it is), and facts.
 
     One that is a soft prompt has no factors and `num_virtual_tokens`; its rows [num_virtual_tokens, hidden_size] are

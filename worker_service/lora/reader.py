@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from blockyard.model_config.fields import unusable
-from worker_service.lora.adapter import Adapter
+from worker_service.lora.adapter import AdapterWeights
 from worker_service.lora.adapter_files import AdapterFiles
 from worker_service.lora.peft_folder import PROMPT_TUNING, PeftFolder
 from worker_service.lora.sites import find_sites, join_factors, module_shapes
@@ -17,7 +17,7 @@ from worker_service.lora.soft_prompt import read_soft_prompt
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from blockyard.capacity.adapters import LoraLimits
+    from blockyard.contract.workers import LoraLimits
     from kernels.arena import Arena
     from kernels.lora import LoraOps, PackedLora
     from worker_service.lora.adapter import LoraRequest
@@ -63,7 +63,7 @@ class AdapterReader:
             for site in self._sites
         )
 
-    def read(self, request: LoraRequest, path: Path, root: Path | None = None) -> Adapter:
+    def read(self, request: LoraRequest, path: Path, root: Path | None = None) -> AdapterWeights:
         """Reads and packs an adapter; raises BlockyardError MODEL_NOT_LOADED, which says what is wrong with it.
 
         `root`: as of `PeftFolder`.
@@ -71,16 +71,16 @@ class AdapterReader:
         folder = PeftFolder(path, root)
         return self._read_prompt(request, folder) if folder.kind == PROMPT_TUNING else self._read_lora(request, folder)
 
-    def _read_prompt(self, request: LoraRequest, folder: PeftFolder) -> Adapter:
+    def _read_prompt(self, request: LoraRequest, folder: PeftFolder) -> AdapterWeights:
         config, max_tokens = self._model.config, self._limits.max_prompt_adapter_tokens
         if not max_tokens:
             raise unusable(f"{folder.path} is a soft prompt: start with --max-prompt-adapter-tokens for it")
         prompt = read_soft_prompt(folder, config.hidden_size, config.dtype, max_tokens)
         num_tokens = len(prompt)
         kept = None if self._prompts is None else prompt
-        return Adapter(request, 0, (), folder.digest(), num_virtual_tokens=num_tokens, prompt=kept)
+        return AdapterWeights(request, 0, (), folder.digest(), num_virtual_tokens=num_tokens, prompt=kept)
 
-    def _read_lora(self, request: LoraRequest, folder: PeftFolder) -> Adapter:
+    def _read_lora(self, request: LoraRequest, folder: PeftFolder) -> AdapterWeights:
         if not self._sites:
             raise unusable(f"{folder.path} is a LoRA adapter: start without --max-lora-rank 0 for it")
         files = AdapterFiles(folder, self._limits.max_lora_rank)
@@ -88,7 +88,7 @@ class AdapterReader:
         factors = tuple(self._pack(files, site) for site in self._sites)
         rank = max(sizes[0] for sizes in files.modules.values())
         targets = {name.rpartition(".")[2] for name in files.modules}
-        return Adapter(request, rank, tuple(sorted(targets)), folder.digest(), factors)
+        return AdapterWeights(request, rank, tuple(sorted(targets)), folder.digest(), factors)
 
     def _pack(self, files: AdapterFiles, site: Projection) -> PackedLora | None:
         assert self._ops is not None, "there are sites"
@@ -105,7 +105,7 @@ class AdapterReader:
                 there, here = f"{out_features} x {in_features}", " x ".join(map(str, reversed(shapes[name])))
                 raise unusable(f"{folder}: {name} is {there} and the model's {here}: it belongs to another model")
 
-    def write(self, slot: int, adapter: Adapter | None) -> None:
+    def write(self, slot: int, adapter: AdapterWeights | None) -> None:
         """Brings an adapter into a slot, in the device's thread; None: empties it."""
         if self._layers is not self._model.layers:
             # Weights that were loaded anew, of a backend that does not pack them where the old ones were.

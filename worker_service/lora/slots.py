@@ -17,13 +17,13 @@ from kernels.lora import LoraRows
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from worker_service.lora.adapter import Adapter
+    from worker_service.lora.adapter import AdapterWeights
     from worker_service.step import Array, Step
 
-    Arrivals = tuple[tuple[int, Adapter], ...]
+    Arrivals = tuple[tuple[int, AdapterWeights], ...]
     """Slots, and the adapters that they are to hold."""
 
-NO_ADAPTERS: Mapping[int, Adapter] = MappingProxyType({})
+NO_ADAPTERS: Mapping[int, AdapterWeights] = MappingProxyType({})
 
 
 class LoraSlots:
@@ -32,8 +32,8 @@ class LoraSlots:
     def __init__(
         self,
         num_slots: int = 0,
-        adapters: Mapping[int, Adapter] = NO_ADAPTERS,
-        write: Callable[[int, Adapter | None], None] = lambda slot, adapter: None,
+        adapters: Mapping[int, AdapterWeights] = NO_ADAPTERS,
+        write: Callable[[int, AdapterWeights | None], None] = lambda slot, adapter: None,
         max_virtual_tokens: int = 0,
     ) -> None:
         """Makes empty slots.
@@ -51,7 +51,7 @@ class LoraSlots:
         self._max_virtual_tokens = max_virtual_tokens
         self._adapters = adapters
         self._write = write
-        self._due: list[tuple[int, Adapter]] = []
+        self._due: list[tuple[int, AdapterWeights]] = []
 
     def __len__(self) -> int:
         return len(self.lora_ids)

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from blockyard.capacity.adapters import NO_LORAS, check_adapters
+from blockyard.capacity.adapters import check_adapters
+from blockyard.contract.workers import NO_LORAS
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.model_config.fields import unusable
 from blockyard.paths import find_below, wrong_name, wrong_path
@@ -29,10 +30,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from blockyard.capacity.adapters import LoraLimits
+    from blockyard.contract.workers import LoraLimits
     from kernels.arena import Arena
-    from worker_service.lora.adapter import Adapter, LoraRequest
-    from worker_service.models.loader import LoadedModel
+    from worker_service.lora.adapter import AdapterWeights, LoraRequest
+    from worker_service.models.loader import RunnableModel
 
 log = EventLogger(__name__)
 
@@ -51,17 +52,17 @@ class LoraStore:
     def __init__(self, reader: AdapterReader, limits: LoraLimits, root: Path | None) -> None:
         """`root`: adapters lie below it; None: none is read."""
         self.limits = limits
-        self.adapters: dict[int, Adapter] = {}
+        self.adapters: dict[int, AdapterWeights] = {}
         self.pinned: set[int] = set()
         self.on_loaded: Callable[[float], None] = lambda seconds: None
         self.on_removed: Callable[[], None] = lambda: None
         self._slots = LoraSlots()
         self._reader = reader
         self._root = root
-        self._reading: dict[int, tuple[LoraRequest, asyncio.Task[Adapter]]] = {}
+        self._reading: dict[int, tuple[LoraRequest, asyncio.Task[AdapterWeights]]] = {}
         self._thread = ThreadPoolExecutor(1, "adapter loader", initializer=be_modest)
 
-    async def add(self, request: LoraRequest) -> Adapter:
+    async def add(self, request: LoraRequest) -> AdapterWeights:
         """Reads an adapter, unless it is there. Goes on to the end even if its caller leaves, unless it is removed.
 
         Raises BlockyardError.
@@ -95,14 +96,14 @@ class LoraStore:
         # A caller that has left does not ask.
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
-    def _read_folder(self, request: LoraRequest) -> Adapter:
+    def _read_folder(self, request: LoraRequest) -> AdapterWeights:
         """Finds and reads an adapter, in the loader's thread: a file system may take its time for either."""
         if self._root is None:
             raise BlockyardError(Reason.FEATURE_DISABLED, "start the worker with --worker-lora-root for this")
         folder = find_below(self._root, request.path, "path", "--worker-lora-root")
         return self._reader.read(request, folder, self._root)
 
-    async def _read(self, request: LoraRequest) -> Adapter:
+    async def _read(self, request: LoraRequest) -> AdapterWeights:
         loop = asyncio.get_running_loop()
         begin = loop.time()
         try:
@@ -181,7 +182,7 @@ class LoraStore:
             log.info("adapter removed", lora_id=lora_id, lora_name=adapter.request.name)
 
 
-def make_loras(loaded: LoadedModel, limits: LoraLimits, root: Path | None) -> LoraStore | None:
+def make_loras(loaded: RunnableModel, limits: LoraLimits, root: Path | None) -> LoraStore | None:
     """Makes room for adapters, if any are allowed; raises BlockyardError MODEL_NOT_LOADED."""
     if limits == NO_LORAS:
         return None

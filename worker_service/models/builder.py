@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from blockyard.contract.parallel import ALONE
+from blockyard.contract.pooling import PoolingKind
 from blockyard.model_config.decoder_config import Experts, is_widely_served, norms_of
 from blockyard.model_config.fields import unusable
 from blockyard.model_config.names import RowOrder
-from blockyard.model_config.pooling.rule import PoolingKind
 from blockyard.model_config.share import Share
-from blockyard.parallel import ALONE
 from kernels.arena import keep
 from kernels.mixture.ops import ExpertShape, Router
 from kernels.select import make_arena
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from blockyard.contract.parallel import Parallel
     from blockyard.model_config import decoder_config
     from blockyard.model_config.decoder_config import Layer
     from blockyard.model_config.stored_weights import StoredWeights
-    from blockyard.parallel import Parallel
     from kernels.arena import Arena
     from kernels.mixture.ops import ExpertWeights, PackedExperts
     from kernels.ops import Backend

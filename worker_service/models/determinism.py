@@ -15,10 +15,10 @@ from worker_service.device.device import instruction_set
 from worker_service.models.source import source_digest
 
 if TYPE_CHECKING:
-    from worker_service.models.loader import LoadedModel
+    from worker_service.models.loader import RunnableModel
 
 
-def determinism_id(loaded: LoadedModel, fingerprint: str) -> str:
+def determinism_id(loaded: RunnableModel, fingerprint: str) -> str:
     """Hashes weights, configuration, kernels, sampler, instruction set, library, and what they made of fixed tokens.
 
     Args:

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 from blockyard.capacity.formats import check_quantization, held_in, weight_format
 from blockyard.capacity.weights import check_room, weights_bytes
+from blockyard.contract.models import Task
+from blockyard.contract.parallel import ALONE
 from blockyard.errors import BlockyardError, Reason
 from blockyard.model_config.fallback import check_settings, needs_transformers
 from blockyard.model_config.fields import unusable
 from blockyard.model_config.parallel_sizes import check_sizes
 from blockyard.model_config.share import Share
 from blockyard.model_files import model_digest
-from blockyard.parallel import ALONE
 from blockyard.telemetry import EventLogger
 from kernels.select import get_backend, make_arena
 from worker_service.device.memory import room_for_weights
@@ -41,13 +42,12 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from blockyard.model_config.pooling.rule import Task
-    from blockyard.parallel import Parallel
+    from blockyard.contract.parallel import Parallel
     from kernels.arena import Arena
     from kernels.ops import Backend
     from worker_service.models.decoder import DecoderModel
 
-__all__ = ["LoadedModel", "ModelConfig", "load_model"]
+__all__ = ["ModelConfig", "RunnableModel", "load_model"]
 
 log = EventLogger(__name__)
 
@@ -66,7 +66,7 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedModel:
+class RunnableModel:
     """A model with its backend, ready to run."""
 
     model: DecoderModel
@@ -128,9 +128,9 @@ def load_model(
     batch_invariant: bool = False,
     can_sleep: bool = False,
     packed_cache: Path | None = None,
-    task: Task | None = None,
+    task: Task = Task.UNSPECIFIED,
     model_code: str = "auto",
-) -> LoadedModel:
+) -> RunnableModel:
     """Loads a model, one tensor at a time: memory stays near one copy of the weights.
 
     Args:
@@ -146,7 +146,7 @@ def load_model(
         batch_invariant: whether a GPU shall give a row the same bits in every step.
         can_sleep: whether a GPU's memory shall be such that it can be given up; a processor's always can.
         packed_cache: folder that keeps packed weights of "auto" for the next load; None: none are kept.
-        task: what the model is served for; None: as its files say.
+        task: what the model is served for; UNSPECIFIED: as its files say.
         model_code: one of `blockyard.model_config.fallback.MODEL_CODES`.
 
     Raises:
@@ -186,7 +186,7 @@ def _load_by_transformers(
     started: float,
     *,
     batch_invariant: bool,
-) -> LoadedModel:
+) -> RunnableModel:
     """Loads a model that transformers' code computes. That is imported here, and nowhere else."""
     from worker_service.models.fallback.loading import load_network  # noqa: PLC0415  an optional feature
 
@@ -194,7 +194,7 @@ def _load_by_transformers(
     for remark in found.config.remarks:
         log.warning(remark, architecture=found.config.architecture)
     _log_doubts("auto", found.files.unread)
-    loaded = LoadedModel(
+    loaded = RunnableModel(
         found.model,
         found.backend,
         found.config,
@@ -227,12 +227,12 @@ class _Target:
     started: float
     """By time.perf_counter()."""
 
-    def build(self, files: WeightFiles | RandomWeights | PackedWeights) -> LoadedModel:
+    def build(self, files: WeightFiles | RandomWeights | PackedWeights) -> RunnableModel:
         """Builds the network of some files in an arena of its own."""
         arena = make_arena(self.backend.device, can_be_given_up=self.can_sleep)
         model = build_decoder(self.config, self.backend, files, self.parallel, arena)
         _log_doubts(self.load_format, files.unread)
-        return LoadedModel(
+        return RunnableModel(
             model,
             self.backend,
             self.config,
@@ -277,7 +277,7 @@ class _Pack:
     is_cached: bool
 
 
-def _load_packed(pack: _Pack, target: _Target, on_progress: Callable[[int, int], None]) -> LoadedModel | None:
+def _load_packed(pack: _Pack, target: _Target, on_progress: Callable[[int, int], None]) -> RunnableModel | None:
     """Loads packed weights; returns None, after logging why, where these are not to be used and there are others."""
     try:
         with PackedWeights(pack.path, pack.key, target.config, on_progress) as files:
@@ -297,7 +297,7 @@ def _load_packed(pack: _Pack, target: _Target, on_progress: Callable[[int, int],
     return None
 
 
-def _write_cached(pack: _Pack, loaded: LoadedModel) -> None:
+def _write_cached(pack: _Pack, loaded: RunnableModel) -> None:
     """Keeps packed weights for the next start; a cache that cannot be written costs nothing but that."""
     begin = time.perf_counter()
     try:
@@ -310,7 +310,7 @@ def _write_cached(pack: _Pack, loaded: LoadedModel) -> None:
         log.info("packed weights were written, for the next start", path=str(pack.path), seconds=seconds)
 
 
-def facts_of(loaded: LoadedModel, companions: Mapping[str, str] = NO_COMPANIONS) -> Facts:
+def facts_of(loaded: RunnableModel, companions: Mapping[str, str] = NO_COMPANIONS) -> Facts:
     """Collects what a saved model tells of itself; `companions`: SHA-256 of files beside it, by name."""
     return Facts(loaded.weights_digest, loaded.tensors, loaded.model.has_two_tables, companions)
 
@@ -326,7 +326,7 @@ def _check(config: ModelConfig, parallel: Parallel, device: torch.device, kernel
     check_room(num_bytes, room_for_weights(device), held_in(config, quantization), device.type)
 
 
-def _log_loaded(loaded: LoadedModel, held: str) -> None:
+def _log_loaded(loaded: RunnableModel, held: str) -> None:
     log.info(
         "model loaded",
         architecture=loaded.config.architecture,

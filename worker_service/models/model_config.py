@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from blockyard.contract.models import Task
 from blockyard.model_config.decoder_config import DTYPES, DecoderConfig
 from blockyard.model_config.network import read_network
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from blockyard.model_config.pooling.rule import Task
 
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
 
@@ -26,13 +26,13 @@ class ModelConfig(DecoderConfig):
     """What the model computes in."""
 
 
-def read_config(folder: Path, dtype: torch.dtype | None, task: Task | None = None) -> ModelConfig:
+def read_config(folder: Path, dtype: torch.dtype | None, task: Task = Task.UNSPECIFIED) -> ModelConfig:
     """Reads a model folder's config.json.
 
     Args:
         folder: the model's folder.
         dtype: what to compute in; None: as config.json says, float32 where it says nothing.
-        task: what the model is served for; None: as its files say.
+        task: what the model is served for; UNSPECIFIED: as its files say.
 
     Raises:
         BlockyardError: MODEL_NOT_LOADED, where the file is missing, damaged, or asks for what is not supported.

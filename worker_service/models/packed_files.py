@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from blockyard.parallel import Parallel
+    from blockyard.contract.parallel import Parallel
     from kernels.arena import Arena
     from kernels.ops import Backend
     from worker_service.models.model_config import ModelConfig

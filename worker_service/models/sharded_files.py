@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from blockyard.parallel import Parallel
+    from blockyard.contract.parallel import Parallel
     from kernels.arena import Arena
     from kernels.mixture.ops import ExpertShape, ExpertWeights, PackedExperts
     from kernels.ops import Backend, PackedLinear

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from blockyard.contract.workers import WorkerState
 from blockyard.service.metrics import READY, Registry, counter, gauge, geometric, histogram
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from worker_service.lora.adapter import Adapter
+    from blockyard.contract.workers import CacheInfo
+    from worker_service.lora.adapter import AdapterWeights
     from worker_service.lora.store import LoraStore
-    from worker_service.models.loader import LoadedModel
-    from worker_service.set_up import CacheFacts, SetUp, State
-    from worker_service.step import Step, StepResult
+    from worker_service.models.loader import RunnableModel
+    from worker_service.set_up import SetUp
+    from worker_service.step import Step, StepOutput
 
 PHASES = ("queue", "cache_operations", "forward", "sample", "stage_wait")
 
@@ -121,7 +123,7 @@ class WorkerMetrics:
         if seconds is not None:
             self._save_seconds[save_format,] = seconds
 
-    def on_step(self, step: Step, result: StepResult) -> None:
+    def on_step(self, step: Step, result: StepOutput) -> None:
         """Counts a step that was executed or refused."""
         if result.refusal is not None:
             self._refused.add()
@@ -140,7 +142,7 @@ class WorkerMetrics:
         self,
         *,
         is_draining: Callable[[], bool],
-        state: Callable[[], State],
+        state: Callable[[], WorkerState],
         epoch: Callable[[], int],
         set_up: Callable[[], SetUp],
     ) -> None:
@@ -157,22 +159,24 @@ class WorkerMetrics:
         read(LORA_BYTES, lambda: sum(adapter.num_bytes for adapter in _loras_of(set_up().loras)))
 
 
-def _states(now: State) -> dict[tuple[str, ...], float]:
-    return {(state.value,): state is now for state in type(now)}
+def _states(now: WorkerState) -> dict[tuple[str, ...], float]:
+    # No worker says the others of itself.
+    own = (state for state in WorkerState if state not in (WorkerState.UNSPECIFIED, WorkerState.UNREACHABLE))
+    return {(state.value,): state is now for state in own}
 
 
-def _load_seconds(loaded: LoadedModel | None) -> dict[tuple[str, ...], float]:
+def _load_seconds(loaded: RunnableModel | None) -> dict[tuple[str, ...], float]:
     return {} if loaded is None else {(loaded.origin.source,): loaded.origin.seconds}
 
 
-def _pool_bytes(cache: CacheFacts | None) -> dict[tuple[str, ...], float]:
+def _pool_bytes(cache: CacheInfo | None) -> dict[tuple[str, ...], float]:
     if cache is None:
         return {("device",): 0, ("host",): 0}
-    num_blocks = {"device": cache.request.num_device_blocks, "host": cache.request.num_host_blocks}
+    num_blocks = {"device": cache.num_device_blocks, "host": cache.num_host_blocks}
     return {(pool,): count * cache.cache_block_bytes for pool, count in num_blocks.items()}
 
 
-def _loras_of(store: LoraStore | None) -> list[Adapter]:
+def _loras_of(store: LoraStore | None) -> list[AdapterWeights]:
     # A copy: this runs in the thread of who asks.
     return list(store.adapters.values()) if store is not None else []
 

@@ -14,8 +14,9 @@ from blockyard.telemetry import EventLogger
 from blockyard.tracing.spans import begin_span, is_tracing, traces_every_step
 
 if TYPE_CHECKING:
-    from blockyard.tracing.spans import Span, TraceContext
-    from worker_service.step import Step, StepResult
+    from blockyard.contract.trace import TraceContext
+    from blockyard.tracing.spans import Span
+    from worker_service.step import Step, StepOutput
 
 log = EventLogger(__name__)
 
@@ -61,7 +62,7 @@ class StepSpans:
         if self._traced or self._unanswered or any(new.trace_context for new in step.new_sequences):
             self._unanswered.append(step)
 
-    def on_result(self, result: StepResult) -> None:
+    def on_result(self, result: StepOutput) -> None:
         """Takes the answer to a step before it is sent."""
         if not self._unanswered or self._unanswered[0].step_id != result.step_id or result.draining:
             return
@@ -88,7 +89,7 @@ class StepSpans:
             if new.trace_context is not None:
                 traced[new.sequence_id] = _Traced(new.trace_context, new.request_id)
 
-    def _look(self, step: Step, result: StepResult) -> None:
+    def _look(self, step: Step, result: StepOutput) -> None:
         new_ids = {new.sequence_id for new in step.new_sequences}
         decoding: set[int] = set()
         self._had_prefill = False
@@ -115,7 +116,7 @@ class StepSpans:
             )
             self._runs[sequence_id] = _Run(span, step.step_id)
 
-    def _add_step_span(self, name: str, sequence_id: int, num_new_tokens: int, step: Step, result: StepResult) -> None:
+    def _add_step_span(self, name: str, sequence_id: int, num_new_tokens: int, step: Step, result: StepOutput) -> None:
         times, (context, request_id) = result.times, self._traced[sequence_id]
         begun_ago = _seconds_since(times.begun_at)
         begin_span(
@@ -166,6 +167,6 @@ def _seconds_since(at: float) -> float:
     return time.perf_counter() - at
 
 
-def _busy_seconds(result: StepResult) -> float:
+def _busy_seconds(result: StepOutput) -> float:
     times = result.times
     return times.cache_operations_seconds + times.forward_seconds + times.sample_seconds

@@ -1,4 +1,4 @@
-"""Decodes and encodes what operators ask of a worker: operations, the groups of KV, profiles."""
+"""Decodes and encodes what operators ask of a worker: operations, the groups of KV, profiles, heads of tensors."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from blockyard.common.v1 import administration_pb2, operations_pb2
 from blockyard.errors import Violation, invalid
 from blockyard.worker.v1 import worker_pb2
 from worker_service.observe.profiler import Detail
+from worker_service.weights.update import TensorHead
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -75,6 +76,12 @@ def encode_kv_groups(set_up: SetUp, dtype: worker_pb2.Dtype.ValueType) -> list[w
             )
         )
     return groups
+
+
+def decode_head(message: administration_pb2.TensorHead) -> TensorHead:
+    """Decodes a tensor's head."""
+    crc32 = message.crc32 if message.HasField("crc32") else None
+    return TensorHead(message.name, message.dtype, tuple(message.shape), message.sha256, crc32, message.sample_sha256)
 
 
 def encode_profile_options(options: ProfileOptions) -> administration_pb2.ProfileOptions:

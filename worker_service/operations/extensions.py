@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from worker_service.models.loader import LoadedModel
+    from worker_service.models.loader import RunnableModel
     from worker_service.models.model_config import ModelConfig
     from worker_service.worker import Worker
 
@@ -36,7 +36,7 @@ class WorkerView:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
 
-    def _loaded(self) -> LoadedModel:
+    def _loaded(self) -> RunnableModel:
         loaded = self._worker.set_up.loaded
         if loaded is None:
             raise BlockyardError(Reason.WRONG_STATE, "the worker has no model yet")

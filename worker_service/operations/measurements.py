@@ -95,8 +95,8 @@ def summarize_memory(set_up: SetUp, device: torch.device) -> MemoryReport:
         device_available_bytes=memory.room_for_weights(device),
         process_bytes=psutil.Process().memory_info().rss,
         weights_bytes=loaded.parameter_bytes if loaded else 0,
-        device_blocks_bytes=cache.request.num_device_blocks * block_bytes if cache else 0,
-        host_blocks_bytes=cache.request.num_host_blocks * block_bytes if cache else 0,
+        device_blocks_bytes=cache.num_device_blocks * block_bytes if cache else 0,
+        host_blocks_bytes=cache.num_host_blocks * block_bytes if cache else 0,
         allocated_bytes=torch.cuda.memory_allocated(device) if on_gpu else 0,
         reserved_bytes=torch.cuda.memory_reserved(device) if on_gpu else 0,
     )

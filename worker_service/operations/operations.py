@@ -9,9 +9,10 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
+from blockyard.contract.parallel import ALONE
+from blockyard.contract.workers import WorkerState
 from blockyard.errors import BlockyardError, Reason, Violation, invalid, quote
 from blockyard.panics import panics_as_errors
-from blockyard.parallel import ALONE
 from blockyard.telemetry import EventLogger
 from worker_service.device import memory
 from worker_service.operations import measurements
@@ -25,14 +26,13 @@ from worker_service.operations.reports import (
     WeightNorm,
     WeightNormsReport,
 )
-from worker_service.set_up import State
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
     import torch
 
-    from worker_service.models.loader import LoadedModel
+    from worker_service.models.loader import RunnableModel
     from worker_service.operations.extensions import WorkerExtension
     from worker_service.worker import Worker
 
@@ -40,8 +40,8 @@ log = EventLogger(__name__)
 
 T = TypeVar("T")
 # Those with a model whose weights can be read.
-_READABLE = State.LOADED, State.CACHE_READY, State.RUNNING
-_WITH_DEVICE = tuple(state for state in State if state is not State.CREATED)
+_READABLE = WorkerState.LOADED, WorkerState.CACHE_READY, WorkerState.RUNNING
+_WITH_DEVICE = tuple(state for state in WorkerState if state is not WorkerState.CREATED)
 DEFAULT_SECONDS, MAX_SECONDS = 30.0, 120.0
 DEFAULT_BUFFER_BYTES, MAX_BUFFER_BYTES = 1 << 26, 1 << 30
 # Of one piece: a step that waits for it is not late by much.
@@ -159,7 +159,7 @@ class Operations:
             raise invalid([Violation("operation", f"{quote(operation)} is unknown to {name}; there are: {there}")])
         return extension.operations[operation]
 
-    def _require_model(self) -> LoadedModel:
+    def _require_model(self) -> RunnableModel:
         self._worker.require(*_READABLE)
         assert self._worker.set_up.loaded is not None
         return self._worker.set_up.loaded
@@ -196,4 +196,4 @@ async def deadline(seconds: float | None) -> AsyncGenerator[None]:
     except TimeoutError:
         if not limit.expired():
             raise
-        raise BlockyardError(Reason.OPERATION_DEADLINE, f"it took longer than {seconds:g} s") from None
+        raise BlockyardError(Reason.OPERATION_DEADLINE, f"the operation took longer than {seconds:g} s") from None

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from blockyard.model_config.pooling.rule import Finish, PoolingKind
+from blockyard.contract.pooling import PoolingKind
+from blockyard.model_config.pooling.rule import Finish
 from kernels.shapes import AS_THEY_ARE, Activation, LogitTransform
 
 if TYPE_CHECKING:

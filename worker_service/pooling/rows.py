@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from blockyard.model_config.pooling.rule import PoolingKind
+from blockyard.contract.pooling import PoolingKind
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-    from worker_service.step import Pooling
+    from blockyard.contract.pooling import Pooling
 
     Floats = npt.NDArray[np.float32]
 

@@ -21,7 +21,7 @@ from worker_service.batch.late_rows import UNKNOWN
 from worker_service.lora.slots import LoraSlots
 from worker_service.sampling import logprobs
 from worker_service.sampling.sampler import Candidates, Sampled, SampleRows, worst_rows
-from worker_service.step import MAX_LOGPROBS, NOTHING_POOLED, Logprobs, Pooled, PromptLogprobs, Step
+from worker_service.step import MAX_LOGPROBS, NOTHING_POOLED, Logprobs, Pooled, PromptPieceLogprobs, Step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from worker_service.batch.input_batch import InputBatch
     from worker_service.batch.step_layout import StepLayout
     from worker_service.cache_engine import CacheEngine
-    from worker_service.models.loader import LoadedModel
+    from worker_service.models.loader import RunnableModel
     from worker_service.step import Array
 
 
@@ -46,7 +46,7 @@ class RunnerOutput:
 
     sampled: Sampled = field(default_factory=Sampled)
     candidates: Candidates = field(default_factory=Candidates)
-    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
+    prompt_logprobs: tuple[PromptPieceLogprobs, ...] = ()
     forward_seconds: float = 0.0
     sample_seconds: float = 0.0
     pooled: Pooled = NOTHING_POOLED
@@ -55,9 +55,10 @@ class RunnerOutput:
 class ModelRunner:
     """One model on one device. Used by the device thread alone."""
 
-    def __init__(self, loaded: LoadedModel, slots: LoraSlots | None = None) -> None:
+    def __init__(self, loaded: RunnableModel, slots: LoraSlots | None = None) -> None:
         """`slots`: of LoRA adapters."""
         self.slots = slots or LoraSlots()
+        self._has_slots = self.slots.lora_ids.size > 0
         self.config = loaded.config
         self.model = loaded.model
         self.backend = loaded.backend
@@ -95,7 +96,8 @@ class ModelRunner:
         """Computes a step's tokens and writes their KV; the last stage samples, or finds the candidates of beams."""
         started = time.perf_counter()
         layout, prompts = forward_batch.layout, forward_batch.prompts
-        self.slots.bring(self.slots.take_due())
+        if self._has_slots:
+            self.slots.bring(self.slots.take_due())
         if not len(layout.rows):
             return RunnerOutput()
         self._chooser.begin(layout, batch)
@@ -127,11 +129,13 @@ class ModelRunner:
         """
         layout = forward_batch.layout
         rows, num_rows = batch.sample_rows(layout.sampled), batch.num_rows
-        arrivals, lora, placed = self.slots.take_due(), self._lora_rows(layout), self._place(forward_batch)
+        arrivals = self.slots.take_due() if self._has_slots else ()
+        lora, placed = self._lora_rows(layout), self._place(forward_batch)
 
         @torch.inference_mode()
         def work() -> tuple[Tensor, ...]:
-            self.slots.bring(arrivals)
+            if arrivals:
+                self.slots.bring(arrivals)
             cache.transfer(step, forward_batch)
             if not len(layout.rows):
                 return torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.bool)
@@ -191,7 +195,7 @@ class ModelRunner:
         sampled, candidates = self._chooser.choose_replayed(outputs, layout, batch)
         return RunnerOutput(sampled, candidates, (), computed - started, time.perf_counter() - computed)
 
-    def _prompt_logprobs(self, pieces: Sequence[PromptPiece], hidden: Tensor) -> tuple[PromptLogprobs, ...]:
+    def _prompt_logprobs(self, pieces: Sequence[PromptPiece], hidden: Tensor) -> tuple[PromptPieceLogprobs, ...]:
         lengths = [len(piece.token_ids) for piece in pieces]
         places = [np.arange(piece.first_hidden, piece.first_hidden + len(piece.token_ids)) for piece in pieces]
         found = self._logprobs(
@@ -203,7 +207,7 @@ class ModelRunner:
         if found is None:
             return ()
         parts = zip(pieces, logprobs.split(found, lengths), strict=True)
-        return tuple(PromptLogprobs(piece.sequence_id, piece.first_position, part) for piece, part in parts)
+        return tuple(PromptPieceLogprobs(piece.sequence_id, piece.first_position, part) for piece, part in parts)
 
     def _logprobs(self, hidden: Tensor, places: Array, token_ids: Array, num_best: Array) -> Logprobs | None:
         """Computes log probabilities of tokens [n] from the hidden rows at `places`, in parts: logits are large.
@@ -234,12 +238,14 @@ class ModelRunner:
 
     def _place(self, forward_batch: ForwardBatch) -> ForwardBatch:
         """Numbers virtual tokens as the rows of their slots."""
+        if not self._has_slots:
+            return forward_batch
         layout, token_ids = forward_batch.layout, forward_batch.token_ids
         placed = self.slots.place(token_ids, layout.lora_ids, layout.num_new_tokens)
         return forward_batch if placed is token_ids else replace(forward_batch, token_ids=placed)
 
     def _lora_rows(self, layout: StepLayout) -> LoraRows | None:
-        return self.slots.find_rows(layout.lora_ids, layout.num_new_tokens)
+        return self.slots.find_rows(layout.lora_ids, layout.num_new_tokens) if self._has_slots else None
 
     def _to_device(self, column: Array) -> Tensor:
         return upload(column, self.backend.device)

@@ -14,12 +14,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from blockyard.contract.sampling import SamplingParams
 from kernels.launching import upload
 from kernels.sampling import Choices
 from worker_service.sampling import logit_edits as edits
 from worker_service.sampling import logprobs
 from worker_service.sampling.sampling_state import SAMPLING_FIELDS, SequenceLists, write_sampling
-from worker_service.step import MAX_LOGPROBS, NO_LOGPROBS, Logprobs, NewSequence, SamplingParams, no_ids
+from worker_service.step import MAX_LOGPROBS, NO_LOGPROBS, Logprobs, NewRow, no_ids
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -53,7 +54,7 @@ class SampleRows:
 def worst_rows(num_rows: int, vocab_size: int) -> SampleRows:
     """Makes the rows that cost the sampler most: both filters, a top_k that needs the whole vocabulary, logprobs."""
     sampling = SamplingParams(top_k=vocab_size - 1, top_p=0.99, logprobs=MAX_LOGPROBS)
-    sequence = NewSequence(0, 0, no_ids(), 0, 0, no_ids(), sampling)
+    sequence = NewRow(0, 0, no_ids(), 0, 0, no_ids(), sampling)
     lists = SequenceLists(sequence, vocab_size)
     columns = np.zeros(num_rows, np.dtype(SAMPLING_FIELDS, align=True))
     write_sampling(columns, sequence, lists, vocab_size)

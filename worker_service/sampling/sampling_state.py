@@ -15,7 +15,7 @@ from worker_service.sampling.bad_words import BadWords
 
 if TYPE_CHECKING:
     from worker_service.grammars.matchers import Grammars, GrammarState
-    from worker_service.step import Array, NewSequence
+    from worker_service.step import Array, NewRow
 
 # Below this a temperature would only divide by next to nothing.
 GREEDY_TEMPERATURE = 1e-5
@@ -83,7 +83,7 @@ class TokenCounts:
 class SequenceLists:
     """The lists that a sequence's sampling needs. Forks share all but the counts and where they are in a grammar."""
 
-    def __init__(self, sequence: NewSequence, vocab_size: int, grammars: Grammars | None = None) -> None:
+    def __init__(self, sequence: NewRow, vocab_size: int, grammars: Grammars | None = None) -> None:
         """`grammars`: None where nothing is sampled."""
         bias = sequence.sampling.logit_bias
         # An id beyond the vocabulary (a checkpoint may name one as its end) can never be sampled.
@@ -91,7 +91,8 @@ class SequenceLists:
         self.bias_token_ids = np.array(list(bias), np.int64)
         self.bias_values = np.array(list(bias.values()), np.float32)
         self.allowed_token_ids = np.array(sequence.sampling.allowed_token_ids, np.int64)
-        self.bad_words = BadWords(sequence.sampling.bad_token_sequences, vocab_size)
+        words = sequence.sampling.bad_token_sequences
+        self.bad_words = BadWords(words, vocab_size) if words else None
         self.counts: TokenCounts | None = None
         if sequence.sampling.has_penalties:
             ids, first = sequence.token_ids, sequence.num_virtual_tokens
@@ -122,16 +123,17 @@ class SequenceLists:
         return twin
 
 
-def write_sampling(row: Any, sequence: NewSequence, lists: SequenceLists, vocab_size: int) -> None:
+def write_sampling(row: Any, sequence: NewRow, lists: SequenceLists, vocab_size: int) -> None:
     """Writes a sequence's scalars into its row, a numpy record with SAMPLING_FIELDS."""
     sampling = sequence.sampling
     row["edits_logits"] = lists.edit_logits or (sequence.min_tokens > 0 and len(lists.stop_token_ids) > 0)
-    row["top_k"] = sampling.top_k if sampling.top_k < vocab_size else 0
-    row["temperature"] = 0 if sampling.temperature < GREEDY_TEMPERATURE else sampling.temperature
+    top_k, temperature = sampling.value("top_k"), sampling.value("temperature")
+    row["top_k"] = top_k if top_k < vocab_size else 0
+    row["temperature"] = 0 if temperature < GREEDY_TEMPERATURE else temperature
     for name in ("top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"):
-        row[name] = getattr(sampling, name)
+        row[name] = sampling.value(name)
     # 64 bits, whatever their sign.
-    row["seed"] = np.uint64(sampling.seed).astype(np.int64)
+    row["seed"] = np.uint64(sampling.seed or 0).astype(np.int64)
     row["sequence_index"] = sequence.sequence_index
     row["min_tokens"] = sequence.min_tokens
     for name in ("logprobs", "prompt_logprobs"):

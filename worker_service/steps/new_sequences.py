@@ -23,8 +23,9 @@ from worker_service.steps.pooling_rules import wrong_pooling
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
+    from blockyard.contract.sampling import SamplingParams
     from worker_service.batch.input_batch import BatchLimits
-    from worker_service.step import NewSequence, SamplingParams, Step
+    from worker_service.step import NewRow, Step
 
 log = EventLogger(__name__)
 
@@ -44,14 +45,14 @@ def reject_wrong(step: Step, limits: BatchLimits, slots: LoraSlots = NO_SLOTS) -
     return replace(step, new_sequences=checked)
 
 
-def _check(new: NewSequence, limits: BatchLimits, slots: LoraSlots, activated: Collection[int]) -> NewSequence:
+def _check(new: NewRow, limits: BatchLimits, slots: LoraSlots, activated: Collection[int]) -> NewRow:
     error = new.rejection
     if error is None:
         found = chain(
             _wrong_tokens(new, limits),
             _wrong_request(new, limits.vocab_size),
-            wrong_pooling(new, limits),
-            _wrong_lora(new, slots, activated),
+            wrong_pooling(new, limits) if new.pooling or limits.rule else (),
+            _wrong_lora(new, slots, activated) if new.lora_id else (),
         )
         violations = [Violation(field, description) for field, description in islice(found, MAX_VIOLATIONS)]
         if not violations:
@@ -61,7 +62,7 @@ def _check(new: NewSequence, limits: BatchLimits, slots: LoraSlots, activated: C
     return new.reject(error)
 
 
-def _wrong_tokens(new: NewSequence, limits: BatchLimits) -> Iterator[tuple[str, str]]:
+def _wrong_tokens(new: NewRow, limits: BatchLimits) -> Iterator[tuple[str, str]]:
     num_tokens = len(new.token_ids)
     if not 1 <= num_tokens <= limits.max_model_len:
         yield "token_ids", f"{num_tokens} ids where 1 to {limits.max_model_len} fit"
@@ -73,7 +74,7 @@ def _wrong_tokens(new: NewSequence, limits: BatchLimits) -> Iterator[tuple[str, 
         yield "num_computed_tokens", "the last token known has to be computed"
 
 
-def _wrong_request(new: NewSequence, vocab_size: int) -> Iterator[tuple[str, str]]:
+def _wrong_request(new: NewRow, vocab_size: int) -> Iterator[tuple[str, str]]:
     """Finds what would break the sampler: (field, description). The gateway has checked what a client may ask for."""
     num_stop_ids = len(new.stop_token_ids)
     if num_stop_ids > vocab_size + _MAX_FOREIGN_STOPS:
@@ -97,11 +98,11 @@ def wrong_sampling(sampling: SamplingParams, vocab_size: int) -> Iterable[tuple[
         ("frequency_penalty", -math.inf, math.inf),
         ("repetition_penalty", 0, math.inf),
     ):
-        value = getattr(sampling, name)
+        value = sampling.value(name)
         if not (math.isfinite(value) and low <= value <= high):
             yield name, f"{value} is not from {low} to {high}"
     for name in ("top_p", "repetition_penalty"):
-        if getattr(sampling, name) == 0:
+        if sampling.value(name) == 0:
             yield name, "must be above 0"
     for token_id, bias in sampling.logit_bias.items():
         if token_id >= vocab_size or not math.isfinite(bias):
@@ -118,7 +119,7 @@ def wrong_sampling(sampling: SamplingParams, vocab_size: int) -> Iterable[tuple[
             yield name, f"{asked} is more than {MAX_LOGPROBS}"
 
 
-def _wrong_lora(new: NewSequence, slots: LoraSlots, activated: Collection[int]) -> Iterator[tuple[str, str]]:
+def _wrong_lora(new: NewRow, slots: LoraSlots, activated: Collection[int]) -> Iterator[tuple[str, str]]:
     if not new.lora_id:
         return
     if slots.knows(new.lora_id):

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from blockyard.model_config.pooling.rule import PoolingKind
+from blockyard.contract.pooling import PoolingKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from worker_service.batch.input_batch import BatchLimits
-    from worker_service.step import NewSequence
+    from worker_service.step import NewRow
 
 MAX_LABEL_TOKENS = 128
 # These need rows before the last piece's too: all of a prompt is computed.
 _OF_ALL_ROWS = (PoolingKind.MEAN, PoolingKind.TOKENS, PoolingKind.FIRST)
 
 
-def wrong_pooling(sequence: NewSequence, limits: BatchLimits) -> Iterator[tuple[str, str]]:
+def wrong_pooling(sequence: NewRow, limits: BatchLimits) -> Iterator[tuple[str, str]]:
     """Finds what is wrong with what a sequence asks to be made of it: (field, description)."""
     pooling, rule = sequence.pooling, limits.rule
     if pooling is None or rule is None:
@@ -30,8 +30,11 @@ def wrong_pooling(sequence: NewSequence, limits: BatchLimits) -> Iterator[tuple[
         yield "pooling.kind", f"a model that was loaded to {rule.task} makes {', '.join(sorted(rule.kinds))}"
         return
     ids = pooling.label_token_ids
-    if pooling.kind is PoolingKind.LABEL_LOGITS and not 1 <= len(ids) <= MAX_LABEL_TOKENS:
-        yield "pooling.label_token_ids", f"{len(ids)} ids, where 1 to {MAX_LABEL_TOKENS} are allowed"
+    least, most = (1, MAX_LABEL_TOKENS) if pooling.kind is PoolingKind.LABEL_LOGITS else (0, 0)
+    if not least <= len(ids) <= most:
+        yield "pooling.label_token_ids", f"{len(ids)} ids, where {least} to {most} are allowed"
+    if sequence.sampling.prompt_logprobs is not None:
+        yield "sampling.prompt_logprobs", "must be absent beside pooling"
     if max(ids, default=0) >= limits.vocab_size:
         yield "pooling.label_token_ids", f"token ids must be below {limits.vocab_size}"
     if pooling.second_from and (limits.num_token_types < 2 or pooling.second_from >= len(sequence.token_ids)):

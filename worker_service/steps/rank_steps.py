@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from blockyard.errors import BlockyardError, Reason
 from worker_service.collectives.silent import make_silence
-from worker_service.step import StepResult
+from worker_service.step import StepOutput
 from worker_service.steps.step_digest import StepDigest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from blockyard.parallel import Parallel
+    from blockyard.contract.parallel import Parallel
     from kernels.collectives import Ranks
     from worker_service.batch.forward_batch import ForwardBatch
     from worker_service.collectives.group import Group
@@ -51,7 +51,7 @@ class RankSteps:
             raise BlockyardError(Reason.WRONG_STATE, "the ranks compute together from here on: form a group before")
         return group
 
-    def run(self, step: Step, execute: Callable[[], StepResult]) -> StepResult:
+    def run(self, step: Step, execute: Callable[[], StepOutput]) -> StepOutput:
         """Executes a step within its time, which begins now, and makes its answer this rank's.
 
         Raises BlockyardError GROUP_BROKEN where the group was of no use before or after, and WRONG_STATE without one.
@@ -78,11 +78,11 @@ class RankSteps:
         if self._parallel.is_last_stage:
             self._digest.add_outputs(forward_batch, output)
 
-    def _as_rank(self, step: Step, result: StepResult) -> StepResult:
+    def _as_rank(self, step: Step, result: StepOutput) -> StepOutput:
         digests = self._digest.inputs, self._digest.outputs if self._parallel.is_last_stage else 0
         if self._parallel.is_sampling_rank:
             return replace(result, digests=digests)
-        return StepResult(step.epoch, step.step_id, times=result.times, digests=digests)
+        return StepOutput(step.epoch, step.step_id, times=result.times, digests=digests)
 
     def is_silent(self, step: Step) -> bool:
         """Returns whether nobody waits for this rank's answer to a step that it did not refuse."""

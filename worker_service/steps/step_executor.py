@@ -21,7 +21,7 @@ from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
 from worker_service.runner.model_runner import RunnerOutput
 from worker_service.sampling.sampler import Sampled
-from worker_service.step import Step, StepResult, StepTimes
+from worker_service.step import Step, StepOutput, StepTimes
 from worker_service.steps.new_sequences import reject_wrong
 from worker_service.steps.step_results import make_result
 from worker_service.steps.validation import check_step
@@ -62,11 +62,17 @@ class StepExecutor:
     """The rows, the blocks and the network of one worker, under one epoch at a time."""
 
     def __init__(
-        self, batch: InputBatch, cache: CacheEngine, runner: ModelRunner, ranks: RankSteps | None = None
+        self,
+        batch: InputBatch,
+        cache: CacheEngine,
+        runner: ModelRunner,
+        ranks: RankSteps | None = None,
+        fingerprint: str = "",
     ) -> None:
-        """`ranks`: of a worker whose replica has others."""
+        """`ranks`: of a worker whose replica has others. `fingerprint`: of what the network computes, in hex."""
         self.batch = batch
         self.cache = cache
+        self.fingerprint = fingerprint
         self._runner = runner
         self._ranks = ranks
         self.epoch = 0
@@ -113,7 +119,7 @@ class StepExecutor:
                 if sequence.sampling.grammar:
                     self.batch.grammars.prepare(sequence.sampling.grammar)
 
-    def submit(self, step: Step, arrival: float) -> list[tuple[Step, StepResult]]:
+    def submit(self, step: Step, arrival: float) -> list[tuple[Step, StepOutput]]:
         """Executes a step, or launches it behind others: returns the steps that are finished by then, in order.
 
         Args: as of `execute`.
@@ -144,14 +150,14 @@ class StepExecutor:
         """What will be ready next."""
         return self._launched[0].launched if self._launched else None
 
-    def finish_ready(self) -> list[tuple[Step, StepResult]]:
+    def finish_ready(self) -> list[tuple[Step, StepOutput]]:
         """Finishes launched steps as far as they are ready."""
-        finished: list[tuple[Step, StepResult]] = []
+        finished: list[tuple[Step, StepOutput]] = []
         while self._launched and self._launched[0].launched.is_ready:
             finished.append(self._finish_first())
         return finished
 
-    def finish_all(self) -> list[tuple[Step, StepResult]]:
+    def finish_all(self) -> list[tuple[Step, StepOutput]]:
         """Waits for all launched steps and finishes them."""
         return [self._finish_first() for _ in range(len(self._launched))]
 
@@ -168,7 +174,7 @@ class StepExecutor:
         launched = self._runner.launch(forward_batch, self.batch, self.cache, step)
         return _LaunchedStep(step, forward_batch, self.batch.advance(forward_batch), launched, times, begin)
 
-    def _finish_first(self) -> tuple[Step, StepResult]:
+    def _finish_first(self) -> tuple[Step, StepOutput]:
         """Waits for the oldest launched step and makes its answer."""
         each = self._launched.popleft()
         step, times = each.step, each.times
@@ -189,7 +195,7 @@ class StepExecutor:
             self.recorder.record(step, each.begin, times)
         return step, result
 
-    def execute(self, step: Step, arrival: float) -> StepResult:
+    def execute(self, step: Step, arrival: float) -> StepOutput:
         """Executes a step, or answers why not. Never raises: an unexpected error refuses this step and all later ones.
 
         Args:
@@ -217,7 +223,7 @@ class StepExecutor:
             torch.cuda.empty_cache()
         return BlockyardError(Reason.BUG, f"step {step.step_id} failed unexpectedly: see the worker's log")
 
-    def is_silent(self, step: Step, result: StepResult) -> bool:
+    def is_silent(self, step: Step, result: StepOutput) -> bool:
         """Returns whether nobody waits for the answer to a step."""
         return result.refusal is None and self._ranks is not None and self._ranks.is_silent(step)
 
@@ -240,20 +246,20 @@ class StepExecutor:
     def _refused_before(self) -> BlockyardError:
         return BlockyardError(Reason.WRONG_STATE, f"step {self._refused} of epoch {self.epoch} was refused")
 
-    def _refuse(self, step: Step, refusal: BlockyardError, times: StepTimes) -> StepResult:
+    def _refuse(self, step: Step, refusal: BlockyardError, times: StepTimes) -> StepOutput:
         if self._refused is None:
             self._refused = step.step_id
             log.error("a step was refused", epoch=step.epoch, step_id=step.step_id, reason=str(refusal))
             if self._ranks is not None:
                 self._ranks.on_refusal(refusal)
-        return StepResult(step.epoch, step.step_id, refusal=refusal, times=times)
+        return StepOutput(step.epoch, step.step_id, refusal=refusal, times=times)
 
-    def _execute_as_rank(self, step: Step, times: StepTimes) -> StepResult:
+    def _execute_as_rank(self, step: Step, times: StepTimes) -> StepOutput:
         if self._ranks is None:
             return self._execute(step, times)
         return self._ranks.run(step, lambda: self._execute(step, times))
 
-    def _execute(self, step: Step, times: StepTimes) -> StepResult:
+    def _execute(self, step: Step, times: StepTimes) -> StepOutput:
         """Executes a checked step, in this order."""
         self._apply(step)
         return self._compute(step, times)
@@ -261,10 +267,11 @@ class StepExecutor:
     def _apply(self, step: Step) -> None:
         """Makes the changes of a checked step to slots and rows."""
         self._last_step_id = step.step_id
-        self.runner.slots.activate(step)
+        if step.activated_lora_ids.size:
+            self.runner.slots.activate(step)
         self.batch.apply(step)
 
-    def _compute(self, step: Step, times: StepTimes) -> StepResult:
+    def _compute(self, step: Step, times: StepTimes) -> StepOutput:
         """Executes a step whose changes to rows are made."""
         started = time.perf_counter()
         forward_batch = self.batch.make_forward_batch(step)

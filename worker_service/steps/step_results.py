@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from blockyard.errors import BlockyardError, Reason
-from worker_service.step import Pooled, Step, StepResult, StepTimes
+from worker_service.step import Pooled, Step, StepOutput, StepTimes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def make_result(
     step: Step, forward_batch: ForwardBatch, output: RunnerOutput, times: StepTimes, skipped: Flags | None = None
-) -> StepResult:
+) -> StepOutput:
     """Makes the answer to a step of what it computed.
 
     Args:
@@ -49,7 +49,7 @@ def make_result(
         rejected = {sequence_id for sequence_id, _ in forward_batch.rejections}
         skipped_ids = tuple(sequence_id for sequence_id in skipped_ids if sequence_id not in rejected)
         failures = (*failures, *forward_batch.rejections)
-    return StepResult(
+    return StepOutput(
         step.epoch,
         step.step_id,
         sequence_ids,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
 from worker_service.device.thread import DeviceThread, call_soon
-from worker_service.step import StepResult
+from worker_service.step import StepOutput
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from worker_service.step import Step
     from worker_service.steps.step_executor import StepExecutor
 
-    OnStep = Callable[[Step, StepResult], None]
+    OnStep = Callable[[Step, StepOutput], None]
 
 log = EventLogger(__name__)
 
@@ -40,7 +40,7 @@ class StepStream:
         self._on_step = on_step
         self._device = device
         self._loop = asyncio.get_running_loop()
-        self._answers: asyncio.Queue[StepResult | BlockyardError | None] = asyncio.Queue()
+        self._answers: asyncio.Queue[StepOutput | BlockyardError | None] = asyncio.Queue()
         # Written by the device thread: the step that it answered or refused last.
         self._last_step_id = 0
         # Read by the device thread between two steps.
@@ -63,7 +63,7 @@ class StepStream:
             self._tell(self.executor.submit(step, arrival))
             self._watch()
 
-    def _tell(self, finished: list[tuple[Step, StepResult]]) -> None:
+    def _tell(self, finished: list[tuple[Step, StepOutput]]) -> None:
         for step, result in finished:
             self._last_step_id = step.step_id
             if not self.executor.is_silent(step, result):
@@ -86,10 +86,10 @@ class StepStream:
         if self.executor.epoch == self.epoch:
             self._tell(self.executor.finish_all())
 
-    def _queue_answer(self, answer: StepResult | BlockyardError | None) -> None:
+    def _queue_answer(self, answer: StepOutput | BlockyardError | None) -> None:
         call_soon(self._loop, self._answers.put_nowait, answer)
 
-    def answer(self, result: StepResult) -> None:
+    def answer(self, result: StepOutput) -> None:
         """Answers a step that does not reach the device thread."""
         self._answers.put_nowait(result)
 
@@ -108,13 +108,13 @@ class StepStream:
         """Drops the waiting steps and says so after the running one; stays open until the scheduler closes it."""
         self.is_stopped = True
         self._device.post(self._finish_all)
-        self._device.post(lambda: self._queue_answer(StepResult(self.epoch or 0, self._last_step_id, draining=True)))
+        self._device.post(lambda: self._queue_answer(StepOutput(self.epoch or 0, self._last_step_id, draining=True)))
 
     def end(self, error: BlockyardError) -> None:
         """Ends the stream now, whatever the device thread does."""
         self._answers.put_nowait(error)
 
-    async def answers(self) -> AsyncIterator[StepResult]:
+    async def answers(self) -> AsyncIterator[StepOutput]:
         """Returns the answers in order; raises the error that the stream was ended with."""
         while (answer := await self._answers.get()) is not None:
             if isinstance(answer, Exception):
@@ -164,7 +164,7 @@ class StepStreams:
             stream.submit(step)
         else:
             error = BlockyardError(Reason.WRONG_STATE, self._explain(step.epoch), metadata={"epoch": str(self.epoch)})
-            stream.answer(StepResult(step.epoch, step.step_id, refusal=error))
+            stream.answer(StepOutput(step.epoch, step.step_id, refusal=error))
 
     def _explain(self, epoch: int) -> str:
         """Explains why an epoch does not run."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
     from worker_service.batch.input_batch import InputBatch
     from worker_service.lora.slots import LoraSlots
-    from worker_service.step import Array, BlockPairs, Fork, NewSequence, Step
+    from worker_service.step import Array, BlockPairs, ForkedRow, NewRow, Step
 
 
 class _Enough(Exception):
@@ -44,9 +43,10 @@ def check_step(
     check = _StepCheck(step, batch, num_device_blocks)
     with suppress(_Enough):
         check.run()
-        for violation in chain(
-            check_transfers(step, num_device_blocks, num_host_blocks), wrong_loras(step, batch, slots)
-        ):
+        found = check_transfers(step, num_device_blocks, num_host_blocks)
+        if slots.lora_ids.size or step.activated_lora_ids.size or any(new.lora_id for new in step.new_sequences):
+            found.extend(wrong_loras(step, batch, slots))
+        for violation in found:
             check.add_violation(violation.field, violation.description)
     return invalid(check.violations) if check.violations else None
 
@@ -123,7 +123,7 @@ class _StepCheck:
                 ended=sequence.rejection is not None,
             )
 
-    def _check_new_sequence(self, name: str, sequence: NewSequence) -> None:
+    def _check_new_sequence(self, name: str, sequence: NewRow) -> None:
         limits = self._batch.limits
         if sequence.num_computed_tokens > len(sequence.block_ids) // limits.num_kv_groups * limits.block_size:
             self.add_violation(f"{name}.num_computed_tokens", "more than the table's blocks hold")
@@ -146,7 +146,7 @@ class _StepCheck:
             if fork.child_id not in self._finished:
                 self._changed[fork.child_id] = self._child_progress(fork)
 
-    def _child_progress(self, fork: Fork) -> Progress:
+    def _child_progress(self, fork: ForkedRow) -> Progress:
         parent = fork.parent_id
         progress = self._changed[parent] if parent in self._new else self._batch.progress(parent)
         return replace(progress, num_blocks=len(fork.block_ids))

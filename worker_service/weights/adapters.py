@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from blockyard.contract.workers import WorkerState
 from blockyard.errors import BlockyardError, Reason
-from worker_service.set_up import SetUp, State
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from worker_service.lora.adapter import Adapter, LoraRequest
+    from worker_service.lora.adapter import AdapterWeights, LoraRequest
     from worker_service.lora.store import LoraStore
+    from worker_service.set_up import SetUp
 
 T = TypeVar("T")
 
@@ -22,7 +23,7 @@ class Owner(Protocol):
 
     set_up: SetUp
 
-    def require(self, *states: State) -> None:
+    def require(self, *states: WorkerState) -> None:
         """Raises BlockyardError in other states, and where the worker ends."""
         ...
 
@@ -41,13 +42,13 @@ class Adapters:
 
     def store(self) -> LoraStore:
         """Returns the cache of adapters."""
-        self._owner.require(State.LOADED, State.CACHE_READY, State.RUNNING)
+        self._owner.require(WorkerState.LOADED, WorkerState.CACHE_READY, WorkerState.RUNNING)
         store = self._owner.set_up.loras
         if store is None:
             raise BlockyardError(Reason.FEATURE_DISABLED, "this worker was not told to make room for LoRA adapters")
         return store
 
-    async def add(self, request: LoraRequest) -> Adapter:
+    async def add(self, request: LoraRequest) -> AdapterWeights:
         """Reads an adapter; see `LoraStore.add`."""
         return await self.store().add(request)
 
@@ -71,7 +72,3 @@ class Adapters:
     def pin(self, lora_id: int, *, pinned: bool) -> None:
         """Sets whether an adapter may be removed."""
         self.store().pin(lora_id, pinned=pinned)
-
-    def is_pinned(self, adapter: Adapter) -> bool:
-        """Returns whether an adapter may not be removed."""
-        return adapter.request.lora_id in self.store().pinned

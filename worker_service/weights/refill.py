@@ -15,8 +15,8 @@ from worker_service.models.determinism import determinism_id
 from worker_service.models.weight_files import Weights
 
 if TYPE_CHECKING:
-    from worker_service.models.loader import LoadedModel
-    from worker_service.set_up import CacheFacts
+    from blockyard.contract.workers import CacheInfo
+    from worker_service.models.loader import RunnableModel
     from worker_service.steps.step_executor import StepExecutor
 
 
@@ -29,8 +29,8 @@ class Source(Weights, Protocol):
 
 
 def refill(
-    executor: StepExecutor, loaded: LoadedModel, cache: CacheFacts, source: Source, version: str
-) -> tuple[LoadedModel, CacheFacts]:
+    executor: StepExecutor, loaded: RunnableModel, cache: CacheInfo, source: Source, version: str
+) -> tuple[RunnableModel, CacheInfo]:
     """Reads all weights from a source, and finds what is promised of their results.
 
     Raises:
@@ -55,6 +55,7 @@ def refill(
     loaded = replace(loaded, weights_digest=source.finish(), version=version)
     is_alone = loaded.parallel.world_size == 1
     # Ranks compute nothing together here: what they computed of their first weights stands for this machine.
-    fingerprint = executor.runner.fingerprint() if is_alone else cache.fingerprint
-    identity = determinism_id(loaded, fingerprint)
-    return loaded, replace(cache, fingerprint=fingerprint, determinism_id=identity, batch_invariant=batch_invariant)
+    if is_alone:
+        executor.fingerprint = executor.runner.fingerprint()
+    identity = determinism_id(loaded, executor.fingerprint)
+    return loaded, replace(cache, determinism_id=identity, batch_invariant=batch_invariant)

@@ -6,17 +6,17 @@ Lives in the event loop; all work is the device thread's. Knows no messages.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import psutil
 import torch
 
+from blockyard.contract.workers import MemoryTag, MemoryUse, WorkerState
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.paths import wrong_name
 from blockyard.telemetry import EventLogger
 from worker_service.device import memory
-from worker_service.set_up import MemoryTag, State
 from worker_service.weights.refill import refill
 from worker_service.weights.source import open_source
 from worker_service.weights.update import MIN_TICKET_BYTES, WeightUpdate, order_heads, tensor_names, wrong_heads
@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
+    from blockyard.contract.workers import CacheInfo, SleepInfo, WeightsSource
     from kernels.arena import Arena
-    from worker_service.models.loader import LoadedModel
-    from worker_service.set_up import CacheFacts, SetUp, SleepState
+    from worker_service.models.loader import RunnableModel
+    from worker_service.set_up import SetUp
     from worker_service.steps.step_executor import StepExecutor
     from worker_service.weights.refill import Source
     from worker_service.weights.update import TensorHead
@@ -40,25 +41,17 @@ LEVELS = (1, 2)
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryUse:
-    """Bytes of the device that were given up, and those that this process has there still."""
-
-    freed_bytes: int
-    used_bytes: int
-
-
 class Owner(Protocol):
     """The worker, as far as it matters here."""
 
     set_up: SetUp
 
     @property
-    def state(self) -> State:
+    def state(self) -> WorkerState:
         """What the worker is ready for now."""
         ...
 
-    def lifecycle(self, operation: str, *states: State) -> AbstractContextManager[None]:
+    def lifecycle(self, operation: str, *states: WorkerState) -> AbstractContextManager[None]:
         """Allows one change of state at a time; raises BlockyardError WRONG_STATE in other states."""
         ...
 
@@ -78,14 +71,14 @@ class Residency:
         """The one that was begun last and is neither finished nor given up."""
 
     @property
-    def _state(self) -> SleepState:
+    def _state(self) -> SleepInfo:
         return self._owner.set_up.sleep
 
     def _note(self, **changes: object) -> None:
         set_up = self._owner.set_up
         self._owner.set_up = replace(set_up, sleep=replace(set_up.sleep, **changes))  # type: ignore[arg-type]
 
-    def _parts(self) -> tuple[LoadedModel, StepExecutor]:
+    def _parts(self) -> tuple[RunnableModel, StepExecutor]:
         loaded, executor = self._owner.set_up.loaded, self._owner.set_up.executor
         assert loaded is not None
         assert executor is not None
@@ -101,7 +94,7 @@ class Residency:
 
         Raises BlockyardError WRONG_STATE, FIELD_INVALID or FEATURE_DISABLED.
         """
-        with self._owner.lifecycle("Sleep", State.CACHE_READY, State.SLEEPING):
+        with self._owner.lifecycle("Sleep", WorkerState.CACHE_READY, WorkerState.SLEEPING):
             if level not in LEVELS:
                 raise invalid([Violation("level", "must be 1 or 2")])
             loaded, executor = self._parts()
@@ -133,12 +126,12 @@ class Residency:
             log.info("asleep", level=self._state.level, freed_bytes=use.freed_bytes, used_bytes=use.used_bytes)
             return use
 
-    async def wake_up(self, tags: frozenset[MemoryTag]) -> SleepState:
+    async def wake_up(self, tags: frozenset[MemoryTag]) -> SleepInfo:
         """Takes memory again: all that is asleep, if no tags are named. Returns what is asleep still.
 
         Raises BlockyardError WRONG_STATE, FIELD_INVALID for a tag that is awake, or NEVER_FITS.
         """
-        with self._owner.lifecycle("WakeUp", State.SLEEPING, State.STALE):
+        with self._owner.lifecycle("WakeUp", WorkerState.SLEEPING, WorkerState.STALE):
             state = self._state
             if awake := sorted(tag.value for tag in tags - state.asleep):
                 raise invalid([Violation("tags", f"{', '.join(awake)} is awake")])
@@ -164,27 +157,27 @@ class Residency:
             log.info("awake", tags=sorted(tag.value for tag in due), asleep=sorted(tag.value for tag in asleep))
             return self._state
 
-    async def reload(self, model: str, revision: str, version: str, on_progress: Callable[[int, int], None]) -> SetUp:
+    async def reload(self, wanted: WeightsSource, on_progress: Callable[[int, int], None]) -> SetUp:
         """Loads the weights anew; calls `on_progress` in the device thread. Goes on to the end if its caller leaves.
 
         Raises BlockyardError FIELD_INVALID for a wrong name; MODEL_NOT_LOADED, before anything is changed where the
         folder shows it; later the worker is STALE, as it is meanwhile.
         """
-        if version and (wrong := wrong_name(version)):
+        if wanted.version and (wrong := wrong_name(wanted.version)):
             raise invalid([Violation("version", wrong)])
-        with self._owner.lifecycle("ReloadWeights", State.SLEEPING, State.STALE, State.CACHE_READY):
+        with self._owner.lifecycle("ReloadWeights", WorkerState.SLEEPING, WorkerState.STALE, WorkerState.CACHE_READY):
             self._require_weights("ReloadWeights")
             loaded, source = self._parts()[0], self._owner.set_up.source
             loaded.require_own_code("ReloadWeights")
 
             def open_files() -> Source:
-                return open_source(loaded, source, (model, revision), self._model_root, on_progress)
+                return open_source(loaded, source, (wanted.model, wanted.revision), self._model_root, on_progress)
 
             files = await self._owner.run(open_files)
             self._forget_update()
             self._note(weights_are_stale=True)
-            self._take(*await self._build(files, version))
-            log.info("weights loaded anew", model=model or "as before", version=version)
+            self._take(*await self._build(files, wanted.version))
+            log.info("weights loaded anew", model=wanted.model or "as before", version=wanted.version)
             return self._owner.set_up
 
     def _require_weights(self, operation: str) -> None:
@@ -201,7 +194,7 @@ class Residency:
 
         Raises BlockyardError FIELD_INVALID with all that is wrong, and has changed nothing then; or WRONG_STATE.
         """
-        with self._owner.lifecycle("BeginWeightUpdate", State.CACHE_READY, State.STALE):
+        with self._owner.lifecycle("BeginWeightUpdate", WorkerState.CACHE_READY, WorkerState.STALE):
             loaded = self._parts()[0]
             loaded.require_own_code("BeginWeightUpdate")
             wrong = wrong_heads(loaded, heads)
@@ -223,7 +216,7 @@ class Residency:
 
         Raises BlockyardError PERMISSION_DENIED, WRONG_STATE, or FIELD_INVALID where other bytes come than were named.
         """
-        with self._owner.lifecycle("UpdateWeights", State.STALE):
+        with self._owner.lifecycle("UpdateWeights", WorkerState.STALE):
             update = self._require_update()
             update.use(ticket)
             building = asyncio.create_task(self._build(update, update.version))
@@ -255,7 +248,7 @@ class Residency:
         if update.version != version:
             raise invalid([Violation("version", f"the update is to {update.version}")])
         await update.is_over.wait()
-        with self._owner.lifecycle("FinishWeightUpdate", State.STALE):
+        with self._owner.lifecycle("FinishWeightUpdate", WorkerState.STALE):
             update.require_whole()
             assert update.renewed is not None
             self._take(*update.renewed)
@@ -273,18 +266,18 @@ class Residency:
             self.update.is_over.set()
             self.update = None
 
-    async def _build(self, source: Source, version: str) -> tuple[LoadedModel, CacheFacts]:
+    async def _build(self, source: Source, version: str) -> tuple[RunnableModel, CacheInfo]:
         loaded, executor = self._parts()
         cache = self._owner.set_up.cache
         assert cache is not None
         return await self._owner.run(lambda: refill(executor, loaded, cache, source, version))
 
-    def _take(self, loaded: LoadedModel, cache: CacheFacts) -> None:
+    def _take(self, loaded: RunnableModel, cache: CacheInfo) -> None:
         self._owner.set_up = replace(self._owner.set_up, loaded=loaded, cache=cache)
         self._note(weights_are_stale=False)
 
 
-def _used_bytes(loaded: LoadedModel) -> int:
+def _used_bytes(loaded: RunnableModel) -> int:
     """Bytes of the device that this process has: on a processor, all that it has in memory."""
     device = loaded.backend.device
     if device.type == "cpu":

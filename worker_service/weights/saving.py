@@ -10,22 +10,21 @@ import asyncio
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from blockyard.contract.workers import SavedState, SaveRequest, WorkerState
 from blockyard.errors import BlockyardError, Reason
 from blockyard.model_files import find_companions
 from blockyard.telemetry import EventLogger
 from worker_service.models.loader import facts_of, open_weights
 from worker_service.models.packed_files import make_key, pack_name, write_pack
 from worker_service.models.sharded_files import Manifest, hash_file, manifest_name, write_manifest, write_slices
-from worker_service.set_up import State
 from worker_service.weights.folders import find_target, new_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from worker_service.models.loader import LoadedModel
+    from worker_service.models.loader import RunnableModel
     from worker_service.weights.residency import Owner
 
 log = EventLogger(__name__)
@@ -33,15 +32,6 @@ log = EventLogger(__name__)
 OnSave = Callable[[str, float | None], None]
 # As vLLM has it.
 DEFAULT_FILE_BYTES = 5 * 10**9
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """What was saved: the folder, the names of the files, and their bytes."""
-
-    folder: str
-    files: tuple[str, ...]
-    num_bytes: int
 
 
 class Saving:
@@ -56,15 +46,11 @@ class Saving:
         self._root = root
         self._on_save = on_save
 
-    async def save(
-        self, save_format: str, folder: str, max_file_bytes: int, on_progress: Callable[[int, int], None]
-    ) -> Saved:
+    async def save(self, request: SaveRequest, on_progress: Callable[[int, int], None]) -> SavedState:
         """Saves the weights; calls `on_progress` in another thread. Goes on to the end even if its caller leaves.
 
         Args:
-            save_format: "sharded" or "packed".
-            folder: as of `find_target`.
-            max_file_bytes: of one file of "sharded"; 0: 5 GB.
+            request: the format, the folder as `find_target` takes it, and the bytes of one sharded file; 0: 5 GB.
             on_progress: called with (bytes done, bytes in all).
 
         Raises:
@@ -73,19 +59,20 @@ class Saving:
         """
         begin = time.perf_counter()
         try:
-            with self._owner.lifecycle("SaveState", State.LOADED, State.CACHE_READY):
-                saved = await self._save(save_format, folder, max_file_bytes or DEFAULT_FILE_BYTES, on_progress)
+            with self._owner.lifecycle("SaveState", WorkerState.LOADED, WorkerState.CACHE_READY):
+                max_file_bytes = request.max_file_bytes or DEFAULT_FILE_BYTES
+                saved = await self._save(request.format, request.folder, max_file_bytes, on_progress)
         except BaseException:
-            self._on_save(save_format, None)
+            self._on_save(request.format, None)
             raise
         seconds = time.perf_counter() - begin
-        self._on_save(save_format, seconds)
+        self._on_save(request.format, seconds)
         log.info("the weights are saved", folder=saved.folder, bytes=saved.num_bytes, seconds=round(seconds, 3))
         return saved
 
     async def _save(
         self, save_format: str, folder: str, max_file_bytes: int, on_progress: Callable[[int, int], None]
-    ) -> Saved:
+    ) -> SavedState:
         target = await asyncio.to_thread(find_target, self._root, folder)
         loaded = self._owner.set_up.loaded
         assert loaded is not None
@@ -96,17 +83,17 @@ class Saving:
         save = _save_packed if save_format == "packed" else _save_sharded
         parallel = loaded.parallel
 
-        def work() -> Saved:
+        def work() -> SavedState:
             with new_folder(target, parallel.rank, parallel.world_size) as unfinished:
                 save(loaded, unfinished, max_file_bytes, on_progress)
                 paths = sorted(unfinished.iterdir())
                 names, num_bytes = tuple(path.name for path in paths), sum(path.stat().st_size for path in paths)
-            return Saved(str(target), names, num_bytes)
+            return SavedState(str(target), names, num_bytes)
 
         return await asyncio.to_thread(work)
 
 
-def _copy_companions(loaded: LoadedModel, folder: Path) -> dict[str, str]:
+def _copy_companions(loaded: RunnableModel, folder: Path) -> dict[str, str]:
     """Copies configuration and tokenizer, without which nobody serves the model; returns their SHA-256 by name."""
     for path in find_companions(loaded.folder):
         shutil.copyfile(path, folder / path.name)
@@ -114,7 +101,7 @@ def _copy_companions(loaded: LoadedModel, folder: Path) -> dict[str, str]:
 
 
 def _save_packed(
-    loaded: LoadedModel, folder: Path, max_file_bytes: int, on_progress: Callable[[int, int], None]
+    loaded: RunnableModel, folder: Path, max_file_bytes: int, on_progress: Callable[[int, int], None]
 ) -> None:
     if not loaded.backend.packs_into_arenas or loaded.backend.device.type != "cpu":
         message = f"the {loaded.backend.name} kernels' weights cannot be saved as they lie in memory: save them sharded"
@@ -125,7 +112,7 @@ def _save_packed(
 
 
 def _save_sharded(
-    loaded: LoadedModel, folder: Path, max_file_bytes: int, on_progress: Callable[[int, int], None]
+    loaded: RunnableModel, folder: Path, max_file_bytes: int, on_progress: Callable[[int, int], None]
 ) -> None:
     if loaded.origin.load_format == "packed":
         message = "the weights were loaded packed, and are no tensors any more: load the original to save it sharded"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from worker_service.models.loader import LoadedModel
+    from worker_service.models.loader import RunnableModel
     from worker_service.models.random_weights import RandomWeights
     from worker_service.models.weight_files import WeightFiles
     from worker_service.set_up import ModelSource
@@ -53,7 +53,7 @@ def find_folder(
 
 
 def open_source(
-    loaded: LoadedModel,
+    loaded: RunnableModel,
     told: ModelSource,
     wanted: tuple[str, str],
     root: Path | None,

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-    from worker_service.models.loader import LoadedModel
-    from worker_service.set_up import CacheFacts
+    from blockyard.contract.workers import CacheInfo
+    from worker_service.models.loader import RunnableModel
 
 MIN_TICKET_BYTES = 16
 MAX_VIOLATIONS = 20
@@ -59,7 +59,7 @@ class TensorHead:
         return math.prod(self.shape) * STORED_DTYPES[self.stored_dtype].itemsize
 
 
-def order_heads(loaded: LoadedModel, heads: Sequence[TensorHead]) -> list[int]:
+def order_heads(loaded: RunnableModel, heads: Sequence[TensorHead]) -> list[int]:
     """Returns the indices of the heads that this rank takes, in the order in which it reads the model's tensors.
 
     It takes those of other pipeline stages too, unless the samples of all of these are told.
@@ -72,13 +72,13 @@ def order_heads(loaded: LoadedModel, heads: Sequence[TensorHead]) -> list[int]:
     return [places[name] for name in (share if is_enough else names)]
 
 
-def tensor_names(loaded: LoadedModel) -> list[str]:
+def tensor_names(loaded: RunnableModel) -> list[str]:
     """Lists the tensors that an update must have, in the order in which a model's are read."""
     head = f"{loaded.model.names.head}.weight"
     return [name for name in loaded.tensors if not (loaded.config.head.is_tied and name == head)]
 
 
-def wrong_heads(loaded: LoadedModel, heads: Sequence[TensorHead]) -> list[Violation]:
+def wrong_heads(loaded: RunnableModel, heads: Sequence[TensorHead]) -> list[Violation]:
     """Finds all that keeps these tensors from being a model's weights."""
     if loaded.model.has_two_tables:
         return [Violation("tensors", "this model holds two tables that its config.json ties: reload it from a folder")]
@@ -87,7 +87,7 @@ def wrong_heads(loaded: LoadedModel, heads: Sequence[TensorHead]) -> list[Violat
     return list(_wrong_heads(loaded, heads))[:MAX_VIOLATIONS]
 
 
-def _wrong_heads(loaded: LoadedModel, heads: Sequence[TensorHead]) -> Iterator[Violation]:
+def _wrong_heads(loaded: RunnableModel, heads: Sequence[TensorHead]) -> Iterator[Violation]:
     names, found = tensor_names(loaded), {head.name: head for head in heads}
     table, tied = f"{loaded.model.names.embedding}.weight", f"{loaded.model.names.head}.weight"
     if len(found) < len(heads):
@@ -184,7 +184,7 @@ class WeightUpdate:
         self.num_bytes = 0
         self.num_tensors = 0
         # What the device thread made of it, once all has come.
-        self.renewed: tuple[LoadedModel, CacheFacts] | None = None
+        self.renewed: tuple[RunnableModel, CacheInfo] | None = None
         self.is_over = asyncio.Event()
         self._ticket: bytes | None = ticket
         self._heads, self._order = heads, order

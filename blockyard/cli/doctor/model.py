@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING
 
 from blockyard.capacity.replica_plan import check_network
 from blockyard.cli.doctor.findings import Finding, bad, doubtful, good
+from blockyard.contract.models import parse_task
+from blockyard.contract.parallel import Parallel
 from blockyard.errors import BlockyardError
 from blockyard.local.hardware import find_hardware
-from blockyard.local.model_check import read_model, task_of
+from blockyard.local.model_check import read_model
 from blockyard.local.model_trial import find_refusal
 from blockyard.model_config.fallback import Outline
 from blockyard.model_config.pooling.reading import read_rule
 from blockyard.model_files import resolve_model
-from blockyard.parallel import Parallel
 
 # To start an interpreter and read a vocabulary.
 _SECONDS = 120.0
@@ -35,7 +36,7 @@ def look_at_model(configuration: SystemConfiguration) -> Iterator[Finding]:
     if not configuration.model.model or not folder.is_dir():
         return
     try:
-        rule = read_rule(folder, task_of(configuration))
+        rule = read_rule(folder, parse_task(configuration.load.task))
     except BlockyardError as error:
         yield bad("task", error.message, "take a model whose files say it, or write them as sentence-transformers does")
         return

@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from blockyard.contract.models import Task
+from blockyard.contract.pooling import PoolingKind
 from blockyard.model_config.activation import Activation
 from blockyard.model_config.fields import read_object, unusable
-from blockyard.model_config.pooling.rule import Dense, Finish, PoolingKind, PoolingRule, Task
+from blockyard.model_config.pooling.rule import Dense, Finish, PoolingRule
 from blockyard.model_config.pooling.sentence_modules import read_modules
 
 if TYPE_CHECKING:
@@ -47,12 +49,12 @@ _CLASSIFIER, _CAUSAL = "ForSequenceClassification", ("ForCausalLM", "LMHeadModel
 _ANSWERS = {"Qwen3ForCausalLM": ("no", "yes")}
 
 
-def read_rule(folder: Path, task: Task | None = None, architecture: str = "") -> PoolingRule | None:
+def read_rule(folder: Path, task: Task = Task.UNSPECIFIED, architecture: str = "") -> PoolingRule | None:
     """Reads how a model's rows are pooled; None: it generates.
 
     Args:
         folder: config.json, and what sentence-transformers writes beside it.
-        task: what it is served for; None: as its files say.
+        task: what it is served for; UNSPECIFIED: as its files say.
         architecture: of those that config.json names; empty: the first.
 
     Raises:
@@ -62,7 +64,7 @@ def read_rule(folder: Path, task: Task | None = None, architecture: str = "") ->
     names = config.get("architectures")
     architecture = architecture or (str(names[0]) if isinstance(names, list) and names else "")
     modules = read_modules(folder)
-    if task is None:
+    if task is Task.UNSPECIFIED:
         task = _find_task(architecture, config, modules)
     match task:
         case Task.GENERATE:

@@ -6,30 +6,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from blockyard.contract.models import Task
+from blockyard.contract.pooling import PoolingKind
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from blockyard.model_config.activation import Activation
-
-
-class Task(StrEnum):
-    """What a model is served for."""
-
-    GENERATE = "generate"
-    EMBED = "embed"
-    CLASSIFY = "classify"
-    SCORE = "score"
-
-
-class PoolingKind(StrEnum):
-    """Which numbers are made of a sequence's rows: see pooling.proto."""
-
-    LAST = "last"
-    FIRST = "first"
-    MEAN = "mean"
-    TOKENS = "tokens"
-    CLASSIFY = "classify"
-    LABEL_LOGITS = "label_logits"
 
 
 class Finish(StrEnum):

@@ -7,15 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from blockyard.contract.pooling import PoolingKind
 from blockyard.model_config.activation import Activation
 from blockyard.model_config.fields import read_object, unusable
-from blockyard.model_config.pooling.rule import Dense, PoolingKind, PoolingRule
+from blockyard.model_config.pooling.rule import Dense, PoolingRule
 from blockyard.paths import read_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from blockyard.model_config.pooling.rule import Task
+    from blockyard.contract.models import Task
 
 # As sentence-transformers names them, and in its older files.
 _MODES = {"lasttoken": PoolingKind.LAST, "cls": PoolingKind.FIRST, "mean": PoolingKind.MEAN}

@@ -189,9 +189,47 @@ Global___LoraAdapters: _TypeAlias = LoraAdapters  # noqa: Y015
 
 @_typing.final
 class AddRequest(_message.Message):
-    """A request, validated. If one with this id is live or retained, it is answered as a ResumeRequest is, where the body
-    digests are equal, and fails with REQUEST_ID_CONFLICT where they differ.
+    """Adds a request. If one with this id is live or retained, the answer is that of a ResumeRequest where the digests are
+    equal, and REQUEST_ID_CONFLICT where they differ.
     """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HANDLE_FIELD_NUMBER: _builtins.int
+    SUBMISSION_FIELD_NUMBER: _builtins.int
+    RESUBMISSION_FIELD_NUMBER: _builtins.int
+    AGE_FIELD_NUMBER: _builtins.int
+    handle: _builtins.int
+    """The gateway's own number for the request, unique within the stream; every answer about it carries this number."""
+    submission: _builtins.bytes
+    """A serialized Submission. The scheduler keeps these bytes and sends them back unchanged in RequestResumed."""
+    @_builtins.property
+    def resubmission(self) -> Global___Resubmission:
+        """Set if a scheduler, which may be gone, accepted the request before: the limits of the queue do not hold for it."""
+
+    @_builtins.property
+    def age(self) -> _duration_pb2.Duration:
+        """How long the request has waited at its gateway for a scheduler, where none has accepted it before."""
+
+    def __init__(
+        self,
+        *,
+        handle: _builtins.int = ...,
+        submission: _builtins.bytes = ...,
+        resubmission: Global___Resubmission | None = ...,
+        age: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "resubmission", b"resubmission"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "handle", b"handle", "resubmission", b"resubmission", "submission", b"submission"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AddRequest: _TypeAlias = AddRequest  # noqa: Y015
+
+@_typing.final
+class Submission(_message.Message):
+    """A validated request. It travels as bytes: in AddRequest, and back in RequestResumed."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -202,89 +240,75 @@ class AddRequest(_message.Message):
     MAX_TOKENS_FIELD_NUMBER: _builtins.int
     MIN_TOKENS_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
-    HANDLE_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
-    BODY_DIGEST_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
     GATEWAY_STATE_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     MAX_QUEUE_TIME_FIELD_NUMBER: _builtins.int
     REMAINING_TIME_FIELD_NUMBER: _builtins.int
     BEAM_SEARCH_FIELD_NUMBER: _builtins.int
-    RESUBMISSION_FIELD_NUMBER: _builtins.int
     TRACE_CONTEXT_FIELD_NUMBER: _builtins.int
     POOLING_FIELD_NUMBER: _builtins.int
+    COMPUTES_WHOLE_PROMPT_FIELD_NUMBER: _builtins.int
     LORA_FIELD_NUMBER: _builtins.int
     FAILS_ON_UPDATE_FIELD_NUMBER: _builtins.int
-    AGE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Unique among the live requests of the scheduler: the tenant's name, "/" and the client's id; the latter alone where
     there is no tenant.
     """
     n: _builtins.int
     """Sequences, >= 1."""
+    sampling: _builtins.bytes
+    """A serialized blockyard.common.v1.SamplingParams, in which every field is set, the seed too. Only workers read it."""
     max_tokens: _builtins.int
     """Tokens to generate at most; within the model's length."""
     min_tokens: _builtins.int
-    """No stop token counts before this many tokens."""
-    handle: _builtins.int
-    """The gateway's own number for it, unique within the stream; what the scheduler says of this call bears it."""
+    """Stop tokens count only behind this many tokens."""
     tenant: _builtins.str
-    """Who shares the machine fairly with others."""
-    body_digest: _builtins.bytes
-    """SHA-256 of what was asked: one id with two of them is a conflict."""
+    """The scheduler shares the machine fairly between tenants."""
+    digest: _builtins.bytes
+    """SHA-256 of what was asked: two digests under one id are a conflict."""
     gateway_state: _builtins.bytes
-    """What another gateway needs to go on with it; the scheduler does not read it."""
+    """What another gateway needs to go on with the request; the scheduler does not read it."""
     priority: _builtins.int
-    """Less is sooner. Default 0."""
+    """A request with a lower number comes first. Default 0."""
+    pooling: _builtins.bytes
+    """A serialized blockyard.common.v1.Pooling: numbers of the prompt instead of tokens after it. Then n is 1 and
+    max_tokens 0. Only workers read it.
+    """
+    computes_whole_prompt: _builtins.bool
+    """Every row of the prompt is computed, and none comes from the prefix cache: for log probabilities of the prompt, and
+    for poolings that read all rows.
+    """
     fails_on_update: _builtins.bool
-    """Fail it with SLEEPING, once it has begun, rather than go on with other weights."""
+    """Fail the request with SLEEPING, once it has begun, rather than go on with other weights."""
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt; not empty."""
 
     @_builtins.property
-    def sampling(self) -> _sampling_pb2.SamplingParams:
-        """Every field is set, the seed too; the worker reads it."""
-
-    @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """A token of these ends a sequence: the model's end tokens (unless ignored) and the request's stop tokens."""
+        """Each of these tokens ends a sequence: the model's end tokens (unless ignored) and the request's stop tokens."""
 
     @_builtins.property
     def max_queue_time(self) -> _duration_pb2.Duration:
-        """How long it may wait before its first step; then QUEUE_DEADLINE."""
+        """How long the request may wait before its first step; then it fails with QUEUE_DEADLINE."""
 
     @_builtins.property
     def remaining_time(self) -> _duration_pb2.Duration:
-        """How long it may take in all; then GENERATION_DEADLINE."""
+        """How long the request may take in all; then it fails with GENERATION_DEADLINE."""
 
     @_builtins.property
     def beam_search(self) -> _sampling_pb2.BeamSearch:
-        """Beam search: n is how many of the beams are told, all at their end."""
-
-    @_builtins.property
-    def resubmission(self) -> Global___Resubmission:
-        """Set when the request was accepted before, by a scheduler that may be gone: no limit of the queue holds for it."""
+        """Beam search: n is how many of the beams are returned, all at their end."""
 
     @_builtins.property
     def trace_context(self) -> _trace_pb2.TraceContext:
-        """Set for a request that is traced: the gateway's span of it. It is no part of what was asked: of two requests that
-        differ in it alone the body digests are equal. Kept with the request: a resubmission and a resume have it too.
-        """
-
-    @_builtins.property
-    def pooling(self) -> _pooling_pb2.Pooling:
-        """Numbers of the prompt instead of tokens after it: n is 1, and max_tokens 0."""
+        """Set for a request that is traced: the gateway's span of it. It is no part of the digest."""
 
     @_builtins.property
     def lora(self) -> Global___LoraAdapter:
-        """Its adapter, with which all its sequences are computed, also once its name is another one's. Absent: none."""
-
-    @_builtins.property
-    def age(self) -> _duration_pb2.Duration:
-        """How long ago it came to its gateway, where it waited there for a scheduler that none had accepted it before. It is
-        no part of what was asked.
-        """
+        """The adapter of all sequences; the request keeps it when its name goes to another one. Absent: none."""
 
     def __init__(
         self,
@@ -292,32 +316,30 @@ class AddRequest(_message.Message):
         request_id: _builtins.str = ...,
         prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         n: _builtins.int = ...,
-        sampling: _sampling_pb2.SamplingParams | None = ...,
+        sampling: _builtins.bytes = ...,
         max_tokens: _builtins.int = ...,
         min_tokens: _builtins.int = ...,
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
-        handle: _builtins.int = ...,
         tenant: _builtins.str = ...,
-        body_digest: _builtins.bytes = ...,
+        digest: _builtins.bytes = ...,
         gateway_state: _builtins.bytes = ...,
         priority: _builtins.int = ...,
         max_queue_time: _duration_pb2.Duration | None = ...,
         remaining_time: _duration_pb2.Duration | None = ...,
         beam_search: _sampling_pb2.BeamSearch | None = ...,
-        resubmission: Global___Resubmission | None = ...,
         trace_context: _trace_pb2.TraceContext | None = ...,
-        pooling: _pooling_pb2.Pooling | None = ...,
+        pooling: _builtins.bytes = ...,
+        computes_whole_prompt: _builtins.bool = ...,
         lora: Global___LoraAdapter | None = ...,
         fails_on_update: _builtins.bool = ...,
-        age: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "beam_search", b"beam_search", "lora", b"lora", "max_queue_time", b"max_queue_time", "pooling", b"pooling", "remaining_time", b"remaining_time", "resubmission", b"resubmission", "sampling", b"sampling", "trace_context", b"trace_context"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["beam_search", b"beam_search", "lora", b"lora", "max_queue_time", b"max_queue_time", "remaining_time", b"remaining_time", "trace_context", b"trace_context"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["age", b"age", "beam_search", b"beam_search", "body_digest", b"body_digest", "fails_on_update", b"fails_on_update", "gateway_state", b"gateway_state", "handle", b"handle", "lora", b"lora", "max_queue_time", b"max_queue_time", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "n", b"n", "pooling", b"pooling", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "remaining_time", b"remaining_time", "request_id", b"request_id", "resubmission", b"resubmission", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "trace_context", b"trace_context"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beam_search", b"beam_search", "computes_whole_prompt", b"computes_whole_prompt", "digest", b"digest", "fails_on_update", b"fails_on_update", "gateway_state", b"gateway_state", "lora", b"lora", "max_queue_time", b"max_queue_time", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "n", b"n", "pooling", b"pooling", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "remaining_time", b"remaining_time", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "trace_context", b"trace_context"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___AddRequest: _TypeAlias = AddRequest  # noqa: Y015
+Global___Submission: _TypeAlias = Submission  # noqa: Y015
 
 @_typing.final
 class Resubmission(_message.Message):
@@ -687,21 +709,19 @@ class RequestResumed(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     HANDLE_FIELD_NUMBER: _builtins.int
-    REQUEST_FIELD_NUMBER: _builtins.int
+    SUBMISSION_FIELD_NUMBER: _builtins.int
     FIRST_SEQUENCE_ID_FIELD_NUMBER: _builtins.int
     SEQUENCES_FIELD_NUMBER: _builtins.int
     NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
     """As in the call that it answers."""
+    submission: _builtins.bytes
+    """The serialized Submission, as the request was added."""
     first_sequence_id: _builtins.int
     """The sequence with index i has the id first_sequence_id + i."""
     num_cached_tokens: _builtins.int
     """The prompt's tokens that were found in the prefix cache."""
-    @_builtins.property
-    def request(self) -> Global___AddRequest:
-        """The request as it was added, its handle and its resubmission left out."""
-
     @_builtins.property
     def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceTranscript]:
         """By index."""
@@ -714,15 +734,15 @@ class RequestResumed(_message.Message):
         self,
         *,
         handle: _builtins.int = ...,
-        request: Global___AddRequest | None = ...,
+        submission: _builtins.bytes = ...,
         first_sequence_id: _builtins.int = ...,
         sequences: _abc.Iterable[Global___SequenceTranscript] | None = ...,
         num_cached_tokens: _builtins.int = ...,
         prompt_logprobs: _abc.Iterable[_sampling_pb2.PromptLogprobs] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_sequence_id", b"first_sequence_id", "handle", b"handle", "num_cached_tokens", b"num_cached_tokens", "prompt_logprobs", b"prompt_logprobs", "request", b"request", "sequences", b"sequences"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_sequence_id", b"first_sequence_id", "handle", b"handle", "num_cached_tokens", b"num_cached_tokens", "prompt_logprobs", b"prompt_logprobs", "sequences", b"sequences", "submission", b"submission"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -923,7 +943,7 @@ class CancelRequestsRequest(_message.Message):
     REQUEST_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """As in AddRequest."""
+        """As in Submission."""
 
     def __init__(
         self,

@@ -1690,14 +1690,14 @@ class NewSequence(_message.Message):
     PROMPT_LENGTH_FIELD_NUMBER: _builtins.int
     NUM_COMPUTED_TOKENS_FIELD_NUMBER: _builtins.int
     BLOCK_IDS_FIELD_NUMBER: _builtins.int
-    SAMPLING_FIELD_NUMBER: _builtins.int
     MIN_TOKENS_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     NUM_BEAM_CANDIDATES_FIELD_NUMBER: _builtins.int
     TRACE_CONTEXT_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     LORA_ID_FIELD_NUMBER: _builtins.int
-    POOLING_FIELD_NUMBER: _builtins.int
+    SAMPLING_PARAMS_FIELD_NUMBER: _builtins.int
+    POOLING_PARAMS_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.int
     """Unique within the epoch."""
     sequence_index: _builtins.int
@@ -1718,6 +1718,15 @@ class NewSequence(_message.Message):
     """Its adapter, from the host's cache; 0: none. Its children have the same. If it is a soft prompt, the prompt begins
     with its virtual tokens: ids from 2^30 on, which count in prompt_length.
     """
+    sampling_params: _builtins.bytes
+    """blockyard.common.v1.SamplingParams with every field set, serialized. Bytes that are no such message, or one with lists
+    that are too long, fail this sequence alone.
+    """
+    pooling_params: _builtins.bytes
+    """blockyard.common.v1.Pooling, serialized. If set: nothing is sampled of this sequence. In the step that computes its
+    last token, its numbers are answered, and it has ended. It has no children. Bytes that are no such message fail this
+    sequence alone.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt, and what was generated so far."""
@@ -1729,10 +1738,6 @@ class NewSequence(_message.Message):
         """
 
     @_builtins.property
-    def sampling(self) -> _sampling_pb2.SamplingParams:
-        """Every field is set."""
-
-    @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """After one of these the row computes nothing more."""
 
@@ -1740,12 +1745,6 @@ class NewSequence(_message.Message):
     def trace_context(self) -> _trace_pb2.TraceContext:
         """Set for a sequence whose request is traced: the span that the worker's spans of it hang under. Its children hang
         under the same.
-        """
-
-    @_builtins.property
-    def pooling(self) -> _pooling_pb2.Pooling:
-        """If set: nothing is sampled of this sequence. In the step that computes its last token, its numbers are answered, and
-        it has ended. It has no children.
         """
 
     def __init__(
@@ -1757,20 +1756,27 @@ class NewSequence(_message.Message):
         prompt_length: _builtins.int = ...,
         num_computed_tokens: _builtins.int = ...,
         block_ids: _abc.Iterable[_builtins.int] | None = ...,
-        sampling: _sampling_pb2.SamplingParams | None = ...,
         min_tokens: _builtins.int = ...,
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         num_beam_candidates: _builtins.int = ...,
         trace_context: _trace_pb2.TraceContext | None = ...,
         request_id: _builtins.str = ...,
         lora_id: _builtins.int = ...,
-        pooling: _pooling_pb2.Pooling | None = ...,
+        sampling_params: _builtins.bytes | None = ...,
+        pooling_params: _builtins.bytes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["pooling", b"pooling", "sampling", b"sampling", "trace_context", b"trace_context"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_pooling_params", b"_pooling_params", "_sampling_params", b"_sampling_params", "pooling_params", b"pooling_params", "sampling_params", b"sampling_params", "trace_context", b"trace_context"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_ids", b"block_ids", "lora_id", b"lora_id", "min_tokens", b"min_tokens", "num_beam_candidates", b"num_beam_candidates", "num_computed_tokens", b"num_computed_tokens", "pooling", b"pooling", "prompt_length", b"prompt_length", "request_id", b"request_id", "sampling", b"sampling", "sequence_id", b"sequence_id", "sequence_index", b"sequence_index", "stop_token_ids", b"stop_token_ids", "token_ids", b"token_ids", "trace_context", b"trace_context"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_pooling_params", b"_pooling_params", "_sampling_params", b"_sampling_params", "block_ids", b"block_ids", "lora_id", b"lora_id", "min_tokens", b"min_tokens", "num_beam_candidates", b"num_beam_candidates", "num_computed_tokens", b"num_computed_tokens", "pooling_params", b"pooling_params", "prompt_length", b"prompt_length", "request_id", b"request_id", "sampling_params", b"sampling_params", "sequence_id", b"sequence_id", "sequence_index", b"sequence_index", "stop_token_ids", b"stop_token_ids", "token_ids", b"token_ids", "trace_context", b"trace_context"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__pooling_params: _TypeAlias = _typing.Literal["pooling_params"]  # noqa: Y015
+    _WhichOneofArgType__pooling_params: _TypeAlias = _typing.Literal["_pooling_params", b"_pooling_params"]  # noqa: Y015
+    _WhichOneofReturnType__sampling_params: _TypeAlias = _typing.Literal["sampling_params"]  # noqa: Y015
+    _WhichOneofArgType__sampling_params: _TypeAlias = _typing.Literal["_sampling_params", b"_sampling_params"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__pooling_params) -> _WhichOneofReturnType__pooling_params | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__sampling_params) -> _WhichOneofReturnType__sampling_params | None: ...
 
 Global___NewSequence: _TypeAlias = NewSequence  # noqa: Y015
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from blockyard.contract.events import Delta, Finished
+from blockyard.contract.sampling import FinishReason
 from gateway.fronts.http_calls.parts import AnswerParts, Grown, Opened, Part, PartKind
 from gateway.fronts.http_calls.streaming import ServerSentEvent
-from gateway.request import Delta, Finished, FinishReason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from blockyard.contract.events import Accepted, Event
     from gateway.fronts.anthropic.call import MessageCall
     from gateway.fronts.http_calls.parts import Step
-    from gateway.request import Accepted, Event
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 # The delta of each kind of block: its type, and the name of its text.
@@ -102,27 +103,27 @@ class MessageAnswer:
         finished = self._finished
         if finished is None:
             return {"stop_reason": None, "stop_sequence": None}
-        matched = finished.matched if isinstance(finished.matched, str) else None
+        matched = finished.matched_stop if isinstance(finished.matched_stop, str) else None
         return {"stop_reason": self._stop_reason(finished), "stop_sequence": matched}
 
     def _stop_reason(self, finished: Finished) -> str:
-        if finished.reason is FinishReason.LENGTH:
+        if finished.finish_reason is FinishReason.LENGTH:
             # The model's length has left less than was asked for.
-            is_short = finished.num_completion_tokens < self._call.max_tokens
+            is_short = finished.usage.num_completion_tokens < self._call.max_tokens
             return "model_context_window_exceeded" if is_short else "max_tokens"
         if finished.calls_tools:
             return "tool_use"
-        return "stop_sequence" if isinstance(finished.matched, str) else "end_turn"
+        return "stop_sequence" if isinstance(finished.matched_stop, str) else "end_turn"
 
     def _usage(self) -> dict[str, Any]:
         """Returns what is known of the tokens. Those of the prompt are the cached ones and all others, apart."""
         finished = self._finished
-        num_cached = finished.num_cached_tokens if finished else 0
+        num_cached = finished.usage.num_cached_tokens if finished else 0
         return {
             "input_tokens": self._num_prompt_tokens - num_cached,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": num_cached,
-            "output_tokens": finished.num_completion_tokens if finished else 0,
+            "output_tokens": finished.usage.num_completion_tokens if finished else 0,
         }
 
 

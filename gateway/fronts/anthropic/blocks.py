@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import BeforeValidator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from gateway import chat
+from blockyard.contract import chat
 from gateway.fronts.http_calls.body_types import BY_TYPE, Neutral, NotServed, Shape, at_most, unsupported
 
 # Begins a line of the system's texts that is for a provider, not for a model. It changes with every request, and prefix

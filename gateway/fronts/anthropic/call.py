@@ -6,13 +6,14 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from blockyard.contract.sampling import SamplingParams, StopCriteria
 from gateway.fronts.anthropic.conversation import conversation_of
 from gateway.fronts.http_calls.formats import schema_format
-from gateway.request import GenerationRequest, SamplingOptions, StopOptions
+from gateway.request import GenerationRequest
 
 if TYPE_CHECKING:
+    from blockyard.contract.request import OutputFormat
     from gateway.fronts.anthropic.schema import CountBody, MessagesBody
-    from gateway.request import OutputFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +33,8 @@ def understand(body: MessagesBody, tenant: str) -> MessageCall:
         prompt=conversation_of(body),
         request_id=f"msg_{uuid.uuid4().hex}",
         model=body.model,
-        sampling=SamplingOptions(temperature=body.temperature, top_p=body.top_p, top_k=body.top_k),
-        stop=StopOptions(max_tokens=body.max_tokens, stop_strings=tuple(body.stop_sequences or ())),
+        sampling=SamplingParams(temperature=body.temperature, top_p=body.top_p, top_k=body.top_k),
+        stop=StopCriteria(max_tokens=body.max_tokens, stop_strings=tuple(body.stop_sequences or ())),
         format=_format(body),
         tenant=tenant,
     )

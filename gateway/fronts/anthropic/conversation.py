@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from blockyard.client.chat import Role, ToolChoice
-from gateway import chat
+from blockyard.contract import chat
+from blockyard.contract.chat import Role, ToolChoice
 from gateway.fronts.anthropic.blocks import (
     TextBlock,
     ThinkingBlock,

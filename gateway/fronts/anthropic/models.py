@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
     from starlette.types import Scope
 
+    from blockyard.contract.models import Model
     from gateway.generation import GenerationService
-    from gateway.request import ModelCard
 
 _PATH = "/v1/models"
 
@@ -51,7 +51,7 @@ class ModelEndpoints:
                 return JSONResponse(self._model(card))
         raise BlockyardError(Reason.MODEL_NOT_FOUND, f"the model {quote(name)} is not served here")
 
-    def _model(self, card: ModelCard) -> dict[str, Any]:
+    def _model(self, card: Model) -> dict[str, Any]:
         return {
             "type": "model",
             "id": card.name,

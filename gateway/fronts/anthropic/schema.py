@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from gateway import chat
+from blockyard.contract import chat
 from gateway.fronts.anthropic.blocks import Content, Texts  # noqa: TC001 - pydantic reads the annotations
 from gateway.fronts.http_calls.body_types import Neutral, NotServed, Shape, at_most, unsupported
 

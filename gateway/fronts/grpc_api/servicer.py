@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from blockyard.contract.codec.events import encode_accepted, encode_event, encode_prompt_logprobs
+from blockyard.contract.codec.models import encode_model
+from blockyard.contract.codec.pooling_answers import encode_classifications, encode_embeddings, encode_scores
+from blockyard.contract.events import Accepted, Delta, Finished, PromptLogprobs
+from blockyard.contract.request import OnDisconnect
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
 from gateway.codec import pooling as pooling_codec
 from gateway.codec import public as codec
 from gateway.fronts.grpc_api.handlers import add_service, tenant_of
-from gateway.request import Accepted, Delta, Finished, OnDisconnect, PromptLogprobs
 
 if TYPE_CHECKING:
     import grpc.aio
@@ -88,21 +92,21 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> inference_pb2.EmbedResponse:
         """Turns texts into vectors."""
         call = pooling_codec.decode_embed(request, tenant_of(context), context.time_remaining())
-        return pooling_codec.encode_embeddings(await self._generation.pooling.embed(call))
+        return encode_embeddings(await self._generation.pooling.embed(call))
 
     async def Score(  # type: ignore[override]
         self, request: inference_pb2.ScoreRequest, context: Any
     ) -> inference_pb2.ScoreResponse:
         """Says how well documents answer a query."""
         call = pooling_codec.decode_score(request, tenant_of(context), context.time_remaining())
-        return pooling_codec.encode_scores(await self._generation.pooling.score(call))
+        return encode_scores(await self._generation.pooling.score(call))
 
     async def Classify(  # type: ignore[override]
         self, request: inference_pb2.ClassifyRequest, context: Any
     ) -> inference_pb2.ClassifyResponse:
         """Says how well the model's labels suit texts."""
         call = pooling_codec.decode_classify(request, tenant_of(context), context.time_remaining())
-        return pooling_codec.encode_classifications(await self._generation.pooling.classify(call))
+        return encode_classifications(await self._generation.pooling.classify(call))
 
     async def Tokenize(  # type: ignore[override]
         self, request: inference_pb2.TokenizeRequest, context: Any
@@ -128,7 +132,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.ListModelsRequest, context: Any
     ) -> inference_pb2.ListModelsResponse:
         """Lists the models that are served."""
-        return inference_pb2.ListModelsResponse(models=map(codec.encode_model, self._generation.models()))
+        return inference_pb2.ListModelsResponse(models=map(encode_model, self._generation.models()))
 
 
 def _watched(reader: Reader, context: Any) -> Reader:
@@ -145,11 +149,11 @@ async def _read_whole(reader: Reader, response: W) -> W:
     try:
         async for event in reader:
             if isinstance(event, Accepted):
-                response.accepted.CopyFrom(codec.encode_accepted(event))
+                response.accepted.CopyFrom(encode_accepted(event))
             elif isinstance(event, Delta):
                 deltas.setdefault(event.index, []).append(event)
             elif isinstance(event, PromptLogprobs):
-                response.prompt_logprobs.CopyFrom(codec.encode_prompt_logprobs(event))
+                response.prompt_logprobs.CopyFrom(encode_prompt_logprobs(event))
             elif isinstance(event, Finished):
                 choices.append(codec.encode_choice(deltas.get(event.index, ()), event))
     finally:
@@ -163,7 +167,7 @@ async def _write(reader: Reader, context: Any, response: type[StreamResponse]) -
     seq = 0
     try:
         async for event in reader:
-            await context.write(response(event=codec.encode_event(event, seq)))
+            await context.write(response(event=encode_event(event, seq)))
             seq += 1
     finally:
         reader.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from gateway.request import JsonSchema
+from blockyard.contract.request import JsonSchema
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gateway.request import Delta
+    from blockyard.contract.events import Delta
 
 
 class PartKind(Enum):
@@ -95,7 +95,7 @@ class AnswerParts:
         if delta.text:
             yield from self._grow(PartKind.TEXT, delta.text)
         for call in calls:
-            yield from self._begin(Part(len(self.parts), PartKind.CALL, call.call_id, call.name))
+            yield from self._begin(Part(len(self.parts), PartKind.CALL, call.id, call.name))
             if call.arguments:
                 yield from self._grow(PartKind.CALL, call.arguments)
 

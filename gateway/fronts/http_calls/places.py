@@ -12,7 +12,7 @@ from gateway.fronts.http_calls.errors import rename_violations
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
-    from gateway import chat
+    from blockyard.contract import chat
 
 _OF_CONVERSATION = re.compile(r"conversation\.(?:messages|tools)\[.*", re.DOTALL)
 _OF_TOOL = re.compile(r"conversation\.tools\[(\d+)\](.*)", re.DOTALL)

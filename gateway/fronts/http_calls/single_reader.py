@@ -6,15 +6,16 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from blockyard.contract.events import Accepted
 from blockyard.errors import BlockyardError
-from gateway.request import Accepted
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterable
 
+    from blockyard.contract.events import Event
     from gateway.generation import GenerationService
     from gateway.live.reader import Reader
-    from gateway.request import Event, GenerationRequest, ResumeRequest
+    from gateway.request import GenerationRequest, ResumeRequest
 
 
 class Answer(Protocol):

@@ -9,17 +9,17 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from blockyard.contract.events import Delta, Finished
 from gateway.fronts.open_inference.call import MODEL_VERSION, OUTPUTS
 from gateway.fronts.open_inference.messages import InferResponse, Output
 from gateway.fronts.openai import logprobs as shapes
-from gateway.request import Delta, Finished
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from blockyard.contract.events import Accepted, Event, TokenLogprobs
     from blockyard.errors import BlockyardError
     from gateway.fronts.open_inference.call import InferCall
-    from gateway.request import Accepted, Event, TokenLogprobs
 
 # What Triton's vLLM backend says of a choice that has not ended.
 _UNFINISHED = b"None"
@@ -85,8 +85,8 @@ class Answer:
             choice.logprobs.extend(event.logprobs)
             choice.cumulative_logprob += sum(entry.chosen.logprob for entry in event.logprobs if entry.chosen)
         else:
-            choice.advance(event.num_completion_tokens)
-            choice.finish_reason = event.reason.label.encode()
+            choice.advance(event.usage.num_completion_tokens)
+            choice.finish_reason = event.finish_reason.value.encode()
             self._num_unfinished -= 1
             if event.error is not None:
                 self._errors[number] = event.error

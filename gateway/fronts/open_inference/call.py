@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, cast
 import pydantic
 import pydantic_core
 
+from blockyard.contract.request import OnDisconnect
 from blockyard.errors import Reason, Violation, invalid, quote
 from gateway.fronts.http_calls.bodies import from_validation
 from gateway.fronts.http_calls.body_types import Neutral
 from gateway.fronts.openai.call_spec import CallSpec, understand_completion
 from gateway.fronts.openai.errors import rename
 from gateway.fronts.openai.schema.requests import CompletionBody
-from gateway.request import OnDisconnect
 
 if TYPE_CHECKING:
     from gateway.fronts.open_inference.messages import InferRequest

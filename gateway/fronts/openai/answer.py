@@ -11,16 +11,17 @@ from dataclasses import dataclass, field
 from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Any
 
+from blockyard.contract.events import Accepted, Delta, PromptLogprobs, Recovered
+from blockyard.contract.sampling import FinishReason
 from gateway.fronts.openai import logprobs as shapes
 from gateway.fronts.openai.errors import make_error_fields
 from gateway.fronts.openai.schema.parsed_fields import parsed_delta, parsed_fields
-from gateway.request import Accepted, Delta, FinishReason, PromptLogprobs, Recovered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from blockyard.contract.events import Event, Finished, TokenLogprobs
     from gateway.fronts.openai.call_spec import CallSpec
-    from gateway.request import Event, Finished, TokenLogprobs
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
@@ -43,10 +44,10 @@ class Tally:
 
     def add_choice(self, number: int, finished: Finished) -> None:
         """Counts the tokens of a choice that ended."""
-        self.num_tokens[number] = finished.num_completion_tokens
+        self.num_tokens[number] = finished.usage.num_completion_tokens
         if finished.index == 0:
-            self.num_cached_tokens += finished.num_cached_tokens
-            self.num_virtual_tokens += finished.num_virtual_tokens
+            self.num_cached_tokens += finished.usage.num_cached_tokens
+            self.num_virtual_tokens += finished.usage.num_virtual_tokens
 
     def usage(self) -> dict[str, Any]:
         """Returns the API's `usage`."""
@@ -90,9 +91,9 @@ def _warnings(accepted: Sequence[Accepted]) -> dict[str, Any]:
 
 
 def _ending(finished: Finished) -> dict[str, Any]:
-    reason = finished.reason
-    label = "tool_calls" if finished.calls_tools and reason is FinishReason.STOP else reason.label
-    fields: dict[str, Any] = {"finish_reason": label, "stop_reason": finished.matched}
+    reason = finished.finish_reason
+    label = "tool_calls" if finished.calls_tools and reason is FinishReason.STOP else reason.value
+    fields: dict[str, Any] = {"finish_reason": label, "stop_reason": finished.matched_stop}
     if finished.score is not None:
         fields["score"] = finished.score
     if finished.error is not None:

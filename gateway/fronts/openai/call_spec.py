@@ -6,25 +6,19 @@ import uuid
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from blockyard.client.chat import Role
+from blockyard.contract.chat import Role
+from blockyard.contract.request import OnDisconnect, OnUpdate
+from blockyard.contract.sampling import BeamSearch, EarlyStopping, SamplingParams, StopCriteria
 from blockyard.errors import BlockyardError
 from gateway.fronts.openai.schema.formats import read_format
 from gateway.fronts.openai.schema.requests import StreamOptions
-from gateway.request import (
-    BeamOptions,
-    EarlyStopping,
-    GenerationRequest,
-    OnDisconnect,
-    OnUpdate,
-    SamplingOptions,
-    StopOptions,
-)
+from gateway.request import GenerationRequest
 from gateway.text.answer_parsing import with_parsing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gateway.chat import Conversation
+    from blockyard.contract.chat import Conversation
     from gateway.fronts.openai.schema.requests import ChatBody, CompletionBody, GenerationBody
     from gateway.generation import GenerationService
 
@@ -160,7 +154,7 @@ async def with_token_ids(call: CallSpec, service: GenerationService) -> CallSpec
     return replace(
         call,
         requests=tuple(
-            # Of a conversation that is ids nobody knows any more that it had tools.
+            # The prompt becomes ids here: set the parser now, while its tools are still known.
             replace(with_parsing(request, tokenizer.dialect), prompt=prompt)
             for request, prompt in zip(call.requests, prompts, strict=True)
         ),
@@ -182,7 +176,7 @@ def _request(body: GenerationBody, max_tokens: int | None) -> GenerationRequest:
     return GenerationRequest(
         prompt="",
         model=body.model or "",
-        sampling=SamplingOptions(
+        sampling=SamplingParams(
             temperature=body.temperature,
             top_p=body.top_p,
             top_k=0 if body.top_k == -1 else body.top_k,
@@ -196,7 +190,7 @@ def _request(body: GenerationBody, max_tokens: int | None) -> GenerationRequest:
             bad_words=tuple(body.bad_words or ()),
             prompt_logprobs=body.prompt_logprobs,
         ),
-        stop=StopOptions(
+        stop=StopCriteria(
             max_tokens=max_tokens,
             min_tokens=body.min_tokens,
             stop_strings=tuple(body.stop or ()),
@@ -223,9 +217,9 @@ def _format_names(body: GenerationBody) -> dict[str, str]:
     return {asked.field: asked.parameter, "format": asked.parameter} if asked else {}
 
 
-def _beams(body: GenerationBody) -> BeamOptions:
+def _beams(body: GenerationBody) -> BeamSearch:
     n = 1 if body.n is None else body.n
-    return BeamOptions(
+    return BeamSearch(
         width=n if body.best_of is None else body.best_of,
         length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
         early_stopping=_EARLY_STOPPING.get(body.early_stopping or False, EarlyStopping.HEURISTIC),
@@ -256,4 +250,4 @@ def _echo_of(conversation: Conversation) -> tuple[str, ...]:
     """Returns the final message if the answer has its role, by vLLM's rule. An empty chat is refused later."""
     last = conversation.messages[-1:]
     goes_on = conversation.continue_final_message or conversation.add_generation_prompt is False
-    return tuple(message.content or "" for message in last if goes_on or message.role is Role.ASSISTANT)
+    return tuple(message.text or "" for message in last if goes_on or message.role is Role.ASSISTANT)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 
+from blockyard.contract.request import OnDisconnect
 from blockyard.errors import Violation, invalid
 from gateway.fronts.http_calls.bodies import parse_body, read_json
 from gateway.fronts.http_calls.errors import client_error
@@ -29,7 +30,6 @@ from gateway.fronts.openai.call_state import make_state
 from gateway.fronts.openai.event_ids import StreamPosition, StreamTracker, parse
 from gateway.fronts.openai.schema.requests import MAX_PROMPTS, ChatBody, CompletionBody, GenerationBody
 from gateway.naming import check_request_id
-from gateway.request import OnDisconnect
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine

@@ -10,14 +10,15 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
+from blockyard.contract.events import Delta, Finished, PromptLogprobs
+from blockyard.contract.request import Position
 from blockyard.errors import BlockyardError, Violation, invalid
-from gateway.request import Delta, Finished, Position, PromptLogprobs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from blockyard.contract.events import Event
     from gateway.fronts.openai.call_spec import CallSpec
-    from gateway.request import Event
 
 # A call with more choices has events without ids, and is resumed from its beginning: an id names them all.
 MAX_CHOICES = 64

@@ -6,14 +6,16 @@ a token that adds nothing to the text. The bytes of all tokens together are the 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gateway.request import TokenLogprobs
+from blockyard.contract.events import TokenLogprobs
+from gateway.request import raw_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from gateway.request import TokenLogprob
+    from blockyard.contract.events import TokenLogprob
 
 # JSON has no infinity. vLLM's stand-in for it.
 MIN_LOGPROB = -9999.0
@@ -44,7 +46,7 @@ def name_by_ids(entries: Iterable[TokenLogprobs]) -> list[TokenLogprobs]:
 
 
 def _named_by_id(token: TokenLogprob) -> TokenLogprob:
-    return token._replace(text=name_of(token.token_id))
+    return replace(token, text=name_of(token.token_id))
 
 
 def name_of(token_id: int) -> str:
@@ -60,7 +62,7 @@ def completion_logprobs(entries: Iterable[TokenLogprobs], offsets: TextOffsets) 
         fields["tokens"].append(chosen.text)
         fields["token_logprobs"].append(_finite(chosen.logprob))
         fields["top_logprobs"].append(_by_text(chosen, top))
-        fields["text_offset"].append(offsets.add(chosen.raw))
+        fields["text_offset"].append(offsets.add(raw_of(chosen)))
     return fields
 
 
@@ -96,7 +98,7 @@ def chat_logprobs(entries: Iterable[TokenLogprobs]) -> dict[str, Any]:
 
 
 def _chat_token(token: TokenLogprob) -> dict[str, Any]:
-    return {"token": token.text, "logprob": _finite(token.logprob), "bytes": list(token.raw) or None}
+    return {"token": token.text, "logprob": _finite(token.logprob), "bytes": list(raw_of(token)) or None}
 
 
 def prompt_logprobs(entries: Iterable[TokenLogprobs]) -> list[dict[str, Any] | None]:

@@ -11,8 +11,8 @@ from blockyard.errors import BlockyardError, Reason, quote
 from blockyard.version import __version__
 
 if TYPE_CHECKING:
+    from blockyard.contract.models import Model
     from gateway.generation import GenerationService
-    from gateway.request import ModelCard
 
 _OK = {"status": "ok"}
 
@@ -36,7 +36,7 @@ class Service:
                 return JSONResponse(self._model(card))
         raise BlockyardError(Reason.MODEL_NOT_FOUND, f"the model {quote(name)} is not served here")
 
-    def _model(self, card: ModelCard) -> dict[str, Any]:
+    def _model(self, card: Model) -> dict[str, Any]:
         return {
             "id": card.name,
             "object": "model",

@@ -9,21 +9,22 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from blockyard.contract.events import Delta, Finished
+from blockyard.contract.sampling import FinishReason
 from blockyard.errors import Reason
 from gateway.fronts.http_calls.parts import AnswerParts, Closed, Grown, Opened
 from gateway.fronts.http_calls.streaming import ServerSentEvent
 from gateway.fronts.responses.output import Output
 from gateway.fronts.responses.text_logprobs import TextLogprobs
 from gateway.fronts.responses.tools import told_names
-from gateway.request import Delta, Finished, FinishReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from blockyard.contract.events import Accepted, Event
     from blockyard.errors import BlockyardError
     from gateway.fronts.http_calls.parts import Part, Step
     from gateway.fronts.responses.call import ResponseCall
-    from gateway.request import Accepted, Event
 
 encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 # Before the first event.
@@ -79,7 +80,7 @@ class ResponseAnswer:
             yield from self._numbered(self._of_delta(event))
         elif isinstance(event, Finished) and event.error is None:
             self._finished = event
-            self.status = "incomplete" if event.reason is FinishReason.LENGTH else "completed"
+            self.status = "incomplete" if event.finish_reason is FinishReason.LENGTH else "completed"
             yield from self._numbered(self._end())
 
     def fail(self, error: BlockyardError) -> Iterator[dict[str, Any]]:
@@ -144,11 +145,11 @@ class ResponseAnswer:
         finished = self._finished
         if finished is None:
             return None
-        num_prompt_tokens, num_tokens = self._accepted.num_prompt_tokens, finished.num_completion_tokens
+        num_prompt_tokens, num_tokens = self._accepted.num_prompt_tokens, finished.usage.num_completion_tokens
         num_reasoning_tokens = self._count_tokens(self._parts.reasoning)
         return {
             "input_tokens": num_prompt_tokens,
-            "input_tokens_details": {"cached_tokens": finished.num_cached_tokens, "cache_write_tokens": 0},
+            "input_tokens_details": {"cached_tokens": finished.usage.num_cached_tokens, "cache_write_tokens": 0},
             "output_tokens": num_tokens,
             "output_tokens_details": {"reasoning_tokens": min(num_reasoning_tokens, num_tokens)},
             "total_tokens": num_prompt_tokens + num_tokens,

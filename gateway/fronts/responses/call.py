@@ -7,9 +7,12 @@ import uuid
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from blockyard.client.chat import ToolChoice
+from blockyard.contract import chat
+from blockyard.contract.chat import ToolChoice
+from blockyard.contract.request import OnDisconnect
+from blockyard.contract.sampling import SamplingParams, StopCriteria
 from blockyard.errors import BlockyardError, Reason
-from gateway import chat
+from gateway.chat import effort_arguments
 from gateway.fronts.http_calls.errors import rename_violations
 from gateway.fronts.http_calls.formats import format_parameter
 from gateway.fronts.http_calls.places import told_by
@@ -26,7 +29,7 @@ from gateway.fronts.responses.tools import (
     chosen_names,
     placed_tools,
 )
-from gateway.request import GenerationRequest, OnDisconnect, SamplingOptions, StopOptions
+from gateway.request import GenerationRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,12 +67,12 @@ def understand(body: ResponseBody, tenant: str, created: int) -> ResponseCall:
         prompt=_conversation(body),
         request_id=f"resp_{uuid.uuid4().hex}",
         model=body.model or "",
-        sampling=SamplingOptions(
+        sampling=SamplingParams(
             temperature=body.temperature,
             top_p=body.top_p,
             logprobs=body.top_logprobs or 0 if LOGPROBS in (body.include or ()) else None,
         ),
-        stop=StopOptions(max_tokens=body.max_output_tokens),
+        stop=StopCriteria(max_tokens=body.max_output_tokens),
         format=body.text.format.as_format() if body.text and body.text.format else None,
         tenant=tenant,
     )
@@ -113,7 +116,7 @@ def _conversation(body: ResponseBody | InputTokensBody) -> chat.Conversation:
         allowed_tools=allowed,
         one_tool_call=body.parallel_tool_calls is False,
         parse_answer=True,
-        template_arguments=chat.effort_arguments(effort),
+        template_arguments=effort_arguments(effort),
     )
 
 

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
     from fastapi import FastAPI
 
+    from blockyard.contract.events import Accepted
     from gateway.fronts.http_calls.streaming import ServerSentEvent
     from gateway.fronts.responses.call import ResponseCall
     from gateway.generation import GenerationService
     from gateway.live.reader import Reader
-    from gateway.request import Accepted
 
 PATH = "/v1/responses"
 _COUNT_PATH = f"{PATH}/input_tokens"

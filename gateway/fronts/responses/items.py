@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import BeforeValidator, Field, Tag
 from pydantic_core import PydanticCustomError
 
-from blockyard.client.chat import Role
-from gateway import chat
+from blockyard.contract import chat
+from blockyard.contract.chat import Role
 from gateway.fronts.http_calls.body_types import BY_TYPE, Neutral, Shape, at_most, unsupported
 from gateway.fronts.http_calls.places import Placed
 from gateway.fronts.responses.tools import model_name

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from gateway.fronts.openai.logprobs import chat_logprobs
 
 if TYPE_CHECKING:
-    from gateway.request import Delta
+    from blockyard.contract.events import Delta
 
 Entry = dict[str, Any]
 

@@ -13,8 +13,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, Tag, ValidationErro
 from pydantic_core import PydanticCustomError
 
 from blockyard.channels import PUBLIC_MESSAGE_BYTES
+from blockyard.contract import chat
 from blockyard.errors import Violation, invalid
-from gateway import chat
 from gateway.fronts.http_calls.body_types import BY_TYPE, Neutral, Shape, at_most, unsupported
 
 if TYPE_CHECKING:

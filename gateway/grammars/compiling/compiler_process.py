@@ -92,7 +92,7 @@ def complain(vocabulary: LLTokenizer, text: str) -> str:
         return FAILED
     if not num_followed and is_dead_end(complaint):
         # Any vocabulary is made of bytes, and none of them begins a text of this form.
-        return "no text is of this form: what it consists of never ends, or excludes itself"
+        return "the grammar matches no finite text"
     return complaint if is_limit(complaint) else ""
 
 

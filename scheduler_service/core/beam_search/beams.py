@@ -12,7 +12,7 @@ from heapq import merge
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from scheduler_service.core.values import BeamSpec, EarlyStopping, FinishReason
+from blockyard.contract.sampling import BeamSearch, EarlyStopping, FinishReason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,7 +35,7 @@ class Hypothesis(NamedTuple):
     reason: FinishReason
 
 
-class BeamSearch:
+class BeamSearchState:
     """The state of one search between two tokens.
 
     `num_outputs`: tokens that each beam has generated. `hypotheses`: what has ended, the best first, as many as there
@@ -44,7 +44,7 @@ class BeamSearch:
 
     __slots__ = ("_beams", "_costs", "_min_outputs", "_num_kept", "_stop_token_ids", "hypotheses", "num_outputs")
 
-    def __init__(self, beams: BeamSpec, stop_token_ids: frozenset[int], min_outputs: int, num_kept: int) -> None:
+    def __init__(self, beams: BeamSearch, stop_token_ids: frozenset[int], min_outputs: int, num_kept: int) -> None:
         """`num_kept`: continuations that are looked at, of all beams together."""
         self._beams = beams
         self._stop_token_ids = stop_token_ids

@@ -9,8 +9,9 @@ from __future__ import annotations
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
+from blockyard.contract.sampling import FinishReason
+from blockyard.contract.scheduling import Ending, SequenceError
 from scheduler_service.core.sequence import SequenceStatus
-from scheduler_service.core.values import FinishedSequence, FinishReason, SequenceError
 
 if TYPE_CHECKING:
     from scheduler_service.core.beam_search.beams import Continuation, Hypothesis
@@ -82,13 +83,13 @@ def emit(group: Group, hypotheses: list[Hypothesis], update: OwnerUpdate) -> int
     for sequence, hypothesis in zip_longest(group.sequences, hypotheses[: len(group.sequences)]):
         if hypothesis is None:
             sequence.finish_reason, sequence.error = FinishReason.ERROR, TOO_FEW
-            update.finished.append(FinishedSequence(sequence.sequence_id, FinishReason.ERROR, error=TOO_FEW))
+            update.ended.append(Ending(sequence.sequence_id, FinishReason.ERROR, error=TOO_FEW))
             continue
         sequence.token_ids = [*group.spec.prompt_token_ids, *hypothesis.token_ids]
         sequence.finish_reason, sequence.score = hypothesis.reason, hypothesis.score
         update.sequence_ids.extend([sequence.sequence_id] * len(hypothesis.token_ids))
         update.token_ids.extend(hypothesis.token_ids)
-        end = FinishedSequence(sequence.sequence_id, hypothesis.reason, score=hypothesis.score)
-        update.finished.append(end)
+        end = Ending(sequence.sequence_id, hypothesis.reason, score=hypothesis.score)
+        update.ended.append(end)
         num_tokens += len(hypothesis.token_ids)
     return num_tokens

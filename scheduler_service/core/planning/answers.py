@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from blockyard.contract.sampling import FinishReason
+from blockyard.contract.scheduling import Prefill
 from scheduler_service.core.sequence import SequenceStatus
-from scheduler_service.core.values import FinishReason, OwnerUpdate
+from scheduler_service.core.values import OwnerUpdate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from blockyard.contract.scheduling import SequenceError
     from scheduler_service.core.blocks.block_manager import BlockManager
     from scheduler_service.core.live_groups import LiveGroups, Totals
     from scheduler_service.core.sequence import Sequence
     from scheduler_service.core.step import StepInFlight
-    from scheduler_service.core.values import SequenceError, StepResult
+    from scheduler_service.core.values import StepResult
 
 
 class Answers:
@@ -56,7 +59,7 @@ class Answers:
             if group.is_finished:
                 continue
             update = updates.setdefault(group.spec.owner, OwnerUpdate())
-            update.prefilled.append((group.sequences[0].sequence_id, group.num_cached_tokens))
+            update.prefilled.append(Prefill(group.sequences[0].sequence_id, group.num_cached_tokens))
             self._totals.num_prompt_tokens += group.prompt_length
             if not group.spec.computes_prompt:
                 self._totals.num_queried_tokens += group.prompt_length

@@ -69,7 +69,8 @@ class Planner:
         step = StepBuilder(step_id, self._config.max_num_batched_tokens)
         self._queues.begin_step()
         self._blocks.windows.reserve(self._queues.prefilling, step)
-        self.loras.begin_step(now)
+        if self._config.max_loras:
+            self.loras.begin_step(now)
         self._begin_urgent(step)
         if self._config.num_virtual_engines > 1:
             self._schedule_share(step, self._config.num_virtual_engines)
@@ -95,7 +96,7 @@ class Planner:
         refused: set[Sequence] = set()
         while len(refused) <= MAX_REFUSED and (sequence := queues.find_urgent(refused)) is not None:
             # Nobody gives way for a slot.
-            may_begin = self.suspects.may_start(sequence) and self.loras.may_start(sequence)
+            may_begin = self._has_slot(sequence) and not self._is_held_back(sequence)
             if self._is_in_flight(sequence) or not (may_begin and self._admit_before_others(sequence, step)):
                 refused.add(sequence)
                 continue
@@ -171,7 +172,8 @@ class Planner:
         queues = self._queues
         while step.is_idle and queues.running and (queues.swapped or queues.waiting):
             self.preemption.take_last()
-            self.loras.recount()
+            if self._config.max_loras:
+                self.loras.recount()
             self._schedule_swapped(step)
             if not queues.swapped:
                 self._schedule_waiting(step)
@@ -251,8 +253,8 @@ class Planner:
             sequence = waiting.peek(len(refused) + num_passed, refused)
             if sequence is None or self._is_in_flight(sequence):
                 return
-            has_slot = self.loras.may_start(sequence)
-            if has_slot and self.suspects.may_start(sequence) and self._fits(sequence, step):
+            has_slot = self._has_slot(sequence)
+            if has_slot and not self._is_held_back(sequence) and self._fits(sequence, step):
                 waiting.take(sequence, refused)
                 self._begin(sequence, step)
                 self._schedule_piece(sequence, step)
@@ -271,9 +273,17 @@ class Planner:
         """Starts a sequence that has its blocks, and sends it to the worker."""
         if not sequence.is_known and not sequence.group.num_outputs:
             sequence.group.num_cached_tokens = sequence.num_scheduled
-        self.loras.start(sequence, step)
+        if sequence.group.spec.lora:
+            self.loras.start(sequence, step)
         self._queues.start(sequence)
         step.add_new(sequence)
+
+    def _is_held_back(self, sequence: Sequence) -> bool:
+        """Whether it may have killed a worker, and waits until another suspect has been tried."""
+        return bool(self.suspects.num_outputs) and not self.suspects.may_start(sequence)
+
+    def _has_slot(self, sequence: Sequence) -> bool:
+        return sequence.group.spec.lora is None or self.loras.may_start(sequence)
 
     def _is_in_flight(self, sequence: Sequence) -> bool:
         return sequence.last_step_id >= self._oldest_in_flight

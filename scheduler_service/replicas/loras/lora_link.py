@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from blockyard.contract.codec.worker_info import ADAPTER
 from blockyard.errors import BlockyardError
 from blockyard.worker.v1 import worker_pb2
-from scheduler_service.replicas.loras.codec import decode_adapter, encode_add
-from scheduler_service.replicas.steps.answer_checks import require
+from scheduler_service.replicas.steps.answer_checks import check_adapter, require
 
 if TYPE_CHECKING:
-    from scheduler_service.replicas.loras.adapter import Adapter
+    from blockyard.contract.scheduling import Adapter
     from scheduler_service.replicas.rank import Rank
 
 # Gigabytes from a disk at most, or over a network.
@@ -31,8 +31,8 @@ async def _call(rank: Rank, method: str, request: Any, seconds: float = CALL_SEC
 
 async def add_lora(rank: Rank, adapter: Adapter) -> Adapter:
     """Has a worker read an adapter into its cache, and returns what it found."""
-    answer = await _call(rank, "AddLora", encode_add(adapter), LOAD_SECONDS)
-    found = decode_adapter(answer.adapter)
+    request = worker_pb2.AddLoraRequest(lora_id=adapter.lora_id, name=adapter.name, path=adapter.path)
+    found = check_adapter(ADAPTER.decode((await _call(rank, "AddLora", request, LOAD_SECONDS)).adapter))
     require(found.lora_id == adapter.lora_id, f"adapter {found.lora_id} and not {adapter.lora_id}")
     return found
 

@@ -18,7 +18,7 @@ from scheduler_service.replicas.loras.lora_link import add_lora, list_loras, pin
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from scheduler_service.replicas.loras.adapter import Adapter
+    from blockyard.contract.scheduling import Adapter
     from scheduler_service.replicas.rank import Rank
 
 log = EventLogger(__name__)
@@ -66,8 +66,7 @@ class ReplicaLoras:
 
     def use(self, lora_id: int) -> None:
         """Notes that a request with an adapter comes here."""
-        if lora_id:
-            self.loaded[lora_id] = self.loaded.pop(lora_id)
+        self.loaded[lora_id] = self.loaded.pop(lora_id)
 
     def want(self, lora_id: int) -> None:
         """Asks for an adapter that is not loaded, at the expense of others if it must be."""
@@ -90,7 +89,8 @@ class ReplicaLoras:
 
     def look(self) -> None:
         """Takes over what the workers have by what they said last."""
-        caches = [{adapter.lora_id: adapter for adapter in rank.worker.loras} for rank in self._ranks if rank.worker]
+        infos = [rank.worker.lora for rank in self._ranks if rank.worker]
+        caches = [{adapter.lora_id: adapter for adapter in info.adapters} if info else {} for info in infos]
         first = caches[0]
         self.loaded = {
             lora_id: adapter

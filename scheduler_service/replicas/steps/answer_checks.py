@@ -7,14 +7,17 @@ A worker that is broken, or newer, or somebody else, may say anything. What cann
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from blockyard.errors import BlockyardError, Reason
+from blockyard.lora.virtual_tokens import MAX_VIRTUAL_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from scheduler_service.replicas.facts import AvailableBlocks, CacheInfo, LoadedModel, WorkerInfo
+    from blockyard.contract.scheduling import Adapter
+    from blockyard.contract.workers import AvailableBlocks, CacheInfo, LoadedModel, WorkerInfo
 
 # More than any machine has; lists of this size are still made in a second.
 MAX_BLOCKS = 2**24
@@ -24,6 +27,7 @@ MAX_BLOCK_BYTES = 2**40
 # Token ids and positions have 31 bits on every device.
 MAX_TOKENS = 2**31 - 1
 MAX_WARNINGS = 16
+MAX_TARGETS = 1024
 # A name, a digest, a device in words.
 MAX_CHARACTERS = 1024
 # The next epoch has to be one more, for ever.
@@ -31,6 +35,7 @@ MAX_EPOCH = 2**63
 MAX_SECONDS = 86_400.0
 # The rounding of one that is 0 may end above it.
 MAX_LOGPROB = 0.1
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class WrongAnswer(BlockyardError):
@@ -128,6 +133,12 @@ def check_worker(worker: WorkerInfo) -> WorkerInfo:
     if worker.group:
         _check_text("problem", worker.group.problem)
         require(worker.group.epoch < MAX_EPOCH, f"a group of epoch {worker.group.epoch}")
+    if worker.model:
+        check_model(worker.model)
+    if worker.cache:
+        check_cache(worker.cache)
+    for adapter in worker.lora.adapters if worker.lora else ():
+        check_adapter(adapter)
     if worker.model and worker.cache:
         fits = worker.cache.max_model_len <= worker.model.max_model_len
         require(fits, f"max_model_len {worker.cache.max_model_len} of a model with {worker.model.max_model_len}")
@@ -144,6 +155,16 @@ def check_model(model: LoadedModel) -> LoadedModel:
     _check_range("vocab_size", model.vocab_size, 1, MAX_TOKENS)
     _check_range("max_model_len", model.max_model_len, 1, MAX_TOKENS)
     return model
+
+
+def check_adapter(adapter: Adapter) -> Adapter:
+    """Returns what an adapter in a worker's cache can be."""
+    require(adapter.lora_id > 0, "an adapter without a number")
+    require(_DIGEST.fullmatch(adapter.digest) is not None, f"adapter {adapter.lora_id} has no digest")
+    texts = (adapter.name, adapter.path, *adapter.targets)
+    require(len(texts) <= MAX_TARGETS and max(map(len, texts)) <= 4 * MAX_CHARACTERS, "an adapter of long names")
+    _check_range("num_virtual_tokens", adapter.num_virtual_tokens, 0, MAX_VIRTUAL_TOKENS)
+    return adapter
 
 
 def check_blocks(available: AvailableBlocks) -> AvailableBlocks:

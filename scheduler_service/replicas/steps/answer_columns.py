@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from blockyard.logprob_columns import split_logprobs, split_prompt_logprobs
-from blockyard.pooling.columns import split_values
+from blockyard.contract.codec.logprobs import split_logprobs, split_prompt_logprobs
+from blockyard.contract.codec.pooling import split_values
 from scheduler_service.replicas.steps.answer_checks import (
     check_distinct,
     check_logprobs,
@@ -15,7 +15,7 @@ from scheduler_service.replicas.steps.answer_checks import (
 )
 
 if TYPE_CHECKING:
-    from blockyard.logprob_columns import Candidates, PromptPiece
+    from blockyard.contract.logprobs import Candidates, PromptPiece
     from blockyard.worker.v1.worker_pb2 import ExecuteModelResponse
     from scheduler_service.replicas.steps.answer_checks import AnswerLimits
 

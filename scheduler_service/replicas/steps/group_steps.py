@@ -25,7 +25,7 @@ from scheduler_service.replicas.steps.step_stream import check_turn
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from blockyard.parallel import ParallelSizes
+    from blockyard.contract.parallel import ParallelSizes
     from scheduler_service.core.values import SchedulerOutput, StepResult
     from scheduler_service.replicas.codec import Receipt
     from scheduler_service.replicas.steps.answer_checks import AnswerLimits

@@ -14,9 +14,9 @@ import tokenizers
 from tokenizers import models, pre_tokenizers, processors
 
 from blockyard.configuration import ModelSettings
+from blockyard.contract.models import Task
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
 from blockyard.model_files import model_digest
-from blockyard.pooling.tasks import Task
 from gateway.config import GatewayConfiguration
 from gateway.server import Server as Gateway
 from scheduler_service.config import SchedulerConfiguration

@@ -13,9 +13,9 @@ import grpc.aio
 import openai
 import pytest
 
+from blockyard.contract.models import Task
 from blockyard.errors import Reason, from_rpc_error
 from blockyard.inference.v1 import inference_pb2
-from blockyard.pooling.tasks import Task
 from gateway.fronts.openai.pooling import schema
 from tests.integration.pooling.harness import LABELS, WORDS, services
 from tests.kit.oracles.pooled_numbers import NUM_NUMBERS

@@ -1,4 +1,4 @@
-"""Every field of AddRequest: what no gateway should put there, who refuses it, and for which reason.
+"""Every field of AddRequest and what it carries: what no gateway should put there, who refuses it, and why.
 
 A row holds values for one field, and who refuses a request that has one of them:
 
@@ -92,9 +92,9 @@ _SAMPLING = [
 ]
 
 _POOLING = [
-    Row("pooling.kind", (0, 7, -1, 2**31 - 1), SCHEDULER, base=Base.POOLED),
-    Row("pooling.kind", (5,), WORKER, base=Base.POOLED),
-    Row("pooling.label_token_ids", ([5], [2**30]), SCHEDULER, base=Base.POOLED),
+    Row("pooling.kind", (5, 7, -1, 2**31 - 1), WORKER, base=Base.POOLED),
+    Row("pooling.label_token_ids", ([5], [2**30]), WORKER, base=Base.POOLED),
+    Row("sampling.prompt_logprobs", (1,), WORKER, base=Base.POOLED),
     harmless("pooling.normalise", True, base=Base.POOLED),
     Row("pooling.dimensions", (MAX_UINT32,), WORKER, base=Base.POOLED),
     harmless("pooling.leaves_raw", True, base=Base.POOLED),
@@ -157,7 +157,7 @@ ROWS = [
     harmless("handle", 0, MAX_UINT64),
     harmless("tenant", "\0", "tenant"),
     Row("tenant", ("x" * 1025,), SCHEDULER),
-    harmless("body_digest", b"", b"x" * 1000),
+    harmless("digest", b"", b"x" * 1000),
     harmless("gateway_state", b"", b"\xff" * 1000),
     harmless("priority", -(2**31), 2**31 - 1),
     Row("max_queue_time", (NEVER,), SCHEDULER, Reason.QUEUE_DEADLINE),
@@ -174,5 +174,6 @@ ROWS = [
     *_POOLING,
     *_LORA,
     harmless("fails_on_update", True),
+    harmless("computes_whole_prompt", True),
     harmless("age", ENDLESS, NEVER),
 ]

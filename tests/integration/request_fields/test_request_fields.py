@@ -10,13 +10,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from google.protobuf.message import Message
-
 from blockyard.common.v1 import pooling_pb2, sampling_pb2
 from blockyard.scheduler.v1 import scheduler_pb2
 from scheduler_service.config import SchedulerConfiguration
 from scheduler_service.server import Server as Scheduler
 from tests.integration.request_fields.table import MAX_MODEL_LEN, ROWS, VOCAB_SIZE, Base, Refuser, Row
+from tests.kit.fakes.drafts import Draft
 from tests.kit.fakes.token_client import Stream, TokenClient
 from tests.kit.kernels.pooling_models import pooling_model
 from tests.kit.kernels.tiny_adapters import make_tiny_adapter
@@ -48,7 +47,14 @@ def find_paths(descriptor: Descriptor, prefix: str = "") -> Iterator[str]:
 
 
 def test_the_table_has_every_field() -> None:
-    assert {row.path for row in ROWS} == set(find_paths(scheduler_pb2.AddRequest.DESCRIPTOR))
+    opaque = {"submission", "sampling", "pooling"}
+    messages = {
+        "": (scheduler_pb2.AddRequest, scheduler_pb2.Submission),
+        "sampling.": (sampling_pb2.SamplingParams,),
+        "pooling.": (pooling_pb2.Pooling,),
+    }
+    paths = {path for prefix, each in messages.items() for one in each for path in find_paths(one.DESCRIPTOR, prefix)}
+    assert {row.path for row in ROWS} == paths - opaque
 
 
 class System:
@@ -64,27 +70,28 @@ class System:
         """Answers an innocent request."""
         return await self.client.result(await self.send(self.make(base)))
 
-    def make(self, base: Base) -> scheduler_pb2.AddRequest:
+    def make(self, base: Base) -> Draft:
         """Makes a request with nothing wrong."""
         self._num += 1
         pools = base in (Base.POOLED, Base.MISPLACED)
-        add = scheduler_pb2.AddRequest(
+        draft = Draft(
+            self._num,
             request_id=f"r{self._num}",
             prompt_token_ids=PROMPT,
             n=1 if pools or base is Base.ADAPTED else 2,
             max_tokens=0 if pools else MAX_TOKENS,
-            sampling=sampling_pb2.SamplingParams(temperature=0.0, seed=3),
-            body_digest=b"digest",
-            handle=self._num,
+            digest=b"digest",
         )
+        add, submission = draft.add, draft.submission
+        draft.sampling.temperature, draft.sampling.seed = 0.0, 3
         match base:
             case Base.SEARCHED:
-                add.beam_search.width = 3
+                submission.beam_search.width = 3
             case Base.ADAPTED:
                 assert self._adapter is not None
-                add.lora.CopyFrom(self._adapter)
+                submission.lora.CopyFrom(self._adapter)
             case Base.LOST:
-                add.lora.name, add.lora.path, add.lora.digest = "lost", "/nowhere", "0" * 64
+                submission.lora.name, submission.lora.path, submission.lora.digest = "lost", "/nowhere", "0" * 64
             case Base.RESUBMITTED:
                 for _ in range(2):
                     add.resubmission.sequences.add(token_ids=[17, 18])
@@ -92,18 +99,19 @@ class System:
                 for _ in range(2):
                     add.resubmission.sequences.add(token_ids=[17], finish_reason=sampling_pb2.FINISH_REASON_STOP)
             case Base.POOLED | Base.MISPLACED:
-                add.pooling.kind = pooling_pb2.POOLING_KIND_LAST
+                draft.pooling.kind = pooling_pb2.POOLING_KIND_LAST
             case Base.PLAIN:
                 pass
-        return add
+        return draft
 
-    async def send(self, add: scheduler_pb2.AddRequest) -> Stream:
+    async def send(self, draft: Draft) -> Stream:
         """Sends a request as it is."""
-        stream = self.client.streams[add.request_id] = Stream(add.request_id, min(add.n, 300))
+        add, name = draft.build(), draft.submission.request_id
+        stream = self.client.streams[name] = Stream(name, min(draft.submission.n, 300))
         if add.HasField("resubmission"):
             for index, sequence in enumerate(add.resubmission.sequences):
                 stream.token_ids[index] = list(sequence.token_ids)
-                if sequence.finish_reason in (1, 2, 3, 4):
+                if sequence.finish_reason:
                     stream.reasons[index] = sequence.finish_reason
         await self.client._write(scheduler_pb2.AttachRequest(add=[add]))
         return stream
@@ -125,11 +133,11 @@ class System:
             wrong.append(f"epoch {engine.replica.epoch} after {cases!r:.2000}")
         return wrong
 
-    def _make_wrong(self, case: Case) -> scheduler_pb2.AddRequest:
+    def _make_wrong(self, case: Case) -> Draft:
         row, value = case
-        add = self.make(row.base)
-        put(add, row.path, value)
-        return add
+        draft = self.make(row.base)
+        draft.put(row.path, value)
+        return draft
 
 
 def is_answered(stream: Stream) -> bool:
@@ -144,24 +152,6 @@ def find_refuser(stream: Stream) -> tuple[Refuser, Reason | None]:
     if stream.errors and stream.first_sequence_id is not None:
         return Refuser.WORKER, next(iter(stream.errors.values())).reason
     return Refuser.NOBODY, None
-
-
-def put(message: Any, path: str, value: Any) -> None:
-    """Sets a field by its path; of messages in a list the first one's."""
-    *outer, name = path.split(".")
-    for part in outer:
-        inner = getattr(message, part)
-        message = inner if isinstance(inner, Message) else (inner[0] if len(inner) else inner.add())
-    if isinstance(value, Message):
-        getattr(message, name).CopyFrom(value)
-    elif isinstance(value, dict):
-        getattr(message, name).update(value)
-    elif isinstance(value, list):
-        del getattr(message, name)[:]
-        getattr(message, name).extend(value)
-        message.SetInParent()
-    else:
-        setattr(message, name, value)
 
 
 @asynccontextmanager

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from blockyard.capacity.adapters import LoraLimits
+from blockyard.contract.sampling import SamplingParams
+from blockyard.contract.workers import LoraLimits
 from kernels.reference.backend import ReferenceBackend
 from tests.kit.kernels.late import make_late
 from tests.kit.kernels.strict_graphs import StrictRecording
@@ -19,7 +20,6 @@ from worker_service.lora.adapter import LoraRequest
 from worker_service.lora.reader import AdapterReader
 from worker_service.lora.slots import LoraSlots
 from worker_service.models import loader
-from worker_service.step import SamplingParams
 
 from kernels.cuda import graphs  # isort: skip
 from kernels.cuda.backend import CudaBackend  # isort: skip

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from blockyard.parallel import Parallel
+from blockyard.contract.parallel import Parallel
 from kernels.cuda.backend import CudaBackend
 from kernels.cuda.epilogue import PLAIN, Epilogue
 from kernels.cuda.launch_table import shrink_launch

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from blockyard.common.v1 import sampling_pb2
+from blockyard.contract.scheduling import Submission
 from blockyard.errors import from_status, to_status
 from blockyard.scheduler.v1 import scheduler_pb2
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from blockyard.errors import BlockyardError
 
 # The token at a position of a sequence: (request, sequence index, position) -> id.
-Script = Callable[[scheduler_pb2.AddRequest, int, int], int]
+Script = Callable[[Submission, int, int], int]
 Outbox = asyncio.Queue["scheduler_pb2.AttachResponse | BlockyardError | None"]
 
 
@@ -89,7 +90,7 @@ class FakeSequence:
     reason: sampling_pb2.FinishReason | None = None
     error: BlockyardError | None = None
 
-    def ends_by(self, message: scheduler_pb2.AddRequest) -> sampling_pb2.FinishReason | None:
+    def ends_by(self, message: Submission) -> sampling_pb2.FinishReason | None:
         """Returns whether its last token is its end."""
         if self.token_ids[-1] in message.stop_token_ids and len(self.token_ids) > message.min_tokens:
             return sampling_pb2.FINISH_REASON_STOP
@@ -97,10 +98,10 @@ class FakeSequence:
 
 
 class FakeRequest:
-    """A request; `message` is what was added, without what concerns that one call."""
+    """A request; `message` is what was added, and `encoded` the bytes of it."""
 
-    def __init__(self, message: scheduler_pb2.AddRequest, first_sequence_id: int) -> None:
-        before = list(message.resubmission.sequences) or [scheduler_pb2.SequenceTranscript() for _ in range(message.n)]
+    def __init__(self, add: scheduler_pb2.AddRequest, message: Submission, first_sequence_id: int) -> None:
+        before = list(add.resubmission.sequences) or [scheduler_pb2.SequenceTranscript() for _ in range(message.n)]
         self.sequences = [
             FakeSequence(
                 first_sequence_id + index,
@@ -115,12 +116,10 @@ class FakeRequest:
         self.first_sequence_id = first_sequence_id
         self.readers: dict[Gateway, int] = {}
         self.num_cached_tokens = min(2, len(message.prompt_token_ids) - 1)
-        self.message = scheduler_pb2.AddRequest()
-        self.message.CopyFrom(message)
-        self.message.ClearField("handle")
-        self.message.ClearField("resubmission")
-        self.tells_logprobs = message.sampling.HasField("logprobs")
-        self.tells_prompt = message.sampling.HasField("prompt_logprobs")
+        self.message = message
+        self.encoded = add.submission
+        self.tells_logprobs = message.sampling.logprobs is not None
+        self.tells_prompt = message.sampling.prompt_logprobs is not None
 
     @property
     def name(self) -> str:
@@ -136,7 +135,7 @@ class FakeRequest:
         """All that it has given."""
         told = scheduler_pb2.RequestResumed(
             handle=handle,
-            request=self.message,
+            submission=self.encoded,
             first_sequence_id=self.first_sequence_id,
             sequences=[self._transcript(sequence) for sequence in self.sequences],
             num_cached_tokens=self.num_cached_tokens,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from blockyard.admin.v1 import admin_pb2_grpc
 from blockyard.channels import INTERNAL_MESSAGE_BYTES
 from blockyard.common.v1 import sampling_pb2, status_pb2
+from blockyard.contract.codec.scheduling import decode_submission
 from blockyard.errors import NOT_HEARD_OF, BlockyardError, Reason
 from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from blockyard.service.servers import bind, make_server
@@ -24,13 +25,15 @@ if TYPE_CHECKING:
 
     import grpc.aio
 
+    from blockyard.contract.scheduling import Submission
+
 
 NUM_TOKENS_OF_FAILING = 2
 
 
-def hashed_tokens(request: scheduler_pb2.AddRequest, index: int, position: int) -> int:
+def hashed_tokens(request: Submission, index: int, position: int) -> int:
     """Draws tokens from seed, index and position; the first five ids are special ones, and are left out."""
-    return 5 + (request.sampling.seed + 7919 * index + 104729 * (position + 1)) % 4000
+    return 5 + ((request.sampling.seed or 0) + 7919 * index + 104729 * (position + 1)) % 4000
 
 
 def scripted(*token_ids: int, then: int = 10) -> Script:
@@ -43,7 +46,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
 
     Attributes:
         live, retained: its requests by name; a test may take from them.
-        added, aborted, asked, cancelled: what came, in order.
+        added, resubmissions, aborted, asked, cancelled: what came, in order.
         refusals: errors that the requests of these names get.
         failing: sequences, by name and index, that fail instead of getting their third token.
         has_just_begun: it says of names that it does not know that it may hear of them yet.
@@ -79,7 +82,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
         self.rows_per_step = 0
         self.address = "127.0.0.1:0"
         self.num_steps = 0
-        self.added: list[scheduler_pb2.AddRequest] = []
+        self.added: list[Submission] = []
+        self.resubmissions: list[scheduler_pb2.Resubmission] = []
         self.aborted: list[scheduler_pb2.AbortRequest] = []
         self.asked: list[str] = []
         self.cancelled: list[str] = []
@@ -293,22 +297,25 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServiceServicer):
             await self._notify()
 
     def _add(self, gateway: Gateway, add: scheduler_pb2.AddRequest) -> None:
-        name, handle = add.request_id, add.handle
-        self.added.append(add)
+        submission = decode_submission(add.submission)
+        name, handle = submission.request_id, add.handle
+        self.added.append(submission)
+        if add.HasField("resubmission"):
+            self.resubmissions.append(add.resubmission)
         if not self.accepts:
             return
         if name in self.refusals:
             gateway.put(failed(name, handle, self.refusals[name]))
             return
         if known := self.live.get(name) or self.retained.get(name):
-            if known.message.body_digest == add.body_digest:
+            if known.message.digest == submission.digest:
                 self._resume(gateway, name, handle)
             else:
                 conflict = BlockyardError(Reason.REQUEST_ID_CONFLICT, f"{name} is another request")
                 gateway.put(failed(name, handle, conflict))
             return
-        request = FakeRequest(add, self._next_sequence_id)
-        self._next_sequence_id += add.n
+        request = FakeRequest(add, submission, self._next_sequence_id)
+        self._next_sequence_id += submission.n
         accepted = scheduler_pb2.RequestAccepted(
             request_id=name, first_sequence_id=request.first_sequence_id, handle=handle
         )

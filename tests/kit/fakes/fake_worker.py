@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from blockyard.channels import INTERNAL_MESSAGE_BYTES
 from blockyard.common.v1 import pooling_pb2, sampling_pb2, status_pb2
+from blockyard.contract.scheduling import SequenceError
 from blockyard.errors import BlockyardError, Reason, Violation, invalid, to_status
 from blockyard.service.health import add_health
 from blockyard.service.servers import bind, make_server
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
-from scheduler_service.core.values import SequenceError
 from tests.kit.fakes.fake_device import Answer, Device
 from tests.kit.fakes.fake_group import Digests, FakeGroup
 from tests.kit.fakes.fake_loras import FakeLoras

@@ -44,7 +44,8 @@ class Stream:
     # The tokens of its first sequence that had come when it was recovered.
     recovered_at: list[int] = field(default_factory=list)
     # What it was added with, and what a resume told of it.
-    message: scheduler_pb2.AddRequest | None = None
+    submission: bytes = b""
+    handle: int = 0
     resumed: list[scheduler_pb2.RequestResumed] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -170,8 +171,8 @@ class TokenClient:
 
     def _take_resumed(self, resumed: scheduler_pb2.RequestResumed) -> None:
         """All of a request so far: what comes after it, comes behind it."""
-        stream = self.streams[resumed.request.request_id]
-        stream.message = resumed.request
+        stream = self.streams[scheduler_pb2.Submission.FromString(resumed.submission).request_id]
+        stream.submission, stream.handle = resumed.submission, resumed.handle
         stream.resumed.append(resumed)
         stream.first_sequence_id = resumed.first_sequence_id
         for index, sequence in enumerate(resumed.sequences):
@@ -200,30 +201,30 @@ class TokenClient:
         stop_token_ids: Sequence[int] = (),
         **more: Any,
     ) -> Stream:
-        """Sends a request; `more`: other fields of AddRequest."""
-        stream = self.streams[request_id] = Stream(request_id, n)
-        add = scheduler_pb2.AddRequest(
+        """Sends a request; `more`: other fields of Submission, and the age of AddRequest."""
+        age = more.pop("age", None)
+        submission = scheduler_pb2.Submission(
             request_id=request_id,
             prompt_token_ids=prompt_token_ids,
             n=n,
-            sampling=sampling_pb2.SamplingParams(temperature=0.0, seed=SEED),
+            sampling=sampling_pb2.SamplingParams(temperature=0.0, seed=SEED).SerializeToString(),
             max_tokens=max_tokens,
             min_tokens=min_tokens,
             stop_token_ids=stop_token_ids,
             **more,
         )
-        add.body_digest = add.body_digest or sha256(add.SerializeToString(deterministic=True)).digest()
-        stream.message = add
-        await self.send(add)
+        submission.digest = submission.digest or sha256(submission.SerializeToString(deterministic=True)).digest()
+        stream = self.streams[request_id] = Stream(request_id, n, submission=submission.SerializeToString())
+        await self.send(stream, scheduler_pb2.AddRequest(submission=stream.submission, age=age))
         return stream
 
     async def _write(self, message: scheduler_pb2.AttachRequest) -> None:
         async with self._writing:
             await self.call.write(message)
 
-    async def send(self, add: scheduler_pb2.AddRequest) -> None:
+    async def send(self, stream: Stream, add: scheduler_pb2.AddRequest) -> None:
         """Sends a request as it is, with a handle of its own."""
-        add.handle = self._next_handle()
+        stream.handle = add.handle = self._next_handle()
         await self._write(scheduler_pb2.AttachRequest(add=[add]))
 
     async def read_again(self, request_id: str, n: int = 1) -> Stream:
@@ -235,20 +236,18 @@ class TokenClient:
 
     async def resubmit(self, lost: Stream, age_seconds: float = 0.0) -> Stream:
         """Sends a request again that another stream, or another scheduler, had: with all that came of it."""
-        assert lost.message is not None
-        stream = self.streams[lost.request_id] = Stream(lost.request_id, lost.n)
+        stream = self.streams[lost.request_id] = Stream(lost.request_id, lost.n, submission=lost.submission)
         stream.token_ids = [list(token_ids) for token_ids in lost.token_ids]
         stream.reasons = dict(lost.reasons)
         stream.errors = dict(lost.errors)
-        add = stream.message = scheduler_pb2.AddRequest()
-        add.CopyFrom(lost.message)
+        add = scheduler_pb2.AddRequest(submission=lost.submission)
         add.resubmission.age.FromNanoseconds(int(age_seconds * 1e9))
         for index, token_ids in enumerate(lost.token_ids):
             reason: Any = lost.reasons.get(index, 0)
             told = add.resubmission.sequences.add(token_ids=token_ids, finish_reason=reason)
             if index in lost.errors:
                 told.error.CopyFrom(to_status(lost.errors[index]))
-        await self.send(add)
+        await self.send(stream, add)
         return stream
 
     async def cancel(self, *request_ids: str) -> list[str]:
@@ -264,13 +263,12 @@ class TokenClient:
     ) -> None:
         """Ends a request or one of its sequences: cancelled, or because a stop string matched."""
         reason = scheduler_pb2.ABORT_REASON_STOP_STRING if stop else scheduler_pb2.ABORT_REASON_CLIENT
-        message = self.streams[request_id].message if request_id in self.streams else None
         abort = scheduler_pb2.AbortRequest(
             request_id=request_id,
             sequence_index=sequence_index,
             reason=reason,
             num_tokens=num_tokens,
-            handle=message.handle if message else 0,
+            handle=self.streams[request_id].handle if request_id in self.streams else 0,
         )
         await self._write(scheduler_pb2.AttachRequest(abort=[abort]))
 

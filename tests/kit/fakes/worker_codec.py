@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from google.protobuf import duration_pb2
 
+from blockyard.common.v1 import pooling_pb2
+from blockyard.contract.codec.pooling import join_values
 from blockyard.errors import BlockyardError, Reason, to_status
-from blockyard.pooling.columns import join_values
 from blockyard.worker.v1 import worker_pb2
 from scheduler_service.core.values import BlockPair, Fork, GroupSpec, NewSequence, SchedulerOutput
 from tests.kit.oracles.pooled_numbers import OF_ALL_ROWS
@@ -55,10 +56,10 @@ def _decode_new_sequence(message: worker_pb2.NewSequence, loras: Mapping[int, Lo
         max_tokens=0,
         min_tokens=message.min_tokens,
         stop_token_ids=frozenset(message.stop_token_ids),
-        payload=message.sampling.SerializeToString(),
-        computes_prompt=message.pooling.kind in OF_ALL_ROWS,
+        payload=message.sampling_params,
+        computes_prompt=pooling_pb2.Pooling.FromString(message.pooling_params).kind in OF_ALL_ROWS,
         lora=loras[message.lora_id] if message.lora_id else None,
-        pooling=message.pooling.SerializeToString() if message.HasField("pooling") else None,
+        pooling=message.pooling_params if message.HasField("pooling_params") else None,
     )
     return NewSequence(
         message.sequence_id,

@@ -24,6 +24,7 @@ from blockyard.errors import BlockyardError, Reason, from_rpc_error, from_status
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
 from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from blockyard.service.servers import channel_options
+from tests.kit.fakes.drafts import Draft
 from tests.kit.fuzz.mutations import mutate
 from tests.kit.processes.system import ROOT, System
 
@@ -112,9 +113,10 @@ class ForeignGateway:
 
     async def add(self, add: scheduler_pb2.AddRequest) -> str:
         """Sends a request, and waits for its end."""
-        known = [sequence.finish_reason for sequence in add.resubmission.sequences] or [0] * min(add.n, 1000)
-        live = [index for index, reason in enumerate(known) if reason not in (1, 2, 3, 4)]
-        call = _ForeignCall(add.request_id, live)
+        submission = scheduler_pb2.Submission.FromString(add.submission)
+        known = [sequence.finish_reason for sequence in add.resubmission.sequences] or [0] * min(submission.n, 1000)
+        live = [index for index, reason in enumerate(known) if not reason]
+        call = _ForeignCall(submission.request_id, live)
         return await self._ask(scheduler_pb2.AttachRequest(add=[add]), add.handle, call)
 
     async def resume(self, resume: scheduler_pb2.ResumeRequest) -> str:
@@ -264,29 +266,31 @@ class Requests:
         """Makes what a gateway sends: a new request, or one that ran before."""
         rng, n = self._rng, self._rng.choice((1, 1, 2))
         self._num += 1
-        add = scheduler_pb2.AddRequest(
-            prompt_token_ids=self._prompt(), n=n, max_tokens=MAX_TOKENS, sampling=self._sampling(), body_digest=b"d"
-        )
-        add.stop_token_ids.append(9)
-        add.max_queue_time.seconds = add.remaining_time.seconds = 60
+        draft = Draft(prompt_token_ids=self._prompt(), n=n, max_tokens=MAX_TOKENS, digest=b"d")
+        add, submission = draft.add, draft.submission
+        draft.sampling.CopyFrom(self._sampling())
+        submission.stop_token_ids.append(9)
+        submission.max_queue_time.seconds = submission.remaining_time.seconds = 60
         if rng.random() < 0.15:
-            add.beam_search.width = 3
+            submission.beam_search.width = 3
         if rng.random() < 0.5:
             for token_ids in self._outputs(n):
                 add.resubmission.sequences.add(token_ids=token_ids)
             self._spoil(*(sequence.token_ids for sequence in add.resubmission.sequences))
         if rng.random() < 0.05:
-            add.pooling.kind = pooling_pb2.POOLING_KIND_LAST
+            draft.pooling.kind = pooling_pb2.POOLING_KIND_LAST
         if rng.random() < 0.05:
             name = {"lora_id": rng.randrange(1, 2**16), "name": "a", "path": "/nowhere", "digest": f"{self._num:064x}"}
-            add.lora.CopyFrom(scheduler_pb2.LoraAdapter(**name))
-        self._spoil(add.prompt_token_ids, add.stop_token_ids, add.sampling.allowed_token_ids)
-        changed = self._change(add)
-        changed.handle = self._num
-        changed.request_id = changed.request_id if rng.random() < 0.02 else f"f{self._num}"
-        changed.max_tokens = min(changed.max_tokens, MAX_TOKENS)
-        changed.n = min(changed.n, MAX_N) if changed.n <= 64 else changed.n
-        return changed
+            submission.lora.CopyFrom(scheduler_pb2.LoraAdapter(**name))
+        self._spoil(submission.prompt_token_ids, submission.stop_token_ids, draft.sampling.allowed_token_ids)
+        part = rng.choice(("add", "submission", "sampling", "pooling"))
+        setattr(draft, part, self._change(getattr(draft, part)))
+        submission = draft.submission
+        draft.add.handle = self._num
+        submission.request_id = submission.request_id if rng.random() < 0.02 else f"f{self._num}"
+        submission.max_tokens = min(submission.max_tokens, MAX_TOKENS)
+        submission.n = min(submission.n, MAX_N) if submission.n <= 64 else submission.n
+        return draft.build()
 
     def make_other(self) -> scheduler_pb2.ResumeRequest | scheduler_pb2.AbortRequest:
         """Makes a resume or an abort of a request that may be there."""

@@ -7,27 +7,31 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blockyard.common.v1 import sampling_pb2
-from blockyard.errors import BlockyardError, Reason, to_status
-from blockyard.inference.v1 import inference_pb2
-from blockyard.open_inference.v2 import open_inference_pb2
-from blockyard.scheduler.v1 import scheduler_pb2
-from gateway.codec import scheduler as scheduler_codec
-from gateway.fronts.grpc_api.servicer import InferenceServicer
-from gateway.fronts.open_inference.servicer import OpenInferenceServicer
-from gateway.generation import GenerationService
-from gateway.live.live_requests import LiveRequests
-from gateway.request import FinishReason, GenerationRequest
-from gateway.scheduler_messages import (
+from blockyard.contract.codec.progress import decode_progress
+from blockyard.contract.codec.scheduling import encode_submission
+from blockyard.contract.sampling import FinishReason, SamplingParams
+from blockyard.contract.scheduling import (
     Acceptance,
     Adapter,
     Add,
-    Cancelled,
     Ending,
     Failure,
     ModelFacts,
     Progress,
     Resume,
+    Submission,
+    TokenUpdate,
 )
+from blockyard.errors import BlockyardError, Reason, to_status
+from blockyard.inference.v1 import inference_pb2
+from blockyard.open_inference.v2 import open_inference_pb2
+from blockyard.scheduler.v1 import scheduler_pb2
+from gateway.fronts.grpc_api.servicer import InferenceServicer
+from gateway.fronts.open_inference.servicer import OpenInferenceServicer
+from gateway.generation import GenerationService
+from gateway.live.link import Cancelled
+from gateway.live.live_requests import LiveRequests
+from gateway.request import GenerationRequest
 from gateway.text.tokenizer_files import load_tokenizer
 from tests.kit.fuzz.mutations import mutate
 
@@ -37,15 +41,12 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message
 
+    from gateway.live.link import Outgoing
     from gateway.live.reader import Reader
-    from gateway.scheduler_messages import Outgoing
     from tests.kit.fuzz.report import Report
 
 TOKENIZER = load_tokenizer(Path(__file__).parents[3] / "models" / "demo")
 FACTS = ModelFacts(TOKENIZER.model_digest, 4096, 1024, 16, "id", True)
-NOTHING: dict[str, Any] = {
-    name: [] for name in ("accepted", "failed", "prefilled", "sequence_ids", "token_ids", "ended")
-}
 GONE = BlockyardError(Reason.REQUEST_EXPIRED, "gone")
 
 
@@ -70,18 +71,14 @@ class Link:
 
     def _answer(self, item: Outgoing) -> None:
         if isinstance(item, Resume):
-            self.live.on_progress(Progress(**(NOTHING | {"failed": [Failure(item.handle, GONE)]})))
+            self.live.on_progress(Progress(failed=[Failure(item.handle, GONE)]))
         elif isinstance(item, Add):
             first, n = self._next_id, item.submission.n
             self._next_id += 2 * n
             ids = list(range(first, first + n))
-            told = {
-                "accepted": [Acceptance(item.handle, first)],
-                "sequence_ids": ids * 2,
-                "token_ids": [17] * (2 * n),
-                "ended": [Ending(sequence_id, FinishReason.LENGTH) for sequence_id in ids],
-            }
-            self.live.on_progress(Progress(**(NOTHING | told)))
+            ended = [Ending(sequence_id, FinishReason.LENGTH) for sequence_id in ids]
+            update = TokenUpdate(ids * 2, [17] * (2 * n), ended)
+            self.live.on_progress(Progress(accepted=[Acceptance(item.handle, first)], update=update))
 
     async def cancel(self, request_ids: Sequence[str]) -> Cancelled:
         return Cancelled()
@@ -234,7 +231,7 @@ def _told(readers: _Readers, rng: Random) -> scheduler_pb2.AttachResponse:
     if rng.random() < 0.2 and readers.first:
         handle = rng.choice(list(readers.first))
         resumed = message.resumed.add(handle=handle, first_sequence_id=10 * handle)
-        resumed.request.request_id = "r1"
+        resumed.submission = encode_submission(Submission("r1", (5,), 1, SamplingParams(), 9, 0, ()))
         resumed.sequences.add(token_ids=[5, 6])
         message.failed.add(handle=handle, request_id="r1", status=to_status(GONE))
     if rng.random() < 0.2:
@@ -255,13 +252,13 @@ async def fuzz_attach_responses(report: Report) -> None:
             report.outcomes["no message"] += 1
             continue
         try:
-            live.on_progress(scheduler_codec.decode_progress(changed))
+            live.on_progress(decode_progress(changed))
             report.outcomes["taken"] += 1
         except Exception as error:  # noqa: BLE001 - the link's boundary takes all of them
             report.outcomes[f"stream broken by {type(error).__name__}"] += 1
             live.on_scheduler_lost()
             readers.first.clear()
-            live.on_progress(Progress(**NOTHING, facts=FACTS))
+            live.on_progress(Progress(facts=FACTS))
         if number % 8 == 0:
             await asyncio.sleep(0)
     for task in readers.tasks:
@@ -276,7 +273,7 @@ async def _check_that_it_serves(link: Link, live: LiveRequests, service: Generat
     """After all that a plain request is answered as ever."""
     live.cancel([each.wire_id for each in live._registry.live])
     live.on_scheduler_lost()
-    live.on_progress(Progress(**NOTHING, facts=FACTS))
+    live.on_progress(Progress(facts=FACTS))
     link._answers, link._next_id = True, 10**12
     reader = await service.start(GenerationRequest(prompt=(5, 6), request_id="last", n=2))
     async with asyncio.timeout(10):

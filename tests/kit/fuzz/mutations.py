@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from google.protobuf import descriptor
 from google.protobuf.message import DecodeError, Message
 
+from blockyard.common.v1 import pooling_pb2, sampling_pb2
+
 if TYPE_CHECKING:
     import random
 
@@ -25,6 +27,11 @@ _TEXTS = ("", "a", "\0", "é𝄞\u202e", "demo", "x" * 300, "{", "tenant/name")
 # A quarter of the changes are of bytes: what comes out is another message, or none.
 RAW_SHARE = 0.25
 MAX_DEPTH = 6
+# The messages that bytes hold, by the field's name.
+SERIALIZED: dict[str, type[Message]] = {
+    "blockyard.worker.v1.NewSequence.sampling_params": sampling_pb2.SamplingParams,
+    "blockyard.worker.v1.NewSequence.pooling_params": pooling_pb2.Pooling,
+}
 
 
 def mutate(message: Message, rng: random.Random) -> Message | None:
@@ -77,8 +84,24 @@ def _change(message: Any, rng: random.Random, depth: int) -> None:
             getattr(message, field.name).SetInParent()
     elif rng.random() < 0.1:
         message.ClearField(field.name)
+    elif field.full_name in SERIALIZED and rng.random() < 0.9:
+        _change_serialized(message, field, rng)
     else:
         setattr(message, field.name, _value(field, getattr(message, field.name), rng))
+
+
+def _change_serialized(message: Any, field: Field, rng: random.Random) -> None:
+    """Changes bytes that hold a message: as a message mostly, or else byte by byte."""
+    data = getattr(message, field.name)
+    try:
+        inner = SERIALIZED[field.full_name].FromString(data)
+    except DecodeError:
+        return
+    if rng.random() < RAW_SHARE:
+        setattr(message, field.name, _change_bytes(data, rng))
+    else:
+        _change(inner, rng, MAX_DEPTH)
+        setattr(message, field.name, inner.SerializeToString())
 
 
 def _change_map(values: Any, field: Field, rng: random.Random) -> None:

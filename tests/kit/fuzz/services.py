@@ -12,34 +12,37 @@ import torch
 
 from blockyard.admin.v1 import admin_pb2
 from blockyard.common.v1 import sampling_pb2
+from blockyard.contract.codec.progress import encode_progress
+from blockyard.contract.parallel import Parallel
+from blockyard.contract.workers import CacheInfo, WorkerState
 from blockyard.errors import BlockyardError, Reason
 from blockyard.model_config.kv_groups import KvGroups
-from blockyard.parallel import Parallel
 from blockyard.scheduler.v1 import scheduler_pb2
 from blockyard.worker.v1 import worker_pb2
 from scheduler_service.admin.servicer import AdminServicer
 from scheduler_service.config import SchedulerConfiguration
-from scheduler_service.gateways import codec as gateway_codec
 from scheduler_service.gateways.codec import decode_adapter
 from scheduler_service.server import Server
 from scheduler_service.servicer import SchedulerServicer
+from tests.kit.fakes.drafts import Draft
 from tests.kit.fakes.fake_worker import FakeWorker, FakeWorkerOptions
 from tests.kit.fuzz.gateway import Context
 from tests.kit.fuzz.mutations import mutate
 from worker_service.groups.joining import GroupSettings
 from worker_service.groups.membership import Membership
 from worker_service.servicer import WorkerServicer
-from worker_service.set_up import CacheFacts, CacheRequest, DeviceChoice, SetUp, State
+from worker_service.set_up import DeviceChoice, SetUp
 from worker_service.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from random import Random
 
     from google.protobuf.message import Message
 
     from scheduler_service.service import SchedulerService
     from tests.kit.fuzz.report import Report
-    from worker_service.models.loader import LoadedModel
+    from worker_service.models.loader import RunnableModel
 
 
 @asynccontextmanager
@@ -66,28 +69,35 @@ async def _scheduler() -> AsyncIterator[Server]:
                     raise server.error
 
 
-def _add(number: int) -> scheduler_pb2.AttachRequest:
-    sampling = sampling_pb2.SamplingParams(temperature=0.0, seed=3, prompt_logprobs=1)
+def _add(number: int, rng: Random) -> scheduler_pb2.AttachRequest | None:
+    """Makes a message of a gateway, in which one part is changed; None where the part is no message any more."""
     message = scheduler_pb2.AttachRequest(hello=scheduler_pb2.Hello(gateway_id="g"))
-    add = message.add.add(
-        request_id=f"r{number % 50}", prompt_token_ids=[1, 2, 3], n=2, max_tokens=5, handle=number, sampling=sampling
-    )
-    add.stop_token_ids.append(99)
-    add.max_queue_time.seconds = add.remaining_time.seconds = 5
-    add.body_digest, add.fails_on_update = b"d", number % 2 == 0
+    draft = Draft(number, request_id=f"r{number % 50}", prompt_token_ids=[1, 2, 3], n=2, max_tokens=5, digest=b"d")
+    submission = draft.submission
+    draft.sampling.CopyFrom(sampling_pb2.SamplingParams(temperature=0.0, seed=3, prompt_logprobs=1))
+    submission.stop_token_ids.append(99)
+    submission.max_queue_time.seconds = submission.remaining_time.seconds = 5
+    submission.fails_on_update, submission.computes_whole_prompt = number % 2 == 0, True
     lora = {"lora_id": 1 + number % 7, "name": f"a{number % 5}", "path": "/adapters/a", "digest": f"{number % 3:064x}"}
     message.hello.loras.add(**lora, num_virtual_tokens=2 * (number % 2))
     if number % 5 == 0:
-        add.lora.CopyFrom(message.hello.loras[0])
+        submission.lora.CopyFrom(message.hello.loras[0])
     if number % 3 == 0:
-        add.beam_search.width = 3
+        submission.beam_search.width = 3
     if number % 4 == 0:
-        add.resubmission.age.seconds = 1
+        draft.add.resubmission.age.seconds = 1
         for _ in range(2):
-            add.resubmission.sequences.add(token_ids=[4, 5])
+            draft.add.resubmission.sequences.add(token_ids=[4, 5])
     message.abort.add(request_id=f"r{(number + 25) % 50}", reason=scheduler_pb2.ABORT_REASON_STOP_STRING, num_tokens=1)
     message.resume.add(request_id=f"r{(number + 9) % 50}", handle=number + 10**6)
-    return message
+    part = rng.choice(("message", "submission", "sampling"))
+    if part != "message":
+        changed = mutate(getattr(draft, part), rng)
+        if changed is None:
+            return None
+        setattr(draft, part, changed)
+    message.add.append(draft.build())
+    return mutate(message, rng) if part == "message" else message
 
 
 async def fuzz_attach_requests(report: Report) -> None:
@@ -98,7 +108,7 @@ async def fuzz_attach_requests(report: Report) -> None:
         outbox = service.admission.attach("fuzz")
         reader = asyncio.create_task(_drain(outbox))
         for number in range(report.num_cases):
-            changed = mutate(_add(number), report.rng)
+            changed = _add(number, report.rng)
             if changed is None:
                 report.outcomes["no message"] += 1
                 continue
@@ -117,8 +127,8 @@ async def fuzz_attach_requests(report: Report) -> None:
 
 
 async def _drain(outbox: Any) -> None:
-    while outgoing := await outbox.take():
-        gateway_codec.encode_outgoing(outgoing).SerializeToString()
+    while progress := await outbox.take():
+        encode_progress(progress).SerializeToString()
 
 
 def _cancel_all(service: SchedulerService) -> None:
@@ -172,23 +182,23 @@ class _NoDevice:
 
 # The worker is the first of two.
 _MEMBERS = ["this", "that"]
-_LIFECYCLE: dict[str, tuple[State, Message]] = {
-    "GetWorkerInfo": (State.CREATED, worker_pb2.GetWorkerInfoRequest()),
+_LIFECYCLE: dict[str, tuple[WorkerState, Message]] = {
+    "GetWorkerInfo": (WorkerState.CREATED, worker_pb2.GetWorkerInfoRequest()),
     "InitDevice": (
-        State.CREATED,
+        WorkerState.CREATED,
         worker_pb2.InitDeviceRequest(
             device_type=worker_pb2.DEVICE_TYPE_CPU,
             configuration_digest="d",
             parallel=worker_pb2.Parallel(tensor_parallel_size=2, pipeline_parallel_size=1, rank=1),
         ),
     ),
-    "OpenRendezvous": (State.DEVICE_READY, worker_pb2.OpenRendezvousRequest(epoch=1, members=_MEMBERS)),
+    "OpenRendezvous": (WorkerState.DEVICE_READY, worker_pb2.OpenRendezvousRequest(epoch=1, members=_MEMBERS)),
     "SetRendezvousKey": (
-        State.DEVICE_READY,
+        WorkerState.DEVICE_READY,
         worker_pb2.SetRendezvousKeyRequest(epoch=1, secret=b"0123456789abcdef", key="k", value=b"v"),
     ),
     "FormGroup": (
-        State.DEVICE_READY,
+        WorkerState.DEVICE_READY,
         worker_pb2.FormGroupRequest(
             epoch=1,
             rendezvous_address="unix:/nowhere",
@@ -197,25 +207,25 @@ _LIFECYCLE: dict[str, tuple[State, Message]] = {
             timeout={"seconds": 1},
         ),
     ),
-    "LeaveGroup": (State.DEVICE_READY, worker_pb2.LeaveGroupRequest(epoch=1, reason="over")),
-    "LoadModel": (State.DEVICE_READY, worker_pb2.LoadModelRequest(model="/nowhere", revision="main")),
+    "LeaveGroup": (WorkerState.DEVICE_READY, worker_pb2.LeaveGroupRequest(epoch=1, reason="over")),
+    "LoadModel": (WorkerState.DEVICE_READY, worker_pb2.LoadModelRequest(model="/nowhere", revision="main")),
     "DetermineNumAvailableBlocks": (
-        State.LOADED,
+        WorkerState.LOADED,
         worker_pb2.DetermineNumAvailableBlocksRequest(
             block_size=16, device_memory_utilization=0.5, max_num_batched_tokens=64, max_num_seqs=4
         ),
     ),
     "InitializeCache": (
-        State.LOADED,
+        WorkerState.LOADED,
         worker_pb2.InitializeCacheRequest(
             block_size=16, num_device_blocks=9, max_model_len=64, max_num_batched_tokens=64, max_num_seqs=4
         ),
     ),
-    "ChecksumBlocks": (State.CACHE_READY, worker_pb2.ChecksumBlocksRequest(device_block_ids=[1, 2])),
-    "StartProfile": (State.LOADED, worker_pb2.StartProfileRequest()),
-    "StopProfile": (State.LOADED, worker_pb2.StopProfileRequest()),
-    "SetLogLevel": (State.CREATED, worker_pb2.SetLogLevelRequest(level=2)),
-    "Shutdown": (State.CREATED, worker_pb2.ShutdownRequest(reason="over")),
+    "ChecksumBlocks": (WorkerState.CACHE_READY, worker_pb2.ChecksumBlocksRequest(device_block_ids=[1, 2])),
+    "StartProfile": (WorkerState.LOADED, worker_pb2.StartProfileRequest()),
+    "StopProfile": (WorkerState.LOADED, worker_pb2.StopProfileRequest()),
+    "SetLogLevel": (WorkerState.CREATED, worker_pb2.SetLogLevelRequest(level=2)),
+    "Shutdown": (WorkerState.CREATED, worker_pb2.ShutdownRequest(reason="over")),
 }
 
 
@@ -253,10 +263,10 @@ class _Loaded:
 
 
 _CHOICE = DeviceChoice(torch.device("cpu"), None, 0, Parallel(2, 1, 0))
-_LOADED = SetUp(choice=_CHOICE, loaded=cast("LoadedModel", _Loaded()))
+_LOADED = SetUp(choice=_CHOICE, loaded=cast("RunnableModel", _Loaded()))
 _SET_UPS = {
-    State.CREATED: SetUp(),
-    State.DEVICE_READY: SetUp(choice=_CHOICE),
-    State.LOADED: _LOADED,
-    State.CACHE_READY: replace(_LOADED, cache=CacheFacts(CacheRequest(16, 9, 0, 64, 64, 4), 1, "", True)),
+    WorkerState.CREATED: SetUp(),
+    WorkerState.DEVICE_READY: SetUp(choice=_CHOICE),
+    WorkerState.LOADED: _LOADED,
+    WorkerState.CACHE_READY: replace(_LOADED, cache=CacheInfo(16, 9, 0, 1, 64, "", True)),
 }

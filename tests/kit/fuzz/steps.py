@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from blockyard.common.v1 import sampling_pb2
+from blockyard.contract.codec.progress import encode_progress
+from blockyard.contract.sampling import BeamSearch
+from blockyard.contract.scheduling import Progress
 from blockyard.worker.v1 import worker_pb2
 from scheduler_service.core.config import StepMismatch
 from scheduler_service.core.scheduler import CoreConfig, Scheduler
 from scheduler_service.core.sequence import Group
-from scheduler_service.core.values import BeamSpec, GroupSpec
-from scheduler_service.gateways import codec as gateway_codec
-from scheduler_service.gateways.messages import Outgoing
+from scheduler_service.core.values import GroupSpec
 from scheduler_service.replicas import codec as scheduler_codec
 from scheduler_service.replicas.steps.answer_checks import AnswerLimits, WrongAnswer
 from scheduler_service.replicas.steps.step_stream import StepStream
@@ -64,7 +65,7 @@ class Requests:
 
     def _make(self) -> Group:
         rng = self._rng
-        beams = BeamSpec(rng.choice((2, 3))) if rng.random() < 0.2 else None
+        beams = BeamSearch(rng.choice((2, 3))) if rng.random() < 0.2 else None
         n = rng.choice((1, 1, 2)) if beams is None or beams.width > 1 else 1
         prompt = tuple(rng.randrange(VOCAB_SIZE) for _ in range(rng.choice((1, 5, 30, 60))))
         payload = sampling_pb2.SamplingParams(temperature=0.0, seed=self._num_added, logprobs=2).SerializeToString()
@@ -136,7 +137,7 @@ async def fuzz_answers(report: Report) -> None:
             except StepMismatch as error:
                 raise WrongAnswer(str(error)) from None
             for update in updates.values():
-                gateway_codec.encode_outgoing(Outgoing(update=update)).SerializeToString()
+                encode_progress(Progress(update=update)).SerializeToString()
             assert all(0 <= token_id < VOCAB_SIZE for update in updates.values() for token_id in update.token_ids)
             assert math.isfinite(result.forward_seconds + result.cache_seconds)
             scheduler.check_integrity()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from blockyard.parallel import Parallel
+from blockyard.contract.parallel import Parallel
 from kernels.collectives import Ranks as JoinedRanks
 from kernels.cpu.backend import CpuBackend
 from kernels.reference.backend import ReferenceBackend

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from blockyard.capacity.adapters import LoraLimits
-from blockyard.parallel import ALONE, Parallel
+from blockyard.contract.parallel import ALONE, Parallel
+from blockyard.contract.workers import LoraLimits
 from kernels.capture import CaptureSizes, StepInputs
 from kernels.select import get_backend
 from worker_service.cache_engine import BlockFormat

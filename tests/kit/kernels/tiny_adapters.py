@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     import transformers
 
-    from worker_service.lora.adapter import Adapter, LoraRequest
+    from worker_service.lora.adapter import AdapterWeights, LoraRequest
 
 MODULES = {
     "q_proj": "self_attn.q_proj",
@@ -149,8 +149,8 @@ class HeldAdapter:
         self._begun, self._let_go = threading.Event(), threading.Event()
         self._patch = mock.patch.object(AdapterReader, "read", self._read_late(AdapterReader.read))
 
-    def _read_late(self, read: Callable[..., Adapter]) -> Callable[..., Adapter]:
-        def read_late(reader: AdapterReader, request: LoraRequest, folder: Path, *others: Any) -> Adapter:
+    def _read_late(self, read: Callable[..., AdapterWeights]) -> Callable[..., AdapterWeights]:
+        def read_late(reader: AdapterReader, request: LoraRequest, folder: Path, *others: Any) -> AdapterWeights:
             if folder == self._folder:
                 self._begun.set()
                 self._let_go.wait()

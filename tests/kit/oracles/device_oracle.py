@@ -10,8 +10,8 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from blockyard.capacity.adapters import NO_LORAS, LoraLimits
 from blockyard.common.v1 import sampling_pb2
+from blockyard.contract.workers import NO_LORAS, CachePlan, LoraLimits
 from kernels.select import KernelChoice
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.scheduler import Scheduler
@@ -21,7 +21,7 @@ from scheduler_service.replicas.steps.answer_checks import AnswerLimits
 from tests.kit.oracles.core_requests import add_request
 from worker_service.codec import decode_step, encode_result
 from worker_service.lora.adapter import LoraRequest
-from worker_service.set_up import CacheRequest, LoadOptions
+from worker_service.set_up import LoadOptions
 from worker_service.worker import Worker
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class OracleWorker:
         limits = LoraLimits(self._num_slots, MAX_RANK, count) if count else NO_LORAS
         await worker.load_model(self._model, "main", lambda done, total: None, "none", self._load_format, limits)
         sizes = (BLOCK_SIZE, NUM_DEVICE_BLOCKS, NUM_HOST_BLOCKS, MAX_LEN, MAX_TOKENS, MAX_SEQS)
-        self.is_batch_invariant = (await worker.initialize_cache(CacheRequest(*sizes))).batch_invariant
+        self.is_batch_invariant = (await worker.initialize_cache(CachePlan(*sizes))).batch_invariant
         for lora_id, folder in enumerate(self._adapters, 1):
             adapter = await worker.adapters.add(LoraRequest(lora_id, folder.name, folder.name))
             self.loras.append(LoraSpec(lora_id, bytes.fromhex(adapter.digest), folder.name))

@@ -23,11 +23,11 @@ import numpy as np
 from llguidance import LLTokenizer
 
 from benchmarks.kit import record
+from blockyard.contract.request import Choices, JsonSchema, Lark, OutputFormat, Regex
 from blockyard.errors import BlockyardError, Reason
 from blockyard.grammars.limits import MAX_REQUEST_SECONDS
 from gateway.grammars.checking import check_format
 from gateway.grammars.compiling.compilers import Compilers
-from gateway.request import Choices, JsonSchema, Lark, OutputFormat, Regex
 from tests.kit.oracles.schemas import SCHEMAS
 from worker_service.grammars.matchers import WORD_BITS, Grammars
 

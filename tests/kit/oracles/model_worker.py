@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from scheduler_service.core.beam_search.beams import BeamSearch
+from scheduler_service.core.beam_search.beams import BeamSearchState
 from scheduler_service.core.values import BlockPair, Fork, GroupSpec, NewSequence, SchedulerOutput, StepResult
 from tests.kit.oracles.pooled_numbers import pool_numbers
 
@@ -408,7 +408,7 @@ def pool_alone(spec: GroupSpec) -> bytes:
 def search_alone(spec: GroupSpec, *, max_model_len: int, vocab_size: int = 32) -> list[Hypothesis]:
     """The same for a beam search, the best first: every beam is computed from its tokens alone."""
     assert spec.beams
-    search = BeamSearch(spec.beams, spec.stop_token_ids, spec.min_tokens, spec.num_beam_candidates)
+    search = BeamSearchState(spec.beams, spec.stop_token_ids, spec.min_tokens, spec.num_beam_candidates)
     max_outputs = min(len(spec.prompt_token_ids) + spec.max_tokens, max_model_len) - len(spec.prompt_token_ids)
     outputs: list[list[int]] = [[]]
     while outputs:

@@ -10,16 +10,19 @@ from typing import TYPE_CHECKING
 
 import grpc.aio
 
-from blockyard.client.codec import make_spec, to_event
+from blockyard.client.codec import make_spec
 from blockyard.client.completion_builder import CompletionBuilder
-from blockyard.client.results import BeamSearch, Delta, EarlyStopping, Finished, StructuredOutputsParams
+from blockyard.client.results import StructuredOutputsParams
+from blockyard.contract.codec.events import decode_event
+from blockyard.contract.events import Delta, Finished
+from blockyard.contract.sampling import BeamSearch, EarlyStopping
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from blockyard.client.results import Choice, Completion, GenerationOptions, TokenLogprobs
-
+    from blockyard.client.results import Choice, Completion, GenerationOptions
+    from blockyard.contract.events import TokenLogprobs
 
 # Of answers that go on for as long as they may, and of some that end before.
 FORMS = (
@@ -85,7 +88,7 @@ async def stream(stub: inference_pb2_grpc.InferenceServiceAsyncStub, spec: infer
     async for response in stub.StreamGenerate(inference_pb2.StreamGenerateRequest(spec=spec)):
         assert response.event.seq == seq
         seq += 1
-        event = to_event(response.event)
+        event = decode_event(response.event)
         assert event is not None
         builder.add(event)
         match event:

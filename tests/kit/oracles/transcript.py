@@ -6,12 +6,12 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from blockyard.client.results import Accepted, Delta, Finished, Recovered
+from blockyard.contract.events import Accepted, Delta, Finished, Recovered
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterable
 
-    from blockyard.client.results import Event
+    from blockyard.contract.events import Event
 
 
 @dataclass(slots=True)

@@ -17,7 +17,7 @@ from tests.kit.chaos.rank_faults import obey_signals
 from tests.kit.kernels.late_worker import DEPTH_VARIABLE, make_backends_late
 
 if TYPE_CHECKING:
-    from worker_service.step import Step, StepResult
+    from worker_service.step import Step, StepOutput
 
 POISON_VARIABLE = "BLOCKYARD_TEST_POISON"
 
@@ -28,7 +28,7 @@ def die_of(poison: list[int]) -> None:
 
     submit = StepExecutor.submit
 
-    def submit_or_die(self: StepExecutor, step: Step, arrival: float) -> list[tuple[Step, StepResult]]:
+    def submit_or_die(self: StepExecutor, step: Step, arrival: float) -> list[tuple[Step, StepOutput]]:
         if any(new.token_ids[: len(poison)].tolist() == poison for new in step.new_sequences):
             os.kill(os.getpid(), signal.SIGKILL)
         return submit(self, step, arrival)

@@ -11,8 +11,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from blockyard.configuration import TracingSettings
+from blockyard.contract.trace import TraceContext
 from blockyard.tracing.export import OtlpTracer, make_provider
-from blockyard.tracing.spans import TraceContext, use_tracer
+from blockyard.tracing.spans import use_tracer
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -6,26 +6,29 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from blockyard.errors import BlockyardError, Reason
-from gateway.generation import GenerationService
-from gateway.live.live_requests import LiveRequests
-from gateway.request import Accepted, FinishReason, GenerationRequest, ResumeRequest
-from gateway.scheduler_messages import (
+from blockyard.contract.codec.scheduling import encode_submission
+from blockyard.contract.events import Accepted
+from blockyard.contract.sampling import FinishReason
+from blockyard.contract.scheduling import (
     Abort,
     Acceptance,
     Adapter,
     Add,
-    Cancelled,
     Ending,
     Failure,
     ModelFacts,
-    Outgoing,
     Progress,
     Resume,
     Resumed,
     SequenceRecord,
     Submission,
+    TokenUpdate,
 )
+from blockyard.errors import BlockyardError, Reason
+from gateway.generation import GenerationService
+from gateway.live.link import Cancelled, Outgoing
+from gateway.live.live_requests import LiveRequests
+from gateway.request import GenerationRequest, ResumeRequest
 from tests.unit.gateway.harness import demo_tokenizer
 
 if TYPE_CHECKING:
@@ -129,8 +132,8 @@ class Core:
 
     def told(self, **fields: Any) -> None:
         """Receives a message of the scheduler."""
-        empty = Progress(accepted=[], failed=[], prefilled=[], sequence_ids=[], token_ids=[], ended=[])
-        self.live.on_progress(replace(empty, **fields))
+        update = TokenUpdate(**{name: fields.pop(name) for name in TokenUpdate.__slots__ if name in fields})
+        self.live.on_progress(Progress(update=update, **fields))
 
     def tokens(self, sequence_id: int, *token_ids: int, end: FinishReason | None = None) -> None:
         ended = [] if end is None else [Ending(sequence_id, end)]
@@ -164,7 +167,7 @@ class Core:
 
     def resumed(self, handle: int, submission: Submission, token_ids: tuple[int, ...]) -> Resumed:
         """The scheduler's answer to a question; the sequence has the id 50."""
-        return Resumed(handle, submission, 50, [SequenceRecord(token_ids)])
+        return Resumed(handle, encode_submission(submission), 50, [SequenceRecord(token_ids)])
 
     def failure(self, handle: int, reason: Reason) -> Failure:
         return Failure(handle, BlockyardError(reason, "no"))

@@ -7,10 +7,12 @@ import asyncio
 import httpx
 import pytest
 
+from blockyard.contract.request import Position
+from blockyard.contract.sampling import FinishReason
 from blockyard.errors import BlockyardError, Reason
 from blockyard.inference.v1 import inference_pb2
 from gateway.admission import RETRY_SECONDS, Admission
-from gateway.request import FinishReason, GenerationRequest, Position
+from gateway.request import GenerationRequest
 from tests.kit.fakes.fake_scheduler import FakeScheduler
 from tests.kit.refusals import refused
 from tests.unit.gateway.core import Core

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockyard.errors import BlockyardError, Reason
-from gateway.chat import (
+from blockyard.contract.chat import (
     MAX_MESSAGES,
     MAX_TOOLS,
     Conversation,
@@ -19,10 +18,10 @@ from gateway.chat import (
     Tool,
     ToolCall,
     ToolChoice,
-    find_violations,
     join_parts,
-    prompt_of,
 )
+from blockyard.errors import BlockyardError, Reason
+from gateway.chat import count_characters, find_violations, prompt_of
 from gateway.text.chat_template import ChatTemplate
 
 HI = Message(Role.USER, "hi")
@@ -102,7 +101,7 @@ def test_what_is_wrong_is_told(fields: dict[str, Any], expected: list[str]) -> N
 
 def test_all_that_is_wrong_is_told_at_once_and_nothing_rendered() -> None:
     renderer = Templated()
-    conversation = Conversation((Message(None), Message(Role.USER, tool_call_id="1")), (Tool(""),), tool_choice=None)
+    conversation = Conversation((Message(""), Message(Role.USER, tool_call_id="1")), (Tool(""),), tool_choice=None)
     with pytest.raises(BlockyardError) as raised:
         prompt_of(conversation, renderer)
     assert [violation.field for violation in raised.value.violations] == [
@@ -249,4 +248,4 @@ def test_its_size_is_that_of_its_texts() -> None:
         replace(bare, tools=(Tool("f", "", "x" * 1000),)),
         replace(bare, template_arguments={"documents": ["x" * 1000]}),
     ):
-        assert more.num_characters >= bare.num_characters + 1000
+        assert count_characters(more) >= count_characters(bare) + 1000

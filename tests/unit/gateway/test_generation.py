@@ -5,18 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from blockyard.contract.events import Accepted, Delta, Finished, Recovered, Usage
+from blockyard.contract.sampling import FinishReason, SamplingParams, StopCriteria
+from blockyard.contract.scheduling import Abort, AbortReason, Acceptance, Adapter, Ending, Failure, Prefill, Recovery
 from blockyard.errors import BlockyardError, Reason
-from gateway.request import Accepted, Delta, Finished, FinishReason, Recovered, SamplingOptions, StopOptions
-from gateway.scheduler_messages import (
-    Abort,
-    AbortReason,
-    Acceptance,
-    Adapter,
-    Ending,
-    Failure,
-    Prefill,
-    Recovery,
-)
 from gateway.text.tokenizer import Tokenizer
 from gateway.validation import MAX_BAD_WORD_CHARACTERS, MAX_BAD_WORDS, derive_seed
 from tests.unit.gateway.harness import END_TOKEN, demo_tokenizer, ids_of
@@ -53,7 +45,7 @@ async def test_events_come_in_order_and_then_the_end(core: Core) -> None:
     delta = await anext(generation)
     assert isinstance(delta, Delta) and delta.num_tokens == 1
     core.tokens(10, END_TOKEN, end=STOP)
-    assert [event async for event in generation][-1] == Finished(0, STOP, None, 2, 1, 2, "id")
+    assert [event async for event in generation][-1] == Finished(0, STOP, None, Usage(2, 1, 2), "id")
     with pytest.raises(StopAsyncIteration):
         await anext(generation)
 
@@ -93,7 +85,7 @@ async def test_an_answer_tells_the_content_of_its_adapter(core: Core) -> None:
 
 
 async def test_a_recovery_of_what_has_ended_here_is_not_told(core: Core) -> None:
-    generation = await core.accepted(stop=StopOptions(stop_strings=("cat",)))
+    generation = await core.accepted(stop=StopCriteria(stop_strings=("cat",)))
     core.tokens(10, *ids_of("a cat"))
     core.told(recovered=(Recovery("r", "lost", 3, True),))
     assert isinstance([event async for event in generation][-1], Finished)
@@ -115,7 +107,7 @@ async def test_the_cached_tokens_of_a_step_that_also_ends_are_told(core: Core) -
     generation = await core.accepted()
     core.told(prefilled=[Prefill(10, 2)], sequence_ids=[10], token_ids=[20], ended=[Ending(10, LENGTH)])
     finished = [event async for event in generation][-1]
-    assert isinstance(finished, Finished) and finished.num_cached_tokens == 2
+    assert isinstance(finished, Finished) and finished.usage.num_cached_tokens == 2
 
 
 async def test_a_request_without_id_gets_one_of_its_own(core: Core) -> None:
@@ -125,14 +117,14 @@ async def test_a_request_without_id_gets_one_of_its_own(core: Core) -> None:
 
 
 async def test_sequences_of_one_request_end_by_themselves(core: Core) -> None:
-    generation = await core.accepted(n=2, stop=StopOptions(stop_strings=("cat",)))
+    generation = await core.accepted(n=2, stop=StopCriteria(stop_strings=("cat",)))
     core.told(sequence_ids=[10, 11], token_ids=[20, 21])
     core.tokens(11, *ids_of(" cat"))
     events: list[Any] = [await anext(generation)]
     while not isinstance(events[-1], Finished):
         events.append(await anext(generation))
-    assert events[-1].index == 1 and events[-1].matched == "cat"
-    assert core.link.aborts == [Abort(1, "r", AbortReason.STOP_STRING, 1, events[-1].num_completion_tokens)]
+    assert events[-1].index == 1 and events[-1].matched_stop == "cat"
+    assert core.link.aborts == [Abort(1, "r", AbortReason.STOP_STRING, 1, events[-1].usage.num_completion_tokens)]
     assert core.live.num_running == 1
     # What was under way when the abort was sent is nobody's.
     core.told(sequence_ids=[10, 11], token_ids=[22, 23])
@@ -143,32 +135,32 @@ async def test_sequences_of_one_request_end_by_themselves(core: Core) -> None:
 
 
 async def test_a_stop_string_is_found_though_nobody_reads(core: Core) -> None:
-    generation = await core.accepted(stop=StopOptions(stop_strings=("cat",)))
+    generation = await core.accepted(stop=StopCriteria(stop_strings=("cat",)))
     for token_id in [*ids_of(" a cat"), *([20] * 30)]:
         core.tokens(10, token_id)
     assert core.link.aborts == [Abort(1, "r", AbortReason.STOP_STRING, 0, len(ids_of(" a cat")))]
     assert core.live.num_running == 0
     delta, finished = [event async for event in generation]
     assert isinstance(delta, Delta) and delta.text == " a "
-    assert isinstance(finished, Finished) and finished.matched == "cat"
+    assert isinstance(finished, Finished) and finished.matched_stop == "cat"
 
 
 async def test_a_stop_string_that_ends_with_the_sequence_needs_no_abort(core: Core) -> None:
-    generation = await core.accepted(stop=StopOptions(stop_strings=("cat",)))
+    generation = await core.accepted(stop=StopCriteria(stop_strings=("cat",)))
     core.tokens(10, *ids_of(" a cat"), end=LENGTH)
     finished = [event async for event in generation][-1]
-    assert isinstance(finished, Finished) and finished.reason is STOP
+    assert isinstance(finished, Finished) and finished.finish_reason is STOP
     assert core.link.aborts == []
 
 
 async def test_an_abort_that_crosses_the_end_changes_nothing(core: Core) -> None:
-    generation = await core.accepted(stop=StopOptions(stop_strings=("cat",)))
+    generation = await core.accepted(stop=StopCriteria(stop_strings=("cat",)))
     core.tokens(10, *ids_of(" a cat"))
     task = asyncio.ensure_future(anext(generation))
     await task
     core.tokens(10, 30, end=LENGTH)
     finished = [event async for event in generation][-1]
-    assert isinstance(finished, Finished) and finished.num_completion_tokens == len(ids_of(" a cat"))
+    assert isinstance(finished, Finished) and finished.usage.num_completion_tokens == len(ids_of(" a cat"))
 
 
 async def test_closing_aborts_what_runs_and_only_once(core: Core) -> None:
@@ -278,7 +270,7 @@ async def test_a_namesake_is_not_taken_for_the_one_before(core: Core) -> None:
     core.tokens(11, 22, end=LENGTH)
     delta, finished = [event async for event in second]
     assert isinstance(delta, Delta) and delta.text == demo_tokenizer().decode([21, 22])
-    assert isinstance(finished, Finished) and finished.num_completion_tokens == 2
+    assert isinstance(finished, Finished) and finished.usage.num_completion_tokens == 2
 
 
 async def test_draining_waits_for_the_last_reader(core: Core) -> None:
@@ -325,7 +317,7 @@ async def test_bad_words_beyond_the_limits_are_refused_unread(core: Core, monkey
     monkeypatch.setattr(Tokenizer, "encode_bad_words", lambda _, words: read.extend(words) or [])
     words = ("a" * (MAX_BAD_WORD_CHARACTERS + 1), *["b"] * (2 * MAX_BAD_WORDS))
     with pytest.raises(BlockyardError) as raised:
-        await core.start(sampling=SamplingOptions(bad_words=words))
+        await core.start(sampling=SamplingParams(bad_words=words))
     assert {violation.field for violation in raised.value.violations} == {"sampling.bad_words"}
     assert set(read) == {"b"}
     assert len(read) < MAX_BAD_WORDS

@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from blockyard.contract.models import Task
+from blockyard.contract.pooling import PoolingKind
+from blockyard.contract.sampling import StopCriteria
 from blockyard.errors import BlockyardError, Reason
 from blockyard.inference.v1 import inference_pb2
-from blockyard.model_config.pooling.rule import PoolingKind, PoolingRule, Task
-from blockyard.pooling.tasks import Task as Tasks
+from blockyard.model_config.pooling.rule import PoolingRule
 from gateway.fronts.openai.schema.requests import CompletionBody
 from gateway.fronts.openai.tokenization import _write_tokens
 from gateway.pooling import checks
 from gateway.pooling.inputs import InputEncoder
 from gateway.pooling.model import PooledModel
 from gateway.pooling_calls import CallOptions
-from gateway.request import GenerationRequest, StopOptions
+from gateway.request import GenerationRequest
 from gateway.text import pairs, slices
 from tests.kit.fakes.fake_scheduler import FakeScheduler
 from tests.kit.refusals import refused
@@ -141,7 +143,7 @@ async def refusal(request: GenerationRequest) -> str:
 
 async def test_everything_else_that_is_wrong_is_told_with_it() -> None:
     with pytest.raises(BlockyardError) as raised:
-        await Core().start(prompt=TEXT, n=0, stop=StopOptions(max_tokens=0))
+        await Core().start(prompt=TEXT, n=0, stop=StopCriteria(max_tokens=0))
     assert {violation.field for violation in raised.value.violations} == {"prompt", "n", "stop.max_tokens"}
 
 
@@ -176,7 +178,7 @@ async def test_a_text_that_is_cut_has_its_last_tokens(calls: Calls, monkeypatch:
     for limit, kept in ((5, 5), (-1, FACTS.max_model_len - 8)):
         core = Core()
         calls.texts.clear()
-        await core.start(prompt=TEXT, truncate_prompt_tokens=limit, stop=StopOptions(max_tokens=8))
+        await core.start(prompt=TEXT, truncate_prompt_tokens=limit, stop=StopCriteria(max_tokens=8))
         assert tuple(core.link.adds[0].submission.prompt_token_ids) == whole[-kept:]
         assert sum(map(len, calls.texts)) < 10_000
 
@@ -221,7 +223,7 @@ async def test_over_grpc_too_nothing_is_left_to_the_collector(front: Front) -> N
 @pytest.fixture
 def model() -> PooledModel:
     rule = PoolingRule(task=Task.EMBED, kind=PoolingKind.MEAN, rows=PoolingKind.MEAN)
-    return PooledModel(Tasks.EMBED, rule, InputEncoder(demo_tokenizer(), rule, 64), 64, 4096, (), 8)
+    return PooledModel(Task.EMBED, rule, InputEncoder(demo_tokenizer(), rule, 64), 64, 4096, (), 8)
 
 
 def test_an_input_is_too_long_by_its_characters(model: PooledModel) -> None:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from blockyard.client.chat import Role, ToolChoice
+from blockyard.contract.chat import Conversation, Message, Role, Tool, ToolChoice
+from blockyard.contract.events import Accepted
+from blockyard.contract.sampling import StopCriteria
+from blockyard.contract.scheduling import Acceptance
 from blockyard.errors import BlockyardError, Reason
-from gateway.chat import Conversation, Message, Tool
-from gateway.request import Accepted, StopOptions
-from gateway.scheduler_messages import Acceptance
 from gateway.text.answer_parsing import UNKNOWN_DIALECT
 from tests.unit.gateway.core import FACTS, Core
 
@@ -66,7 +66,7 @@ async def test_a_warning_is_told_again_at_another_gateway() -> None:
 @pytest.mark.parametrize("max_tokens", [ROOM + 1, 10**6])
 async def test_a_length_that_does_not_fit_is_cut_where_the_gateway_is_to(max_tokens: int) -> None:
     core = Core(clamps_max_tokens=True)
-    reader = await begun(core, stop=StopOptions(max_tokens=max_tokens))
+    reader = await begun(core, stop=StopCriteria(max_tokens=max_tokens))
     (warning,) = await warnings_of(reader)
     assert core.link.adds[0].submission.max_tokens == ROOM
     assert f"{ROOM} instead of {max_tokens}" in warning
@@ -75,7 +75,7 @@ async def test_a_length_that_does_not_fit_is_cut_where_the_gateway_is_to(max_tok
 @pytest.mark.parametrize("max_tokens", [1, ROOM, None])
 async def test_a_length_that_fits_stays_as_it_is(max_tokens: int | None) -> None:
     core = Core(clamps_max_tokens=True)
-    reader = await begun(core, stop=StopOptions(max_tokens=max_tokens))
+    reader = await begun(core, stop=StopCriteria(max_tokens=max_tokens))
     assert await warnings_of(reader) == ()
     assert core.link.adds[0].submission.max_tokens == (max_tokens or ROOM)
 
@@ -83,9 +83,9 @@ async def test_a_length_that_fits_stays_as_it_is(max_tokens: int | None) -> None
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
-        ({"prompt": (5,) * FACTS.max_model_len, "stop": StopOptions(max_tokens=9)}, "prompt"),
-        ({"stop": StopOptions(max_tokens=0)}, "stop.max_tokens"),
-        ({"stop": StopOptions(max_tokens=5000, min_tokens=ROOM + 1)}, "stop.min_tokens"),
+        ({"prompt": (5,) * FACTS.max_model_len, "stop": StopCriteria(max_tokens=9)}, "prompt"),
+        ({"stop": StopCriteria(max_tokens=0)}, "stop.max_tokens"),
+        ({"stop": StopCriteria(max_tokens=5000, min_tokens=ROOM + 1)}, "stop.min_tokens"),
     ],
 )
 async def test_what_no_cut_mends_is_refused_still(fields: dict[str, Any], field: str) -> None:
@@ -96,14 +96,14 @@ async def test_what_no_cut_mends_is_refused_still(fields: dict[str, Any], field:
 
 async def test_without_the_setting_a_length_that_does_not_fit_is_refused() -> None:
     with pytest.raises(BlockyardError) as raised:
-        await Core().start(stop=StopOptions(max_tokens=ROOM + 1))
+        await Core().start(stop=StopCriteria(max_tokens=ROOM + 1))
     assert raised.value.reason is Reason.PROMPT_TOO_LONG
 
 
 async def test_a_prompt_that_is_cut_to_leave_room_keeps_all_where_no_room_would_do() -> None:
     core = Core(clamps_max_tokens=True)
     long = tuple(range(10, 10 + 2 * FACTS.max_model_len))
-    await core.start(prompt=long, truncate_prompt_tokens=-1, stop=StopOptions(max_tokens=10**6))
+    await core.start(prompt=long, truncate_prompt_tokens=-1, stop=StopCriteria(max_tokens=10**6))
     submission = core.link.adds[0].submission
     assert tuple(submission.prompt_token_ids) == long[1 - FACTS.max_model_len :]
     assert submission.max_tokens == 1

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blockyard.contract.sampling import BeamSearch, EarlyStopping, SamplingParams, StopCriteria
 from blockyard.errors import Reason, Violation
-from gateway.request import BeamOptions, EarlyStopping, GenerationRequest, SamplingOptions, StopOptions
+from gateway.request import GenerationRequest
 from gateway.validation import (
     MAX_BAD_SEQUENCE_TOKENS,
     MAX_BAD_WORD_CHARACTERS,
@@ -31,12 +32,12 @@ PROMPT = (5, 6, 7, 8)
 
 def request(**fields: Any) -> GenerationRequest:
     """A right request with these fields; those of sampling and stop by their own names."""
-    sampling = {name: fields.pop(name) for name in SamplingOptions.__slots__ if name in fields}
-    stop = {name: fields.pop(name) for name in StopOptions.__slots__ if name in fields}
+    sampling = {name: fields.pop(name) for name in SamplingParams.__slots__ if name in fields}
+    stop = {name: fields.pop(name) for name in StopCriteria.__slots__ if name in fields}
     return GenerationRequest(
         **{"prompt": "text", "request_id": "r1", **fields},
-        sampling=SamplingOptions(**sampling),
-        stop=StopOptions(**stop),
+        sampling=SamplingParams(**sampling),
+        stop=StopCriteria(**stop),
     )
 
 
@@ -91,10 +92,10 @@ def violations(
         {"priority": 2**31 - 1},
         {"max_queue_seconds": 1e-9},
         {"max_queue_seconds": 315_576_000_000},
-        {"beam_search": BeamOptions(2)},
-        {"beam_search": BeamOptions(32, -2.5, EarlyStopping.NEVER), "n": 32},
-        {"beam_search": BeamOptions(4), "temperature": 0.7, "seed": 1, "repetition_penalty": 1.5, "prompt_logprobs": 1},
-        {"beam_search": BeamOptions(4), "stop_token_ids": (9,), "min_tokens": 2, "bad_words": ("a",)},
+        {"beam_search": BeamSearch(2)},
+        {"beam_search": BeamSearch(32, -2.5, EarlyStopping.NEVER), "n": 32},
+        {"beam_search": BeamSearch(4), "temperature": 0.7, "seed": 1, "repetition_penalty": 1.5, "prompt_logprobs": 1},
+        {"beam_search": BeamSearch(4), "stop_token_ids": (9,), "min_tokens": 2, "bad_words": ("a",)},
     ],
 )
 def test_what_is_right(fields: dict[str, Any]) -> None:
@@ -151,9 +152,9 @@ INF, NAN = math.inf, math.nan
             ("max_queue_time", {"max_queue_seconds": value})
             for value in (0.0, -1.0, NAN, INF, 1e-60, 315_576_000_001.0)
         ],
-        *[("beam_search.width", {"beam_search": BeamOptions(width)}) for width in (-1, 0, 1, 33)],
-        *[("beam_search.length_penalty", {"beam_search": BeamOptions(2, value)}) for value in (INF, -INF, NAN, 1e39)],
-        ("n", {"beam_search": BeamOptions(2), "n": 3}),
+        *[("beam_search.width", {"beam_search": BeamSearch(width)}) for width in (-1, 0, 1, 33)],
+        *[("beam_search.length_penalty", {"beam_search": BeamSearch(2, value)}) for value in (INF, -INF, NAN, 1e39)],
+        ("n", {"beam_search": BeamSearch(2), "n": 3}),
     ],
 )
 def test_what_is_wrong_is_told_with_its_field(field: str, fields: dict[str, Any]) -> None:
@@ -168,7 +169,7 @@ def test_what_is_wrong_is_told_with_its_field(field: str, fields: dict[str, Any]
 )
 def test_what_a_beam_search_cannot_is_unsupported(field: str, fields: dict[str, Any]) -> None:
     assert violations(**fields) == []
-    (violation,) = violations(beam_search=BeamOptions(2), **fields)
+    (violation,) = violations(beam_search=BeamSearch(2), **fields)
     assert (violation.field, violation.reason) == (field, Reason.UNSUPPORTED_PARAMETER)
 
 
@@ -182,7 +183,7 @@ def test_everything_that_is_wrong_with_new_parameters_is_told_at_once() -> None:
         allowed_token_ids=(100,),
         bad_words=("",),
         bad_token_sequences=((),),
-        beam_search=BeamOptions(1, NAN),
+        beam_search=BeamSearch(1, NAN),
         stop_strings=("a",),
     )
     assert [violation.field for violation in found] == [
@@ -239,9 +240,9 @@ def test_an_answer_without_room_behind_any_prompt_blames_the_length() -> None:
     [
         ({"n": 9}, "n"),
         ({"n": 64}, "n"),
-        ({"beam_search": BeamOptions(9), "n": 2}, "beam_search.width"),
+        ({"beam_search": BeamSearch(9), "n": 2}, "beam_search.width"),
         ({"n": 8}, None),
-        ({"beam_search": BeamOptions(8), "n": 8}, None),
+        ({"beam_search": BeamSearch(8), "n": 8}, None),
     ],
 )
 def test_more_sequences_than_run_at_once_are_told_by_their_field(fields: dict[str, Any], field: str | None) -> None:
@@ -297,7 +298,7 @@ def submitted(
 
 def test_a_silent_request_takes_the_neutral_values() -> None:
     submission = submitted()
-    assert replace(submission.sampling, seed=None) == SamplingOptions(1.0, 1.0, 0, 0.0, 0.0, 0.0, 1.0)
+    assert replace(submission.sampling, seed=None) == SamplingParams(1.0, 1.0, 0, 0.0, 0.0, 0.0, 1.0)
     assert (submission.n, submission.max_tokens, submission.min_tokens) == (1, 28, 0)
     assert submission.prompt_token_ids == PROMPT
     assert submission.stop_token_ids == (0, 3)
@@ -327,7 +328,7 @@ def test_what_travels_unread_is_kept() -> None:
     fields = {"allowed_token_ids": (5,), "logprobs": 3, "prompt_logprobs": 0, "logit_bias": {1: 2.0}}
     sampling = submitted(**fields).sampling
     assert {name: getattr(sampling, name) for name in fields} == fields
-    beams = BeamOptions(3, 0.5, EarlyStopping.FIRST)
+    beams = BeamSearch(3, 0.5, EarlyStopping.FIRST)
     times = {"max_queue_seconds": 2.0, "remaining_seconds": 9.0}
     submission = submitted(tenant="t", priority=-2, beam_search=beams, **times)
     assert (submission.tenant, submission.priority, submission.beam_search) == ("t", -2, beams)

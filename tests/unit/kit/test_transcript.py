@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from blockyard.client.results import Accepted, Delta, Event, Finished, FinishReason, Recovered, Usage
+from blockyard.contract.events import Accepted, Delta, Event, Finished, Recovered, Usage
+from blockyard.contract.sampling import FinishReason
 from tests.kit.oracles.transcript import Transcript, difference, read
 
 if TYPE_CHECKING:

@@ -47,8 +47,10 @@ def sampling(**fields: Any) -> sampling_pb2.SamplingParams:
 
 
 def new_sequence(sequence_id: int, token_ids: Sequence[int], block_ids: Sequence[int], **fields: Any) -> pb.NewSequence:
-    """A prompt that starts, greedy unless told otherwise."""
+    """A prompt that starts, greedy unless told otherwise; `sampling` and `pooling` are messages."""
     fields = {"prompt_length": len(token_ids), "sampling": GREEDY} | fields
+    for name in {"sampling", "pooling"} & fields.keys():
+        fields[f"{name}_params"] = fields.pop(name).SerializeToString()
     return pb.NewSequence(sequence_id=sequence_id, token_ids=token_ids, block_ids=block_ids, **fields)
 
 

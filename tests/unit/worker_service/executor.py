@@ -13,22 +13,23 @@ from worker_service.batch.input_batch import BatchLimits, InputBatch
 from worker_service.cache_engine import BlockFormat, CacheEngine
 from worker_service.grammars.matchers import make_grammars
 from worker_service.runner.pooling_runner import make_runner
-from worker_service.step import NewSequence, SamplingParams, Step
+from worker_service.step import NewRow, Step
 from worker_service.steps.step_executor import StepExecutor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from blockyard.contract.sampling import SamplingParams
     from worker_service.lora.slots import LoraSlots
-    from worker_service.models.loader import LoadedModel
-    from worker_service.step import Logprobs, StepResult
+    from worker_service.models.loader import RunnableModel
+    from worker_service.step import Logprobs, StepOutput
     from worker_service.steps.rank_steps import RankSteps
 
 BLOCK_SIZE = 8
 
 
 def make_executor(
-    loaded: LoadedModel,
+    loaded: RunnableModel,
     *,
     num_device_blocks: int = 64,
     num_host_blocks: int = 4,
@@ -56,10 +57,10 @@ def make_executor(
 
 def new_sequence(
     sequence_id: int, token_ids: Sequence[int], block_ids: Sequence[int], sampling: SamplingParams, **fields: Any
-) -> NewSequence:
+) -> NewRow:
     """A sequence that starts; all that is known of it is its prompt unless told otherwise."""
     fields = {"sequence_index": 0, "prompt_length": len(token_ids), "num_computed_tokens": 0} | fields
-    return NewSequence(
+    return NewRow(
         sequence_id,
         token_ids=np.array(token_ids, np.int64),
         block_ids=np.array(block_ids, np.int64),
@@ -101,11 +102,11 @@ class Epoch:
             **fields,
         )
 
-    def answer(self, **fields: Any) -> StepResult:
+    def answer(self, **fields: Any) -> StepOutput:
         """Executes a step, refused or not; see `make`."""
         return self._executor.execute(self.make(**fields), time.perf_counter())
 
-    def execute(self, **fields: Any) -> StepResult:
+    def execute(self, **fields: Any) -> StepOutput:
         """Executes a step that must be taken."""
         result = self.answer(**fields)
         assert result.refusal is None, result.refusal

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from blockyard.parallel import Parallel
+from blockyard.contract.parallel import Parallel
 from worker_service.collectives.group import Group
 from worker_service.collectives.lifetime import GroupLifetime
 from worker_service.collectives.threads import ThreadMeeting
@@ -16,7 +16,7 @@ from worker_service.steps.rank_steps import RankSteps
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from worker_service.step import Step, StepResult
+    from worker_service.step import Step, StepOutput
     from worker_service.steps.step_executor import StepExecutor
 
 
@@ -45,10 +45,10 @@ class RanksExecutor:
         for rank in self.ranks:
             rank.begin_epoch(epoch)
 
-    def execute(self, step: Step, arrival: float) -> StepResult:
+    def execute(self, step: Step, arrival: float) -> StepOutput:
         """Executes a step at every rank at once."""
 
-        def one(rank: StepExecutor) -> StepResult:
+        def one(rank: StepExecutor) -> StepOutput:
             torch.set_num_threads(1)
             result = rank.execute(step, arrival)
             if result.refusal is not None:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from blockyard.contract.sampling import SamplingParams
 from kernels.select import get_backend
 from worker_service.batch.row_requests import ROW
 from worker_service.sampling.sampler import Sampler, SampleRows
 from worker_service.sampling.sampling_state import SequenceLists, write_sampling
-from worker_service.step import NewSequence, SamplingParams, no_ids
+from worker_service.step import NewRow, no_ids
 
 if TYPE_CHECKING:
     from worker_service.batch.input_batch import InputBatch
@@ -23,9 +24,9 @@ VOCAB = 2000
 def sequence(
     token_ids: list[int] | None = None, prompt_length: int = 1, *, index: int = 0, min_tokens: int = 0,
     stop_token_ids: tuple[int, ...] = (), num_beam_candidates: int = 0, **fields: Any
-) -> NewSequence:  # fmt: skip
+) -> NewRow:  # fmt: skip
     ids = np.array(token_ids or [3], np.int64)
-    return NewSequence(
+    return NewRow(
         1,
         index,
         ids,
@@ -39,7 +40,7 @@ def sequence(
     )
 
 
-def rows_of(*sequences: NewSequence) -> SampleRows:
+def rows_of(*sequences: NewRow) -> SampleRows:
     columns = np.zeros(len(sequences), ROW)
     lists = [SequenceLists(one, VOCAB) for one in sequences]
     for row, one in enumerate(sequences):

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from blockyard.capacity.adapters import LoraLimits, wrong_limits
-from blockyard.common.v1 import sampling_pb2
+from blockyard.common.v1 import pooling_pb2, sampling_pb2
+from blockyard.contract.pooling import Pooling, PoolingKind
+from blockyard.contract.sampling import SamplingParams
 from blockyard.errors import BlockyardError, Reason, from_status
 from blockyard.worker.v1 import worker_pb2 as pb
 from worker_service import codec
-from worker_service.lora.store import LoraStore
-from worker_service.step import DEFAULT_TIMEOUT_SECONDS, SamplingParams, StepResult, StepTimes
+from worker_service.step import DEFAULT_TIMEOUT_SECONDS, StepOutput, StepTimes
 
 
 def test_a_step_arrives_whole() -> None:
@@ -31,7 +29,10 @@ def test_a_step_arrives_whole() -> None:
                     prompt_length=2,
                     num_computed_tokens=1,
                     block_ids=[8, 9],
-                    sampling=sampling_pb2.SamplingParams(temperature=0.5, seed=2**64 - 1, logit_bias={7: -1.5}),
+                    sampling_params=sampling_pb2.SamplingParams(
+                        temperature=0.5, seed=2**64 - 1, logit_bias={7: -1.5}
+                    ).SerializeToString(),
+                    pooling_params=pooling_pb2.Pooling(kind=pooling_pb2.POOLING_KIND_MEAN).SerializeToString(),
                     min_tokens=3,
                     stop_token_ids=[1, 2],
                     lora_id=6,
@@ -57,7 +58,7 @@ def test_a_step_arrives_whole() -> None:
     assert (new.token_ids.tolist(), new.block_ids.tolist()) == ([5, 6, 7], [8, 9])
     assert (new.min_tokens, new.stop_token_ids) == (3, (1, 2))
     assert (new.sampling.temperature, new.sampling.seed, new.sampling.logit_bias) == (0.5, 2**64 - 1, {7: -1.5})
-    assert new.lora_id == 6
+    assert (new.lora_id, new.pooling, new.rejection) == (6, Pooling(PoolingKind.MEAN), None)
     assert (step.activated_lora_slots.tolist(), step.activated_lora_ids.tolist()) == ([1, 0], [6, 5])
     fork = step.forks[0]
     assert (fork.parent_id, fork.child_id, fork.sequence_index, fork.block_ids.tolist()) == (1, 2, 3, [4])
@@ -80,12 +81,14 @@ def test_absent_parameters_are_those_that_change_nothing() -> None:
     new = codec.decode_step(pb.ExecuteModelRequest(new_sequences=[pb.NewSequence(token_ids=[1])])).new_sequences[0]
     assert new.sampling == SamplingParams()
     zero = sampling_pb2.SamplingParams(temperature=0.0, top_p=0.5, repetition_penalty=1.5, min_p=0.25, top_k=3)
-    new = codec.decode_step(pb.ExecuteModelRequest(new_sequences=[pb.NewSequence(sampling=zero)])).new_sequences[0]
+    new = codec.decode_step(
+        pb.ExecuteModelRequest(new_sequences=[pb.NewSequence(sampling_params=zero.SerializeToString())])
+    ).new_sequences[0]
     assert new.sampling == SamplingParams(temperature=0.0, top_p=0.5, repetition_penalty=1.5, min_p=0.25, top_k=3)
 
 
 def test_whether_a_sequence_came_with_sampling_parameters_is_kept() -> None:
-    for told, has_sampling in ((pb.NewSequence(), False), (pb.NewSequence(sampling={}), True)):
+    for told, has_sampling in ((pb.NewSequence(), False), (pb.NewSequence(sampling_params=b""), True)):
         [new] = codec.decode_step(pb.ExecuteModelRequest(new_sequences=[told])).new_sequences
         assert new.has_sampling is has_sampling
 
@@ -113,7 +116,10 @@ def test_what_is_too_large_for_a_step_is_not_read(told: dict[str, Any], field: s
 
 
 def test_a_sequence_whose_sampling_is_too_large_is_not_read_and_fails_alone() -> None:
-    told = [pb.NewSequence(sequence_id=3, sampling=LONG_SAMPLING), pb.NewSequence(sequence_id=4)]
+    told = [
+        pb.NewSequence(sequence_id=3, sampling_params=LONG_SAMPLING.SerializeToString()),
+        pb.NewSequence(sequence_id=4),
+    ]
     long, other = codec.decode_step(pb.ExecuteModelRequest(new_sequences=told)).new_sequences
     assert long.rejection is not None
     assert long.rejection.message.startswith("sampling.bad_token_sequences: 16385")
@@ -121,39 +127,26 @@ def test_a_sequence_whose_sampling_is_too_large_is_not_read_and_fails_alone() ->
 
 
 @pytest.mark.parametrize(
-    ("request_", "fields"),
+    ("told", "words"),
     [
-        (pb.InitDeviceRequest(device_type=99), ["device_type"]),  # type: ignore[arg-type]
-        (pb.InitDeviceRequest(device_type=99, dtype=-1), ["device_type", "dtype"]),  # type: ignore[arg-type]
+        ({"sampling_params": b"\xff\xff"}, "sampling: cannot be parsed"),
+        ({"sampling_params": b"\x7a\x02\xff\xfe"}, "sampling: cannot be parsed"),
+        ({"sampling_params": b"", "pooling_params": b"\x0a"}, "pooling: cannot be parsed"),
     ],
+    ids=["no message", "a grammar that is no UTF-8", "a pooling that is cut off"],
 )
-def test_an_enum_without_a_name_is_refused(request_: pb.InitDeviceRequest, fields: list[str]) -> None:
-    with pytest.raises(BlockyardError) as caught:
-        codec.decode_init_device(request_)
-    assert [violation.field for violation in caught.value.violations] == fields
-    with pytest.raises(BlockyardError, match=r"quantization: 77 is not known to this worker.*format: 99"):
-        codec.decode_load(pb.LoadModelRequest(quantization=77, format=99))  # type: ignore[arg-type]
-
-
-def test_room_for_adapters_arrives_and_is_told() -> None:
-    assert codec.decode_load(pb.LoadModelRequest())[2] == LoraLimits()
-    assert codec.encode_lora(None) is None
-    limits = codec.decode_load(pb.LoadModelRequest(lora=pb.LoraLimits(max_loras=3, max_lora_rank=16)))[2]
-    assert limits == LoraLimits(3, 16, 3)
-    reads_nothing: Any = None
-    told = codec.encode_lora(LoraStore(reads_nothing, replace(limits, max_cpu_loras=9), None))
-    assert told is not None
-    assert told.limits == pb.LoraLimits(max_loras=3, max_lora_rank=16, max_cpu_loras=9)
-    assert [violation.field for violation in wrong_limits(LoraLimits(1, 513, 0))] == [
-        "lora.max_lora_rank",
-        "lora.max_cpu_loras",
-    ]
+def test_a_sequence_whose_bytes_are_no_message_fails_alone(told: dict[str, bytes], words: str) -> None:
+    sequences = [pb.NewSequence(sequence_id=3, **told), pb.NewSequence(sequence_id=4, sampling_params=b"")]
+    wrong, other = codec.decode_step(pb.ExecuteModelRequest(new_sequences=sequences)).new_sequences
+    assert wrong.rejection is not None
+    assert wrong.rejection.message.startswith(words)
+    assert (wrong.sampling, wrong.pooling, other.rejection) == (SamplingParams(), None, None)
 
 
 def test_an_answer_leaves_whole() -> None:
     failure = BlockyardError(Reason.BUG, "not finite")
     times = StepTimes(0.001, 0.002, 1.5, 0.004)
-    message = codec.encode_result(StepResult(3, 4, (10, 11), (5, 6), (12,), ((13, failure),), times=times))
+    message = codec.encode_result(StepOutput(3, 4, (10, 11), (5, 6), (12,), ((13, failure),), times=times))
     assert (message.epoch, message.step_id) == (3, 4)
     assert (message.sequence_ids, message.token_ids, message.skipped_sequence_ids) == ([10, 11], [5, 6], [12])
     assert message.failures[0].sequence_id == 13
@@ -167,17 +160,8 @@ def test_an_answer_leaves_whole() -> None:
 
 def test_a_refusal_leaves_with_its_reason() -> None:
     refusal = BlockyardError(Reason.WRONG_STATE, "old", metadata={"epoch": "7"})
-    error = from_status(codec.encode_result(StepResult(1, 1, refusal=refusal)).refusal)
+    error = from_status(codec.encode_result(StepOutput(1, 1, refusal=refusal)).refusal)
     assert (error.reason, error.message, error.metadata) == (Reason.WRONG_STATE, "old", {"epoch": "7"})
-
-
-def test_every_dtype_has_a_name() -> None:
-    for number in pb.Dtype.values():
-        dtype = codec.DTYPES[number]
-        if dtype is not None:
-            assert codec.encode_dtype(dtype) == number
-    assert codec.DTYPES[pb.DTYPE_BFLOAT16] is torch.bfloat16
-    assert set(codec.DEVICE_TYPES) == set(pb.DeviceType.values())
 
 
 STEADY = {"epoch": 3, "step_id": 9, "sequence_ids": [4, 5], "num_new_tokens": [1, 1]}
@@ -221,7 +205,7 @@ def test_what_a_rank_needs_of_a_step_arrives_with_whatever_else_it_has(more: dic
 
 
 def test_digests_leave_with_their_answer() -> None:
-    message = codec.encode_result(StepResult(1, 2, digests=(2**64 - 1, 3)))
+    message = codec.encode_result(StepOutput(1, 2, digests=(2**64 - 1, 3)))
     assert (message.input_digest, message.output_digest) == (2**64 - 1, 3)
 
 
@@ -233,7 +217,7 @@ def test_columns_that_are_empty_are_one_and_cannot_be_written() -> None:
 
 def test_times_leave_to_the_nanosecond() -> None:
     times = StepTimes(queue_seconds=1.5, cache_operations_seconds=0.0, forward_seconds=2e-9, sample_seconds=0.25)
-    told = codec.encode_result(StepResult(1, 2, times=times)).times
+    told = codec.encode_result(StepOutput(1, 2, times=times)).times
     assert (told.queue.ToNanoseconds(), told.sample.ToNanoseconds()) == (1_500_000_000, 250_000_000)
     assert told.forward.nanos == 2
     assert not told.HasField("cache_operations")

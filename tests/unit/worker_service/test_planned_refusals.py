@@ -13,13 +13,13 @@ import torch
 from blockyard.capacity.adapters import lora_limits
 from blockyard.capacity.replica_plan import plan_replica
 from blockyard.configuration import SystemConfiguration
+from blockyard.contract.codec.workers import LORA_LIMITS
+from blockyard.contract.parallel import ParallelSizes
 from blockyard.errors import BlockyardError, from_rpc_error
 from blockyard.local.hardware import read_processors
 from blockyard.model_config.network import read_network
-from blockyard.parallel import ParallelSizes
 from blockyard.settings import resolve
 from blockyard.worker.v1 import worker_pb2 as pb
-from scheduler_service.replicas.loras.codec import encode_limits
 from worker_service.device.device import ANY_DEVICE, choose_device
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ async def worker_refusal(worker: WorkerDriver, folder: Path, settings: dict[str,
         quantization=quantization,
     )
     if settings.get("max_loras"):
-        load.lora.CopyFrom(encode_limits(lora_limits(resolve(SystemConfiguration, settings, environment={}).lora)))
+        load.lora.CopyFrom(LORA_LIMITS.encode(lora_limits(resolve(SystemConfiguration, settings, environment={}).lora)))
     profile = pb.DetermineNumAvailableBlocksRequest(
         device_memory_utilization=0.9,
         block_size=settings.get("block_size", 0),

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from blockyard.contract.parallel import ALONE
 from blockyard.model_config.kv_groups import KvGroups
 from blockyard.model_config.names import LLAMA_NAMES
 from blockyard.model_config.share import Share
-from blockyard.parallel import ALONE
 from blockyard.telemetry import EventLogger
 from worker_service.models.decoder import DecoderModel
 from worker_service.models.description import Module

@@ -29,8 +29,9 @@ from gateway.pooling_calls import ClassifyCall, EmbedCall, ScoreCall
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
 
+    from blockyard.contract.pooling_answers import PoolingFacts
     from gateway.generation import GenerationService
-    from gateway.pooling_calls import CallFacts, CallOptions, Input
+    from gateway.pooling_calls import CallOptions, Input
 
 B = TypeVar("B", bound=PoolingBody)
 T = TypeVar("T")
@@ -57,18 +58,18 @@ class PoolingEndpoints:
         answer = await _wait(
             request, self._generation.pooling.embed(call), {"inputs": "input", "normalise": "normalize"}
         )
-        write = _write_base64 if body.encoding_format == "base64" else _write_floats
+        write = _write_base64 if body.encoding_format == "base64" else list
 
         def make() -> bytes:
             data = [
                 {"object": "embedding", "index": index, "embedding": write(vector)}
                 for index, vector in enumerate(answer.vectors)
             ]
-            return _encode(answer.facts, data=data)
+            return _encode(answer, data=data)
 
-        num_numbers = sum(map(len, answer.vectors)) // 4
+        num_numbers = sum(map(len, answer.vectors))
         content = make() if num_numbers <= _MAX_INLINE_NUMBERS else await asyncio.to_thread(make)
-        return _answer(answer.facts, content)
+        return _answer(answer, content)
 
     async def rerank(self, request: Request) -> Response:
         """Sorts documents by how well they answer a query: Cohere's and Jina's rerank."""
@@ -79,20 +80,20 @@ class PoolingEndpoints:
         call = ScoreCall(options, (body.query,), texts, instruction=body.instruction or "", top_n=top_n)
         answer = await _wait(request, self._generation.pooling.score(call), {})
         results = [
-            {"index": index, "relevance_score": score}
-            | ({"document": {"text": texts[index]}} if body.return_documents else {})
-            for index, score in answer.documents
+            {"index": each.index, "relevance_score": each.score}
+            | ({"document": {"text": texts[each.index]}} if body.return_documents else {})
+            for each in answer.documents
         ]
-        meta = {"tokens": {"input_tokens": answer.facts.num_prompt_tokens}}
-        return _answer(answer.facts, _encode(answer.facts, results=results, meta=meta))
+        meta = {"tokens": {"input_tokens": answer.usage.num_prompt_tokens}}
+        return _answer(answer, _encode(answer, results=results, meta=meta))
 
     async def score(self, request: Request) -> Response:
         """Says how well texts answer others: vLLM's score."""
         body, options = await _read(ScoreBody, request)
         call = ScoreCall(options, _split(body.text_1), _split(body.text_2), instruction=body.instruction or "")
         answer = await _wait(request, self._generation.pooling.score(call), {"query": "text_1", "documents": "text_2"})
-        data = [{"object": "score", "index": index, "score": score} for index, score in answer.documents]
-        return _answer(answer.facts, _encode(answer.facts, created=int(time.time()), data=data))
+        data = [{"object": "score", "index": each.index, "score": each.score} for each in answer.documents]
+        return _answer(answer, _encode(answer, created=int(time.time()), data=data))
 
     async def classify(self, request: Request) -> Response:
         """Says which labels texts have: vLLM's classify."""
@@ -100,11 +101,11 @@ class PoolingEndpoints:
         call = ClassifyCall(options, _split(body.input), raw=body.use_activation is False)
         answer = await _wait(request, self._generation.pooling.classify(call), {"inputs": "input"})
         data = [
-            {"index": index, "label": label, "probs": probabilities, "num_classes": len(probabilities)}
-            for index, (probabilities, label) in enumerate(answer.classifications)
+            {"index": index, "label": each.label, "probs": each.probabilities, "num_classes": len(each.probabilities)}
+            for index, each in enumerate(answer.classifications)
         ]
-        content = _encode(answer.facts, created=int(time.time()), labels=answer.labels, data=data)
-        return _answer(answer.facts, content)
+        content = _encode(answer, created=int(time.time()), labels=answer.labels, data=data)
+        return _answer(answer, content)
 
 
 async def _read(kind: type[B], request: Request) -> tuple[B, CallOptions]:
@@ -135,19 +136,15 @@ def _split(given: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]])
     return tuple(each if isinstance(each, str) else tuple(each) for each in given)  # type: ignore[arg-type]
 
 
-def _write_base64(vector: bytes) -> str:
-    return base64.b64encode(vector).decode()
+def _write_base64(vector: Sequence[float]) -> str:
+    return base64.b64encode(array("f", vector)).decode()
 
 
-def _write_floats(vector: bytes) -> list[float]:
-    return array("f", vector).tolist()
-
-
-def _encode(facts: CallFacts, **fields: Any) -> bytes:
-    usage = {"prompt_tokens": facts.num_prompt_tokens, "total_tokens": facts.num_prompt_tokens}
+def _encode(facts: PoolingFacts, **fields: Any) -> bytes:
+    usage = {"prompt_tokens": facts.usage.num_prompt_tokens, "total_tokens": facts.usage.num_prompt_tokens}
     answer = {"id": facts.request_id, "object": "list", "model": facts.model, **fields, "usage": usage}
     return json.dumps(answer, separators=(",", ":")).encode()
 
 
-def _answer(facts: CallFacts, content: bytes) -> Response:
+def _answer(facts: PoolingFacts, content: bytes) -> Response:
     return Response(content, headers={"x-request-id": facts.request_id}, media_type="application/json")

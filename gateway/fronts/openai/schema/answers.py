@@ -28,7 +28,7 @@ class CompletionTokens(Shape):
     reasoning_tokens: int
 
 
-class Usage(Shape):
+class TokenUsage(Shape):
     """The tokens of a call. The details are known at its end; those of the answer are there where it has reasoning."""
 
     prompt_tokens: int
@@ -78,7 +78,7 @@ class Error(Shape):
     violations: list[ToldViolation] = Field(default_factory=list[ToldViolation])
 
 
-class Choice(Shape):
+class AnswerChoice(Shape):
     """The fields that both kinds of choice have."""
 
     index: int
@@ -89,7 +89,7 @@ class Choice(Shape):
     token_ids: list[int] | None = None
 
 
-class CompletionChoice(Choice):
+class CompletionChoice(AnswerChoice):
     """One continuation of one prompt, or a piece of it."""
 
     text: str
@@ -108,12 +108,12 @@ class Answer(Shape):
     warnings: list[str] | None = None
 
 
-class Completion(Answer):
+class TextCompletion(Answer):
     """The answer of /v1/completions."""
 
     object: Literal["text_completion"]
     choices: list[CompletionChoice]
-    usage: Usage
+    usage: TokenUsage
 
 
 class CompletionChunk(Answer):
@@ -121,7 +121,7 @@ class CompletionChunk(Answer):
 
     object: Literal["text_completion"]
     choices: list[CompletionChoice]
-    usage: Usage | None = None
+    usage: TokenUsage | None = None
 
 
 class ChatToken(Shape):
@@ -172,7 +172,7 @@ class ChatMessage(Shape):
     reasoning: Text = None
 
 
-class ChatChoice(Choice):
+class ChatChoice(AnswerChoice):
     """One answer."""
 
     message: ChatMessage
@@ -184,7 +184,7 @@ class ChatCompletion(Answer):
 
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
-    usage: Usage
+    usage: TokenUsage
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: PromptLogprobs | None = None
 
@@ -215,7 +215,7 @@ class ChatDelta(Shape):
     reasoning: Text = None
 
 
-class ChatChunkChoice(Choice):
+class ChatChunkChoice(AnswerChoice):
     """A piece of one answer."""
 
     delta: ChatDelta
@@ -228,11 +228,11 @@ class ChatChunk(Answer):
 
     object: Literal["chat.completion.chunk"]
     choices: list[ChatChunkChoice]
-    usage: Usage | None = None
+    usage: TokenUsage | None = None
     prompt_logprobs: PromptLogprobs | None = None
 
 
-class Model(Shape):
+class ServedModel(Shape):
     """A model, or an adapter (LoRA) of the model `parent`. `has_chat_template`: whether it takes messages."""
 
     id: str
@@ -248,7 +248,7 @@ class ModelList(Shape):
     """The model and its adapters; nothing before the scheduler has sent its facts."""
 
     object: Literal["list"]
-    data: list[Model]
+    data: list[ServedModel]
 
 
 class Cancelled(Shape):

@@ -51,12 +51,12 @@ _MODELS = (
     pooling.RerankList,
     pooling.ScoreList,
     pooling.ClassifyList,
-    answers.Completion,
+    answers.TextCompletion,
     answers.CompletionChunk,
     answers.ChatCompletion,
     answers.ChatChunk,
     answers.ModelList,
-    answers.Model,
+    answers.ServedModel,
     answers.Cancelled,
     answers.Tokens,
     answers.Detokenized,
@@ -89,10 +89,10 @@ def _call(body: type[Shape], answer: type[Shape], chunk: type[Shape]) -> dict[st
     return streamed(_documented(answer, Reason, bodies=(body,), parameters=(_KEY, _PLACE, TENANT)), _event(chunk))
 
 
-COMPLETIONS = _call(CompletionBody, answers.Completion, answers.CompletionChunk)
+COMPLETIONS = _call(CompletionBody, answers.TextCompletion, answers.CompletionChunk)
 CHATS = _call(ChatBody, answers.ChatCompletion, answers.ChatChunk)
 RESUME = streamed(
-    _documented(answers.Completion, Reason, parameters=(_REQUEST_ID, _PLACE, TENANT)),
+    _documented(answers.TextCompletion, Reason, parameters=(_REQUEST_ID, _PLACE, TENANT)),
     _event(answers.CompletionChunk, answers.ChatChunk),
     only=True,
 )
@@ -111,7 +111,7 @@ RERANK = _pools(pooling.RerankBody, pooling.RerankList)
 SCORE = _pools(pooling.ScoreBody, pooling.ScoreList)
 CLASSIFY = _pools(pooling.ClassifyBody, pooling.ClassifyList)
 MODELS = _documented(answers.ModelList, ALWAYS)
-MODEL = _documented(answers.Model, (*ALWAYS, Reason.MODEL_NOT_FOUND))
+MODEL = _documented(answers.ServedModel, (*ALWAYS, Reason.MODEL_NOT_FOUND))
 TOKENIZE = _documented(
     answers.Tokens,
     (*_READING, Reason.UNSUPPORTED_PARAMETER, Reason.MODEL_NOT_FOUND, Reason.FEATURE_DISABLED, Reason.NO_READY_WORKER),

@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BeforeValidator, ConfigDict, Field, field_validator
 from pydantic_core import PydanticCustomError
 
+from blockyard.contract.request import Choices, JsonObject, JsonSchema, Lark, OutputFormat, Regex
 from blockyard.errors import Violation, invalid
 from blockyard.grammars.limits import MAX_CHOICES
 from gateway.fronts.http_calls.body_types import Neutral, NotServed, Shape, at_most
-from gateway.request import Choices, JsonObject, JsonSchema, Lark, OutputFormat, Regex
 
 
 def _check_schema(value: Any) -> Any:

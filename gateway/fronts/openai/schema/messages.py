@@ -11,8 +11,9 @@ from typing import Annotated, Any, ClassVar, Literal, cast
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from blockyard.client.chat import Role, ToolChoice
-from gateway import chat
+from blockyard.contract import chat
+from blockyard.contract.chat import Role, ToolChoice
+from gateway.chat import effort_arguments
 from gateway.fronts.http_calls.body_types import Neutral, NotServed, Shape, at_most, unsupported
 
 
@@ -76,7 +77,7 @@ class FunctionCall(Shape):
     arguments: str
 
 
-class ToolCall(Shape):
+class RequestToolCall(Shape):
     """A call that an assistant's message has made. Clients that join the pieces of a stream leave its `index` in it."""
 
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"index"})
@@ -91,7 +92,7 @@ class ToolCall(Shape):
         return chat.ToolCall(self.function.name, self.function.arguments, self.id)
 
 
-class Message(Shape):
+class RequestMessage(Shape):
     """One message of a chat. `developer` is what newer models call `system`; templates get it under the old name.
 
     litellm sends `provider_specific_fields` of an answer's message again, and OpenAI's package `annotations`.
@@ -104,7 +105,7 @@ class Message(Shape):
     name: str | None = None
     reasoning_content: str | None = None
     tool_calls: (
-        Annotated[list[Annotated[ToolCall, _OfFunction]], Field(fail_fast=True), at_most(chat.MAX_TOOLS)] | None
+        Annotated[list[Annotated[RequestToolCall, _OfFunction]], Field(fail_fast=True), at_most(chat.MAX_TOOLS)] | None
     ) = None
     tool_call_id: str | None = None
     provider_specific_fields: dict[str, Any] | None = None
@@ -144,7 +145,7 @@ class Function(Shape):
     strict: bool | None = None
 
 
-class Tool(Shape):
+class RequestTool(Shape):
     """A tool that the chat template shows to the model."""
 
     type: Literal["function"]
@@ -226,9 +227,11 @@ class ChatShape(Shape):
 
     # Of several that have a wrong shape the first is reported.
     messages: Annotated[
-        list[Message], Field(fail_fast=True, json_schema_extra={"minItems": 1}), at_most(chat.MAX_MESSAGES)
+        list[RequestMessage], Field(fail_fast=True, json_schema_extra={"minItems": 1}), at_most(chat.MAX_MESSAGES)
     ]
-    tools: Annotated[list[Annotated[Tool, _OfFunction]], Field(fail_fast=True), at_most(chat.MAX_TOOLS)] | None = None
+    tools: (
+        Annotated[list[Annotated[RequestTool, _OfFunction]], Field(fail_fast=True), at_most(chat.MAX_TOOLS)] | None
+    ) = None
     tool_choice: Annotated[Any, BeforeValidator(_read_tool_choice, json_schema_input_type=_ToolChoice)] = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -256,7 +259,7 @@ class ChatShape(Shape):
             continue_final_message=bool(self.continue_final_message),
             template_arguments={
                 **documents,
-                **chat.effort_arguments(self.reasoning_effort),
+                **effort_arguments(self.reasoning_effort),
                 **(self.chat_template_kwargs or {}),
             },
         )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gateway.request import merge_calls
+from blockyard.contract.events import join_calls
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gateway.request import Delta
+    from blockyard.contract.events import Delta
 
 
 def _reasoning_fields(text: str) -> dict[str, Any]:
@@ -21,8 +21,8 @@ def parsed_fields(deltas: Sequence[Delta], *, hides_reasoning: bool) -> dict[str
     """Returns what a message has beside its content; empty where that is all."""
     fields = {} if hides_reasoning else _reasoning_fields("".join(delta.reasoning_text for delta in deltas))
     calls = [
-        {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-        for call in merge_calls(deltas)
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in join_calls(deltas)
     ]
     return fields | ({"tool_calls": calls} if calls else {})
 
@@ -32,7 +32,7 @@ def parsed_delta(delta: Delta, *, hides_reasoning: bool) -> dict[str, Any]:
     fields = {} if hides_reasoning else _reasoning_fields(delta.reasoning_text)
     calls: list[dict[str, Any]] = []
     for call in delta.tool_calls:
-        head = {"id": call.call_id, "type": "function"} if call.name else {}
+        head = {"id": call.id, "type": "function"} if call.name else {}
         function = {"name": call.name} if call.name else {}
         calls.append({"index": call.index, **head, "function": {**function, "arguments": call.arguments}})
     return fields | ({"tool_calls": calls} if calls else {})

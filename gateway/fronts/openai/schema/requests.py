@@ -21,7 +21,7 @@ from gateway.fronts.openai.schema.messages import ChatShape
 from gateway.validation import MAX_LOGIT_BIASES
 
 if TYPE_CHECKING:
-    from gateway import chat
+    from blockyard.contract import chat
 
 # As many inputs as OpenAI takes in one call elsewhere; each becomes a request of its own.
 MAX_PROMPTS = 2048

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from blockyard.capacity.adapters import NO_LORAS, LoraLimits
 from blockyard.capacity.replica_plan import plan_replica
 from blockyard.configuration import SystemConfiguration
+from blockyard.contract.codec.workers import LORA_LIMITS
+from blockyard.contract.parallel import ParallelSizes
+from blockyard.contract.workers import NO_LORAS, LoraLimits
 from blockyard.local.hardware import read_processors
 from blockyard.model_config.network import read_network
-from blockyard.parallel import ParallelSizes
 from blockyard.service.servers import internal_channel
 from blockyard.settings import resolve
 from blockyard.worker.v1 import worker_pb2 as pb
 from blockyard.worker.v1 import worker_pb2_grpc
-from scheduler_service.replicas.loras.codec import encode_limits
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -86,11 +86,11 @@ async def test_a_worker_finds_what_was_planned(tmp_path: Path, shape: dict[str, 
         kind = pb.QUANTIZATION_INT8 if quantization == "int8" else pb.QUANTIZATION_UNSPECIFIED
         load = pb.LoadModelRequest(model=str(folder), format=pb.LOAD_FORMAT_RANDOM, quantization=kind)
         if loras.max_loras:
-            load.lora.CopyFrom(encode_limits(loras))
+            load.lora.CopyFrom(LORA_LIMITS.encode(loras))
         *_, last = [event async for event in worker.LoadModel(load)]
         request = pb.DetermineNumAvailableBlocksRequest(**STEP, swap_space_bytes=1 << 28)
         found = await worker.DetermineNumAvailableBlocks(request)
-    assert planned.usage.weights_bytes == last.loaded.parameter_bytes
-    assert planned.block_bytes == found.cache_block_bytes
+    assert planned.memory.weights_bytes == last.loaded.parameter_bytes
+    assert planned.cache_block_bytes == found.cache_block_bytes
     assert planned.num_device_blocks == pytest.approx(found.num_device_blocks, rel=0.05)
     assert planned.num_host_blocks == pytest.approx(found.num_host_blocks, rel=0.05)

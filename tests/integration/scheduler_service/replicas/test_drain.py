@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from blockyard.common.v1 import status_pb2
+from blockyard.contract.codec.scheduling import decode_submission
 from blockyard.errors import BlockyardError, Reason
 from scheduler_service.replicas.drain import Drain
 from tests.kit.oracles.token_oracle import oracle, until_idle
@@ -49,8 +50,8 @@ async def add_some(client: TokenClient, name: str, num_streams: int, max_tokens:
 
 async def check(client: TokenClient, streams: list[Stream], max_tokens: int) -> None:
     for stream in streams:
-        assert stream.message is not None
-        prompt = list(stream.message.prompt_token_ids)
+        assert stream.submission
+        prompt = list(decode_submission(stream.submission).prompt_token_ids)
         assert await client.result(stream) == oracle(prompt, max_tokens, n=stream.n), stream.request_id
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from blockyard.contract.codec.scheduling import decode_submission
 from blockyard.errors import BlockyardError, Reason
 from tests.kit.oracles.token_oracle import oracle, until_idle
 from tests.kit.waiting import until
@@ -36,8 +37,8 @@ def num_running(server: Server) -> list[int]:
 
 async def check(client: TokenClient, streams: list[Stream], max_tokens: int) -> None:
     for stream in streams:
-        assert stream.message is not None
-        prompt = list(stream.message.prompt_token_ids)
+        assert stream.submission
+        prompt = list(decode_submission(stream.submission).prompt_token_ids)
         assert await client.result(stream) == oracle(prompt, max_tokens, n=stream.n), stream.request_id
 
 

@@ -13,12 +13,12 @@ import pytest
 from blockyard.errors import BlockyardError, Reason
 from tests.kit.processes.spans import CALLER, Recorder, recorded_spans
 from worker_service.observe.step_spans import StepSpans
-from worker_service.step import Fork, NewSequence, Step, StepResult, StepTimes
+from worker_service.step import ForkedRow, NewRow, Step, StepOutput, StepTimes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from blockyard.tracing.spans import TraceContext
+    from blockyard.contract.trace import TraceContext
 
 BUSY = 0.03
 
@@ -44,7 +44,7 @@ class Stream:
 
     def answer(self, step: Step, refusal: BlockyardError | None = None) -> None:
         times = StepTimes(0.001, 0.002, 0.02, 0.008, begun_at=time.perf_counter() - BUSY)
-        self.spans.on_result(StepResult(step.epoch, step.step_id, times=times, refusal=refusal))
+        self.spans.on_result(StepOutput(step.epoch, step.step_id, times=times, refusal=refusal))
 
     def run(self, rows: dict[int, int], **fields: Any) -> None:
         step = self.make(rows, **fields)
@@ -52,8 +52,8 @@ class Stream:
         self.answer(step)
 
 
-def new(sequence_id: int, context: TraceContext | None = CALLER) -> NewSequence:
-    return NewSequence(sequence_id, 0, np.arange(8), 8, 0, np.arange(1), trace_context=context, request_id="r")
+def new(sequence_id: int, context: TraceContext | None = CALLER) -> NewRow:
+    return NewRow(sequence_id, 0, np.arange(8), 8, 0, np.arange(1), trace_context=context, request_id="r")
 
 
 def test_a_prefill_step_has_a_span_and_the_decodes_share_one(recorder: Recorder) -> None:
@@ -119,7 +119,7 @@ def test_a_preempted_sequence_decodes_in_several_runs(recorder: Recorder) -> Non
 def test_a_child_hangs_under_its_parents_span(recorder: Recorder) -> None:
     stream = Stream()
     stream.run({1: 4}, new_sequences=(new(1),))
-    stream.run({1: 4, 2: 0}, forks=(Fork(1, 2, 1, np.arange(1)),))
+    stream.run({1: 4, 2: 0}, forks=(ForkedRow(1, 2, 1, np.arange(1)),))
     stream.run({1: 1, 2: 1})
     stream.run({}, finished_sequence_ids=(1, 2))
     assert {span.attributes["sequence_id"] for span in recorder.seen.named("decode steps")} == {1, 2}
@@ -129,7 +129,7 @@ def test_children_of_a_last_piece_are_traced_from_it_on(recorder: Recorder) -> N
     """In a step forks come before new sequences: a parent is known already, as the contract says."""
     stream = Stream()
     stream.run({1: 4}, new_sequences=(new(1),))
-    stream.run({1: 4, 2: 0, 3: 0}, forks=(Fork(1, 2, 1, np.arange(1)), Fork(1, 3, 2, np.arange(1))))
+    stream.run({1: 4, 2: 0, 3: 0}, forks=(ForkedRow(1, 2, 1, np.arange(1)), ForkedRow(1, 3, 2, np.arange(1))))
     prefills = [span.attributes for span in recorder.seen.named("prefill step")]
     told = sorted((each["sequence_id"], each["num_new_tokens"]) for each in prefills)
     assert told == [(1, 4), (1, 4), (2, 0), (3, 0)]
@@ -199,7 +199,7 @@ def test_the_message_that_a_worker_drains_is_no_answer(recorder: Recorder) -> No
     stream = Stream()
     stream.run({1: 8}, new_sequences=(new(1),))
     stream.spans.on_step(stream.make({1: 1}))
-    stream.spans.on_result(StepResult(3, 2, draining=True))
+    stream.spans.on_result(StepOutput(3, 2, draining=True))
     assert len(stream.spans._unanswered) == 1
     stream.spans.close()
 

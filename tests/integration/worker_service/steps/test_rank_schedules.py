@@ -17,11 +17,12 @@ import pytest
 import torch
 
 from blockyard.common.v1.sampling_pb2 import SamplingParams
-from blockyard.parallel import ALONE, Parallel, ParallelSizes
+from blockyard.contract.parallel import ALONE, Parallel, ParallelSizes
+from blockyard.contract.sampling import BeamSearch, EarlyStopping
 from blockyard.worker.v1.worker_pb2 import ExecuteModelRequest
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.scheduler import Scheduler
-from scheduler_service.core.values import BeamSpec, EarlyStopping, GroupSpec, SchedulerStats
+from scheduler_service.core.values import GroupSpec, SchedulerStats
 from scheduler_service.replicas.codec import decode_answer, encode_group_step
 from scheduler_service.replicas.steps.answer_checks import AnswerLimits
 from tests.kit.kernels.backends import BEST, REFERENCE, Kernels
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
     from kernels.ops import Backend
     from scheduler_service.core.sequence import Group
-    from worker_service.models.loader import LoadedModel
+    from worker_service.models.loader import RunnableModel
     from worker_service.steps.rank_steps import RankSteps
     from worker_service.steps.step_executor import StepExecutor
 
@@ -84,7 +85,7 @@ class Network:
             ranks=ranks,
         )
 
-    def _load(self, parallel: Parallel) -> LoadedModel:
+    def _load(self, parallel: Parallel) -> RunnableModel:
         """Loads a rank's share, with a backend of its own: in one process ranks would share it."""
 
         def own_backend(*_: object, **__: object) -> Backend:
@@ -126,7 +127,7 @@ def make_requests() -> Iterator[GroupSpec]:
     for number in range(NUM_REQUESTS):
         own = [chooser.randrange(VOCAB_SIZE) for _ in range(chooser.choice((1, 7, 16, 30)))]
         sampling = SAMPLINGS[number % len(SAMPLINGS)]
-        beams = BeamSpec(4, 0.5 + number / 8, list(EarlyStopping)[number // 4]) if number % 4 == 2 else None
+        beams = BeamSearch(4, 0.5 + number / 8, list(EarlyStopping)[number // 4]) if number % 4 == 2 else None
         yield GroupSpec(
             f"request {number}",
             "somebody",

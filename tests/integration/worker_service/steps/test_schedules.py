@@ -14,15 +14,16 @@ import numpy as np
 import pytest
 import torch
 
+from blockyard.contract.sampling import SamplingParams
 from tests.kit.kernels.late_streams import lazy_swaps
 from tests.kit.kernels.tiny_models import tiny_model
 from tests.unit.worker_service.executor import BLOCK_SIZE, candidates_of, make_executor
 from worker_service.models.loader import load_model
-from worker_service.step import BlockPairs, Fork, NewSequence, SamplingParams, Step
+from worker_service.step import BlockPairs, ForkedRow, NewRow, Step
 
 if TYPE_CHECKING:
-    from worker_service.models.loader import LoadedModel
-    from worker_service.step import PromptLogprobs, StepResult
+    from worker_service.models.loader import RunnableModel
+    from worker_service.step import PromptPieceLogprobs, StepOutput
     from worker_service.steps.step_executor import StepExecutor
 
 NUM_DEVICE_BLOCKS, NUM_HOST_BLOCKS = 20, 12
@@ -74,12 +75,12 @@ class Live:
     def tell(self, what: str, position: int, candidates: Any) -> None:
         assert self.told.setdefault((what, position), candidates) == candidates
 
-    def tell_prompt(self, piece: PromptLogprobs) -> None:
+    def tell_prompt(self, piece: PromptPieceLogprobs) -> None:
         for offset, candidates in enumerate(candidates_of(piece.logprobs)):
             self.tell("prompt", piece.first_position + offset, candidates)
 
 
-def small_executor(loaded: LoadedModel, max_captured_tokens: int = 0) -> StepExecutor:
+def small_executor(loaded: RunnableModel, max_captured_tokens: int = 0) -> StepExecutor:
     return make_executor(
         loaded,
         num_device_blocks=NUM_DEVICE_BLOCKS,
@@ -97,7 +98,7 @@ def small_executor(loaded: LoadedModel, max_captured_tokens: int = 0) -> StepExe
         ("llama", torch.bfloat16, "auto"),
     ],
 )
-def loaded(request: pytest.FixtureRequest) -> LoadedModel:
+def loaded(request: pytest.FixtureRequest) -> RunnableModel:
     name, dtype, cpu_kernels = request.param
     return load_model(tiny_model(name), dtype, torch.device("cpu"), lambda done, total: None, cpu_kernels)
 
@@ -114,7 +115,7 @@ class Chaos:
         executor.begin_epoch(seed + 1)
         self.epoch = seed + 1
 
-    def execute(self, **fields: Any) -> StepResult:
+    def execute(self, **fields: Any) -> StepOutput:
         self.step_id += 1
         result = self.executor.execute(Step(self.epoch, self.step_id, **fields), 0.0)
         assert result.refusal is None, result.refusal
@@ -214,7 +215,7 @@ class Chaos:
         return piece
 
 
-def take(result: StepResult, scheduled: list[Live]) -> None:
+def take(result: StepOutput, scheduled: list[Live]) -> None:
     """Gives what a step told and sampled to its sequences."""
     by_id = {one.sequence_id: one for one in scheduled}
     for piece in result.prompt_logprobs:
@@ -231,8 +232,8 @@ def columns(pairs: list[tuple[int, int]]) -> BlockPairs:
     return BlockPairs(np.array([s for s, _ in pairs], np.int64), np.array([d for _, d in pairs], np.int64))
 
 
-def new_of(one: Live) -> NewSequence:
-    return NewSequence(
+def new_of(one: Live) -> NewRow:
+    return NewRow(
         one.sequence_id, one.index, np.array(one.known, np.int64), len(one.prompt), 0, np.array(one.table, np.int64),
         one.sampling,
     )  # fmt: skip
@@ -242,7 +243,7 @@ def alone(executor: StepExecutor, one: Live) -> list[int]:
     """Runs a sequence by itself: its prompt at once, then token by token."""
     executor.begin_epoch(10**6 + one.sequence_id)
     table = np.arange(1, 12)
-    new = NewSequence(7, one.index, np.array(one.prompt, np.int64), len(one.prompt), 0, table, one.sampling)
+    new = NewRow(7, one.index, np.array(one.prompt, np.int64), len(one.prompt), 0, table, one.sampling)
     output: list[int] = []
     fields: dict[str, Any] = {"new_sequences": (new,), "num_new_tokens": np.array([len(one.prompt)])}
     for step_id in range(1, NUM_OUTPUT + 1):
@@ -271,7 +272,7 @@ def sequences(seed: int, vocab_size: int) -> list[Live]:
 
 
 @pytest.mark.parametrize(("seed", "has_streams"), [(0, True), (1, False)], ids=["streams", ""])
-def test_any_schedule_gives_the_tokens_of_running_alone(loaded: LoadedModel, seed: int, has_streams: bool) -> None:
+def test_any_schedule_gives_the_tokens_of_running_alone(loaded: RunnableModel, seed: int, has_streams: bool) -> None:
     """Alone its ops run one by one; then steps are replayed where they are small enough and tell nothing of prompts.
 
     Swaps go at once, or as late as their streams allow.
@@ -295,15 +296,15 @@ def test_any_schedule_gives_the_tokens_of_running_alone(loaded: LoadedModel, see
     assert len(executor.batch) == 0
 
 
-def test_a_child_is_what_it_would_be_alone(loaded: LoadedModel) -> None:
+def test_a_child_is_what_it_would_be_alone(loaded: RunnableModel) -> None:
     executor = small_executor(loaded)
     prompt, params = list(range(3, 27)), SamplingParams(seed=9, temperature=0.9, presence_penalty=0.3)
     expected = [alone(executor, Live(i, prompt, params, i)) for i in range(3)]
     executor.begin_epoch(10**7)
     table = np.array([1, 2, 3])
-    new = NewSequence(0, 0, np.array(prompt), len(prompt), 0, table, params)
+    new = NewRow(0, 0, np.array(prompt), len(prompt), 0, table, params)
     executor.execute(Step(10**7, 1, new_sequences=(new,), sequence_ids=(0,), num_new_tokens=np.array([23])), 0.0)
-    forks = tuple(Fork(0, i, i, table) for i in (1, 2))
+    forks = tuple(ForkedRow(0, i, i, table) for i in (1, 2))
     fields: dict[str, Any] = {"forks": forks, "num_new_tokens": np.array([1, 0, 0])}
     found: list[list[int]] = [[], [], []]
     for step_id in range(2, NUM_OUTPUT + 2):

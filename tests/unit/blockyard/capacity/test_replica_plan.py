@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from blockyard.capacity.replica_plan import Hardware, plan_replica
 from blockyard.configuration import SystemConfiguration
+from blockyard.contract.parallel import ParallelSizes
 from blockyard.model_config.network import read_network
-from blockyard.parallel import ParallelSizes
 from blockyard.settings import resolve
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def planned_step_bytes(folder: Path, cpu_kernels: str) -> int:
     configuration = resolve(SystemConfiguration, settings, environment={})
     planned = plan_replica(read_network(folder), configuration, HOST, ParallelSizes())
     assert not planned.refusal
-    return planned.tightest.usage.activation_bytes
+    return planned.tightest.memory.activation_bytes
 
 
 def test_torchs_own_kernels_sort_whole_rows_of_logits_on_a_processor_too(tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from blockyard.client.chat import ChatOptions, Message, Role, Tool, ToolCall, ToolChoice
+from blockyard.client.chat import ChatOptions
 from blockyard.client.codec import make_chat_spec, make_spec
 from blockyard.client.results import GenerationOptions
+from blockyard.contract.chat import Message, Role, Tool, ToolCall, ToolChoice
 from blockyard.errors import BlockyardError, Violation
 from blockyard.inference.v1 import inference_pb2
 

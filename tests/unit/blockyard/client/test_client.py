@@ -14,8 +14,8 @@ import pytest
 
 import blockyard
 from blockyard import Accepted, AsyncClient, BlockyardError, Client, Delta, Finished, FinishReason, Reason, Usage
-from blockyard.client.results import TokenLogprob
 from blockyard.client.retry import RetryPolicy
+from blockyard.contract.events import TokenLogprob
 from blockyard.errors import TRANSPORT_ORIGIN
 from blockyard.inference.v1 import inference_pb2
 from tests.kit.fakes.fake_gateway import Cut, How

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,24 +11,16 @@ from hypothesis import strategies as st
 
 from blockyard.client import codec
 from blockyard.client.completion_builder import CompletionBuilder
-from blockyard.client.results import (
+from blockyard.client.results import Choice, Completion, GenerationOptions, StructuredOutputsParams
+from blockyard.common.v1 import sampling_pb2
+from blockyard.contract.events import (
     Accepted,
-    BeamSearch,
-    Choice,
-    Completion,
     Delta,
-    EarlyStopping,
     Finished,
-    FinishReason,
-    GenerationOptions,
-    PromptLogprobs,
     Recovered,
-    StructuredOutputsParams,
-    TokenLogprob,
-    TokenLogprobs,
     Usage,
 )
-from blockyard.common.v1 import sampling_pb2
+from blockyard.contract.sampling import BeamSearch, EarlyStopping, FinishReason
 from blockyard.errors import BlockyardError, Reason
 from blockyard.inference.v1 import inference_pb2
 
@@ -120,7 +111,13 @@ def test_every_option_reaches_its_field() -> None:
 
 def test_an_option_that_is_absent_or_none_is_absent() -> None:
     spec = codec.make_spec("hi", GenerationOptions(temperature=None))  # type: ignore[typeddict-item]
-    assert spec == inference_pb2.GenerationSpec(text="hi")
+    assert spec == inference_pb2.GenerationSpec(
+        text="hi",
+        sampling={},
+        stop={},
+        on_disconnect=inference_pb2.ON_DISCONNECT_KEEP,
+        on_update=inference_pb2.ON_UPDATE_CONTINUE,
+    )
     assert not spec.sampling.HasField("temperature")
 
 
@@ -238,42 +235,6 @@ def test_a_bad_value_is_named(name: str, value: Any) -> None:
     assert [violation.field for violation in caught.value.violations] == [name]
 
 
-def test_events() -> None:
-    event = inference_pb2.GenerationEvent
-    accepted = inference_pb2.Accepted(request_id="r", num_prompt_tokens=2, seed=3, model="m")
-    assert codec.to_event(event(accepted=accepted)) == Accepted("r", 2, 3, "m")
-    delta = inference_pb2.Delta(index=1, text="é", token_ids=[5], num_tokens=1, num_text_bytes=2)
-    assert codec.to_event(event(delta=delta)) == Delta(1, "é", (5,), 1, 2)
-    recovered = inference_pb2.Recovered(cause="lost", num_replayed_tokens=7, exact=True)
-    assert codec.to_event(event(recovered=recovered)) == Recovered("lost", 7, True)
-    finished = inference_pb2.Finished(
-        index=0,
-        reason=sampling_pb2.FINISH_REASON_STOP,
-        matched_stop=inference_pb2.MatchedStop(stop_token_id=0),
-        usage=sampling_pb2.Usage(num_prompt_tokens=2, num_cached_tokens=1, num_completion_tokens=1),
-        determinism_id="d",
-    )
-    told = Finished(0, FinishReason.STOP, 0, Usage(2, 1, 1), "d")
-    assert codec.to_event(event(finished=finished)) == told
-    finished.score = 0.0
-    assert codec.to_event(event(finished=finished)) == replace(told, score=0.0)
-
-
-def test_log_probabilities() -> None:
-    best = inference_pb2.TokenLogprob(token_id=3, text="a", logprob=-0.5, rank=1)
-    places = [inference_pb2.TokenLogprobs(top=[best]), inference_pb2.TokenLogprobs(chosen=best)]
-    token = TokenLogprob(3, "a", -0.5, 1)
-    told = (TokenLogprobs(None, (token,)), TokenLogprobs(token))
-    prompt = inference_pb2.GenerationEvent(prompt_logprobs=inference_pb2.PromptLogprobs(logprobs=places))
-    assert codec.to_event(prompt) == PromptLogprobs(told)
-    delta = inference_pb2.GenerationEvent(delta=inference_pb2.Delta(logprobs=places))
-    assert codec.to_event(delta) == Delta(0, "", (), 0, 0, told)
-
-
-def test_an_event_of_a_newer_server_is_skipped() -> None:
-    assert codec.to_event(inference_pb2.GenerationEvent(seq=1)) is None
-
-
 def test_a_recovery_is_an_event_that_changes_nothing() -> None:
     builder = CompletionBuilder()
     for part in (
@@ -285,28 +246,6 @@ def test_a_recovery_is_an_event_that_changes_nothing() -> None:
     ):
         builder.add(part)
     assert builder.build().text == "ab"
-
-
-def test_the_enums_have_the_names_of_the_contract() -> None:
-    for enum, contract, prefix in (
-        (FinishReason, sampling_pb2.FinishReason, "FINISH_REASON_"),
-        (EarlyStopping, sampling_pb2.EarlyStopping, "EARLY_STOPPING_"),
-    ):
-        assert [prefix + each.name for each in enum] == [name for name, number in contract.items() if number]
-
-
-@pytest.mark.parametrize(
-    ("number", "reason"),
-    [
-        (sampling_pb2.FINISH_REASON_STOP, FinishReason.STOP),
-        (sampling_pb2.FINISH_REASON_LENGTH, FinishReason.LENGTH),
-        (sampling_pb2.FINISH_REASON_ABORT, FinishReason.ABORT),
-        (sampling_pb2.FINISH_REASON_ERROR, FinishReason.ERROR),
-        (99, FinishReason.ERROR),
-    ],
-)
-def test_finish_reasons(number: Any, reason: FinishReason) -> None:
-    assert codec.to_finished(inference_pb2.Finished(reason=number)).finish_reason is reason
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.text(max_size=5), st.lists(st.integers(0, 9), max_size=3))))

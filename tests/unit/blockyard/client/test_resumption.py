@@ -13,18 +13,10 @@ from hypothesis import strategies as st
 
 from blockyard.client import codec
 from blockyard.client.completion_builder import CompletionBuilder
-from blockyard.client.results import (
-    Accepted,
-    Completion,
-    Delta,
-    Event,
-    Finished,
-    PromptLogprobs,
-    Recovered,
-)
 from blockyard.client.resumption import EventsLost, Resumption
 from blockyard.client.retry import Attempts, RetryPolicy
 from blockyard.common.v1.sampling_pb2 import StopCriteria
+from blockyard.contract.events import Accepted, Delta, Event, Finished, PromptLogprobs, Recovered
 from blockyard.errors import TABLE, TRANSPORT_ORIGIN, BlockyardError, Reason
 from blockyard.inference.v1 import inference_pb2
 from tests.kit.fakes.fake_answers import Memory, events
@@ -32,7 +24,7 @@ from tests.kit.fakes.fake_answers import Memory, events
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from blockyard.client.results import GenerationOptions
+    from blockyard.client.results import Completion, GenerationOptions
 
 Message = inference_pb2.GenerationEvent
 Spec = inference_pb2.GenerationSpec

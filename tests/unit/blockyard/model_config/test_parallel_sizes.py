@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from blockyard.contract.parallel import Parallel
 from blockyard.errors import BlockyardError, Reason
 from blockyard.model_config.network import read_network
 from blockyard.model_config.parallel_sizes import check_sizes, legal_tensor_sizes
-from blockyard.parallel import Parallel
 
 if TYPE_CHECKING:
     from blockyard.model_config.decoder_config import DecoderConfig

@@ -10,10 +10,12 @@ import pytest
 from blockyard.cli.doctor.findings import Level
 from blockyard.cli.doctor.model import look_at_model
 from blockyard.configuration import ModelSettings, SystemConfiguration
+from blockyard.contract.models import Task
+from blockyard.contract.pooling import PoolingKind
 from blockyard.errors import BlockyardError, Reason
 from blockyard.model_config.activation import Activation
 from blockyard.model_config.pooling.reading import read_rule
-from blockyard.model_config.pooling.rule import Dense, Finish, PoolingKind, Task
+from blockyard.model_config.pooling.rule import Dense, Finish
 from tests.unit.blockyard.cli.invoking import run
 
 if TYPE_CHECKING:
@@ -101,39 +103,69 @@ def test_one_model_serves_several_tasks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "modules", "files", "task", "words"),
     [
-        ({}, None, {}, None, "not guessed"),
+        ({}, None, {}, Task.UNSPECIFIED, "not guessed"),
         ({"architectures": ["LlamaForCausalLM"]}, None, {}, Task.EMBED, "not guessed"),
         ({"architectures": ["LlamaForCausalLM"]}, None, {}, Task.SCORE, "no head"),
         ({}, None, {}, Task.GENERATE, "makes no tokens"),
         (CLASSIFIER, None, {}, Task.SCORE, "2 labels"),
-        ({**CLASSIFIER, "num_labels": 0}, None, {}, None, "num_labels"),
-        ({**CLASSIFIER, "id2label": {"1": "a", "2": "b"}}, None, {}, None, "id2label"),
-        ({**CLASSIFIER, "problem_type": "ordinal"}, None, {}, None, "problem_type"),
-        ({**CLASSIFIER, "num_labels": 1, "sentence_transformers": {"activation_fn": "x.F"}}, None, {}, None, "'x.F'"),
-        ({}, [TRANSFORMER, POOLING], {"1_Pooling": {"pooling_mode": "max"}}, None, "max"),
-        ({}, [TRANSFORMER, POOLING], {"1_Pooling": {"pooling_mode": ["cls", "mean"]}}, None, "cls and mean"),
-        ({}, [TRANSFORMER, POOLING], {"1_Pooling": {"pooling_mode": "mean", "include_prompt": False}}, None, "prompt"),
-        ({}, [TRANSFORMER, POOLING, NORMALIZE, DENSE], MEAN, None, "Dense"),
-        ({}, [{**TRANSFORMER, "path": "0_Transformer"}, POOLING], MEAN, None, "own folder"),
-        ({}, [POOLING, NORMALIZE], MEAN, None, "Pooling where it is not supported"),
-        ({}, [TRANSFORMER, POOLING], {**MEAN, LIMITS: {"transformer_task": "fill-mask"}}, None, "transformer_task"),
-        ({}, [TRANSFORMER, POOLING], {**MEAN, LIMITS: {"query_length": 32}}, None, "query_length"),
-        ({}, [{**TRANSFORMER, "path": "../other"}, POOLING], MEAN, None, "outside"),
-        ({}, [TRANSFORMER, {"path": "", "type": "a.WeightedLayerPooling"}], {}, None, "WeightedLayerPooling"),
-        ({}, {"not": "a list"}, {}, None, "sentence-transformers"),
-        ({}, [TRANSFORMER, POOLING], {**MEAN, LIMITS: {"max_seq_length": "x"}}, None, "max_seq"),
+        ({**CLASSIFIER, "num_labels": 0}, None, {}, Task.UNSPECIFIED, "num_labels"),
+        ({**CLASSIFIER, "id2label": {"1": "a", "2": "b"}}, None, {}, Task.UNSPECIFIED, "id2label"),
+        ({**CLASSIFIER, "problem_type": "ordinal"}, None, {}, Task.UNSPECIFIED, "problem_type"),
+        (
+            {**CLASSIFIER, "num_labels": 1, "sentence_transformers": {"activation_fn": "x.F"}},
+            None,
+            {},
+            Task.UNSPECIFIED,
+            "'x.F'",
+        ),
+        ({}, [TRANSFORMER, POOLING], {"1_Pooling": {"pooling_mode": "max"}}, Task.UNSPECIFIED, "max"),
+        (
+            {},
+            [TRANSFORMER, POOLING],
+            {"1_Pooling": {"pooling_mode": ["cls", "mean"]}},
+            Task.UNSPECIFIED,
+            "cls and mean",
+        ),
+        (
+            {},
+            [TRANSFORMER, POOLING],
+            {"1_Pooling": {"pooling_mode": "mean", "include_prompt": False}},
+            Task.UNSPECIFIED,
+            "prompt",
+        ),
+        ({}, [TRANSFORMER, POOLING, NORMALIZE, DENSE], MEAN, Task.UNSPECIFIED, "Dense"),
+        ({}, [{**TRANSFORMER, "path": "0_Transformer"}, POOLING], MEAN, Task.UNSPECIFIED, "own folder"),
+        ({}, [POOLING, NORMALIZE], MEAN, Task.UNSPECIFIED, "Pooling where it is not supported"),
+        (
+            {},
+            [TRANSFORMER, POOLING],
+            {**MEAN, LIMITS: {"transformer_task": "fill-mask"}},
+            Task.UNSPECIFIED,
+            "transformer_task",
+        ),
+        ({}, [TRANSFORMER, POOLING], {**MEAN, LIMITS: {"query_length": 32}}, Task.UNSPECIFIED, "query_length"),
+        ({}, [{**TRANSFORMER, "path": "../other"}, POOLING], MEAN, Task.UNSPECIFIED, "outside"),
+        (
+            {},
+            [TRANSFORMER, {"path": "", "type": "a.WeightedLayerPooling"}],
+            {},
+            Task.UNSPECIFIED,
+            "WeightedLayerPooling",
+        ),
+        ({}, {"not": "a list"}, {}, Task.UNSPECIFIED, "sentence-transformers"),
+        ({}, [TRANSFORMER, POOLING], {**MEAN, LIMITS: {"max_seq_length": "x"}}, Task.UNSPECIFIED, "max_seq"),
         (
             {},
             [TRANSFORMER, POOLING, DENSE],
             {**MEAN, "2_Dense": {"in_features": 8, "out_features": 8, "activation_function": "mine.Act"}},
-            None,
+            Task.UNSPECIFIED,
             "activation_function",
         ),
         ({"architectures": ["Qwen3ForCausalLM"]}, [TRANSFORMER, POOLING], MEAN, Task.SCORE, "cosines"),
     ],
 )
 def test_what_no_file_states_is_refused(
-    tmp_path: Path, config: dict[str, Any], modules: Any, files: dict[str, Any], task: Task | None, words: str
+    tmp_path: Path, config: dict[str, Any], modules: Any, files: dict[str, Any], task: Task, words: str
 ) -> None:
     with pytest.raises(BlockyardError, match=words) as caught:
         read_rule(write(tmp_path, config, modules, **files), task)

@@ -11,10 +11,11 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 
 from blockyard.configuration import TracingSettings
+from blockyard.contract.codec.trace import decode_trace_context, encode_trace_context
+from blockyard.contract.trace import TraceContext, read_trace_context
 from blockyard.tracing import spans as tracing
-from blockyard.tracing.codec import decode_trace_context, encode_trace_context
 from blockyard.tracing.process import TracingUnavailable, start_tracing, stop_tracing, traced_process
-from blockyard.tracing.spans import NO_SPAN, TraceContext, active_trace_metadata, begin_server_span, begin_span
+from blockyard.tracing.spans import NO_SPAN, active_trace_metadata, begin_server_span, begin_span
 from tests.kit.processes.spans import CALLER, recorded_spans
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def off_afterwards() -> Iterator[None]:
 def test_what_a_caller_says_of_its_span(
     headers: list[tuple[str | bytes, str | bytes]], context: TraceContext | None
 ) -> None:
-    assert tracing.read_trace_context(headers) == context
+    assert read_trace_context(headers) == context
 
 
 def test_a_context_travels_in_a_message() -> None:

@@ -1,27 +1,24 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from blockyard.logprob_columns import Candidates
-from blockyard.scheduler.v1 import scheduler_pb2
-from gateway.codec import scheduler as scheduler_codec
+from blockyard.contract.codec.scheduling import encode_submission
+from blockyard.contract.request import OnDisconnect, OnUpdate
+from blockyard.contract.sampling import BeamSearch, SamplingParams, StopCriteria
+from blockyard.contract.scheduling import Submission
+from blockyard.errors import BlockyardError, Reason
 from gateway.codec import state as state_codec
-from gateway.request import (
-    BeamOptions,
-    FinishReason,
-    GenerationRequest,
-    OnDisconnect,
-    OnUpdate,
-    SamplingOptions,
-    StopOptions,
-)
-from gateway.scheduler_messages import Add, Resubmission, Resume, SequenceRecord, Submission
+from gateway.digest import digest_of
+from gateway.request import GenerationRequest
 
-SAMPLING = SamplingOptions(
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SAMPLING = SamplingParams(
     temperature=0.5,
     top_p=1.0,
     top_k=0,
@@ -37,7 +34,7 @@ REQUEST = GenerationRequest(
     prompt=(4, 5, 6),
     request_id="mine",
     sampling=SAMPLING,
-    stop=StopOptions(9, 2, ("end", "stop"), (11,), True, True),
+    stop=StopCriteria(9, 2, ("end", "stop"), (11,), True, True),
     n=2,
     return_token_ids=True,
     skip_special_tokens=False,
@@ -65,8 +62,7 @@ SUBMISSION = Submission(
 
 def test_another_gateway_reads_the_request_again() -> None:
     submission = state_codec.with_state(SUBMISSION, REQUEST)
-    message = scheduler_codec.encode_add(Add(3, submission))
-    arrived = scheduler_codec.decode_submission(scheduler_pb2.AddRequest.FromString(message.SerializeToString()))
+    arrived = state_codec.read_submission(encode_submission(submission))
     assert arrived == submission
     assert state_codec.request_of(arrived) == REQUEST
 
@@ -78,7 +74,7 @@ def test_the_state_holds_no_prompt_and_nothing_twice() -> None:
 
 
 def digest(submission: Submission = SUBMISSION, **changes: Any) -> bytes:
-    return state_codec.with_state(submission, replace(REQUEST, **changes)).body_digest
+    return state_codec.with_state(submission, replace(REQUEST, **changes)).digest
 
 
 def test_the_same_has_one_digest_whenever_and_in_whatever_order_it_is_asked() -> None:
@@ -95,7 +91,7 @@ def test_the_same_has_one_digest_whenever_and_in_whatever_order_it_is_asked() ->
 @pytest.mark.parametrize(
     "changes",
     [
-        {"stop": StopOptions(9, 2, ("end",), (11,), True, True)},
+        {"stop": StopCriteria(9, 2, ("end",), (11,), True, True)},
         {"return_token_ids": False},
         {"skip_special_tokens": True},
         {"on_disconnect": OnDisconnect.ABORT},
@@ -114,32 +110,30 @@ def test_another_answer_to_the_same_tokens_is_another_request(changes: dict[str,
         {"max_tokens": 10},
         {"priority": 0},
         {"sampling": replace(SAMPLING, seed=8)},
-        {"beam_search": BeamOptions(4)},
+        {"beam_search": BeamSearch(4)},
     ],
 )
 def test_other_tokens_are_another_request(changes: dict[str, Any]) -> None:
     assert digest(replace(SUBMISSION, **changes)) != digest()
 
 
-def test_a_resubmission_tells_all_that_is_known() -> None:
-    entries = [Candidates([4, 5], [-1.0, -0.5], [2, 1])]
-    records = [
-        SequenceRecord(array("I", [4]), None, entries),
-        SequenceRecord((), FinishReason.LENGTH, score=-2.5),
-    ]
-    message = scheduler_codec.encode_add(Add(9, SUBMISSION, Resubmission(1.5, records, 16)))
-    assert message.handle == 9
-    told = message.resubmission
-    assert (told.age.ToNanoseconds(), told.num_cached_tokens) == (1_500_000_000, 16)
-    resumed = scheduler_pb2.RequestResumed(
-        handle=9, request=message, first_sequence_id=70, sequences=told.sequences, num_cached_tokens=16
-    )
-    [read] = scheduler_codec.decode_progress(scheduler_pb2.AttachResponse(resumed=[resumed])).resumed
-    assert (read.handle, read.first_sequence_id, read.num_cached_tokens) == (9, 70, 16)
-    assert read.submission == SUBMISSION
-    assert read.sequences == [SequenceRecord([4], None, entries), SequenceRecord([], FinishReason.LENGTH, [], -2.5)]
+def test_a_field_that_a_later_version_adds_changes_no_digest() -> None:
+    @dataclass(frozen=True, slots=True)
+    class Older:
+        seed: int = 0
+        bias: Mapping[int, float] = field(default_factory=dict)
+
+    @dataclass(frozen=True, slots=True)
+    class Newer:
+        seed: int = 0
+        bias: Mapping[int, float] = field(default_factory=dict)
+        added: tuple[int, ...] = ()
+
+    assert digest_of(Older(7)) == digest_of(Newer(7)) != digest_of(Newer(7, added=(1,)))
+    assert digest_of(Older(7), without=frozenset({"seed"})) == digest_of(Older(8), without=frozenset({"seed"}))
 
 
-def test_a_question_bears_its_handle() -> None:
-    message = scheduler_codec.encode_resume(Resume(4, "acme/mine"))
-    assert message == scheduler_pb2.ResumeRequest(request_id="acme/mine", handle=4)
+def test_a_damaged_submission_is_a_bug() -> None:
+    with pytest.raises(BlockyardError) as caught:
+        state_codec.read_submission(b"\xff")
+    assert caught.value.reason is Reason.BUG

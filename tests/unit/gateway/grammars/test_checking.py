@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from blockyard.contract.request import Choices, JsonObject, JsonSchema, Lark, OutputFormat, Regex
+from blockyard.contract.sampling import SamplingParams
 from blockyard.errors import BlockyardError, Reason
 from blockyard.grammars.limits import MAX_CHOICES, MAX_GRAMMAR_BYTES, MAX_RULES, MAX_SCHEMA_BYTES, is_limit, mark_rules
 from gateway.dialects.answer_parser import ParsingRule, ToolSchema
@@ -19,16 +21,7 @@ from gateway.grammars.checking import MAX_CHECKS, GrammarChecks
 from gateway.grammars.compiling import compilers, lark_tokens
 from gateway.grammars.expressions import expression_of
 from gateway.grammars.problems import schema_text
-from gateway.request import (
-    Choices,
-    GenerationRequest,
-    JsonObject,
-    JsonSchema,
-    Lark,
-    OutputFormat,
-    Regex,
-    SamplingOptions,
-)
+from gateway.request import GenerationRequest
 
 SCHEMA = "format.json_schema.schema"
 # Of a keyword that is not served, anywhere in a schema, by its path.
@@ -52,7 +45,7 @@ UNSERVED = {
 async def ask(output: OutputFormat | None = None, *, grammar: str = "", speech: Speech | None = None) -> str:
     checks = GrammarChecks()
     try:
-        sampling = SamplingOptions(grammar=grammar)
+        sampling = SamplingParams(grammar=grammar)
         return await checks.grammar_of(GenerationRequest("", format=output, sampling=sampling), speech)
     finally:
         checks.close()
@@ -194,7 +187,7 @@ def test_calls_and_a_grammar_exclude_each_other() -> None:
         checks = GrammarChecks()
         try:
             rule = ParsingRule("hermes", (ToolSchema("f"),), must_call=True)
-            sampling = SamplingOptions(grammar='start: "a"')
+            sampling = SamplingParams(grammar='start: "a"')
             await checks.grammar_of(GenerationRequest("", parsing=rule, sampling=sampling), Speech(BY_NAME["hermes"]))
         finally:
             checks.close()
@@ -238,7 +231,7 @@ def test_one_tenant_holds_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
         checks = GrammarChecks()
 
         def begin(tenant: str, text: str) -> asyncio.Task[str]:
-            request = GenerationRequest("", sampling=SamplingOptions(grammar=text), tenant=tenant)
+            request = GenerationRequest("", sampling=SamplingParams(grammar=text), tenant=tenant)
             return asyncio.create_task(checks.grammar_of(request))
 
         try:
@@ -274,7 +267,7 @@ async def test_a_check_that_waits_ends_with_the_last_request_for_it(monkeypatch:
     checks = GrammarChecks()
 
     def begin(text: str) -> asyncio.Task[str]:
-        return asyncio.create_task(checks.grammar_of(GenerationRequest("", sampling=SamplingOptions(grammar=text))))
+        return asyncio.create_task(checks.grammar_of(GenerationRequest("", sampling=SamplingParams(grammar=text))))
 
     async def leave(*asked: asyncio.Task[str]) -> None:
         for each in asked:
@@ -319,7 +312,7 @@ async def test_checks_that_wait_when_the_gateway_stops_are_for_another_one(monke
 
     monkeypatch.setattr(checking, "_check_given", check)
     waiting = [
-        asyncio.create_task(checks.grammar_of(GenerationRequest("", sampling=SamplingOptions(grammar=endless + end))))
+        asyncio.create_task(checks.grammar_of(GenerationRequest("", sampling=SamplingParams(grammar=endless + end))))
         for end in ("", " ", "  ")
     ]
     assert await asyncio.to_thread(has_begun.wait, 30)

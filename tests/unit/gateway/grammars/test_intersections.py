@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from blockyard.contract.request import JsonSchema
 from blockyard.errors import BlockyardError, Reason, Violation
 from gateway.dialects.answer_parser import ToolSchema
 from gateway.grammars.automata import multiple_size, pattern_size
@@ -14,7 +15,6 @@ from gateway.grammars.checking import check_format
 from gateway.grammars.intersections import find_intersection
 from gateway.grammars.larks import check_lark
 from gateway.grammars.tools import followed
-from gateway.request import JsonSchema
 from tests.kit.oracles.schemas import SCHEMAS
 
 LARGE: dict[str, Any] = {"pattern": "^(a|b){300}c{100}$"}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from llguidance import LLTokenizer
 
+from blockyard.contract.request import JsonSchema, Lark
 from blockyard.errors import BlockyardError, Reason
 from gateway.dialects.answer_parser import ToolSchema
 from gateway.grammars.checking import GrammarChecks, check_format
@@ -18,7 +19,7 @@ from gateway.grammars.compiling.compiler_process import complain
 from gateway.grammars.compiling.compilers import Compilers
 from gateway.grammars.problems import schema_text
 from gateway.grammars.tools import followed
-from gateway.request import GenerationRequest, JsonSchema, Lark
+from gateway.request import GenerationRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from blockyard.contract.request import Choices, JsonSchema, Lark, OutputFormat, Regex
 from blockyard.errors import BlockyardError, Reason
 from blockyard.grammars.limits import MAX_CHOICES, PARSER_LIMITS
 from gateway.grammars.checking import check_format
-from gateway.request import Choices, JsonSchema, Lark, OutputFormat, Regex
 from tests.kit.oracles.hostile_grammars import change
 from tests.kit.oracles.schemas import SCHEMAS
 

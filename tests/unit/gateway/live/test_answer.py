@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from blockyard.contract.events import Delta
+from blockyard.contract.sampling import FinishReason, StopCriteria
 from gateway.live.answer import MAX_UNREAD_TOKENS, AnswerRules, Ended, Place, SequenceAnswer
-from gateway.request import Delta, FinishReason, StopOptions
 from tests.unit.gateway.harness import END_TOKEN, demo_tokenizer, ids_of
 
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
@@ -17,7 +18,7 @@ END_TOKEN_IDS = demo_tokenizer().end_token_ids
 def make(
     *, return_token_ids: bool = True, end_token_ids: frozenset[int] = END_TOKEN_IDS, **stop: Any
 ) -> SequenceAnswer:
-    options = StopOptions(**stop)
+    options = StopCriteria(**stop)
     rules = AnswerRules(options, end_token_ids, end_token_ids.union(options.stop_token_ids), return_token_ids)
     return SequenceAnswer(0, rules, demo_tokenizer().make_detokenizer(()))
 
@@ -154,7 +155,7 @@ def test_a_stop_string_in_the_last_token_goes_before_the_length() -> None:
 
 
 def test_the_text_of_an_end_token_is_not_searched() -> None:
-    rules = AnswerRules(StopOptions(stop_strings=("<|end",)), END_TOKEN_IDS, END_TOKEN_IDS, False)
+    rules = AnswerRules(StopCriteria(stop_strings=("<|end",)), END_TOKEN_IDS, END_TOKEN_IDS, False)
     answer = SequenceAnswer(0, rules, demo_tokenizer().make_detokenizer((), skip_special_tokens=False))
     for token_id in [*ids_of("a cat"), 3]:
         answer.push(token_id)

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from blockyard.contract.sampling import FinishReason, StopCriteria
 from blockyard.errors import Reason
 from gateway.live.answer import MAX_UNREAD_TOKENS, SequenceAnswer
-from gateway.request import FinishReason, StopOptions
 from tests.unit.gateway.core import Core
 
 if TYPE_CHECKING:
     from gateway.live.reader import Reader
 
-STOP = StopOptions(stop_strings=("no such text",))
+STOP = StopCriteria(stop_strings=("no such text",))
 
 
 def break_text(core: Core, reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:

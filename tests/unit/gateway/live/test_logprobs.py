@@ -128,7 +128,7 @@ async def test_a_scheduler_that_forgets_is_told_them_and_nobody_hears_them_twice
         known = check_deltas(events, n=2)
         await scheduler.restart()
         await scheduler.wait_until(lambda: len(scheduler.added) == 2)
-        told = [sequence.logprobs for sequence in scheduler.added[-1].resubmission.sequences]
+        told = [sequence.logprobs for sequence in scheduler.resubmissions[-1].sequences]
         assert told == [logprobs_of(token_ids) for token_ids in known]
         scheduler.go_on()
         events += await rest_of(call)

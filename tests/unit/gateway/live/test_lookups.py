@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from blockyard.contract.events import Delta, Finished
 from blockyard.errors import BlockyardError, Reason
-from gateway.request import Delta, Finished
 from tests.unit.gateway.core import Core, passed
 
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from blockyard.client.chat import Role
-from gateway.chat import Conversation, Message, Tool
-from gateway.request import Delta, Finished, FinishReason, Position, merge_calls
-from gateway.scheduler_messages import Ending
+from blockyard.contract.chat import Conversation, Message, Role, Tool
+from blockyard.contract.events import Delta, Finished, join_calls
+from blockyard.contract.request import Position
+from blockyard.contract.sampling import FinishReason
+from blockyard.contract.scheduling import Ending
 from tests.unit.gateway.core import Core
 from tests.unit.gateway.harness import END_TOKEN, demo_tokenizer, ids_of
 
@@ -54,7 +55,7 @@ class Told:
     def after(self, number: int) -> tuple[str, str, list[tuple[int, str, str]]]:
         """The text, the reasoning and the calls of the deltas from this number on."""
         deltas = self.deltas[number:]
-        calls = [(call.index, call.name, call.arguments) for call in merge_calls(deltas)]
+        calls = [(index, call.name, call.arguments) for index, call in enumerate(join_calls(deltas))]
         return "".join(each.text for each in deltas), "".join(each.reasoning_text for each in deltas), calls
 
 

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blockyard.contract.events import Accepted, Delta, Finished
+from blockyard.contract.request import OnDisconnect, Position
+from blockyard.contract.sampling import FinishReason, StopCriteria
 from blockyard.errors import BlockyardError, Reason
-from gateway.request import Accepted, Delta, Finished, FinishReason, OnDisconnect, Position, StopOptions
 from tests.unit.gateway.core import Core, passed
 from tests.unit.gateway.harness import END_TOKEN, demo_tokenizer, ids_of
 
@@ -147,7 +149,7 @@ async def test_tokens_do_not_wake_whoever_waits_for_the_end(core: Core) -> None:
         assert not is_woken(reader)
     core.tokens(10, END_TOKEN, end=STOP)
     delta, finished = await reading
-    assert (delta.text, delta.token_ids) == (TEXT, (*ids_of(TEXT), END_TOKEN)[: finished.num_completion_tokens])
+    assert (delta.text, delta.token_ids) == (TEXT, (*ids_of(TEXT), END_TOKEN)[: finished.usage.num_completion_tokens])
 
 
 async def test_a_failure_wakes_whoever_waits_for_the_end(core: Core) -> None:
@@ -162,7 +164,7 @@ async def test_a_failure_wakes_whoever_waits_for_the_end(core: Core) -> None:
 
 
 async def test_a_stop_string_is_looked_for_whoever_waits(core: Core) -> None:
-    reader = await core.accepted(stop=StopOptions(max_tokens=50, stop_strings=("there",)))
+    reader = await core.accepted(stop=StopCriteria(max_tokens=50, stop_strings=("there",)))
     reader.be_patient()
     reading = await waiting(reader)
     for token_id in ids_of(TEXT):

@@ -8,27 +8,20 @@ import grpc
 import grpc.aio
 import pytest
 
+from blockyard.contract.logprobs import Candidates
+from blockyard.contract.scheduling import Abort, AbortReason, Add, Resubmission, Resume, SequenceRecord, Submission
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
-from blockyard.logprob_columns import Candidates
 from blockyard.scheduler.v1 import scheduler_pb2
 from gateway.live.scheduler_link import _batches
-from gateway.scheduler_messages import (
-    Abort,
-    AbortReason,
-    Add,
-    Outgoing,
-    Resubmission,
-    Resume,
-    SequenceRecord,
-    Submission,
-)
 from tests.kit.fakes.fake_scheduler import FakeScheduler
-from tests.unit.gateway.codec.test_public import SAMPLING
+from tests.unit.blockyard.contract.codec.test_request import SAMPLING
 from tests.unit.gateway.harness import Front, rest_of, serving, spec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+    from gateway.live.link import Outgoing
 
 
 async def until_readiness_is(front: Front, ready: bool) -> None:

@@ -9,19 +9,13 @@ from typing import Any
 
 import pytest
 
+from blockyard.contract.codec.scheduling import encode_submission
+from blockyard.contract.events import Accepted, Delta, Finished, Recovered, Usage
+from blockyard.contract.logprobs import Candidates
+from blockyard.contract.request import OnDisconnect
+from blockyard.contract.sampling import FinishReason, SamplingParams, StopCriteria
+from blockyard.contract.scheduling import Abort, AbortReason, Acceptance, Add, Failure, Prefill, Resumed, SequenceRecord
 from blockyard.errors import BlockyardError, Reason
-from blockyard.logprob_columns import Candidates
-from gateway.request import (
-    Accepted,
-    Delta,
-    Finished,
-    FinishReason,
-    OnDisconnect,
-    Recovered,
-    SamplingOptions,
-    StopOptions,
-)
-from gateway.scheduler_messages import Abort, AbortReason, Acceptance, Add, Failure, Prefill, Resumed, SequenceRecord
 from tests.unit.gateway.core import Core, passed
 from tests.unit.gateway.harness import END_TOKEN, demo_tokenizer, ids_of
 
@@ -30,7 +24,8 @@ STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
 
 def resumed(add: Add, *sequences: SequenceRecord, first: int = 50, **fields: Any) -> Resumed:
     """What a scheduler tells that has the request."""
-    return Resumed(add.handle, replace(add.submission, remaining_seconds=None), first, sequences, **fields)
+    submission = encode_submission(replace(add.submission, remaining_seconds=None))
+    return Resumed(add.handle, submission, first, sequences, **fields)
 
 
 def outputs(add: Add) -> list[list[int]]:
@@ -59,7 +54,7 @@ async def test_a_request_is_sent_again_with_what_has_come_and_goes_on_behind_it(
     assert (before.token_ids, after.token_ids) == ((20, 21), (22,))
     # The prompt's two tokens and the two that had come.
     assert recovered == Recovered("the scheduler was lost", 4, True)
-    assert finished == Finished(0, LENGTH, None, 2, 1, 3, "id")
+    assert finished == Finished(0, LENGTH, None, Usage(2, 1, 3), "id")
 
 
 @pytest.mark.parametrize("facts", [{"determinism_id": "other"}, {"batch_invariant": False}])
@@ -92,7 +87,7 @@ async def test_a_scheduler_that_forgot_nothing_goes_on_where_it_is(core: Core) -
 
 
 async def test_a_scheduler_that_knows_less_repeats_what_is_here(core: Core) -> None:
-    reader = await core.accepted(return_token_ids=True, sampling=SamplingOptions(logprobs=0))
+    reader = await core.accepted(return_token_ids=True, sampling=SamplingParams(logprobs=0))
     core.told(sequence_ids=[10] * 3, token_ids=[20, 21, 22], logprobs=[(10, entry(i)) for i in (20, 21, 22)])
     core.lost()
     core.attached()
@@ -137,7 +132,7 @@ async def test_new_requests_wait_and_go_behind_those_that_were_accepted(core: Co
 
 
 async def test_a_request_may_end_here_while_there_is_no_scheduler(core: Core) -> None:
-    stopped = await core.accepted("stopped", 10, stop=StopOptions(stop_strings=("cat",)))
+    stopped = await core.accepted("stopped", 10, stop=StopCriteria(stop_strings=("cat",)))
     closed = await core.accepted("closed", 20)
     core.tokens(10, *ids_of("a cat"))
     core.lost()
@@ -152,7 +147,7 @@ async def test_a_request_may_end_here_while_there_is_no_scheduler(core: Core) ->
 
 
 async def test_a_stop_string_in_what_came_last_is_found_before_it_is_sent_again(core: Core) -> None:
-    reader = await core.accepted(n=2, stop=StopOptions(stop_strings=("cat",)))
+    reader = await core.accepted(n=2, stop=StopCriteria(stop_strings=("cat",)))
     core.tokens(10, *ids_of("a cat"), 20)
     core.tokens(11, 20)
     core.lost()
@@ -167,15 +162,15 @@ async def test_a_stop_string_in_what_came_last_is_found_before_it_is_sent_again(
     core.tokens(50, 22)
     core.tokens(51, 23, end=LENGTH)
     ends = {event.index: event for event in await events_of(reader) if isinstance(event, Finished)}
-    assert (ends[0].matched, ends[0].num_completion_tokens) == ("cat", len(ids_of("a cat")))
-    assert (ends[1].reason, ends[1].num_completion_tokens) == (LENGTH, 2)
+    assert (ends[0].matched_stop, ends[0].usage.num_completion_tokens) == ("cat", len(ids_of("a cat")))
+    assert (ends[1].finish_reason, ends[1].usage.num_completion_tokens) == (LENGTH, 2)
 
 
 async def test_a_stop_string_that_another_gateway_saw_is_seen_here_too(core: Core) -> None:
-    reader = await core.accepted(stop=StopOptions(stop_strings=("cat",)))
+    reader = await core.accepted(stop=StopCriteria(stop_strings=("cat",)))
     core.tokens(10, *ids_of("a cat"), end=STOP)
     delta, finished = await events_of(reader)
-    assert (delta.text, finished.matched) == ("a ", "cat")
+    assert (delta.text, finished.matched_stop) == ("a ", "cat")
 
 
 async def test_whole_answers_are_sent_again_for_other_gateways(core: Core) -> None:
@@ -195,7 +190,7 @@ async def test_whole_answers_are_sent_again_for_other_gateways(core: Core) -> No
 
 
 async def test_a_whole_answer_that_the_scheduler_still_runs_is_stopped_there(core: Core) -> None:
-    await core.accepted(stop=StopOptions(stop_strings=("cat",)))
+    await core.accepted(stop=StopCriteria(stop_strings=("cat",)))
     core.tokens(10, *ids_of("a cat"), *[20] * 30)
     core.lost()
     core.link.sent.clear()

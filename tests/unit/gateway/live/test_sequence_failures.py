@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from blockyard.contract.codec.scheduling import encode_submission
+from blockyard.contract.events import Finished
+from blockyard.contract.request import OnDisconnect, Position
+from blockyard.contract.sampling import FinishReason, SamplingParams
+from blockyard.contract.scheduling import Acceptance, Ending, Resumed, SequenceError, SequenceRecord
 from blockyard.errors import BlockyardError, Reason
-from gateway.request import Finished, FinishReason, OnDisconnect, Position, SamplingOptions
-from gateway.scheduler_messages import Acceptance, Ending, Resumed, SequenceRecord
 
 if TYPE_CHECKING:
     import pytest
@@ -22,7 +25,8 @@ NO_TOKEN = BlockyardError(Reason.NO_TOKEN_POSSIBLE, "nothing is left")
 
 def fail(core: Core, sequence_id: int, *token_ids: int, error: BlockyardError | None = NO_NUMBERS) -> None:
     """A sequence gets its last tokens and fails."""
-    ended = [Ending(sequence_id, ERROR, None, error)]
+    told = SequenceError(str(error.reason), error.message) if error else None
+    ended = [Ending(sequence_id, ERROR, None, told)]
     core.told(sequence_ids=[sequence_id] * len(token_ids), token_ids=list(token_ids), ended=ended)
 
 
@@ -38,7 +42,7 @@ async def read(reader: Reader) -> tuple[list[Any], BlockyardError | None]:
 
 
 def ends_of(events: list[Any]) -> dict[int, tuple[FinishReason, BlockyardError | None]]:
-    return {event.index: (event.reason, event.error) for event in events if isinstance(event, Finished)}
+    return {event.index: (event.finish_reason, event.error) for event in events if isinstance(event, Finished)}
 
 
 async def test_one_that_fails_leaves_its_neighbours_alone(core: Core) -> None:
@@ -49,7 +53,7 @@ async def test_one_that_fails_leaves_its_neighbours_alone(core: Core) -> None:
     assert error is None
     assert ends_of(events) == {0: (LENGTH, None), 1: (ERROR, NO_NUMBERS)}
     [failed] = [event for event in events if isinstance(event, Finished) and event.index == 1]
-    assert failed.num_completion_tokens == 2
+    assert failed.usage.num_completion_tokens == 2
 
 
 async def test_a_request_of_which_all_fail_ends_with_the_first_ones_error(core: Core) -> None:
@@ -77,7 +81,7 @@ async def test_the_log_and_the_metrics_tell_a_request_of_which_all_fail_as_faile
 
 async def test_one_that_fails_before_its_prompt_is_computed_keeps_nobody_waiting(core: Core) -> None:
     """Its log probabilities of the prompt, which go before all else, never come."""
-    reader = await core.accepted(sampling=SamplingOptions(prompt_logprobs=0))
+    reader = await core.accepted(sampling=SamplingParams(prompt_logprobs=0))
     fail(core, 10)
     async with asyncio.timeout(20):
         events, error = await read(reader)
@@ -113,7 +117,7 @@ async def test_another_scheduler_is_told_why_a_sequence_failed(core: Core) -> No
     again = core.link.adds[1]
     assert again.resubmission is not None
     record = again.resubmission.sequences[1]
-    assert (record.reason, record.error) == (ERROR, NO_NUMBERS)
+    assert (record.reason, record.error) == (ERROR, SequenceError("NOT_FINITE", "no numbers"))
     core.told(accepted=[Acceptance(again.handle, 30)])
     core.tokens(30, 22, end=LENGTH)
     events, error = await read(reader)
@@ -125,6 +129,7 @@ async def test_another_gateway_learns_why_a_sequence_failed(core: Core) -> None:
     task = asyncio.ensure_future(core.resume("r"))
     await asyncio.sleep(0)
     [question] = core.link.resumes
-    core.told(resumed=[Resumed(question.handle, submission, 50, [SequenceRecord((7,), ERROR, error=NO_TOKEN)])])
+    record = SequenceRecord((7,), ERROR, error=SequenceError("NO_TOKEN_POSSIBLE", NO_TOKEN.message))
+    core.told(resumed=[Resumed(question.handle, encode_submission(submission), 50, [record])])
     events, error = await read(await task)
     assert (ends_of(events), error) == ({0: (ERROR, NO_TOKEN)}, NO_TOKEN)

@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from blockyard.contract.events import Delta
+from blockyard.contract.request import Position
+from blockyard.contract.sampling import FinishReason, StopCriteria
+from blockyard.contract.scheduling import Acceptance, Failure, Prefill
 from blockyard.errors import BlockyardError, Reason
 from blockyard.service.metrics import TASKS
 from gateway.observe.metrics import (
@@ -17,8 +21,6 @@ from gateway.observe.metrics import (
     GatewayMetrics,
     RequestMeter,
 )
-from gateway.request import Delta, FinishReason, Position, StopOptions
-from gateway.scheduler_messages import Acceptance, Failure, Prefill
 from tests.kit.processes.scrape import Scrape
 from tests.unit.gateway.core import Core, watch
 from tests.unit.gateway.harness import ids_of
@@ -95,15 +97,15 @@ async def test_an_end_token_without_a_text_counts_as_the_answer_counts_it() -> N
     token_ids = ids_of("once")
     core.tokens(core.first, *token_ids, 0, end=FinishReason.STOP)
     events = [event async for event in reader]
-    assert num_tokens(core) == events[-1].num_completion_tokens == len(token_ids) + 1  # type: ignore[union-attr]
+    assert num_tokens(core) == events[-1].usage.num_completion_tokens == len(token_ids) + 1  # type: ignore[union-attr]
 
 
 async def test_what_lies_behind_a_stop_string_is_not_told_and_not_counted() -> None:
     core = Core()
-    reader = await core.accepted(stop=StopOptions(stop_strings=("time",)))
+    reader = await core.accepted(stop=StopCriteria(stop_strings=("time",)))
     core.tokens(core.first, *ids_of("once upon a time there was nobody"))
     events = [event async for event in reader]
-    assert num_tokens(core) == events[-1].num_completion_tokens < len(ids_of("once upon a time there was nobody"))  # type: ignore[union-attr]
+    assert num_tokens(core) == events[-1].usage.num_completion_tokens < len(ids_of("once upon a time there was nobody"))  # type: ignore[union-attr]
     assert scrape(core).sum("blockyard_finished_sequences_total", reason="stop") == 1
 
 

@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from blockyard.contract.request import JsonSchema, OnDisconnect, Position
+from blockyard.contract.sampling import FinishReason, StopCriteria
+from blockyard.contract.scheduling import Acceptance, Prefill, Recovery
 from blockyard.errors import BlockyardError, Reason
 from gateway import call_context as calls
-from gateway.request import FinishReason, GenerationRequest, JsonSchema, OnDisconnect, Position, StopOptions
-from gateway.scheduler_messages import Acceptance, Prefill, Recovery
+from gateway.request import GenerationRequest
 from tests.kit.processes.spans import CALLER, UNSAMPLED_CALLER, Recorder, recorded_spans
 from tests.unit.gateway.core import Core
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from blockyard.tracing.spans import TraceContext
+    from blockyard.contract.trace import TraceContext
     from gateway.live.reader import Reader
 
 MARKER = "a secret in a prompt"
@@ -180,7 +182,7 @@ async def test_the_moments_between_are_for_developers(core: Core, caplog: pytest
 
 async def test_a_request_is_a_span_under_its_caller(core: Core, recorder: Recorder) -> None:
     with called(CALLER):
-        reader = await core.accepted("r", n=2, stop=StopOptions(max_tokens=5))
+        reader = await core.accepted("r", n=2, stop=StopCriteria(max_tokens=5))
     [add] = core.link.adds
     core.told(prefilled=[Prefill(10, 1)], sequence_ids=[10, 11], token_ids=[7, 8])
     finish(core, 10)
@@ -327,7 +329,7 @@ async def test_a_trace_is_no_part_of_what_is_asked(core: Core, recorder: Recorde
         other.live.on_reader_closed(reader)
     first, second = core.link.adds
     assert first.submission.trace_context != second.submission.trace_context
-    assert first.submission.body_digest == second.submission.body_digest
+    assert first.submission.digest == second.submission.digest
 
 
 async def test_another_gateway_goes_on_in_the_same_trace(core: Core, recorder: Recorder) -> None:

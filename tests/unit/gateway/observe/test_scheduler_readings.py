@@ -9,10 +9,10 @@ import grpc
 import pytest
 
 from blockyard.common.v1 import status_pb2
-from gateway.codec.scheduler import decode_reading
+from gateway.codec.readings import decode_reading
 from gateway.observe.scheduler_readings import MAX_AGE_SECONDS, SchedulerReadings
 from gateway.observe.vllm_metrics import CATALOGUE as VLLM
-from gateway.scheduler_messages import ReplicaReading, SchedulerReading
+from gateway.readings import ReplicaReading, SchedulerReading
 from gateway.server import Server
 from tests.kit.fakes.fake_scheduler import FakeScheduler
 from tests.kit.processes.scrape import Scrape

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 import pytest
 import tokenizers
 
+from blockyard.contract.chat import Conversation, Message, Role
+from blockyard.contract.events import Delta
+from blockyard.contract.sampling import FinishReason
+from blockyard.contract.scheduling import Adapter
 from blockyard.errors import BlockyardError, Reason
-from gateway.chat import Conversation, Message, Role
-from gateway.request import Delta, FinishReason, GenerationRequest
-from gateway.scheduler_messages import Adapter
+from gateway.request import GenerationRequest
 from tests.kit.hostile_paths import PATHS, TYPED, lay_traps
 from tests.unit.gateway.core import Core
 from tests.unit.gateway.harness import DEMO_MODEL, demo_tokenizer

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blockyard.logprob_columns import Candidates
-from gateway.request import TokenLogprob, TokenLogprobs
+from blockyard.contract.events import TokenLogprobs
+from blockyard.contract.logprobs import Candidates
+from gateway.request import ReturnedLogprob
 from tests.unit.gateway.harness import END_OF_TURN, demo_tokenizer
 
 KEPT = demo_tokenizer().token_texts(skip_special_tokens=False)
@@ -18,8 +19,8 @@ def test_a_token_is_told_with_its_text_and_the_likeliest_in_its_place() -> None:
     tokenizer = demo_tokenizer()
     [hello, world] = [tokenizer.encode(text, False)[0] for text in ("he", " w")]
     told = SKIPPED.logprobs_of(Candidates([hello, world, hello], [-2.0, -0.25, -2.0], [2, 1, 2]))
-    chosen = TokenLogprob(hello, "he", -2.0, 2, b"he")
-    assert told == TokenLogprobs(chosen, (TokenLogprob(world, " w", -0.25, 1, b" w"), chosen))
+    chosen = ReturnedLogprob(hello, "he", -2.0, 2, b"he")
+    assert told == TokenLogprobs(chosen, (ReturnedLogprob(world, " w", -0.25, 1, b" w"), chosen))
 
 
 def test_a_token_alone_has_no_others() -> None:

@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING, Any
 from blockyard.common.v1 import pooling_pb2
 from scheduler_service.core.blocks.prefix_lookup import hash_block, name_of_group
 from scheduler_service.core.scheduler import CoreConfig, Scheduler
-from scheduler_service.core.values import (
-    BeamSpec,
-    FinishReason,
-    GroupSpec,
-    LoraSpec,
-    OwnerUpdate,
-    SchedulerOutput,
-    StepResult,
-)
+from scheduler_service.core.values import GroupSpec, LoraSpec, OwnerUpdate, SchedulerOutput, StepResult
 from tests.kit.oracles.core_requests import add_request
 from tests.kit.oracles.model_worker import (
     ModelWorker,
@@ -30,6 +22,8 @@ from tests.kit.oracles.model_worker import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    from blockyard.contract.sampling import BeamSearch, FinishReason
 
 VOCAB_SIZE = 32
 LAST, MEAN = (
@@ -65,7 +59,7 @@ def make_spec(
     owner: str = "gateway",
     priority: int = 0,
     tenant: str = "",
-    beams: BeamSpec | None = None,
+    beams: BeamSearch | None = None,
     lora_id: int = 0,
     pooling: bytes | None = None,
 ) -> GroupSpec:
@@ -171,7 +165,7 @@ class Bench:
                 assert self.specs[name[0]].owner == owner
                 assert name not in self.finished
                 self.tokens[name].append(token_id)
-            for ended in update.finished:
+            for ended in update.ended:
                 name = self.names[ended.sequence_id]
                 assert name not in self.finished
                 self.finished[name] = ended.reason

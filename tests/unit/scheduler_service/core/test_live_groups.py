@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from blockyard.contract.sampling import FinishReason
 from scheduler_service.core.blocks.block_manager import BlockManager
 from scheduler_service.core.cost import CostModel
 from scheduler_service.core.sequence import Group
-from scheduler_service.core.values import FinishReason, StepResult
+from scheduler_service.core.values import StepResult
 from tests.unit.scheduler_service.core.harness import Bench, configure, make_spec, rows
 
 

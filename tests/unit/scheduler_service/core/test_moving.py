@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from blockyard.contract.sampling import FinishReason
+from blockyard.contract.scheduling import SequenceRecord
 from scheduler_service.core.config import Room
 from scheduler_service.core.kv_groups import KvGroups
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.core.sequence import Group, SequenceStatus
-from scheduler_service.core.values import FinishReason, StepResult
+from scheduler_service.core.values import StepResult
 from tests.unit.scheduler_service.core.harness import Bench, configure, make_spec
 
 
@@ -51,7 +53,8 @@ def test_a_request_goes_on_from_what_its_gateway_has(lengths: tuple[int, ...]) -
     spec = make_spec("a", 6, 8, n=3)
     group = Group(spec, 40, 14, 0.0)
     outputs = [truth.tokens["a", index][:length] for index, length in enumerate(lengths)]
-    group.continue_from(outputs, [FinishReason.LENGTH if length == 8 else None for length in lengths])
+    ends = [FinishReason.LENGTH if length == 8 else None for length in lengths]
+    group.continue_from(list(map(SequenceRecord, outputs, ends)), 0)
     assert [s.status is SequenceStatus.FINISHED for s in group.sequences] == [length == 8 for length in lengths]
     bench = Bench()
     move_in(bench, group)
@@ -62,7 +65,7 @@ def test_a_request_goes_on_from_what_its_gateway_has(lengths: tuple[int, ...]) -
 
 def test_a_group_that_has_ended_elsewhere_has_nothing_live() -> None:
     group = Group(make_spec("a", 6, 8, n=2), 1, 14, 0.0)
-    group.continue_from([[1, 2], []], [FinishReason.STOP, FinishReason.ABORT])
+    group.continue_from([SequenceRecord([1, 2], FinishReason.STOP), SequenceRecord([], FinishReason.ABORT)], 0)
     assert group.is_finished
     assert (group.live, group.unforked, group.num_outputs) == ([], [], 2)
 
@@ -122,7 +125,7 @@ def test_what_comes_with_the_only_token_of_an_answer_is_passed_on_too() -> None:
         step.step_id, step.sequence_ids, (1,), logprobs={first: "told"}, prompt_logprobs=((first, "prompt"),)
     )
     [update] = bench.scheduler.update(result).values()
-    assert [finished.sequence_id for finished in update.finished] == [first]
+    assert [finished.sequence_id for finished in update.ended] == [first]
     assert update.logprobs == [(first, "told")]
     assert update.prompt_logprobs == [(first, "prompt")]
 

@@ -7,15 +7,18 @@ All state is walked after every operation, and at the end every block is free an
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from blockyard.contract.sampling import BeamSearch, EarlyStopping, FinishReason
 from scheduler_service.core.scheduler import NeverFits
-from scheduler_service.core.values import BeamSpec, EarlyStopping, FinishReason, SchedulerOutput
 from tests.unit.scheduler_service.core.harness import LAST, MEAN, VOCAB_SIZE, Bench, configure, make_spec
+
+if TYPE_CHECKING:
+    from scheduler_service.core.values import SchedulerOutput
 
 PREFIX = tuple((place * 5 + 3) % VOCAB_SIZE for place in range(24))
 
@@ -50,7 +53,7 @@ prompts = st.builds(
 
 beams = st.one_of(
     st.none(),
-    st.builds(BeamSpec, st.integers(2, 4), st.sampled_from([0.0, 0.5, 1.0, 2.0]), st.sampled_from(EarlyStopping)),
+    st.builds(BeamSearch, st.integers(2, 4), st.sampled_from([0.0, 0.5, 1.0, 2.0]), st.sampled_from(EarlyStopping)),
 )
 
 

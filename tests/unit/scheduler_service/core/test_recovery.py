@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler_service.core.values import FinishReason
+from blockyard.contract.sampling import FinishReason
 from tests.unit.scheduler_service.core.harness import Bench, configure, crowd, make_spec, rows
 
 
@@ -146,7 +146,7 @@ def test_a_sequence_that_is_as_long_as_the_new_length_finishes() -> None:
     for _ in range(10):
         bench.step()
     updates = bench.change_worker(configure(max_model_len=12))
-    assert [ended.reason for ended in updates["gateway"].finished] == [FinishReason.LENGTH]
+    assert [ended.reason for ended in updates["gateway"].ended] == [FinishReason.LENGTH]
     assert not bench.scheduler.has_unfinished()
     bench.check_done()
 

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from blockyard.contract.sampling import FinishReason
+from blockyard.contract.scheduling import Ending, SequenceError
 from scheduler_service.core.scheduler import CoreConfig, NeverFits, Scheduler, StepMismatch
-from scheduler_service.core.values import FinishedSequence, FinishReason, GroupSpec, SequenceError, StepResult
+from scheduler_service.core.values import GroupSpec, StepResult
 from tests.kit.oracles.core_requests import add_request
 from tests.unit.scheduler_service.core.harness import Bench, configure, make_spec, rows
 
@@ -216,7 +218,7 @@ def test_the_token_at_position_p_stops_only_from_min_tokens_on(min_tokens: int, 
     first = bench.add(make_spec(max_tokens=4, min_tokens=min_tokens, stop={7}))
     bench.send()
     updates = bench.take(StepResult(1, (first,), (7,)))
-    assert bool(updates["gateway"].finished) is stops
+    assert bool(updates["gateway"].ended) is stops
 
 
 def test_a_stop_token_at_the_last_place_is_a_stop() -> None:
@@ -311,8 +313,8 @@ def test_a_sequence_that_fails_alone() -> None:
     bench.send()
     bench.send()
     updates = bench.scheduler.update(StepResult(1, (b,), (5,), (), ((a, BROKEN),)))
-    ended = updates["gateway"].finished
-    assert ended == [FinishedSequence(a, FinishReason.ERROR, error=BROKEN)]
+    ended = updates["gateway"].ended
+    assert ended == [Ending(a, FinishReason.ERROR, error=BROKEN)]
     assert not bench.scheduler.abort("a")
     bench.scheduler.update(StepResult(2, (b,), (5,), (a,)))  # known to have ended: skipped
     assert a in bench.send().finished_sequence_ids
@@ -323,7 +325,7 @@ def test_a_piece_that_fails() -> None:
     a = bench.add(make_spec("a"))
     bench.send()
     bench.send()
-    assert bench.scheduler.update(StepResult(1, failures=((a, BROKEN),)))["gateway"].finished
+    assert bench.scheduler.update(StepResult(1, failures=((a, BROKEN),)))["gateway"].ended
     assert bench.scheduler.update(StepResult(2, failures=((a, BROKEN), (99, BROKEN)))) == {}
     assert not bench.scheduler.has_unfinished()
 
@@ -354,8 +356,8 @@ def test_a_leader_that_fails_takes_its_group_along() -> None:
     a = bench.add(make_spec("a", n=3))
     bench.send()
     updates = bench.scheduler.update(StepResult(1, failures=((a, BROKEN),)))
-    ended = updates["gateway"].finished
-    assert ended == [FinishedSequence(a + index, FinishReason.ERROR, error=BROKEN) for index in range(3)]
+    ended = updates["gateway"].ended
+    assert ended == [Ending(a + index, FinishReason.ERROR, error=BROKEN) for index in range(3)]
     [group] = bench.scheduler.take_ended()
     assert [(s.finish_reason, s.error) for s in group.sequences] == [(FinishReason.ERROR, BROKEN)] * 3
     assert not bench.scheduler.has_unfinished()
@@ -382,7 +384,7 @@ def test_what_is_told_of_a_sequence_that_has_ended_is_told_to_nobody() -> None:
     assert first is not None
     assert second is not None
     [update] = scheduler.update(StepResult(1, (sequence_id,), (7,))).values()
-    assert [end.sequence_id for end in update.finished] == [sequence_id]
+    assert [end.sequence_id for end in update.ended] == [sequence_id]
     late = scheduler.update(StepResult(2, (sequence_id,), (5,), logprobs={sequence_id: "told"}))
     assert late == {}
     scheduler.check_integrity()

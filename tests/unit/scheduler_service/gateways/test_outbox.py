@@ -4,18 +4,27 @@ import asyncio
 
 import pytest
 
+from blockyard.contract.logprobs import Candidates, PromptPiece
+from blockyard.contract.sampling import FinishReason
+from blockyard.contract.scheduling import (
+    Acceptance,
+    Ending,
+    ModelFacts,
+    Progress,
+    Readiness,
+    Recovery,
+    Resumed,
+    SequenceRecord,
+    TokenUpdate,
+)
 from blockyard.errors import BlockyardError, Reason
-from blockyard.logprob_columns import Candidates, PromptPiece
-from scheduler_service.core.values import FinishedSequence, FinishReason, OwnerUpdate
-from scheduler_service.gateways.messages import Outgoing, Recovery, Resumed, ResumedSequence
 from scheduler_service.gateways.outbox import GatewayOutbox
-from scheduler_service.replicas.facts import ModelFacts, Readiness
 
 FACTS = ModelFacts("digest", 100, 64, 16, "id", True)
 
 
-def tokens(*pairs: tuple[int, int]) -> OwnerUpdate:
-    return OwnerUpdate([sequence for sequence, _ in pairs], [token for _, token in pairs])
+def tokens(*pairs: tuple[int, int]) -> TokenUpdate:
+    return TokenUpdate([sequence for sequence, _ in pairs], [token for _, token in pairs])
 
 
 async def take(outbox: GatewayOutbox):
@@ -26,13 +35,13 @@ async def test_steps_merge_while_nobody_takes_them() -> None:
     outbox = GatewayOutbox("a")
     outbox.put_update(tokens((1, 10), (2, 20)))
     last = tokens((1, 11))
-    last.finished.append(FinishedSequence(1, FinishReason.STOP))
+    last.ended.append(Ending(1, FinishReason.STOP))
     last.prefilled.append((2, 16))
     outbox.put_update(last)
     outgoing = await take(outbox)
     assert outgoing.update.sequence_ids == [1, 2, 1]
     assert outgoing.update.token_ids == [10, 20, 11]
-    assert outgoing.update.finished == [FinishedSequence(1, FinishReason.STOP)]
+    assert outgoing.update.ended == [Ending(1, FinishReason.STOP)]
     assert outgoing.update.prefilled == [(2, 16)]
 
 
@@ -61,7 +70,7 @@ async def test_take_waits_for_something() -> None:
     outbox.put_accepted("r", 4)
     outgoing = await asyncio.wait_for(taking, 1)
     assert outgoing is not None
-    assert outgoing.accepted == [("r", 4, 0)]
+    assert outgoing.accepted == [Acceptance(0, 4, "r")]
 
 
 async def test_the_newest_readiness_is_told_and_facts_stay() -> None:
@@ -105,7 +114,7 @@ def long_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scheduler_service.gateways.outbox.MAX_WAIT_SECONDS", 3600.0)
 
 
-async def after_a_first_message() -> tuple[GatewayOutbox, asyncio.Task[Outgoing | None]]:
+async def after_a_first_message() -> tuple[GatewayOutbox, asyncio.Task[Progress | None]]:
     """A gateway that was just told tokens, and waits for more."""
     outbox = GatewayOutbox("a")
     outbox.put_update(tokens((1, 10)))
@@ -126,7 +135,7 @@ async def test_tokens_of_short_steps_wait_until_there_is_more_to_tell(event: str
     last = tokens((1, 13))
     match event:
         case "end":
-            last.finished.append(FinishedSequence(1, FinishReason.LENGTH))
+            last.ended.append(Ending(1, FinishReason.LENGTH))
             outbox.put_update(last)
         case "prefill":
             last.prefilled.append((2, 16))
@@ -175,16 +184,16 @@ async def test_tokens_of_long_steps_do_not_wait(monkeypatch: pytest.MonkeyPatch)
 
 
 BEST = Candidates((9,) * 20, (-1.0,) * 20, (1,) * 20)
-NONE = ResumedSequence([], [], None, None, None, b"")
+NONE = SequenceRecord([])
 LARGE = {
-    "request": Resumed(1, b"m" * 600, 1, 0, [], [NONE]),
-    "output": Resumed(1, b"", 1, 0, [], [NONE, NONE._replace(token_ids=[5] * 200)]),
-    "its logprobs": Resumed(1, b"", 1, 0, [], [NONE._replace(logprobs=[BEST] * 3)]),
-    "its prompt's": Resumed(1, b"", 1, 0, [PromptPiece(1, [BEST] * 3)], [NONE]),
-    "its numbers": Resumed(1, b"", 1, 0, [], [NONE._replace(pooled=b"p" * 600)]),
-    "logprobs": OwnerUpdate([1] * 5, [5] * 5, logprobs=[(1, BEST)] * 5),
-    "prompt": OwnerUpdate(prompt_logprobs=[(1, PromptPiece(1, [BEST] * 5))]),
-    "numbers": OwnerUpdate(pooled=[(1, b"p" * 1200)]),
+    "request": Resumed(1, b"m" * 600, 1, [NONE]),
+    "output": Resumed(1, b"", 1, [NONE, SequenceRecord([5] * 200)]),
+    "its logprobs": Resumed(1, b"", 1, [NONE._replace(logprobs=[BEST] * 3)]),
+    "its prompt's": Resumed(1, b"", 1, [NONE], 0, [PromptPiece(1, [BEST] * 3)]),
+    "its numbers": Resumed(1, b"", 1, [NONE._replace(pooled_values=b"p" * 600)]),
+    "logprobs": TokenUpdate([1] * 5, [5] * 5, logprobs=[(1, BEST)] * 5),
+    "prompt": TokenUpdate(prompt_logprobs=[(1, PromptPiece(1, [BEST] * 5))]),
+    "numbers": TokenUpdate(pooled=[(1, b"p" * 1200)]),
 }
 
 
@@ -202,7 +211,7 @@ async def test_what_waits_for_a_gateway_is_no_larger_than_a_connection_takes(
     outbox.put_update(tokens((1, 10)))
     outbox.put_update(tokens((1, 11)))
     outbox.close()
-    messages: list[Outgoing] = []
+    messages: list[Progress] = []
     while message := await take(outbox):
         messages.append(message)
     assert [len(each.resumed) for each in messages] == ([1, 1, 1] if isinstance(large, Resumed) else [0] * 4)

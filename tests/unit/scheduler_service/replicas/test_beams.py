@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from blockyard.common.v1 import sampling_pb2
-from scheduler_service.core.values import BeamSpec, EarlyStopping, GroupSpec
+from blockyard.contract.sampling import BeamSearch, EarlyStopping
+from scheduler_service.core.values import GroupSpec
 from tests.kit.oracles.model_worker import search_alone
 from tests.kit.oracles.token_oracle import VOCAB, oracle, until_idle
 
@@ -18,7 +19,7 @@ STOP_TOKEN_IDS = (3, 50, 77)
 
 def truth(prompt: list[int], max_tokens: int, n: int) -> list[tuple[list[int], float]]:
     """The best of the search, alone: ids and scores."""
-    beams = BeamSpec(4, 0.5, EarlyStopping.NEVER)
+    beams = BeamSearch(4, 0.5, EarlyStopping.NEVER)
     spec = GroupSpec("", "", tuple(prompt), n, max_tokens, 0, frozenset(STOP_TOKEN_IDS), beams=beams)
     found = search_alone(spec, max_model_len=4096, vocab_size=VOCAB)
     return [(best.token_ids, best.score) for best in found[:n]]

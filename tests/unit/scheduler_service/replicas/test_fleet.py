@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from blockyard.configuration import ParallelSettings
+from blockyard.contract.workers import Placement
 from blockyard.settings import SettingsError
-from scheduler_service.replicas.facts import Placement
 from scheduler_service.replicas.fleet import Fleet, make_groups
 from tests.kit.waiting import until
 

@@ -6,16 +6,16 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from blockyard.common.v1 import status_pb2
+from blockyard.contract.parallel import Parallel
+from blockyard.contract.workers import CacheInfo, WorkerState
 from blockyard.errors import BlockyardError, Reason
-from blockyard.parallel import Parallel
 from blockyard.worker.v1 import worker_pb2
 from scheduler_service.config import SchedulerConfiguration
-from scheduler_service.replicas.facts import CacheInfo, ModelFacts, WorkerState
 from scheduler_service.replicas.not_ready import Unusable
 from scheduler_service.replicas.rank import configuration_digest
 from scheduler_service.replicas.replica import Replica
@@ -23,6 +23,9 @@ from scheduler_service.replicas.steps.answer_checks import AnswerLimits
 from scheduler_service.replicas.worker_link import WorkerLink
 from tests.kit.fakes.fake_worker import FakeWorker, FakeWorkerOptions
 from tests.kit.waiting import until
+
+if TYPE_CHECKING:
+    from blockyard.contract.scheduling import ModelFacts
 
 Settings = Callable[..., SchedulerConfiguration]
 LIMITS = AnswerLimits(100, 4096, 256)

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from blockyard.common.v1 import status_pb2
+from blockyard.contract.models import Task
+from blockyard.contract.parallel import Parallel
+from blockyard.contract.scheduling import ModelFacts
+from blockyard.contract.workers import AvailableBlocks, CacheInfo, CachePlan, WorkerState
 from blockyard.errors import BlockyardError, Reason
-from blockyard.parallel import Parallel
-from blockyard.pooling.tasks import Task
 from blockyard.worker.v1 import worker_pb2
 from scheduler_service.config import SchedulerConfiguration
 from scheduler_service.replicas.cache_plan import plan_cache
-from scheduler_service.replicas.facts import AvailableBlocks, CacheInfo, CachePlan, ModelFacts, WorkerState
 from scheduler_service.replicas.not_ready import Misconfigured, Unusable
 from scheduler_service.replicas.rank import configuration_digest
 from scheduler_service.replicas.replica import Replica

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from blockyard.contract.scheduling import Adapter
 from blockyard.errors import BlockyardError, Reason
-from scheduler_service.replicas.loras.adapter import Adapter
 from scheduler_service.requests.lora_registry import FIRST_SECOND, LoraRegistry
 
 

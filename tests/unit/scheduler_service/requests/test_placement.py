@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from blockyard.contract.scheduling import Adapter
 from scheduler_service.core.queues.backlog import Backlog
 from scheduler_service.core.sequence import Group
-from scheduler_service.replicas.loras.adapter import Adapter
 from scheduler_service.replicas.loras.replica_loras import ReplicaLoras
 from scheduler_service.requests.placement import assign
 from tests.unit.scheduler_service.core.harness import Bench, configure, make_spec

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from blockyard.common.v1 import sampling_pb2
+from blockyard.contract.codec.trace import encode_trace_context
 from blockyard.errors import BlockyardError
-from blockyard.tracing.codec import encode_trace_context
 from blockyard.tracing.spans import use_tracer
 from scheduler_service.core.values import GroupSpec, NewSequence, SchedulerOutput
 from scheduler_service.replicas.codec import encode_step
@@ -21,7 +21,7 @@ from tests.kit.waiting import until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from blockyard.tracing.spans import TraceContext
+    from blockyard.contract.trace import TraceContext
     from scheduler_service.config import SchedulerConfiguration
     from tests.kit.fakes.token_client import Stream, TokenClient
     from tests.unit.scheduler_service.conftest import Harness
@@ -213,7 +213,7 @@ async def test_a_resumed_request_still_has_its_context(harness: Harness, recorde
     await client.wait_until(lambda: stream.token_ids[0])
     again = await other.read_again("r")
     await other.wait_until(lambda: again.resumed)
-    assert again.resumed[0].request.trace_context == TRACED["trace_context"]
+    assert again.resumed[0].submission == stream.submission
     await other.result(again)
     await client.result(stream)
 

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from blockyard.contract.sampling import SamplingParams
 from tests.unit.worker_service.rows import block_table_of
 from worker_service.batch.input_batch import BatchLimits, InputBatch, Progress
-from worker_service.step import Array, Fork, NewSequence, SamplingParams, Step
+from worker_service.step import Array, ForkedRow, NewRow, Step
 
 LIMITS = BatchLimits(max_model_len=64, max_num_seqs=4, block_size=8, vocab_size=100, max_num_batched_tokens=70)
 
@@ -19,9 +20,9 @@ def ints(*values: int) -> Array:
     return np.array(values, np.int64)
 
 
-def new(sequence_id: int, token_ids: list[int], block_ids: list[int], **fields: Any) -> NewSequence:
+def new(sequence_id: int, token_ids: list[int], block_ids: list[int], **fields: Any) -> NewRow:
     fields = {"sequence_index": 0, "prompt_length": len(token_ids), "num_computed_tokens": 0} | fields
-    return NewSequence(sequence_id, token_ids=ints(*token_ids), block_ids=ints(*block_ids), **fields)
+    return NewRow(sequence_id, token_ids=ints(*token_ids), block_ids=ints(*block_ids), **fields)
 
 
 def step(**fields: Any) -> Step:
@@ -84,7 +85,7 @@ def test_computed_tokens_are_not_computed_again(batch: InputBatch) -> None:
 def test_a_fork_copies_its_parent_and_goes_its_own_way(batch: InputBatch) -> None:
     penalties = SamplingParams(frequency_penalty=0.5, seed=9)
     run(batch, new_sequences=(new(1, [1, 2, 3], [1], sampling=penalties),), sequence_ids=(1,), num_new_tokens=[2])
-    forks = (Fork(1, 2, 1, ints(1)), Fork(1, 3, 2, ints(1)))
+    forks = (ForkedRow(1, 2, 1, ints(1)), ForkedRow(1, 3, 2, ints(1)))
     asked = {"forks": forks, "sequence_ids": (1, 2, 3), "num_new_tokens": [1, 0, 0]}
     work = run(batch, [10, 11, 12], **asked)
     assert work.token_ids.tolist() == [3]
@@ -107,7 +108,7 @@ def test_a_fork_copies_its_parent_and_goes_its_own_way(batch: InputBatch) -> Non
 def test_a_parent_that_starts_in_this_step_is_forked_after_it_was_added(batch: InputBatch) -> None:
     asked = {
         "new_sequences": (new(1, [1, 2, 3], [1]),),
-        "forks": (Fork(1, 2, 1, ints(1)),),
+        "forks": (ForkedRow(1, 2, 1, ints(1)),),
         "sequence_ids": (2, 1),
         "num_new_tokens": [0, 3],
     }

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from blockyard.contract.sampling import SamplingParams
 from worker_service.batch.row_requests import RequestTable, RowRequests
-from worker_service.step import Array, NewSequence, SamplingParams, no_ids
+from worker_service.step import Array, NewRow, no_ids
 
 VOCAB = 100
 
@@ -17,17 +18,17 @@ def ints(*values: int) -> Array:
     return np.array(values, np.int64)
 
 
-def request(stop_token_ids: tuple[int, ...] = (), min_tokens: int = 0, **fields: Any) -> NewSequence:
+def request(stop_token_ids: tuple[int, ...] = (), min_tokens: int = 0, **fields: Any) -> NewRow:
     """A sequence with a prompt of three tokens; what it asks for is greedy unless told otherwise."""
     sampling = SamplingParams(**{"temperature": 0.0} | fields)
-    return NewSequence(1, 0, np.arange(3), 3, 0, no_ids(), sampling, min_tokens, stop_token_ids)
+    return NewRow(1, 0, np.arange(3), 3, 0, no_ids(), sampling, min_tokens, stop_token_ids)
 
 
 def gather(table: RequestTable, rows: Array) -> RowRequests:
     return table.gather(tuple(rows.tolist()), rows, np.zeros_like(rows))
 
 
-def requests_of(*sequences: NewSequence) -> RowRequests:
+def requests_of(*sequences: NewRow) -> RowRequests:
     table = RequestTable(VOCAB)
     table.grow(len(sequences) + 1)
     for row, sequence in enumerate(sequences, 1):

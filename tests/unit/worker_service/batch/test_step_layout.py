@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from blockyard.contract.sampling import SamplingParams
 from tests.unit.worker_service.rows import block_table_of
 from worker_service.batch.input_batch import BatchLimits, InputBatch
-from worker_service.step import Array, Fork, NewSequence, SamplingParams, Step
+from worker_service.step import Array, ForkedRow, NewRow, Step
 
 if TYPE_CHECKING:
     from worker_service.batch.forward_batch import ForwardBatch
@@ -24,14 +25,14 @@ def ints(*values: int) -> Array:
     return np.array(values, np.int64)
 
 
-def new(sequence_id: int, num_tokens: int = 2, sampling: SamplingParams = GREEDY, **fields: Any) -> NewSequence:
+def new(sequence_id: int, num_tokens: int = 2, sampling: SamplingParams = GREEDY, **fields: Any) -> NewRow:
     fields = {"sequence_index": 0, "prompt_length": num_tokens, "num_computed_tokens": 0} | fields
     fields = {
         "token_ids": np.arange(num_tokens),
         "block_ids": ints(sequence_id, 50),
         "stop_token_ids": (STOP,),
     } | fields
-    return NewSequence(sequence_id, sampling=sampling, **fields)
+    return NewRow(sequence_id, sampling=sampling, **fields)
 
 
 def plan(batch: InputBatch, work: dict[int, int], **fields: Any) -> ForwardBatch:
@@ -174,7 +175,7 @@ def test_a_fork_takes_a_row_and_its_own_counts(batch: InputBatch) -> None:
     penalized = new(3, sampling=SamplingParams(temperature=0.0, frequency_penalty=1.0))
     commit(batch, plan(batch, {3: 2}, new_sequences=(penalized,)))
     before = decode(batch, 3)
-    work = plan(batch, {3: 1, 4: 0}, forks=(Fork(3, 4, 1, ints(3, 51)),))
+    work = plan(batch, {3: 1, 4: 0}, forks=(ForkedRow(3, 4, 1, ints(3, 51)),))
     batch.commit(work, ints(20, 21), np.zeros(2, np.bool_))
     assert work.layout.sampled.sequence_ids == (3, 4)
     assert work.layout.sampled.columns["sequence_index"].tolist() == [0, 1]
@@ -253,7 +254,7 @@ class Traffic:
         parents = [i for i in work if self.missing[i] == 0 and i in living and i in self.lengths]
         if parents and chance() < 0.15:
             child, parent = self.take_id(), self.random.choice(parents)
-            fields["forks"] = (Fork(parent, child, 1, ints(1, 2)),)
+            fields["forks"] = (ForkedRow(parent, child, 1, ints(1, 2)),)
             self.lengths[child], self.missing[child], work[child] = self.lengths[parent], 0, 0
         if chance() < 0.3:
             fields["replaced_tables"] = ((self.random.choice(list(self.lengths)), ints(*range(20, 37))),)
@@ -263,7 +264,7 @@ class Traffic:
         self.next_id += 1
         return self.next_id
 
-    def start(self, sequence_id: int, num_missing: int | None = None) -> NewSequence:
+    def start(self, sequence_id: int, num_missing: int | None = None) -> NewRow:
         """Starts a sequence, or starts it anew with all but some of its tokens found."""
         length = self.random.randint(1, 9)
         missing = length if num_missing is None else num_missing

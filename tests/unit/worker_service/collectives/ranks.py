@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch._C import _distributed_c10d as c10d
 
-from blockyard.parallel import Parallel
+from blockyard.contract.parallel import Parallel
 from worker_service.collectives.gloo import join_gloo
 from worker_service.collectives.lifetime import GroupLifetime
 from worker_service.collectives.threads import ThreadMeeting

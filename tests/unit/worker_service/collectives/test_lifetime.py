@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch._C import _distributed_c10d as c10d
 
+from blockyard.contract.parallel import Parallel
 from blockyard.errors import BlockyardError, Reason
-from blockyard.parallel import Parallel
 from tests.kit.waiting import wait_until
 from tests.unit.worker_service.collectives.ranks import all_ranks, begun, gloo_groups, make_collectives
 from worker_service.collectives.lifetime import MAX_QUEUED_SENDS, GroupLifetime

@@ -168,8 +168,8 @@ def plan(usage: Usage = USAGE, **fields: object) -> tuple[int, int, int]:
         "max_useful_blocks": 10**6,
     } | fields
     made = plan_cache(usage, **asked)  # type: ignore[arg-type]
-    assert made.num_device_blocks * MIB <= made.cache_bytes
-    return made.num_device_blocks, made.num_host_blocks, made.cache_bytes
+    assert made.num_device_blocks * MIB <= made.memory.cache_bytes
+    return made.num_device_blocks, made.num_host_blocks, made.memory.cache_bytes
 
 
 def test_on_a_cpu_both_pools_share_what_is_left() -> None:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from llguidance import LLTokenizer
 
+from blockyard.contract.request import Lark
 from blockyard.errors import Reason
 from gateway.grammars.checking import check_format
-from gateway.request import Lark
 from worker_service.grammars.matchers import Grammars
 
 BYTES = LLTokenizer("byte")

@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from blockyard.contract.parallel import Parallel
+from blockyard.contract.workers import GroupRequest
 from blockyard.errors import BlockyardError, Reason
-from blockyard.parallel import Parallel
 from tests.unit.worker_service.collectives.ranks import all_ranks, begun, gloo_groups
-from worker_service.groups.joining import GroupRequest, GroupSettings, Route, find_route, greet
+from worker_service.groups.joining import GroupSettings, Route, find_route, greet
 from worker_service.groups.rendezvous import Rendezvous
 from worker_service.groups.store import RendezvousStore
 

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from blockyard.contract.parallel import Parallel
+from blockyard.contract.workers import GroupRequest
 from blockyard.errors import BlockyardError
-from blockyard.parallel import Parallel
 from tests.kit.waiting import until
 from worker_service.device.thread import DeviceThread
 from worker_service.groups import membership as module
-from worker_service.groups.joining import GroupRequest, Route
+from worker_service.groups.joining import Route
 from worker_service.groups.membership import Membership
 
 if TYPE_CHECKING:

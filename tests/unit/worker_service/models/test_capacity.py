@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from blockyard.capacity.adapters import NO_LORAS, LoraLimits, adapter_format, lora_bytes
+from blockyard.capacity.adapters import adapter_format, lora_bytes
 from blockyard.capacity.formats import QUANTIZED_DEVICES, check_quantization, weight_format
 from blockyard.capacity.limits import BLOCK_SIZES
 from blockyard.capacity.steps import SamplingScratch, arena_bytes, cpu_scratch
 from blockyard.capacity.weights import weights_bytes
 from blockyard.configuration import SystemConfiguration
+from blockyard.contract.parallel import Parallel
+from blockyard.contract.workers import NO_LORAS, LoraLimits
 from blockyard.errors import BlockyardError
 from blockyard.model_config.share import Share
-from blockyard.parallel import Parallel
 from blockyard.settings import settings_of
 from kernels import ops
 from kernels.capture import CaptureSizes
@@ -27,7 +28,7 @@ from worker_service.cache_engine import BlockFormat, allocate_pool
 from worker_service.lora.reader import AdapterReader
 from worker_service.lora.store import make_loras
 from worker_service.models.builder import build_decoder
-from worker_service.models.loader import LoadedModel, load_model
+from worker_service.models.loader import RunnableModel, load_model
 from worker_service.models.model_config import read_config
 from worker_service.models.random_weights import RandomWeights
 
@@ -56,12 +57,12 @@ def kernels() -> None:
 FAMILIES = ["gemma3", "granite", "olmo", "gpt2", "phi", "stablelm_parallel", "qwen3_moe", "gpt_oss"]
 
 
-def load(name: str, kernels: str, dtype: torch.dtype, quantization: str, rank: Parallel) -> LoadedModel:
+def load(name: str, kernels: str, dtype: torch.dtype, quantization: str, rank: Parallel) -> RunnableModel:
     folder = family_model(name) if name in FAMILIES else tiny_model(name)
     return load_model(folder, dtype, CPU, lambda done, total: None, kernels, quantization, "random", rank)
 
 
-def planned_format(loaded: LoadedModel, kernels: str, quantization: str) -> WeightFormat:
+def planned_format(loaded: RunnableModel, kernels: str, quantization: str) -> WeightFormat:
     return weight_format("cpu", loaded.config.dtype_name, quantization, kernels)
 
 

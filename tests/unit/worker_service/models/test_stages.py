@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from blockyard.parallel import Parallel
+from blockyard.contract.parallel import Parallel
 from tests.kit.kernels.tiny_models import tiny_model
-from worker_service.models.loader import LoadedModel, load_model
+from worker_service.models.loader import RunnableModel, load_model
 
 
-def load(name: str, parallel: Parallel, load_format: str = "auto") -> LoadedModel:
+def load(name: str, parallel: Parallel, load_format: str = "auto") -> RunnableModel:
     cpu = torch.device("cpu")
     return load_model(
         tiny_model(name), torch.float32, cpu, lambda done, total: None, load_format=load_format, parallel=parallel

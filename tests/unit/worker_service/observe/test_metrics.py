@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from blockyard.contract.workers import SaveRequest, StateFormat
 from blockyard.errors import BlockyardError, Reason
 from tests.kit.processes.scrape import Scrape
 from tests.unit.worker_service.driver import WorkerDriver, new_sequence
 from worker_service.observe.metrics import CATALOGUE, PHASES, WorkerMetrics
-from worker_service.step import Step, StepResult, StepTimes
+from worker_service.step import Step, StepOutput, StepTimes
 from worker_service.weights.saving import Saving
 
 if TYPE_CHECKING:
@@ -53,10 +54,10 @@ async def test_saves_are_counted_where_they_fail_too(fresh_worker: WorkerDriver,
     assert scrape(fresh_worker).sum("blockyard_worker_load_seconds") == 0
     await fresh_worker.prepare(model)
     saving = Saving(inside, tmp_path, inside.metrics.on_save)
-    await saving.save("sharded", "it", 0, lambda done, total: None)
-    for save_format in ("sharded", "packed"):
+    await saving.save(SaveRequest(StateFormat.SHARDED, "it"), lambda done, total: None)
+    for save_format in StateFormat:
         with pytest.raises(BlockyardError):
-            await saving.save(save_format, "..", 0, lambda done, total: None)
+            await saving.save(SaveRequest(save_format, ".."), lambda done, total: None)
     seen = scrape(fresh_worker)
     assert seen.sum("blockyard_worker_saves_total", format="sharded", result="saved") == 1
     assert seen.sum("blockyard_worker_saves_total", result="failed") == 2
@@ -94,8 +95,8 @@ async def test_calls_are_counted(worker: WorkerDriver) -> None:
 def test_the_phases_are_those_of_the_answer() -> None:
     metrics = WorkerMetrics()
     step = Step(1, 1, num_new_tokens=np.array([1, 7, 0], np.int64))
-    metrics.on_step(step, StepResult(1, 1, token_ids=(5, 6), times=StepTimes(0.1, 0.02, 0.003, 0.0004, 0.0, 5e-5)))
-    metrics.on_step(step, StepResult(1, 2, refusal=BlockyardError(Reason.WRONG_STATE, "no"), times=StepTimes(9.0)))
+    metrics.on_step(step, StepOutput(1, 1, token_ids=(5, 6), times=StepTimes(0.1, 0.02, 0.003, 0.0004, 0.0, 5e-5)))
+    metrics.on_step(step, StepOutput(1, 2, refusal=BlockyardError(Reason.WRONG_STATE, "no"), times=StepTimes(9.0)))
     seen = Scrape.of(metrics.registry)
     told = {phase: seen.sum("blockyard_worker_step_seconds_sum", phase=phase) for phase in PHASES}
     assert told == {"queue": 0.1, "cache_operations": 0.02, "forward": 0.003, "sample": 0.0004, "stage_wait": 5e-5}

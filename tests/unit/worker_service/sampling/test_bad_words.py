@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blockyard.common.v1 import sampling_pb2
+from blockyard.contract.sampling import SamplingParams
 from blockyard.errors import Reason, from_status
 from tests.kit.kernels.tiny_models import tiny_model
 from tests.unit.worker_service import driver
@@ -18,15 +19,15 @@ from tests.unit.worker_service.executor import Epoch, make_executor, new_sequenc
 from tests.unit.worker_service.rows import VOCAB, make_sampler, rows_of, sequence
 from worker_service.models.loader import load_model
 from worker_service.sampling.bad_words import BadWords
-from worker_service.step import BlockPairs, Fork, SamplingParams
+from worker_service.step import BlockPairs, ForkedRow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tests.unit.worker_service.driver import WorkerDriver
-    from worker_service.models.loader import LoadedModel
+    from worker_service.models.loader import RunnableModel
     from worker_service.sampling.sampler import Sampled
-    from worker_service.step import NewSequence
+    from worker_service.step import NewRow
 
 NUM_OUTPUT = 12
 few_ids = st.integers(0, 4)
@@ -62,7 +63,7 @@ def test_words_that_cannot_complete_are_none_at_all() -> None:
     assert BadWords([[100], [99]], 100)
 
 
-def sampled(logits: torch.Tensor, *sequences: NewSequence) -> Sampled:
+def sampled(logits: torch.Tensor, *sequences: NewRow) -> Sampled:
     return make_sampler().sample(logits.clone(), rows_of(*sequences))
 
 
@@ -145,14 +146,14 @@ def test_a_row_that_is_left_nothing_fails_alone(edits: dict[str, Any]) -> None:
 
 
 @pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
+def loaded() -> RunnableModel:
     return load_model(tiny_model("llama"), torch.float32, torch.device("cpu"), lambda done, total: None)
 
 
 PROMPT = [5, 17, 3, 42, 8, 9]
 
 
-def generate(loaded: LoadedModel, sampling: SamplingParams, known: Sequence[int] = ()) -> list[int]:
+def generate(loaded: RunnableModel, sampling: SamplingParams, known: Sequence[int] = ()) -> list[int]:
     """Generates until there are NUM_OUTPUT tokens, going on from those that are known."""
     epoch = Epoch(make_executor(loaded), 1)
     output = list(known)
@@ -171,7 +172,7 @@ def forbid(output: list[int]) -> tuple[tuple[int, ...], ...]:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_no_generation_has_a_bad_word_and_a_restart_changes_nothing(loaded: LoadedModel, temperature: float) -> None:
+def test_no_generation_has_a_bad_word_and_a_restart_changes_nothing(loaded: RunnableModel, temperature: float) -> None:
     plain = SamplingParams(temperature=temperature, seed=3)
     words: tuple[tuple[int, ...], ...] = ()
     for _ in range(3):
@@ -185,14 +186,14 @@ def test_no_generation_has_a_bad_word_and_a_restart_changes_nothing(loaded: Load
     assert output != generate(loaded, plain)
 
 
-def test_a_child_has_its_parents_bad_words_and_its_own_output(loaded: LoadedModel) -> None:
+def test_a_child_has_its_parents_bad_words_and_its_own_output(loaded: RunnableModel) -> None:
     params = SamplingParams(seed=4, temperature=1.5)
     words = forbid(generate(loaded, params))
     asked = SamplingParams(seed=4, temperature=1.5, bad_token_sequences=words)
     epoch = Epoch(make_executor(loaded), 1)
     table = np.arange(1, 6)
     parent = new_sequence(1, PROMPT, table, asked)
-    result = epoch.execute(new_sequences=(parent,), forks=(Fork(1, 2, 1, table),), work=[(1, 6), (2, 0)])
+    result = epoch.execute(new_sequences=(parent,), forks=(ForkedRow(1, 2, 1, table),), work=[(1, 6), (2, 0)])
     outputs = [[token_id] for token_id in result.token_ids]
     # The child goes on in a copy of the block that both would write to.
     fields: dict[str, Any] = {

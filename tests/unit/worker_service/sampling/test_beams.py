@@ -10,27 +10,28 @@ import pytest
 import torch
 import transformers
 
+from blockyard.contract.sampling import SamplingParams
 from blockyard.errors import Reason
 from tests.kit.kernels.tiny_models import tiny_model
 from tests.unit.worker_service import driver
 from tests.unit.worker_service.executor import Epoch, candidates_of, make_executor, new_sequence
 from tests.unit.worker_service.rows import VOCAB, make_sampler, rows_of, sequence
 from worker_service.models.loader import load_model
-from worker_service.step import BlockPairs, Fork, SamplingParams
+from worker_service.step import BlockPairs, ForkedRow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tests.unit.worker_service.driver import WorkerDriver
-    from worker_service.models.loader import LoadedModel
+    from worker_service.models.loader import RunnableModel
     from worker_service.sampling.sampler import Candidates
-    from worker_service.step import NewSequence, StepResult
+    from worker_service.step import NewRow, StepOutput
 
 PROMPT = [(5 * place * place + 11) % 300 for place in range(12)]
 Told = list[tuple[int, float]]
 
 
-def told_of(result: StepResult) -> dict[int, Told]:
+def told_of(result: StepOutput) -> dict[int, Told]:
     """The candidates of each beam of an answer."""
     rows = candidates_of(result.beam_candidates)
     assert not result.beam_candidates.ranks.size
@@ -43,11 +44,11 @@ def told_of(result: StepResult) -> dict[int, Told]:
 # The sampler
 
 
-def beam(num_candidates: int = 4, **fields: Any) -> NewSequence:
+def beam(num_candidates: int = 4, **fields: Any) -> NewRow:
     return sequence(num_beam_candidates=num_candidates, **fields)
 
 
-def candidates(logits: torch.Tensor, *sequences: NewSequence) -> Candidates:
+def candidates(logits: torch.Tensor, *sequences: NewRow) -> Candidates:
     return make_sampler().candidates(logits.clone(), rows_of(*sequences))
 
 
@@ -125,12 +126,12 @@ def test_a_row_that_is_not_finite_or_left_nothing_fails_alone() -> None:
 
 
 @pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
+def loaded() -> RunnableModel:
     return load_model(tiny_model("llama"), torch.float32, torch.device("cpu"), lambda done, total: None)
 
 
 @pytest.fixture
-def epoch(loaded: LoadedModel) -> Epoch:
+def epoch(loaded: RunnableModel) -> Epoch:
     return Epoch(make_executor(loaded), 1)
 
 
@@ -148,7 +149,7 @@ def new_beam(
     table: Sequence[int],
     sampling: SamplingParams | None = None,
     **fields: Any,
-) -> NewSequence:
+) -> NewRow:
     fields = {"prompt_length": len(PROMPT), "num_beam_candidates": 6} | fields
     return new_sequence(sequence_id, token_ids, table, sampling or SamplingParams(), **fields)
 
@@ -160,14 +161,14 @@ def start(epoch: Epoch, **fields: Any) -> Told:
     return told_of(result)[1]
 
 
-def alone(loaded: LoadedModel, token_ids: Sequence[int], **fields: Any) -> Told:
+def alone(loaded: RunnableModel, token_ids: Sequence[int], **fields: Any) -> Told:
     """The candidates after these ids, computed at once."""
     epoch = Epoch(make_executor(loaded), 1)
     result = epoch.execute(new_sequences=(new_beam(1, token_ids, range(1, 6), **fields),), work=[(1, len(token_ids))])
     return told_of(result)[1]
 
 
-def test_a_beam_is_told_of_and_not_sampled(epoch: Epoch, loaded: LoadedModel) -> None:
+def test_a_beam_is_told_of_and_not_sampled(epoch: Epoch, loaded: RunnableModel) -> None:
     told = start(epoch)
     check_against_transformers(told, PROMPT)
     output: list[int] = []
@@ -180,18 +181,18 @@ def test_a_beam_is_told_of_and_not_sampled(epoch: Epoch, loaded: LoadedModel) ->
         assert told == alone(loaded, PROMPT + output)
 
 
-def test_a_prompt_in_pieces_is_told_of_at_its_end(epoch: Epoch, loaded: LoadedModel) -> None:
+def test_a_prompt_in_pieces_is_told_of_at_its_end(epoch: Epoch, loaded: RunnableModel) -> None:
     first = epoch.execute(new_sequences=(new_beam(1, PROMPT, range(1, 6)),), work=[(1, 7)])
     assert first.beam_sequence_ids == ()
     assert told_of(epoch.execute(work=[(1, 5)]))[1] == alone(loaded, PROMPT)
 
 
-def test_parent_and_children_get_their_own_ids(epoch: Epoch, loaded: LoadedModel) -> None:
+def test_parent_and_children_get_their_own_ids(epoch: Epoch, loaded: RunnableModel) -> None:
     """A fork copies the row before the new id; its last block is copied before anything is written to it."""
     start(epoch)
     table = np.arange(1, 6)
     result = epoch.execute(
-        forks=(Fork(1, 2, 0, table), Fork(1, 3, 0, table)),
+        forks=(ForkedRow(1, 2, 0, table), ForkedRow(1, 3, 0, table)),
         replaced_tables=((2, np.array([1, 12, 13])), (3, np.array([1, 22, 23]))),
         blocks_to_copy=BlockPairs(np.array([2, 2]), np.array([12, 22])),
         work=[(3, 1), (1, 1), (2, 1)],
@@ -207,10 +208,10 @@ def test_parent_and_children_get_their_own_ids(epoch: Epoch, loaded: LoadedModel
     assert told_of(result) == {2: alone(loaded, [*PROMPT, 60, 61]), 3: alone(loaded, [*PROMPT, 70, 71])}
 
 
-def test_a_child_takes_the_place_of_a_parent_that_dies(epoch: Epoch, loaded: LoadedModel) -> None:
+def test_a_child_takes_the_place_of_a_parent_that_dies(epoch: Epoch, loaded: RunnableModel) -> None:
     start(epoch)
     result = epoch.execute(
-        forks=(Fork(1, 2, 0, np.arange(1, 6)),), finished_sequence_ids=(1,), work=[(2, 1)], inputs=[(2, 8)]
+        forks=(ForkedRow(1, 2, 0, np.arange(1, 6)),), finished_sequence_ids=(1,), work=[(2, 1)], inputs=[(2, 8)]
     )
     assert told_of(result) == {2: alone(loaded, [*PROMPT, 8])}
 
@@ -218,13 +219,13 @@ def test_a_child_takes_the_place_of_a_parent_that_dies(epoch: Epoch, loaded: Loa
 def test_a_child_without_tokens_is_told_what_its_parent_is(epoch: Epoch) -> None:
     table = np.arange(1, 6)
     result = epoch.execute(
-        new_sequences=(new_beam(1, PROMPT, table),), forks=(Fork(1, 2, 0, table),), work=[(1, 12), (2, 0)]
+        new_sequences=(new_beam(1, PROMPT, table),), forks=(ForkedRow(1, 2, 0, table),), work=[(1, 12), (2, 0)]
     )
     told = told_of(result)
     assert told[1] == told[2]
 
 
-def test_stop_tokens_do_not_end_a_beam(epoch: Epoch, loaded: LoadedModel) -> None:
+def test_stop_tokens_do_not_end_a_beam(epoch: Epoch, loaded: RunnableModel) -> None:
     told = start(epoch, stop_token_ids=(50, 51))
     assert told == alone(loaded, PROMPT)
     for token_id in (50, 51, 50):
@@ -233,7 +234,7 @@ def test_stop_tokens_do_not_end_a_beam(epoch: Epoch, loaded: LoadedModel) -> Non
         assert result.beam_sequence_ids == (1,)
 
 
-def test_min_tokens_and_penalties_go_by_the_ids_that_were_chosen(epoch: Epoch, loaded: LoadedModel) -> None:
+def test_min_tokens_and_penalties_go_by_the_ids_that_were_chosen(epoch: Epoch, loaded: RunnableModel) -> None:
     plain = alone(loaded, PROMPT)
     asked = SamplingParams(
         frequency_penalty=1.5, repetition_penalty=1.3, bad_token_sequences=((60, 61), (plain[1][0],))
@@ -248,7 +249,7 @@ def test_min_tokens_and_penalties_go_by_the_ids_that_were_chosen(epoch: Epoch, l
         assert told == alone(loaded, PROMPT + output, **fields)
 
 
-def test_beams_and_samples_share_a_step_and_do_not_touch(loaded: LoadedModel) -> None:
+def test_beams_and_samples_share_a_step_and_do_not_touch(loaded: RunnableModel) -> None:
     asked = SamplingParams(seed=7, logprobs=2, prompt_logprobs=1)
     lonely = Epoch(make_executor(loaded), 1)
     expected = lonely.execute(new_sequences=(new_sequence(9, PROMPT[3:], range(7, 10), asked),), work=[(9, 9)])
@@ -282,7 +283,7 @@ def test_a_beam_that_fails_is_skipped_from_then_on(epoch: Epoch) -> None:
     assert not result.failures
 
 
-def test_a_sequence_ends_with_its_last_id_at_the_models_length(loaded: LoadedModel) -> None:
+def test_a_sequence_ends_with_its_last_id_at_the_models_length(loaded: RunnableModel) -> None:
     epoch = Epoch(make_executor(loaded, max_model_len=len(PROMPT) + 1), 1)
     epoch.execute(new_sequences=(new_beam(1, PROMPT, range(1, 4)),), work=[(1, 12)])
     epoch.execute(work=[(1, 1)], inputs=[(1, 4)])
@@ -304,7 +305,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "beyond the vocabulary": ({"work": [(1, 1)], "inputs": [(1, 10**6)]}, "input_token_ids: token ids must be below"),
     "a sampled one": ({"work": [(2, 1)], "inputs": [(2, 5)]}, "sequence 2: its next token is known already"),
     "a child of a sampled one": (
-        {"forks": (Fork(2, 3, 1, np.array([7, 8])),), "work": [(3, 1)], "inputs": [(3, 5)]},
+        {"forks": (ForkedRow(2, 3, 1, np.array([7, 8])),), "work": [(3, 1)], "inputs": [(3, 5)]},
         "sequence 3: its next token is known already",
     ),
     "half a prompt": ({"work": [(4, 1)], "inputs": [(4, 5)]}, "sequence 4: its next token is known already"),
@@ -326,7 +327,7 @@ def test_an_id_that_is_not_the_next_is_refused(epoch: Epoch, name: str) -> None:
     assert words in refused.message
 
 
-def test_every_violation_is_told_at_once_and_nothing_changes(loaded: LoadedModel) -> None:
+def test_every_violation_is_told_at_once_and_nothing_changes(loaded: RunnableModel) -> None:
     executor = make_executor(loaded)
     epoch = Epoch(executor, 1)
     start(epoch)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from blockyard.capacity import steps
 from blockyard.common.v1 import sampling_pb2
+from blockyard.contract.sampling import SamplingParams
 from kernels.reference import logprobs as arithmetic
 from kernels.select import get_backend
 from tests.kit.kernels.tiny_models import tiny_model
@@ -24,15 +25,15 @@ from worker_service.models.loader import load_model
 from worker_service.runner import model_runner
 from worker_service.runner.dry_runs import profile
 from worker_service.sampling import logprobs
-from worker_service.step import NO_LOGPROBS, Fork, SamplingParams
+from worker_service.step import NO_LOGPROBS, ForkedRow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tests.unit.worker_service.driver import WorkerDriver
-    from worker_service.models.loader import LoadedModel
+    from worker_service.models.loader import RunnableModel
     from worker_service.sampling.sampler import Sampled
-    from worker_service.step import Array, Logprobs, NewSequence
+    from worker_service.step import Array, Logprobs, NewRow
 
 CPU = torch.device("cpu")
 Told = list[list[tuple[int, float, int]]]
@@ -127,7 +128,7 @@ def test_columns_are_cut_and_joined_without_loss() -> None:
 # The sampler
 
 
-def sampled(logits: torch.Tensor, *sequences: NewSequence) -> Sampled:
+def sampled(logits: torch.Tensor, *sequences: NewRow) -> Sampled:
     return make_sampler().sample(logits.clone(), rows_of(*sequences))
 
 
@@ -197,12 +198,12 @@ def test_a_row_that_fails_is_not_told_of() -> None:
 
 
 @pytest.fixture(scope="module")
-def loaded() -> LoadedModel:
+def loaded() -> RunnableModel:
     return load_model(tiny_model("llama"), torch.float32, CPU, lambda done, total: None)
 
 
 @pytest.fixture(scope="module")
-def half() -> LoadedModel:
+def half() -> RunnableModel:
     return load_model(tiny_model("qwen3"), torch.bfloat16, CPU, lambda done, total: None)
 
 
@@ -226,7 +227,7 @@ def check_against(told: Told, token_ids: Sequence[int], expected: torch.Tensor, 
 
 
 @pytest.mark.parametrize("num_best", [0, 1, 20])
-def test_a_generation_is_told_as_transformers_sees_it(loaded: LoadedModel, num_best: int) -> None:
+def test_a_generation_is_told_as_transformers_sees_it(loaded: RunnableModel, num_best: int) -> None:
     epoch = Epoch(make_executor(loaded), 1)
     asked = SamplingParams(seed=5, logprobs=num_best)
     result = epoch.execute(new_sequences=(new_sequence(1, PROMPT, TABLE, asked),), work=[(1, len(PROMPT))])
@@ -241,7 +242,7 @@ def test_a_generation_is_told_as_transformers_sees_it(loaded: LoadedModel, num_b
 
 
 def tell_prompt(
-    loaded: LoadedModel, pieces: Sequence[int], asked: SamplingParams, *, company: bool = False, **fields: Any
+    loaded: RunnableModel, pieces: Sequence[int], asked: SamplingParams, *, company: bool = False, **fields: Any
 ) -> dict[int, Any]:
     """Computes PROMPT in pieces and gives what is told of it, by position."""
     epoch = Epoch(make_executor(loaded), 1)
@@ -263,7 +264,7 @@ def tell_prompt(
 
 
 @pytest.mark.parametrize("num_best", [0, 3])
-def test_a_prompt_is_told_as_transformers_sees_it(loaded: LoadedModel, num_best: int) -> None:
+def test_a_prompt_is_told_as_transformers_sees_it(loaded: RunnableModel, num_best: int) -> None:
     told = tell_prompt(loaded, [len(PROMPT)], SamplingParams(prompt_logprobs=num_best))
     assert list(told) == list(range(1, len(PROMPT)))
     check_against(list(told.values()), PROMPT[1:], reference_logprobs(PROMPT)[:-1], num_best)
@@ -274,7 +275,7 @@ def test_a_prompt_is_told_as_transformers_sees_it(loaded: LoadedModel, num_best:
 def test_a_prompt_in_pieces_is_told_as_the_whole(
     name: str, company: bool, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model: LoadedModel = request.getfixturevalue(name)
+    model: RunnableModel = request.getfixturevalue(name)
     asked = SamplingParams(prompt_logprobs=5)
     whole = tell_prompt(model, [29], asked)
     assert len(whole) == 28
@@ -285,13 +286,13 @@ def test_a_prompt_in_pieces_is_told_as_the_whole(
     assert tell_prompt(model, [20, 9], asked, company=company) == whole
 
 
-def test_a_profile_counts_the_rows_of_a_prompt(loaded: LoadedModel) -> None:
+def test_a_profile_counts_the_rows_of_a_prompt(loaded: RunnableModel) -> None:
     runner = model_runner.ModelRunner(loaded)
     num_rows = min(steps.MAX_PROMPT_ROWS, loaded.config.max_model_len)
     assert profile(runner, 8, num_rows, 1) >= 3 * num_rows * loaded.config.vocab_size * 4
 
 
-def test_of_a_sequence_that_starts_anew_only_the_prompt_is_told(loaded: LoadedModel) -> None:
+def test_of_a_sequence_that_starts_anew_only_the_prompt_is_told(loaded: RunnableModel) -> None:
     whole = tell_prompt(loaded, [29], SamplingParams(prompt_logprobs=5))
     restarted = tell_prompt(loaded, [29], SamplingParams(prompt_logprobs=5), prompt_length=12)
     assert restarted == {position: whole[position] for position in range(1, 12)}
@@ -299,7 +300,7 @@ def test_of_a_sequence_that_starts_anew_only_the_prompt_is_told(loaded: LoadedMo
     assert in_pieces == restarted
 
 
-def test_of_computed_tokens_nothing_is_told(loaded: LoadedModel) -> None:
+def test_of_computed_tokens_nothing_is_told(loaded: RunnableModel) -> None:
     executor = make_executor(loaded)
     epoch = Epoch(executor, 1)
     asked = SamplingParams(prompt_logprobs=2)
@@ -311,7 +312,7 @@ def test_of_computed_tokens_nothing_is_told(loaded: LoadedModel) -> None:
     assert (piece.first_position, len(piece.logprobs)) == (17, 12)
 
 
-def test_a_prompt_of_one_token_has_none(loaded: LoadedModel) -> None:
+def test_a_prompt_of_one_token_has_none(loaded: RunnableModel) -> None:
     epoch = Epoch(make_executor(loaded), 1)
     result = epoch.execute(
         new_sequences=(new_sequence(1, [9], TABLE, SamplingParams(prompt_logprobs=2, logprobs=1)),), work=[(1, 1)]
@@ -320,11 +321,11 @@ def test_a_prompt_of_one_token_has_none(loaded: LoadedModel) -> None:
     assert result.logprob_sequence_ids == (1,)
 
 
-def test_the_first_answer_of_a_group_tells_of_each_child(loaded: LoadedModel) -> None:
+def test_the_first_answer_of_a_group_tells_of_each_child(loaded: RunnableModel) -> None:
     epoch = Epoch(make_executor(loaded), 1)
     asked = SamplingParams(seed=3, temperature=2.0, logprobs=1, prompt_logprobs=1)
     parent = new_sequence(1, PROMPT, TABLE, asked)
-    forks = tuple(Fork(1, child, child, np.array(TABLE)) for child in (2, 3))
+    forks = tuple(ForkedRow(1, child, child, np.array(TABLE)) for child in (2, 3))
     result = epoch.execute(new_sequences=(parent,), forks=forks, work=[(1, 29), (2, 0), (3, 0)])
     assert result.logprob_sequence_ids == (1, 2, 3)
     told = candidates_of(result.logprobs)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from worker_service.sampling.sampler import Sampler
-    from worker_service.step import NewSequence
+    from worker_service.step import NewRow
 
     Sample = Callable[..., list[int]]
 
@@ -31,7 +31,7 @@ def sampler(request: pytest.FixtureRequest) -> Sampler:
 
 @pytest.fixture
 def sample(sampler: Sampler) -> Sample:
-    def choose(logits: torch.Tensor, *sequences: NewSequence) -> list[int]:
+    def choose(logits: torch.Tensor, *sequences: NewRow) -> list[int]:
         sampled = sampler.sample(logits.clone(), rows_of(*sequences))
         assert not sampled.failed.any()
         return sampled.token_ids.tolist()

@@ -12,19 +12,20 @@ import numpy as np
 import pytest
 import torch
 
+from blockyard.contract.sampling import SamplingParams
 from tests.kit.kernels.backends import BEST, Kernels, build_kernels
 from tests.kit.kernels.late import LateLauncher, make_late
 from tests.kit.kernels.ranks import new_backend
 from tests.unit.worker_service.executor import Epoch, make_executor, new_sequence
 from worker_service.models import loader
 from worker_service.models.loader import load_model
-from worker_service.step import Fork, SamplingParams
+from worker_service.step import ForkedRow
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from worker_service.step import NewSequence, StepResult
+    from worker_service.step import NewRow, StepOutput
     from worker_service.steps.step_executor import StepExecutor
 
 NUM_OUTPUT = 8
@@ -68,7 +69,7 @@ class Late:
 
     def __init__(self, executor: StepExecutor) -> None:
         self.executor = executor
-        self.results: list[StepResult] = []
+        self.results: list[StepOutput] = []
         self._epoch = Epoch(executor, next(EPOCHS))
 
     def submit(self, **fields: Any) -> None:
@@ -77,7 +78,7 @@ class Late:
     def finish(self) -> None:
         self._take(self.executor.finish_all())
 
-    def _take(self, finished: Iterable[tuple[Any, StepResult]]) -> None:
+    def _take(self, finished: Iterable[tuple[Any, StepOutput]]) -> None:
         self.results += [result for _, result in finished]
         assert [result.step_id for result in self.results] == list(range(1, len(self.results) + 1))
 
@@ -129,7 +130,7 @@ def test_a_row_that_changes_hands_meanwhile_gives_each_its_own(executors: LateEx
     truth = [executors.alone(prompt_of(number), SAMPLINGS[0]) for number in range(3)]
     late = Late(executors.late)
 
-    def new(number: int) -> NewSequence:
+    def new(number: int) -> NewRow:
         return new_sequence(number, prompt_of(number), blocks_of(number), SAMPLINGS[0])
 
     # Its second token ends it; that it is not known yet when its row is another's already.
@@ -177,7 +178,7 @@ def test_a_fork_of_a_sequence_whose_token_is_not_known_waits_for_it(executors: L
     late.submit(new_sequences=(new_sequence(0, prompt, [1], SAMPLINGS[0]),), work=[(0, len(prompt))])
     late.submit(work=[(0, 1)])
     # The child stays behind, with its parent's last token as its own.
-    late.submit(forks=(Fork(0, 1, 0, np.array([1])),), work=[(0, 1)])
+    late.submit(forks=(ForkedRow(0, 1, 0, np.array([1])),), work=[(0, 1)])
     late.submit(work=[(0, 1)])
     late.submit(work=[(1, 1)])
     late.finish()

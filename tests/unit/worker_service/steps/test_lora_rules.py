@@ -10,9 +10,9 @@ import pytest
 from blockyard.lora.virtual_tokens import virtual_ids
 from tests.unit.worker_service.steps.test_validation import LIMITS, NUM_DEVICE_BLOCKS, NUM_HOST_BLOCKS, ints, new
 from worker_service.batch.input_batch import InputBatch
-from worker_service.lora.adapter import Adapter, LoraRequest
+from worker_service.lora.adapter import AdapterWeights, LoraRequest
 from worker_service.lora.slots import LoraSlots
-from worker_service.step import Fork, Step
+from worker_service.step import ForkedRow, Step
 from worker_service.steps.new_sequences import reject_wrong
 from worker_service.steps.validation import check_step
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SOFT = 7
 KNOWN = {
-    lora_id: Adapter(LoraRequest(lora_id, "", ""), 0, (), "", num_virtual_tokens=2 if lora_id == SOFT else 0)
+    lora_id: AdapterWeights(LoraRequest(lora_id, "", ""), 0, (), "", num_virtual_tokens=2 if lora_id == SOFT else 0)
     for lora_id in (5, 6, SOFT)
 }
 
@@ -90,7 +90,7 @@ GOOD: dict[str, dict[str, Any]] = {
     | activation(s1=6),
     "a step that takes the slot of a row, and computes nothing": activation(s0=6),
     "a new row that waits for its adapter": {"new_sequences": (new(9, lora_id=6),)},
-    "a child": {"forks": (Fork(1, 8, 1, ints(5, 6)),), "sequence_ids": (8,), "num_new_tokens": (1,)},
+    "a child": {"forks": (ForkedRow(1, 8, 1, ints(5, 6)),), "sequence_ids": (8,), "num_new_tokens": (1,)},
     "a soft prompt": behind(virtual_ids(2), lora_id=SOFT),
     "a restart without it": {
         "finished_sequence_ids": (1,),
@@ -126,7 +126,7 @@ BAD: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "a child whose parent's adapter lost its slot": (
         "sequence_ids",
-        {"forks": (Fork(1, 8, 1, ints(5, 6)),), "sequence_ids": (8,), "num_new_tokens": (1,)} | activation(s0=6),
+        {"forks": (ForkedRow(1, 8, 1, ints(5, 6)),), "sequence_ids": (8,), "num_new_tokens": (1,)} | activation(s0=6),
     ),
 }
 

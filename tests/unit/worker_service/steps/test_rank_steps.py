@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from blockyard.contract.parallel import Parallel
+from blockyard.contract.sampling import SamplingParams
 from blockyard.errors import BlockyardError, Reason
-from blockyard.parallel import Parallel
 from tests.unit.worker_service.collectives.ranks import gloo_groups
 from tests.unit.worker_service.executor import Epoch, make_executor, new_sequence
 from worker_service.batch.input_batch import InputBatch
 from worker_service.models.loader import load_model
-from worker_service.step import SamplingParams
 from worker_service.steps.rank_steps import RankSteps
 from worker_service.steps.step_executor import StepExecutor
 

@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 import torch
 
+from blockyard.contract.pooling import Pooling, PoolingKind
+from blockyard.contract.sampling import SamplingParams
 from blockyard.errors import BlockyardError, Reason
-from blockyard.model_config.pooling.rule import PoolingKind
 from tests.kit.kernels.tiny_models import tiny_model
 from tests.unit.worker_service.executor import Epoch, make_executor, new_sequence
 from worker_service.models.loader import load_model
-from worker_service.step import Fork, Pooling, SamplingParams
+from worker_service.step import ForkedRow
 
 if TYPE_CHECKING:
-    from worker_service.step import NewSequence, StepResult
+    from worker_service.step import NewRow, StepOutput
     from worker_service.steps.step_executor import StepExecutor
 
 PROMPT = list(range(5, 25))
@@ -38,7 +39,7 @@ def epoch(executor: StepExecutor) -> Epoch:
     return Epoch(executor, next(EPOCHS))
 
 
-def innocent(sampling: SamplingParams = GREEDY) -> NewSequence:
+def innocent(sampling: SamplingParams = GREEDY) -> NewRow:
     return new_sequence(1, PROMPT, (1, 2, 3, 4), sampling)
 
 
@@ -54,7 +55,7 @@ def alone(executor: StepExecutor) -> list[int]:
     return [*first.token_ids, *(epoch.execute(work=[(1, 1)]).token_ids[0] for _ in range(5))]
 
 
-def failures(result: StepResult) -> dict[int, BlockyardError]:
+def failures(result: StepOutput) -> dict[int, BlockyardError]:
     assert result.refusal is None, result.refusal
     return dict(result.failures)
 
@@ -119,7 +120,7 @@ def test_it_fails_alone_and_the_others_of_its_step_go_on(epoch: Epoch, alone: li
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["in its step", "in the next step"])
 def test_its_children_fail_with_it(epoch: Epoch, alone: list[int], is_late: bool) -> None:
-    fork = {"forks": (Fork(2, 3, 1, np.array([5, 6, 7, 9])),)}
+    fork = {"forks": (ForkedRow(2, 3, 1, np.array([5, 6, 7, 9])),)}
     first = {"new_sequences": (wrong(token_ids=[*PROMPT[:-1], 2**30]), innocent())}
     if is_late:
         epoch.execute(**first, work=[(2, 10), (1, 20)])

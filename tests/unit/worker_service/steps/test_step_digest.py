@@ -11,7 +11,7 @@ import pytest
 from worker_service.batch.forward_batch import ForwardBatch
 from worker_service.runner.model_runner import RunnerOutput
 from worker_service.sampling.sampler import Candidates, Sampled
-from worker_service.step import BlockPairs, Fork, NewSequence, Step
+from worker_service.step import BlockPairs, ForkedRow, NewRow, Step
 from worker_service.steps.step_digest import StepDigest
 
 BIG = 2**64 - 1
@@ -51,8 +51,8 @@ STEP = Step(
     17,
     sequence_ids=(1, BIG),
     num_new_tokens=column(2, 1),
-    new_sequences=(NewSequence(1, 0, column(5), 1, 0, column(3, 4)),),
-    forks=(Fork(1, 2, 0, column(3)),),
+    new_sequences=(NewRow(1, 0, column(5), 1, 0, column(3, 4)),),
+    forks=(ForkedRow(1, 2, 0, column(3)),),
     appended_sequence_ids=(BIG,),
     appended_block_ids=column(6),
     replaced_tables=((1, column(8)),),
@@ -64,10 +64,10 @@ CHANGES = {
     "step_id": {"step_id": 18},
     "sequence_ids": {"sequence_ids": (1, BIG - 1)},
     "num_new_tokens": {"num_new_tokens": column(1, 2)},
-    "new table": {"new_sequences": (NewSequence(1, 0, column(5), 1, 0, column(3, 5)),)},
-    "new id": {"new_sequences": (NewSequence(2, 0, column(5), 1, 0, column(3, 4)),)},
-    "fork": {"forks": (Fork(1, 2, 0, column(4)),)},
-    "parent": {"forks": (Fork(3, 2, 0, column(3)),)},
+    "new table": {"new_sequences": (NewRow(1, 0, column(5), 1, 0, column(3, 5)),)},
+    "new id": {"new_sequences": (NewRow(2, 0, column(5), 1, 0, column(3, 4)),)},
+    "fork": {"forks": (ForkedRow(1, 2, 0, column(4)),)},
+    "parent": {"forks": (ForkedRow(3, 2, 0, column(3)),)},
     "appended_sequence_ids": {"appended_sequence_ids": (2,)},
     "appended_block_ids": {"appended_block_ids": column(7)},
     "replaced_tables": {"replaced_tables": ((1, column(8, 9)),)},

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from blockyard.contract.sampling import SamplingParams
 from blockyard.errors import Reason
 from tests.unit.worker_service.rows import block_table_of
 from worker_service.batch.input_batch import BatchLimits, InputBatch, Progress
-from worker_service.step import MAX_VIOLATIONS, Array, BlockPairs, Fork, NewSequence, SamplingParams, Step
+from worker_service.step import MAX_VIOLATIONS, Array, BlockPairs, ForkedRow, NewRow, Step
 from worker_service.steps.new_sequences import reject_wrong
 from worker_service.steps.validation import check_step
 
@@ -23,10 +24,10 @@ def ints(*values: int) -> Array:
     return np.array(values, np.int64)
 
 
-def new(sequence_id: int, num_tokens: int = 3, block_ids: tuple[int, ...] = (9,), **fields: Any) -> NewSequence:
+def new(sequence_id: int, num_tokens: int = 3, block_ids: tuple[int, ...] = (9,), **fields: Any) -> NewRow:
     fields = {"sequence_index": 0, "prompt_length": num_tokens, "num_computed_tokens": 0} | fields
     token_ids = fields.pop("token_ids", np.arange(num_tokens))
-    return NewSequence(sequence_id, token_ids=token_ids, block_ids=ints(*block_ids), **fields)
+    return NewRow(sequence_id, token_ids=token_ids, block_ids=ints(*block_ids), **fields)
 
 
 def pairs(*sources_and_destinations: tuple[int, int]) -> BlockPairs:
@@ -86,19 +87,23 @@ GOOD: dict[str, dict[str, Any]] = {
     "a restart": {"finished_sequence_ids": (1, 1, 77), "new_sequences": (new(1),)},
     "an id that comes back after its end": {"finished_sequence_ids": (3,), "new_sequences": (new(3),)},
     "a child": {
-        "forks": (Fork(2, 7, 1, ints(3, 4, 5)),),
+        "forks": (ForkedRow(2, 7, 1, ints(3, 4, 5)),),
         "sequence_ids": (2, 7),
         "num_new_tokens": (8, 0),
     },
     "a child of one that starts": {
         "new_sequences": (new(9),),
-        "forks": (Fork(9, 7, 1, ints(9)),),
+        "forks": (ForkedRow(9, 7, 1, ints(9)),),
         "sequence_ids": (7, 9),
         "num_new_tokens": (0, 3),
     },
-    "a child that decodes": {"forks": (Fork(1, 7, 1, ints(1, 2)),), "sequence_ids": (7,), "num_new_tokens": (1,)},
-    "a child of one that ended": {"forks": (Fork(3, 7, 1, ints(6)),), "sequence_ids": (7,), "num_new_tokens": (0,)},
-    "a child whose parent is finished": {"forks": (Fork(1, 7, 1, ints(1, 2)),), "finished_sequence_ids": (1,)},
+    "a child that decodes": {"forks": (ForkedRow(1, 7, 1, ints(1, 2)),), "sequence_ids": (7,), "num_new_tokens": (1,)},
+    "a child of one that ended": {
+        "forks": (ForkedRow(3, 7, 1, ints(6)),),
+        "sequence_ids": (7,),
+        "num_new_tokens": (0,),
+    },
+    "a child whose parent is finished": {"forks": (ForkedRow(1, 7, 1, ints(1, 2)),), "finished_sequence_ids": (1,)},
     "a table that grows": {"appended_sequence_ids": (1, 1), "appended_block_ids": (10, 11)},
     "a table that is replaced": {"replaced_tables": ((1, ints(12, 13)),)},
     "transfers in order": {
@@ -142,11 +147,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "decode past the known": ({"sequence_ids": (1,), "num_new_tokens": (2,)}, "sequences [1]: computes more tokens"),
     "no tokens and no parent": ({"sequence_ids": (1,), "num_new_tokens": (0,)}, "no parent that samples"),
     "parent does not sample": (
-        {"forks": (Fork(2, 7, 1, ints(3, 4, 5)),), "sequence_ids": (2, 7), "num_new_tokens": (7, 0)},
+        {"forks": (ForkedRow(2, 7, 1, ints(3, 4, 5)),), "sequence_ids": (2, 7), "num_new_tokens": (7, 0)},
         "sequences [7]: has no parent that samples",
     ),
     "parent is not in the step": (
-        {"forks": (Fork(1, 7, 1, ints(1, 2)),), "sequence_ids": (7,), "num_new_tokens": (0,)},
+        {"forks": (ForkedRow(1, 7, 1, ints(1, 2)),), "sequence_ids": (7,), "num_new_tokens": (0,)},
         "no parent that samples",
     ),
     "table too short": (
@@ -158,7 +163,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         "too short a block table",
     ),
     "child's table too short": (
-        {"forks": (Fork(1, 7, 1, ints(1)),), "sequence_ids": (7,), "num_new_tokens": (1,)},
+        {"forks": (ForkedRow(1, 7, 1, ints(1)),), "sequence_ids": (7,), "num_new_tokens": (1,)},
         "too short a block table",
     ),
     "known already": ({"new_sequences": (new(1),)}, "sequence 1 is known already"),
@@ -170,12 +175,21 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "new with block 0": ({"new_sequences": (new(9, 3, (0,)),)}, "device blocks must be from 1 to 32"),
     "new with a block beyond": ({"new_sequences": (new(9, 3, (33,)),)}, "device blocks must be from 1 to 32"),
     "table too long": ({"new_sequences": (new(9, 3, tuple(range(1, 11))),)}, "10 blocks hold more than max_model_len"),
-    "fork of unknown": ({"forks": (Fork(8, 7, 1, ints(1)),)}, "sequence 8 is not known"),
-    "fork of a child": ({"forks": (Fork(1, 7, 1, ints(1)), Fork(7, 8, 1, ints(1)))}, "sequence 7 is not known"),
-    "child known": ({"forks": (Fork(1, 2, 1, ints(1)),)}, "sequence 2 is known already"),
-    "child twice": ({"forks": (Fork(1, 7, 1, ints(1)), Fork(1, 7, 2, ints(1)))}, "sequence 7 is known already"),
-    "child is new": ({"forks": (Fork(1, 7, 1, ints(1)),), "new_sequences": (new(7),)}, "sequence 7 is known already"),
-    "child with block 0": ({"forks": (Fork(1, 7, 1, ints(1, 0)),)}, "device blocks must be from 1 to 32"),
+    "fork of unknown": ({"forks": (ForkedRow(8, 7, 1, ints(1)),)}, "sequence 8 is not known"),
+    "fork of a child": (
+        {"forks": (ForkedRow(1, 7, 1, ints(1)), ForkedRow(7, 8, 1, ints(1)))},
+        "sequence 7 is not known",
+    ),
+    "child known": ({"forks": (ForkedRow(1, 2, 1, ints(1)),)}, "sequence 2 is known already"),
+    "child twice": (
+        {"forks": (ForkedRow(1, 7, 1, ints(1)), ForkedRow(1, 7, 2, ints(1)))},
+        "sequence 7 is known already",
+    ),
+    "child is new": (
+        {"forks": (ForkedRow(1, 7, 1, ints(1)),), "new_sequences": (new(7),)},
+        "sequence 7 is known already",
+    ),
+    "child with block 0": ({"forks": (ForkedRow(1, 7, 1, ints(1, 0)),)}, "device blocks must be from 1 to 32"),
     "append to unknown": ({"appended_sequence_ids": (8,), "appended_block_ids": (1,)}, "sequence 8 is not known"),
     "append to finished": (
         {"finished_sequence_ids": (1,), "appended_sequence_ids": (1,), "appended_block_ids": (1,)},
@@ -275,7 +289,7 @@ def test_parameters_that_would_break_the_sampler_are_rejected(fields: dict[str, 
 def test_every_violation_is_told_up_to_a_limit(batch: InputBatch) -> None:
     asked = step(
         new_sequences=(new(1, block_ids=(0,)),),
-        forks=(Fork(8, 2, 1, ints(0)),),
+        forks=(ForkedRow(8, 2, 1, ints(0)),),
         blocks_to_copy=pairs((1, 5), (5, 6)),
     )
     error = check_step(asked, batch, NUM_DEVICE_BLOCKS, NUM_HOST_BLOCKS)
@@ -313,7 +327,7 @@ class CountingBatch(InputBatch):
         {"appended_sequence_ids": (1,) * 2_000_000, "appended_block_ids": np.full(2_000_000, 9)},
         {"appended_sequence_ids": tuple(range(100, 2_000_100)), "appended_block_ids": np.full(2_000_000, 9)},
         {"new_sequences": (new(9, 0),) * 100_000},
-        {"forks": (Fork(8, 2, 1, ints(0)),) * 100_000},
+        {"forks": (ForkedRow(8, 2, 1, ints(0)),) * 100_000},
         {"replaced_tables": ((8, ints(0)),) * 100_000},
         {"input_sequence_ids": tuple(range(100, 100_100)), "input_token_ids": np.zeros(100_000, np.int64)},
     ],

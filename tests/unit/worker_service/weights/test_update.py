@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 
 from blockyard.client.weights import read_tensors
 from blockyard.common.v1 import administration_pb2, status_pb2
+from blockyard.contract.parallel import Parallel
 from blockyard.errors import Reason
-from blockyard.parallel import Parallel
 from blockyard.worker.v1 import worker_pb2 as pb
 from tests.kit.kernels.tiny_models import tiny_model
 from tests.kit.waiting import until
@@ -24,7 +24,7 @@ from tests.unit.worker_service.driver import WorkerDriver, fails, running_worker
 from tests.unit.worker_service.weights.test_residency import generate, kept_worker, perturb, reload
 from worker_service.models.builder import build_decoder
 from worker_service.models.loader import load_model
-from worker_service.weights.codec import decode_head
+from worker_service.operations.codec import decode_head
 from worker_service.weights.update import WeightUpdate, order_heads, tensor_names
 
 if TYPE_CHECKING:

@@ -9,14 +9,13 @@ import pytest
 from anthropic.types import message_count_tokens_params, message_create_params
 from anthropic.types.beta import message_create_params as beta_params
 
-from blockyard.client.chat import Role, ToolChoice
+from blockyard.contract.chat import Conversation, Message, Role, Tool, ToolCall, ToolChoice
+from blockyard.contract.request import JsonSchema
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
-from gateway.chat import Conversation, Message, Tool, ToolCall
 from gateway.fronts.anthropic.call import understand
 from gateway.fronts.anthropic.errors import rename
 from gateway.fronts.anthropic.schema import CountBody, MessagesBody
 from gateway.fronts.http_calls.bodies import parse_body
-from gateway.request import JsonSchema
 from tests.unit.gateway.fronts.anthropic.agents import CODING_AGENT, TITLE_OF_AGENT
 
 if TYPE_CHECKING:

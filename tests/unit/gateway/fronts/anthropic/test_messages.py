@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import anthropic
 import pytest
 
+from blockyard.contract.events import Delta, ToolCallDelta
+from blockyard.contract.request import OnDisconnect
+from blockyard.contract.sampling import FinishReason
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
-from gateway.dialects.answer_parser import ToolCallDelta
-from gateway.request import Delta, FinishReason, OnDisconnect
 from tests.unit.gateway.fronts.openai.scripted import (
     ARGUMENTS,
     SAID,

@@ -158,7 +158,7 @@ async def test_a_chat_is_tokenized_as_its_prompt_is(front: Front) -> None:
     request = inference_pb2.TokenizeRequest(conversation=chat().conversation)
     told = await front.stub.Tokenize(request)
     await whole(front, chat())
-    assert told.token_ids == front.scheduler.added[0].prompt_token_ids
+    assert told.token_ids == list(front.scheduler.added[0].prompt_token_ids)
     request.text = "x"
     assert (await refused(front.stub.Tokenize(request))).violations[0].field == "text"
     empty = inference_pb2.TokenizeRequest(conversation=inference_pb2.Conversation())

@@ -108,7 +108,7 @@ async def test_a_stop_token_of_the_request_is_told(front: Front) -> None:
 async def test_ignoring_the_end_sends_no_end_tokens(front: Front) -> None:
     front.scheduler.script = scripted(20, END_TOKEN, 21)
     events = await front.events(spec(max_tokens=3, stop={"ignore_eos": True}))
-    assert front.scheduler.added[0].stop_token_ids == []
+    assert front.scheduler.added[0].stop_token_ids == ()
     assert events[-1].finished.reason == LENGTH
 
 

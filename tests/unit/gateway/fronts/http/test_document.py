@@ -153,7 +153,7 @@ async def test_the_tokens_of_an_input_are_counted_as_it_says(http: httpx.AsyncCl
     ("name", "of_openai", "of_anthropic"),
     [
         ("", "ModelList", "AnthropicModels"),
-        ("/scripted", "Model", "AnthropicModel"),
+        ("/scripted", "ServedModel", "AnthropicModel"),
         ("/none", "Failure", "MessageFailure"),
     ],
 )

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from blockyard.contract import chat
 from blockyard.errors import BlockyardError, Reason
-from gateway import chat
+from gateway.chat import MAX_VALUES as MAX_SCHEMA_VALUES
+from gateway.chat import find_violations, prompt_of
 from gateway.fronts.anthropic.schema import MessagesBody
 from gateway.fronts.http_calls.bodies import BODY, MAX_VALUES, parse_body
 from gateway.fronts.openai.pooling.schema import EmbeddingBody
@@ -36,7 +38,7 @@ def test_too_many_values_are_refused_unread(name: str, monkeypatch: pytest.Monke
         parse_body(kind, raw)
     (violation,) = raised.value.violations
     assert (violation.field, violation.reason) == (BODY, Reason.FIELD_INVALID)
-    assert str(MAX_VALUES) in violation.description
+    assert str(MAX_SCHEMA_VALUES) in violation.description
 
 
 @pytest.mark.parametrize("text", [",", "[", "{,", '",[', '\\",[', '\\\\",', ',"\\'])
@@ -63,9 +65,9 @@ def test_arguments_of_too_many_values_are_a_text_and_such_schemas_are_none() -> 
             seen.extend(messages)
             return ""
 
-    chat.prompt_of(chat.Conversation((called,)), Renderer())
+    prompt_of(chat.Conversation((called,)), Renderer())
     assert seen[0]["tool_calls"][0]["function"]["arguments"] == many
     tool = chat.Tool("f", parameters=many)
-    (violation,) = chat.find_violations(chat.Conversation((chat.Message(chat.Role.USER, "Hi"),), (tool,)))
+    (violation,) = find_violations(chat.Conversation((chat.Message(chat.Role.USER, "Hi"),), (tool,)))
     assert violation.field == "conversation.tools[0].parameters"
-    assert str(chat.MAX_VALUES) in violation.description
+    assert str(MAX_SCHEMA_VALUES) in violation.description

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, get_args
 import pydantic
 import pytest
 
+from blockyard.contract.chat import MAX_MESSAGES
 from blockyard.errors import BlockyardError
-from gateway.chat import MAX_MESSAGES
 from gateway.fronts.http_calls.bodies import parse_body
 from gateway.fronts.http_calls.body_types import Shape
 from gateway.fronts.openai import app as all_bodies

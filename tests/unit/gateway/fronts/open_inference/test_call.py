@@ -1,20 +1,23 @@
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blockyard.contract.request import OnDisconnect
 from blockyard.errors import BlockyardError, Reason, to_status
 from blockyard.open_inference.v2 import open_inference_pb2 as messages
 from gateway.fronts.open_inference.call import INPUTS, OUTPUTS, InferCall, understand
 from gateway.fronts.open_inference.codec import decode_request
 from gateway.fronts.openai.schema.requests import MAX_PROMPTS, CompletionBody
-from gateway.request import GenerationRequest, OnDisconnect
 from tests.unit.gateway.core import Core
 from tests.unit.gateway.fronts.open_inference.harness import PROMPT, infer
+
+if TYPE_CHECKING:
+    from gateway.request import GenerationRequest
 
 
 def understand_message(message: messages.ModelInferRequest) -> InferCall:

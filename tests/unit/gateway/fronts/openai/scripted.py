@@ -7,15 +7,28 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from blockyard.contract.chat import Conversation
+from blockyard.contract.events import (
+    Accepted,
+    Delta,
+    Finished,
+    Recovered,
+    TokenLogprob,
+    TokenLogprobs,
+    ToolCallDelta,
+    Usage,
+)
+from blockyard.contract.models import Model
+from blockyard.contract.sampling import FinishReason
 from blockyard.errors import BlockyardError, Reason
-from gateway.chat import Conversation, prompt_of
-from gateway.dialects.answer_parser import ToolCallDelta
-from gateway.request import Accepted, Delta, Finished, FinishReason, ModelCard, Recovered, TokenLogprob, TokenLogprobs
+from gateway.chat import prompt_of
+from gateway.request import ReturnedLogprob
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from gateway.request import Event, GenerationRequest
+    from blockyard.contract.events import Event
+    from gateway.request import GenerationRequest
 
     Step = Event | BaseException | asyncio.Event
 
@@ -140,8 +153,8 @@ class ScriptedService:
     def is_ready(self) -> bool:
         return self.ready
 
-    def models(self) -> list[ModelCard]:
-        return [ModelCard("scripted", 64, 256, True, "d-1", True)] if self.ready else []
+    def models(self) -> list[Model]:
+        return [Model("scripted", 64, 256, True, "d-1", True)] if self.ready else []
 
     def resolve_model(self, name: str) -> None:
         if name not in ("", "scripted"):
@@ -161,7 +174,7 @@ def deltas(text: str, index: int = 0) -> list[Event]:
 def token(token_id: int, logprob: float, rank: int) -> TokenLogprob:
     """What is told of a token of CharacterTokenizer."""
     text, raw = CharacterTokenizer().of(token_id)
-    return TokenLogprob(token_id, text, logprob, rank, raw)
+    return ReturnedLogprob(token_id, text, logprob, rank, raw)
 
 
 def likely(text: str, *, num_top: int = 1) -> tuple[TokenLogprobs, ...]:
@@ -174,7 +187,7 @@ def finished(
     num_tokens: int, index: int = 0, reason: FinishReason = FinishReason.STOP, matched: str | int | None = None
 ) -> Finished:
     """The end of a sequence."""
-    return Finished(index, reason, matched, 3, 2, num_tokens, "d-1")
+    return Finished(index, reason, matched, Usage(3, 2, num_tokens), "d-1")
 
 
 # What is told of an answer that thinks, says something and calls two tools, one of them without arguments.

@@ -7,17 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from blockyard.contract.events import Delta
+from blockyard.contract.request import OnDisconnect
+from blockyard.contract.sampling import BeamSearch, EarlyStopping, FinishReason, SamplingParams, StopCriteria
 from blockyard.errors import BlockyardError, Reason, Violation
-from gateway.request import (
-    BeamOptions,
-    Delta,
-    EarlyStopping,
-    FinishReason,
-    GenerationRequest,
-    OnDisconnect,
-    SamplingOptions,
-    StopOptions,
-)
+from gateway.request import GenerationRequest
 from tests.unit.gateway.fronts.openai.scripted import accepted, answer, deltas, finished
 
 if TYPE_CHECKING:
@@ -79,12 +73,12 @@ async def test_every_parameter_reaches_the_core(client: openai.AsyncOpenAI, serv
         logprobs=2,
     )
     request = service.requests[0]
-    assert request.sampling == SamplingOptions(
+    assert request.sampling == SamplingParams(
         0.5, 0.9, 5, 0.125, 0.25, -0.5, 1.5, 11, {65: -100}, (65, 66), ("no", "never"), (), 2, 0
     )
     assert (request.priority, request.max_queue_seconds) == (-4, 2.5)
     assert request.on_disconnect is OnDisconnect.KEEP
-    assert request.stop == StopOptions(7, 2, ("a", "b"), (3, 4), True, True)
+    assert request.stop == StopCriteria(7, 2, ("a", "b"), (3, 4), True, True)
     assert (request.n, request.request_id, request.model, request.prompt) == (2, "mine", "scripted", "Hi")
     assert (request.skip_special_tokens, request.add_special_tokens) == (False, False)
     assert request.truncate_prompt_tokens == 2
@@ -93,8 +87,8 @@ async def test_every_parameter_reaches_the_core(client: openai.AsyncOpenAI, serv
 async def test_what_is_left_out_is_left_to_the_core(client: openai.AsyncOpenAI, service: ScriptedService) -> None:
     await client.completions.create(model="scripted", prompt="Hi")
     request = service.requests[0]
-    assert request.sampling == SamplingOptions()
-    assert request.stop == StopOptions(max_tokens=16)
+    assert request.sampling == SamplingParams()
+    assert request.stop == StopCriteria(max_tokens=16)
     assert request == replace(
         GenerationRequest("Hi"),
         request_id=request.request_id,
@@ -110,15 +104,15 @@ async def test_what_is_left_out_is_left_to_the_core(client: openai.AsyncOpenAI, 
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
-        ({"n": 3}, BeamOptions(3)),
-        ({"n": 2, "best_of": 4, "length_penalty": 0.5}, BeamOptions(4, 0.5)),
-        ({"n": 2, "early_stopping": False}, BeamOptions(2)),
-        ({"n": 2, "early_stopping": True}, BeamOptions(2, early_stopping=EarlyStopping.FIRST)),
-        ({"n": 2, "early_stopping": "never"}, BeamOptions(2, early_stopping=EarlyStopping.NEVER)),
+        ({"n": 3}, BeamSearch(3)),
+        ({"n": 2, "best_of": 4, "length_penalty": 0.5}, BeamSearch(4, 0.5)),
+        ({"n": 2, "early_stopping": False}, BeamSearch(2)),
+        ({"n": 2, "early_stopping": True}, BeamSearch(2, early_stopping=EarlyStopping.FIRST)),
+        ({"n": 2, "early_stopping": "never"}, BeamSearch(2, early_stopping=EarlyStopping.NEVER)),
     ],
 )
 async def test_a_beam_search_reaches_the_core_under_vllms_names(
-    http: httpx.AsyncClient, service: ScriptedService, asked: dict[str, Any], expected: BeamOptions
+    http: httpx.AsyncClient, service: ScriptedService, asked: dict[str, Any], expected: BeamSearch
 ) -> None:
     bodies = {"completions": {"prompt": "Hi"}, "chat/completions": {"messages": [{"role": "user", "content": "Hi"}]}}
     for path, body in bodies.items():

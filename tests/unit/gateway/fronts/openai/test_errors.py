@@ -11,10 +11,11 @@ import httpx
 import openai
 import pytest
 
+from blockyard.contract.events import Finished, Usage
+from blockyard.contract.sampling import FinishReason
 from blockyard.errors import TABLE, BlockyardError, Reason, Violation, invalid
 from gateway.fronts.openai import errors
 from gateway.fronts.openai.app import make_app
-from gateway.request import Finished, FinishReason
 from tests.unit.gateway.fronts.openai.scripted import accepted, deltas, finished
 from tests.unit.gateway.fronts.openai.serving import serve
 
@@ -158,7 +159,11 @@ def fail_prompts(service: ScriptedService, *prompts: str) -> None:
     def script(request: Any) -> Any:
         if request.prompt not in prompts:
             return [accepted(request), *deltas("Hey"), finished(3)]
-        return [accepted(request), *deltas("Hi"), Finished(0, FinishReason.ERROR, None, 1, 0, 2, "", error=failure)]
+        return [
+            accepted(request),
+            *deltas("Hi"),
+            Finished(0, FinishReason.ERROR, None, Usage(1, 0, 2), "", error=failure),
+        ]
 
     service.script = script
 

@@ -6,19 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from blockyard.contract.events import Accepted, Delta, Finished, PromptLogprobs, TokenLogprobs, Usage
+from blockyard.contract.request import Position
+from blockyard.contract.sampling import FinishReason
 from blockyard.errors import BlockyardError, Reason
 from gateway.fronts.openai.call_spec import CallSpec
 from gateway.fronts.openai.event_ids import MAX_CHOICES, StreamPosition, StreamTracker, parse
-from gateway.request import (
-    Accepted,
-    Delta,
-    Finished,
-    FinishReason,
-    GenerationRequest,
-    Position,
-    PromptLogprobs,
-    TokenLogprobs,
-)
+from gateway.request import GenerationRequest
 
 
 def call(*, num_requests: int = 1, n: int = 1) -> CallSpec:
@@ -30,7 +24,7 @@ def delta(index: int, num_tokens: int, num_text_bytes: int) -> Delta:
 
 
 def end(index: int = 0) -> Finished:
-    return Finished(index, FinishReason.STOP, None, 1, 0, 1, "")
+    return Finished(index, FinishReason.STOP, None, Usage(1, 0, 1), "")
 
 
 def test_an_id_names_all_choices() -> None:

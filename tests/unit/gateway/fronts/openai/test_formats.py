@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from blockyard.contract.request import Choices, JsonObject, JsonSchema, Lark, OutputFormat, Regex
 from blockyard.errors import BlockyardError, Violation, invalid
 from gateway.fronts.http_calls.bodies import parse_body
 from gateway.fronts.openai.call_spec import understand_completion
 from gateway.fronts.openai.errors import rename
 from gateway.fronts.openai.schema.requests import CompletionBody
-from gateway.request import Choices, JsonObject, JsonSchema, Lark, OutputFormat, Regex
 
 SCHEMA = {"type": "object", "properties": {"ö": {}, "b": {}, "a": {}}}
 TEXT = json.dumps(SCHEMA, ensure_ascii=False)

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from blockyard.contract.events import Delta, PromptLogprobs, TokenLogprobs
 from gateway.fronts.openai.logprobs import MIN_LOGPROB, TextOffsets, chat_logprobs, completion_logprobs
-from gateway.request import Delta, PromptLogprobs, TokenLogprob, TokenLogprobs
+from gateway.request import ReturnedLogprob
 from tests.unit.gateway.fronts.openai.scripted import accepted, finished, likely, token
 
 if TYPE_CHECKING:
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
     import httpx
     import openai
 
-    from gateway.request import Event, GenerationRequest
+    from blockyard.contract.events import Event
+    from gateway.request import GenerationRequest
     from tests.unit.gateway.fronts.openai.scripted import ScriptedService
 
 HELLO: Any = [{"role": "user", "content": "Hi"}]
@@ -247,7 +249,7 @@ def test_a_token_that_begins_within_a_character_and_goes_on_begins_there() -> No
 
 
 def test_of_several_tokens_with_one_text_the_likeliest_is_told() -> None:
-    part = [TokenLogprob(i, "\ufffd", -float(i), i, bytes([0xE0 + i])) for i in (1, 2, 3)]
+    part = [ReturnedLogprob(i, "\ufffd", -float(i), i, bytes([0xE0 + i])) for i in (1, 2, 3)]
     told = completion_logprobs([TokenLogprobs(part[2], (part[0], part[1]))], TextOffsets())
     assert told["top_logprobs"] == [{"\ufffd": -1.0}]
     assert told["token_logprobs"] == [-3.0]

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from blockyard.contract.models import Model
+from blockyard.contract.scheduling import ModelFacts
 from blockyard.errors import BlockyardError, Reason
 from gateway.fronts.http_calls.bodies import parse_body
 from gateway.fronts.openai.call_spec import understand_chat, understand_completion, with_token_ids
 from gateway.fronts.openai.errors import error_object, rename
 from gateway.fronts.openai.schema.requests import ChatBody, CompletionBody
 from gateway.preparation import Preparation
-from gateway.request import ModelCard
-from gateway.scheduler_messages import ModelFacts
 from gateway.text.adapter_tokenizers import AdapterTokenizers
 from gateway.text.encoding import Encoding
 from tests.unit.gateway.harness import demo_tokenizer
@@ -48,8 +48,8 @@ class Core:
     async def find_tokenizer(self, name: str) -> object:
         return self.tokenizer
 
-    def models(self) -> list[ModelCard]:
-        return [ModelCard("demo", FACTS.max_model_len, FACTS.vocab_size, True, "d", True)]
+    def models(self) -> list[Model]:
+        return [Model("demo", FACTS.max_model_len, FACTS.vocab_size, True, "d", True)]
 
 
 @contextmanager

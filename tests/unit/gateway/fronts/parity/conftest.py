@@ -7,16 +7,15 @@ import asyncio
 import inspect
 import math
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
+from blockyard.contract.codec import chat as chat_codec
 from blockyard.errors import Reason, Violation
 from blockyard.gateway.v1 import state_pb2
-from blockyard.scheduler.v1 import scheduler_pb2
 from gateway import chat, validation
-from gateway.codec import conversation as conversation_codec
 from gateway.codec import public as codec
 from gateway.text import chat_template
 from gateway.text.tokenizer_files import load_tokenizer
@@ -32,8 +31,10 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import ModuleType
 
+    from blockyard.contract.scheduling import Submission
+
 # Where the rules of requests are.
-MODULES = (validation, chat, chat_template, codec, conversation_codec)
+MODULES = (validation, chat, chat_template, codec, chat_codec)
 
 
 class Site(NamedTuple):
@@ -48,7 +49,7 @@ class Ran(NamedTuple):
     """What came of a case on a front; `added`: what the scheduler was asked, without names and handles."""
 
     outcome: Outcome
-    added: tuple[scheduler_pb2.AddRequest, state_pb2.RequestState] | None
+    added: tuple[Submission, state_pb2.RequestState] | None
 
 
 @dataclass
@@ -86,17 +87,13 @@ class Results:
         self.resumed[front] = await scenarios.resumed(gateway, front)
 
 
-def nameless(added: scheduler_pb2.AddRequest) -> tuple[scheduler_pb2.AddRequest, state_pb2.RequestState]:
+def nameless(added: Submission) -> tuple[Submission, state_pb2.RequestState]:
     """What a request asks of the scheduler and of other gateways, whoever sent it and when."""
-    asked = scheduler_pb2.AddRequest()
-    asked.CopyFrom(added)
-    if asked.HasField("max_queue_time"):
-        asked.max_queue_time.FromSeconds(math.ceil(asked.max_queue_time.ToNanoseconds() / 1e9))
-    state = state_pb2.RequestState.FromString(asked.gateway_state)
+    state = state_pb2.RequestState.FromString(added.gateway_state)
     state.spec.ClearField("request_id")
     state.ClearField("front_state")
-    for name in ("handle", "request_id", "body_digest", "gateway_state", "trace_context"):
-        asked.ClearField(name)
+    queueing = None if added.max_queue_seconds is None else math.ceil(added.max_queue_seconds)
+    asked = replace(added, max_queue_seconds=queueing, request_id="", digest=b"", gateway_state=b"", trace_context=None)
     return asked, state
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from blockyard.contract import chat
 from blockyard.errors import Reason
-from gateway import chat, validation
-from gateway.codec import conversation as conversation_codec
+from gateway import validation
 from tests.unit.gateway.fronts.parity.case import (
     BAD_WORD,
     CALL,
@@ -177,7 +177,7 @@ RULES = [
     ),
     rule(
         "long arguments",
-        {"conversation.template_arguments": {"mood": "x" * (conversation_codec.MAX_ARGUMENTS_BYTES + 1)}},
+        {"conversation.template_arguments": {"mood": "x" * (chat.MAX_ARGUMENTS_BYTES + 1)}},
         only="grpc",
         why=READ_FASTER,
     ),

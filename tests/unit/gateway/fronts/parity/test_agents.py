@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -30,7 +31,8 @@ from tests.unit.gateway.harness import DEMO_MODEL, END_OF_TURN, ids_of, serving
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
 
-    from blockyard.scheduler.v1 import scheduler_pb2
+    from blockyard.contract.scheduling import Submission
+
 
 CALL = '<think>Hm.</think>I read.<tool_call>{"name": "read", "arguments": {"path": "b"}}</tool_call>'
 ANSWERS = {"stop": "<think>Hm.</think>Done.", "length": "word " * 64, "calls": CALL}
@@ -71,18 +73,15 @@ async def gateway_that_answers(text: str) -> AsyncGenerator[Gateway, None]:
         yield Gateway(scheduler, http)
 
 
-def asked_of(added: scheduler_pb2.AddRequest) -> tuple[bytes, bytes]:
+def asked_of(added: Submission) -> tuple[Submission, bytes]:
     """What a request asks of the scheduler and of other gateways, but for its name, its seed and its front's state."""
-    asked = type(added)()
-    asked.CopyFrom(added)
-    state = state_pb2.RequestState.FromString(asked.gateway_state)
+    state = state_pb2.RequestState.FromString(added.gateway_state)
     state.spec.ClearField("request_id")
     state.spec.sampling.ClearField("seed")
     state.ClearField("front_state")
-    asked.sampling.ClearField("seed")
-    for name in ("handle", "request_id", "body_digest", "gateway_state", "trace_context"):
-        asked.ClearField(name)
-    return asked.SerializeToString(deterministic=True), state.SerializeToString(deterministic=True)
+    sampling = replace(added.sampling, seed=None)
+    asked = replace(added, sampling=sampling, request_id="", digest=b"", gateway_state=b"", trace_context=None)
+    return asked, state.SerializeToString(deterministic=True)
 
 
 async def test_each_api_asks_the_same() -> None:
@@ -99,7 +98,7 @@ async def test_each_api_asks_the_same_of_a_feature_that_it_has() -> None:
         assert (await gateway.post(CHAT)).status_code == 200
         plain = asked_of(added[0])
         for name, columns in FEATURES.items():
-            told: list[tuple[bytes, bytes]] = []
+            told: list[tuple[Submission, bytes]] = []
             for api, fields in zip(APIS, columns, strict=True):
                 if fields is not None:
                     response = await gateway.post(api, **fields)

@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 from openai.types.responses import response_create_params
 
-from blockyard.client.chat import Role, ToolChoice
+from blockyard.contract.chat import Conversation, Message, Role, Tool, ToolCall, ToolChoice
+from blockyard.contract.request import JsonObject, JsonSchema
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
-from gateway.chat import Conversation, Message, Tool, ToolCall
 from gateway.fronts.http_calls.bodies import parse_body
 from gateway.fronts.responses.call import rename, understand
 from gateway.fronts.responses.schema import ResponseBody
-from gateway.request import JsonObject, JsonSchema
 
 # A turn in the middle of a task, as a coding agent sends it; written by hand.
 CODING_AGENT: dict[str, Any] = {

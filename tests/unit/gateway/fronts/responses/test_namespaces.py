@@ -12,8 +12,8 @@ import pytest
 from openai.types.responses import NamespaceTool, ResponseFunctionToolCall
 
 from blockyard.channels import PUBLIC_MESSAGE_BYTES
+from blockyard.contract.chat import MAX_TOOLS, Conversation, Message, Tool, ToolCall
 from blockyard.errors import BlockyardError, Reason
-from gateway.chat import MAX_TOOLS, Conversation, Message, Tool, ToolCall
 from gateway.fronts.http_calls.bodies import parse_body
 from gateway.fronts.responses.answer_shapes import ToldResponse
 from gateway.fronts.responses.call import understand, understand_count

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from blockyard.contract.events import Accepted, Delta, TokenLogprobs
 from gateway.fronts.responses.answer import FROM_THE_BEGINNING, ResponseAnswer
 from gateway.fronts.responses.call import understand
 from gateway.fronts.responses.schema import ResponseBody
-from gateway.request import Accepted, Delta, GenerationRequest, TokenLogprob, TokenLogprobs
+from gateway.request import GenerationRequest, ReturnedLogprob
 from tests.unit.gateway.fronts.openai.scripted import ARGUMENTS, SAID, THOUGHT, calling, finished
 
 if TYPE_CHECKING:
-    from gateway.request import Event
+    from blockyard.contract.events import Event
 
 TEXT = "Grüße, 世界: one two three"
 CALL = understand(ResponseBody.model_validate({"input": "Hi"}), "", 0)
@@ -28,7 +29,7 @@ def cut_at_random(seed: int) -> list[Event]:
 
 
 def entry_of(character: str) -> TokenLogprobs:
-    return TokenLogprobs(TokenLogprob(ord(character), character, -1.0, 1, character.encode()))
+    return TokenLogprobs(ReturnedLogprob(ord(character), character, -1.0, 1, character.encode()))
 
 
 def events_of(core: list[Event], starting_after: int = FROM_THE_BEGINNING) -> list[dict[str, Any]]:
@@ -63,7 +64,7 @@ BYTES = [(byte, bytes([byte])) for byte in "\u4e16".encode()]
 @pytest.mark.parametrize("together", [False, True])
 def test_a_text_has_the_tokens_that_it_consists_of(together: bool) -> None:
     def piece(text: str, *tokens: tuple[int, bytes], thought: str = "") -> Delta:
-        entries = [TokenLogprobs(TokenLogprob(i, raw.decode(errors="replace"), -1.0, 1, raw)) for i, raw in tokens]
+        entries = [TokenLogprobs(ReturnedLogprob(i, raw.decode(errors="replace"), -1.0, 1, raw)) for i, raw in tokens]
         return Delta(0, text, (), 0, 0, tuple(entries), reasoning_text=thought)
 
     # A character of three tokens, white space that a marker might follow, and what is held back at the end.

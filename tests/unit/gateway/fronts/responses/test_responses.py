@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import openai
 import pytest
 
+from blockyard.contract.request import OnDisconnect
+from blockyard.contract.sampling import FinishReason
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
-from gateway.request import FinishReason, OnDisconnect
 from tests.unit.gateway.fronts.openai.scripted import (
     ARGUMENTS,
     SAID,

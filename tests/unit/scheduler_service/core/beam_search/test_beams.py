@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from scheduler_service.core.beam_search.beams import BeamSearch, Continuation, Hypothesis
-from scheduler_service.core.values import BeamSpec, EarlyStopping, FinishReason
+from blockyard.contract.sampling import BeamSearch, EarlyStopping, FinishReason
+from scheduler_service.core.beam_search.beams import BeamSearchState, Continuation, Hypothesis
 
 END = 9
 STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
@@ -20,22 +20,22 @@ def make(
     early_stopping: EarlyStopping = EarlyStopping.HEURISTIC,
     *,
     min_outputs: int = 0,
-) -> BeamSearch:
-    beams = BeamSpec(width, length_penalty, early_stopping)
-    return BeamSearch(beams, frozenset({END}), min_outputs, 2 * width)
+) -> BeamSearchState:
+    beams = BeamSearch(width, length_penalty, early_stopping)
+    return BeamSearchState(beams, frozenset({END}), min_outputs, 2 * width)
 
 
-def advance(search: BeamSearch, *candidates: Candidates, max_outputs: int = 100) -> list[tuple[int, int]]:
+def advance(search: BeamSearchState, *candidates: Candidates, max_outputs: int = 100) -> list[tuple[int, int]]:
     """(rank, token id) of what is chosen. A beam's output is said to be its rank, over and over."""
     chosen = search.advance(candidates, lambda rank: [rank] * search_length(search), max_outputs)
     return [(one.rank, one.token_id) for one in chosen]
 
 
-def search_length(search: BeamSearch) -> int:
+def search_length(search: BeamSearchState) -> int:
     return search.num_outputs - 1  # of what a beam has while its next token is chosen
 
 
-def ended(search: BeamSearch) -> list[tuple[list[int], float]]:
+def ended(search: BeamSearchState) -> list[tuple[list[int], float]]:
     return [(best.token_ids, best.score) for best in search.hypotheses]
 
 

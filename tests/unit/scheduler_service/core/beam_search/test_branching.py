@@ -6,22 +6,20 @@ Everywhere the truth is the search by itself, every beam of it computed from its
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
+from blockyard.contract.sampling import BeamSearch, EarlyStopping, FinishReason
+from blockyard.contract.scheduling import SequenceError
 from scheduler_service.core.sequence import Beams, Sequence, SequenceStatus
-from scheduler_service.core.values import (
-    BeamSpec,
-    EarlyStopping,
-    FinishReason,
-    GroupSpec,
-    OwnerUpdate,
-    SequenceError,
-)
 from tests.kit.oracles.model_worker import search_alone
 from tests.unit.scheduler_service.core.harness import Bench, configure, make_spec
 
-BEAMS = BeamSpec(4, 0.7)
+if TYPE_CHECKING:
+    from scheduler_service.core.values import GroupSpec, OwnerUpdate
+
+BEAMS = BeamSearch(4, 0.7)
 NO = SequenceError("NOT_FINITE", "no")
 
 
@@ -32,7 +30,7 @@ def search_spec(
     n: int = 2,
     *,
     stop: set[int] | None = None,
-    beams: BeamSpec = BEAMS,
+    beams: BeamSearch = BEAMS,
 ) -> GroupSpec:
     return make_spec(request_id, prompt, max_tokens, n=n, stop={1, 2} if stop is None else stop, beams=beams)
 
@@ -56,7 +54,7 @@ def begin(bench: Bench, num_steps: int, spec: GroupSpec | None = None) -> list[S
 @pytest.mark.parametrize("prompt", [1, 4, 6])
 def test_a_search_gives_what_it_gives_alone(width: int, early_stopping: EarlyStopping, prompt: int) -> None:
     bench = Bench()
-    bench.add(search_spec("a", prompt, n=width, beams=BeamSpec(width, 0.7, early_stopping)))
+    bench.add(search_spec("a", prompt, n=width, beams=BeamSearch(width, 0.7, early_stopping)))
     bench.run()
     bench.check_tokens()
     assert len(bench.finished) == width
@@ -64,7 +62,7 @@ def test_a_search_gives_what_it_gives_alone(width: int, early_stopping: EarlySto
 
 def test_a_search_is_told_at_its_end_with_reasons_and_scores() -> None:
     bench = Bench()
-    spec = search_spec(max_tokens=9, n=3, stop={1, 2, 3}, beams=BeamSpec(4))
+    spec = search_spec(max_tokens=9, n=3, stop={1, 2, 3}, beams=BeamSearch(4))
     assert bench.add(spec) == 1
     told: list[OwnerUpdate] = []
     while bench.scheduler.has_unfinished():
@@ -73,7 +71,7 @@ def test_a_search_is_told_at_its_end_with_reasons_and_scores() -> None:
     [prefilled, end] = told
     assert (prefilled.prefilled, prefilled.token_ids) == ([(1, 0)], [])
     best = search_alone(spec, max_model_len=200)[:3]
-    assert [(e.sequence_id, e.reason, e.score) for e in end.finished] == [
+    assert [(e.sequence_id, e.reason, e.score) for e in end.ended] == [
         (place, one.reason, one.score) for place, one in enumerate(best, 1)
     ]
     assert {one.reason for one in best} == {FinishReason.STOP, FinishReason.LENGTH}
@@ -96,7 +94,7 @@ def test_ids_of_a_search_are_nobody_elses() -> None:
 def test_a_search_needs_rows_for_all_its_beams() -> None:
     bench = Bench(configure(max_num_seqs=4))
     with pytest.raises(ValueError, match="1 to 4 sequences or beams"):
-        bench.add(search_spec(beams=BeamSpec(5)))
+        bench.add(search_spec(beams=BeamSearch(5)))
     with pytest.raises(ValueError, match="sequences or beams"):
         bench.add(search_spec(n=5))
     bench.add(make_spec("first", 6, 3))
@@ -237,7 +235,7 @@ def test_a_child_for_which_no_row_is_free_waits_to_be_prefilled() -> None:
 def test_a_beam_whose_parent_gave_way_in_the_same_step_begins_with_its_blocks() -> None:
     """It is no fork any more, for the parent's row is not what it was; its tokens have their KV all the same."""
     bench = Bench(configure(max_num_seqs=4, aging_seconds=1e6, policy="priority"))
-    bench.add(replace(search_spec("a", n=1, beams=BeamSpec(2)), priority=1))
+    bench.add(replace(search_spec("a", n=1, beams=BeamSearch(2)), priority=1))
     bench.step()
     parent, child = beams_of(bench).sequences
     assert child.forked_from is parent

@@ -6,14 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from blockyard.contract.sampling import BeamSearch, FinishReason
+from blockyard.contract.scheduling import SequenceError, SequenceRecord
 from scheduler_service.core.config import StepMismatch
 from scheduler_service.core.sequence import Group, SequenceStatus
-from scheduler_service.core.values import (
-    BeamSpec,
-    FinishReason,
-    SequenceError,
-    StepResult,
-)
+from scheduler_service.core.values import StepResult
 from tests.unit.scheduler_service.core.beam_search.test_branching import NO, beams_of, begin, search_spec
 from tests.unit.scheduler_service.core.harness import Bench, configure, make_spec
 
@@ -57,7 +54,7 @@ def test_a_search_that_is_longer_than_another_workers_model_ends_as_it_is() -> N
     beams = [beam.output_token_ids for beam in beams_of(bench).sequences]
     updates = bench.change_worker(configure(max_model_len=10))
     [update] = updates.values()
-    assert [end.reason for end in update.finished] == [FinishReason.LENGTH] * 2
+    assert [end.reason for end in update.ended] == [FinishReason.LENGTH] * 2
     assert [bench.tokens["a", 0], bench.tokens["a", 1]] == beams[:2]
     bench.check_done()
 
@@ -72,7 +69,7 @@ def test_a_beam_that_fails_fails_its_search() -> None:
     candidates = {key: value for key, value in (result.beam_candidates or {}).items() if key != failed}
     updates = bench.take(replace(result, beam_candidates=candidates, failures=((failed, NO),)))
     assert failed in step.sequence_ids
-    ended = [(end.sequence_id, end.reason, end.error) for end in updates["gateway"].finished]
+    ended = [(end.sequence_id, end.reason, end.error) for end in updates["gateway"].ended]
     assert ended == [(1, FinishReason.ERROR, NO), (2, FinishReason.ERROR, NO)]
     bench.finished.clear()
     bench.run()
@@ -143,7 +140,7 @@ def test_a_search_that_waits_elsewhere_is_ended_as_a_whole() -> None:
 
 def test_a_search_that_has_ended_elsewhere_has_nothing_live() -> None:
     group = Group(search_spec(), 1, 18, 0.0)
-    group.continue_from([[3, 1], [4]], [FinishReason.STOP, FinishReason.LENGTH])
+    group.continue_from([SequenceRecord([3, 1], FinishReason.STOP), SequenceRecord([4], FinishReason.LENGTH)], 0)
     assert group.is_finished
     assert (group.live, group.num_outputs) == ([], 3)
 
@@ -159,11 +156,11 @@ def test_a_search_has_another_owner_in_all_its_parts() -> None:
 
 def test_fewer_continuations_than_asked_for_are_an_error_of_those_missing() -> None:
     bench = Bench()
-    bench.add(search_spec(n=2, max_tokens=1, stop=set(), beams=BeamSpec(2)))
+    bench.add(search_spec(n=2, max_tokens=1, stop=set(), beams=BeamSearch(2)))
     step = bench.send()
     [sequence_id] = step.sequence_ids
     updates = bench.take(StepResult(step.step_id, beam_candidates={sequence_id: ((5, -1.0),)}))
-    ends = [(end.sequence_id, end.reason, end.error) for end in updates["gateway"].finished]
+    ends = [(end.sequence_id, end.reason, end.error) for end in updates["gateway"].ended]
     few = SequenceError("NO_TOKEN_POSSIBLE", "there are fewer continuations than asked for")
     assert ends == [(1, FinishReason.LENGTH, None), (2, FinishReason.ERROR, few)]
     assert (bench.tokens["a", 0], bench.tokens["a", 1]) == ([5], [])

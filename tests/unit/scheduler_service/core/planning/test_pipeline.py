@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
-from scheduler_service.core.values import BeamSpec, GroupSpec
+from blockyard.contract.sampling import BeamSearch
 from tests.unit.scheduler_service.core.harness import Bench, configure, make_spec, rows
+
+if TYPE_CHECKING:
+    from scheduler_service.core.values import GroupSpec
 
 NUM_ENGINES = 3
 
@@ -160,7 +165,7 @@ def test_who_is_preempted_goes_on_with_its_tokens(mode: str, num_device_blocks: 
 
 def test_beams_and_others_share_steps() -> None:
     bench = bench_of()
-    bench.add(make_spec("beams", 5, 9, n=2, beams=BeamSpec(3)))
+    bench.add(make_spec("beams", 5, 9, n=2, beams=BeamSearch(3)))
     bench.add(make_spec("other", 5, 9, n=2))
     bench.run(NUM_ENGINES)
     for index in range(2):

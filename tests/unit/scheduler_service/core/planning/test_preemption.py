@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from blockyard.contract.sampling import FinishReason
 from scheduler_service.core.step import StepBuilder
-from scheduler_service.core.values import FinishReason, StepResult
+from scheduler_service.core.values import StepResult
 from tests.unit.scheduler_service.core.harness import Bench, configure, crowd, make_spec, rows, small_beside_large
 
 MODES = pytest.mark.parametrize("mode", ["auto", "swap", "recompute"])

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from blockyard.contract.parallel import Parallel
 from blockyard.errors import BlockyardError, Reason, to_status
-from blockyard.parallel import Parallel
 from blockyard.worker.v1 import worker_pb2
 from scheduler_service.core.values import SchedulerOutput
 from scheduler_service.replicas.steps import group_steps

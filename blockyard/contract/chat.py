@@ -1,0 +1,138 @@
+"""A conversation: messages, the tools that the model may call, and the calls that it makes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+MAX_MESSAGES = 4096
+MAX_PARTS = 4096
+"""Parts of the content of one message."""
+MAX_TOOLS = 1024
+"""Tools of a conversation, and calls of tools in one message."""
+MAX_PIECES = 2**14
+"""Parts of messages and calls of tools, in all."""
+MAX_ARGUMENTS_BYTES = 2**20
+"""Bytes of the encoded template arguments."""
+
+
+class Role(StrEnum):
+    """The author of a message."""
+
+    SYSTEM = "system"
+    DEVELOPER = "developer"
+    """The name that newer models have for the system; the model's chat template gets it under the old name."""
+    USER = "user"
+    ASSISTANT = "assistant"
+    TOOL = "tool"
+
+
+class ToolChoice(StrEnum):
+    """Whether the model may call tools."""
+
+    AUTO = "auto"
+    """The model decides."""
+    NONE = "none"
+    """The model sees no tool."""
+    REQUIRED = "required"
+    """The model calls at least one tool."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool that the assistant has made. `arguments`: as the model wrote them, usually JSON."""
+
+    name: str
+    arguments: str = ""
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message. `content` is a text or several, which become lines of one.
+
+    Args:
+        role: a Role, or its name. A decoded message of an unknown role has an empty one.
+        content: None if there is none, beside calls of tools.
+        name: the name of one of several authors, or of the tool.
+        tool_calls: the calls that the assistant makes with it.
+        tool_call_id: the call that a tool answers with it.
+        reasoning_content: what the assistant thought before it, for templates that show it.
+    """
+
+    role: Role | str
+    content: str | Sequence[str] | None = None
+    name: str | None = None
+    tool_calls: Sequence[ToolCall] = ()
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+    @property
+    def text(self) -> str | None:
+        """The content as one text; None if there is none."""
+        return self.content if self.content is None or isinstance(self.content, str) else join_parts(self.content)
+
+
+def join_parts(parts: Sequence[str]) -> str | None:
+    """Makes one content of its parts, a line for each; None if there are none."""
+    return "\n".join(parts) if parts else None
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the model may call. Its arguments always follow its schema if it is `strict`.
+
+    Args:
+        name: its name.
+        description: what it does, for the model to read.
+        parameters: a JSON schema, as a value or as text; None or an empty text for none.
+        strict: whether every call follows the schema.
+    """
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] | str | None = None
+    strict: bool = False
+
+    @property
+    def schema(self) -> str:
+        """The parameters as the text of a JSON schema; empty if there are none."""
+        given = self.parameters
+        if given is None or isinstance(given, str):
+            return given or ""
+        return json.dumps(given, ensure_ascii=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A prompt in messages, of which the model's chat template makes one text.
+
+    Attributes:
+        messages: in order.
+        tools: the tools that the chat template shows to the model.
+        tool_choice: None for a choice that a later version knows.
+        add_generation_prompt: the prompt ends where the assistant begins to speak; None: unless a message is continued.
+        continue_final_message: the prompt ends where the last message does, and the answer goes on with it.
+        template_arguments: variables of the template beside those that it always has.
+        parse_answer: reasoning and calls of tools are kept apart from the text of the answer.
+        named_tool: with REQUIRED, the tool that the model calls; empty: any.
+        one_tool_call: the model calls at most one tool.
+        allowed_tools: names of the tools that the model may call, though it sees all; empty: all. It does not cross the
+            wire of the public API.
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice | None = ToolChoice.AUTO
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    template_arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    parse_answer: bool = False
+    named_tool: str = ""
+    one_tool_call: bool = False
+    allowed_tools: tuple[str, ...] = ()

@@ -1,0 +1,1 @@
+"""Encodes the contract's values as messages and decodes them, both directions of a message side by side."""

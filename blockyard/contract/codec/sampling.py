@@ -1,0 +1,100 @@
+"""Encodes and decodes sampling parameters, stop criteria, beam searches and finish reasons."""
+
+from __future__ import annotations
+
+from blockyard.common.v1 import sampling_pb2
+from blockyard.contract.codec.enums import EnumCodec
+from blockyard.contract.sampling import BeamSearch, EarlyStopping, FinishReason, SamplingParams, StopCriteria
+
+_REASONS = EnumCodec(FinishReason, sampling_pb2.FinishReason.items(), "FINISH_REASON_")
+EARLY_STOPPING = EnumCodec(
+    EarlyStopping, sampling_pb2.EarlyStopping.items(), "EARLY_STOPPING_", zero=EarlyStopping.HEURISTIC
+)
+_NUMBERS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "logprobs",
+    "prompt_logprobs",
+)
+
+
+def encode_reason(reason: FinishReason | None) -> sampling_pb2.FinishReason.ValueType:
+    """Encodes why a sequence ended; None: it has not."""
+    return _REASONS.encode(reason) if reason else sampling_pb2.FINISH_REASON_UNSPECIFIED
+
+
+def decode_reason(number: int) -> FinishReason | None:
+    """Decodes why a sequence ended; None: it has not. A reason of a later version is an ERROR."""
+    return (_REASONS.find(number) or FinishReason.ERROR) if number else None
+
+
+def encode_sampling(params: SamplingParams) -> sampling_pb2.SamplingParams:
+    """Encodes sampling parameters; None is left out."""
+    return sampling_pb2.SamplingParams(
+        **{name: getattr(params, name) for name in _NUMBERS},
+        logit_bias=params.logit_bias,
+        allowed_token_ids=params.allowed_token_ids,
+        grammar=params.grammar,
+        bad_words=params.bad_words,
+        bad_token_sequences=[sampling_pb2.TokenSequence(token_ids=ids) for ids in params.bad_token_sequences],
+    )
+
+
+def decode_sampling(message: sampling_pb2.SamplingParams) -> SamplingParams:
+    """Decodes sampling parameters; what is absent becomes None or empty."""
+    return SamplingParams(
+        **{name: getattr(message, name) for name in _NUMBERS if message.HasField(name)},
+        logit_bias=dict(message.logit_bias),
+        allowed_token_ids=tuple(message.allowed_token_ids[:]),
+        grammar=message.grammar,
+        bad_words=tuple(message.bad_words),
+        bad_token_sequences=tuple(tuple(sequence.token_ids[:]) for sequence in message.bad_token_sequences),
+    )
+
+
+def encode_beams(search: BeamSearch) -> sampling_pb2.BeamSearch:
+    """Encodes a beam search."""
+    return sampling_pb2.BeamSearch(
+        width=search.width,
+        length_penalty=search.length_penalty,
+        early_stopping=EARLY_STOPPING.encode(search.early_stopping),
+    )
+
+
+def decode_beams(message: sampling_pb2.BeamSearch) -> BeamSearch:
+    """Decodes a beam search; an early stopping of a later version is HEURISTIC."""
+    return BeamSearch(
+        message.width,
+        message.length_penalty if message.HasField("length_penalty") else 1.0,
+        EARLY_STOPPING.find(message.early_stopping) or EarlyStopping.HEURISTIC,
+    )
+
+
+def encode_stop(stop: StopCriteria) -> sampling_pb2.StopCriteria:
+    """Encodes stop criteria."""
+    return sampling_pb2.StopCriteria(
+        max_tokens=stop.max_tokens,
+        min_tokens=stop.min_tokens,
+        stop_strings=stop.stop_strings,
+        stop_token_ids=stop.stop_token_ids,
+        ignore_eos=stop.ignore_eos,
+        include_stop_in_output=stop.include_stop_in_output,
+    )
+
+
+def decode_stop(message: sampling_pb2.StopCriteria) -> StopCriteria:
+    """Decodes stop criteria."""
+    return StopCriteria(
+        max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
+        min_tokens=message.min_tokens if message.HasField("min_tokens") else None,
+        stop_strings=tuple(message.stop_strings),
+        stop_token_ids=tuple(message.stop_token_ids[:]),
+        ignore_eos=message.ignore_eos,
+        include_stop_in_output=message.include_stop_in_output,
+    )

@@ -1,0 +1,51 @@
+"""What a model is served for, and the models that a gateway lists."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Task(StrEnum):
+    """What a model is served for. UNSPECIFIED: as its files say, or not known."""
+
+    UNSPECIFIED = "unspecified"
+    GENERATE = "generate"
+    EMBED = "embed"
+    CLASSIFY = "classify"
+    SCORE = "score"
+
+    @property
+    def pools(self) -> bool:
+        """Whether the model makes numbers of prompts instead of tokens."""
+        return self in (Task.EMBED, Task.CLASSIFY, Task.SCORE)
+
+
+TASKS = ("auto", *(task.value for task in Task if task is not Task.UNSPECIFIED))
+"""The names of `--task`; auto: as the model's files say."""
+
+
+def parse_task(name: str) -> Task:
+    """Returns the task of a setting's name; auto is UNSPECIFIED."""
+    return Task.UNSPECIFIED if name == "auto" else Task(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model that is served, or an adapter of the model `parent`."""
+
+    name: str
+    max_model_len: int
+    vocab_size: int
+    has_chat_template: bool
+    determinism_id: str
+    batch_invariant: bool
+    parent: str = ""
+    task: Task = Task.UNSPECIFIED
+    """What the model is served for; its value is its name: "generate", "embed", "classify" or "score"."""
+    embedding_size: int = 0
+    """Numbers of a vector; 0: the model makes none, or its files do not say."""
+    warnings: tuple[str, ...] = ()
+    """What a user of the model should know, a sentence each."""
+    dialect: str = ""
+    """How the model writes calls of tools and reasoning; empty: not known, and its answers are text."""

@@ -1,0 +1,116 @@
+"""What a client asks for: one generation, and where to go on reading its answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from blockyard.contract.sampling import SamplingParams, StopCriteria
+
+if TYPE_CHECKING:
+    from blockyard.contract.chat import Conversation
+    from blockyard.contract.sampling import BeamSearch
+
+
+@dataclass(frozen=True, slots=True)
+class JsonSchema:
+    """JSON that a schema, which is JSON itself, allows; `compact`: without white space between its tokens."""
+
+    schema: str
+    compact: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class JsonObject:
+    """Any JSON object."""
+
+
+@dataclass(frozen=True, slots=True)
+class Regex:
+    """A text that a regular expression matches as a whole."""
+
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """One of several texts."""
+
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lark:
+    """A text of a grammar in llguidance's kind of Lark."""
+
+    text: str
+
+
+OutputFormat = JsonSchema | JsonObject | Regex | Choices | Lark
+
+
+class OnDisconnect(StrEnum):
+    """What happens to a request when its last reader leaves."""
+
+    ABORT = "abort"
+    KEEP = "keep"
+
+
+class OnUpdate(StrEnum):
+    """What happens to a request that has begun when only other weights can go on with it."""
+
+    CONTINUE = "continue"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationSpec:
+    """One request.
+
+    Attributes:
+        prompt: text, or token ids or a conversation, to which nothing is added.
+        request_id: the client's name for it; empty: the gateway makes one.
+        model: a name that is served; empty: the only model.
+        sampling: how tokens are chosen.
+        stop: when a sequence ends.
+        n: how many continuations.
+        return_token_ids: return token ids beside the text.
+        skip_special_tokens: leave special tokens out of the text.
+        add_special_tokens: tokenize a text with the model's special tokens; false for a text that holds them already.
+        truncate_prompt_tokens: how many of the prompt's last tokens are kept; -1: as many as leave room for max_tokens,
+            or for one token; None: all.
+        on_disconnect: what a lost connection means.
+        on_update: what an update of the weights means.
+        priority: less is sooner, where the scheduler's policy is by priority.
+        max_queue_seconds: how long it may wait for its first step; None: without a limit.
+        beam_search: search instead of sampling.
+        format: the form that the answer must have; None: any.
+    """
+
+    prompt: str | tuple[int, ...] | Conversation
+    request_id: str = ""
+    model: str = ""
+    sampling: SamplingParams = SamplingParams()
+    stop: StopCriteria = StopCriteria()
+    n: int = 1
+    return_token_ids: bool = False
+    skip_special_tokens: bool = True
+    add_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None
+    on_disconnect: OnDisconnect = OnDisconnect.ABORT
+    on_update: OnUpdate = OnUpdate.CONTINUE
+    priority: int = 0
+    max_queue_seconds: float | None = None
+    beam_search: BeamSearch | None = None
+    format: OutputFormat | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """What a client has of one sequence. `token_ids`: all of these `num_tokens`, or none where they are not known."""
+
+    num_tokens: int = 0
+    num_text_bytes: int = 0
+    finished: bool = False
+    token_ids: tuple[int, ...] = ()

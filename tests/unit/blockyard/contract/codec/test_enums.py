@@ -1,0 +1,37 @@
+"""Each enum of the contract has the names of its generated enum, in the same order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from blockyard.common.v1 import pooling_pb2, sampling_pb2
+from blockyard.contract.chat import Role, ToolChoice
+from blockyard.contract.models import Task
+from blockyard.contract.pooling import PoolingKind
+from blockyard.contract.request import OnDisconnect, OnUpdate
+from blockyard.contract.sampling import EarlyStopping, FinishReason
+from blockyard.inference.v1 import inference_pb2
+
+if TYPE_CHECKING:
+    from enum import StrEnum
+
+
+@pytest.mark.parametrize(
+    ("members", "generated"),
+    [
+        (EarlyStopping, sampling_pb2.EarlyStopping),
+        (FinishReason, sampling_pb2.FinishReason),
+        (OnDisconnect, inference_pb2.OnDisconnect),
+        (OnUpdate, inference_pb2.OnUpdate),
+        (PoolingKind, pooling_pb2.PoolingKind),
+        (Role, inference_pb2.Role),
+        (Task, pooling_pb2.Task),
+        (ToolChoice, inference_pb2.ToolChoice),
+    ],
+)
+def test_names_are_those_of_the_contract(members: type[StrEnum], generated: Any) -> None:
+    names = [name for name, number in generated.items() if number]
+    (prefix,) = (name.removesuffix("UNSPECIFIED") for name, number in generated.items() if not number)
+    assert [prefix + member.name for member in members if member.name != "UNSPECIFIED"] == names
