@@ -30,34 +30,34 @@ class _LeaveMode:
 class _LeaveModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LeaveMode.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     LEAVE_MODE_UNSPECIFIED: _LeaveMode.ValueType  # 0
-    """As LEAVE_MODE_KEEP."""
+    """The default: KEEP."""
     LEAVE_MODE_KEEP: _LeaveMode.ValueType  # 1
-    """They stop after the step that runs and go on where a replica takes requests, this one or another: their tokens are
-    computed once more, and the answers are the same.
+    """The requests stop after the running step and continue at any replica that takes requests, this one or another:
+    their tokens are computed again, and the answers are the same.
     """
     LEAVE_MODE_WAIT: _LeaveMode.ValueType  # 2
-    """They are finished first."""
+    """The replica finishes its requests first."""
     LEAVE_MODE_ABORT: _LeaveMode.ValueType  # 3
-    """They end with SLEEPING."""
+    """The requests end with SLEEPING."""
 
 class LeaveMode(_LeaveMode, metaclass=_LeaveModeEnumTypeWrapper):
-    """What becomes of the requests of a replica that is to have none."""
+    """How a replica that must become empty leaves its requests."""
 
 LEAVE_MODE_UNSPECIFIED: LeaveMode.ValueType  # 0
-"""As LEAVE_MODE_KEEP."""
+"""The default: KEEP."""
 LEAVE_MODE_KEEP: LeaveMode.ValueType  # 1
-"""They stop after the step that runs and go on where a replica takes requests, this one or another: their tokens are
-computed once more, and the answers are the same.
+"""The requests stop after the running step and continue at any replica that takes requests, this one or another:
+their tokens are computed again, and the answers are the same.
 """
 LEAVE_MODE_WAIT: LeaveMode.ValueType  # 2
-"""They are finished first."""
+"""The replica finishes its requests first."""
 LEAVE_MODE_ABORT: LeaveMode.ValueType  # 3
-"""They end with SLEEPING."""
+"""The requests end with SLEEPING."""
 Global___LeaveMode: _TypeAlias = LeaveMode  # noqa: Y015
 
 @_typing.final
 class GetStatusRequest(_message.Message):
-    """Asks how things are."""
+    """Asks for the status of the system."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -74,7 +74,7 @@ Global___GetStatusRequest: _TypeAlias = GetStatusRequest  # noqa: Y015
 
 @_typing.final
 class GetStatusResponse(_message.Message):
-    """How things are."""
+    """The status of the system."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -82,11 +82,11 @@ class GetStatusResponse(_message.Message):
     SCHEDULER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def gateway(self) -> Global___GatewayStatus:
-        """This gateway."""
+        """The status of this gateway."""
 
     @_builtins.property
     def scheduler(self) -> _status_pb2.SchedulerStatus:
-        """The scheduler, if it answers."""
+        """The status of the scheduler; absent if it does not answer."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
 
 @_typing.final
 class GatewayStatus(_message.Message):
-    """This gateway."""
+    """The status of a gateway."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -120,34 +120,34 @@ class GatewayStatus(_message.Message):
     INTER_TOKEN_LATENCY_FIELD_NUMBER: _builtins.int
     REQUEST_LATENCY_FIELD_NUMBER: _builtins.int
     gateway_id: _builtins.str
-    """Random for each process."""
+    """A random id of the gateway's process."""
     version: _builtins.str
-    """Its version."""
+    """The gateway's version."""
     ready: _builtins.bool
-    """It takes requests."""
+    """The gateway is ready to take requests."""
     message: _builtins.str
-    """If not: what is missing, for a person."""
+    """If the gateway is not ready: what is missing, for a person."""
     num_requests: _builtins.int
-    """Requests that run."""
+    """Number of running requests."""
     draining: _builtins.bool
-    """It was drained or is stopping: it is not ready, and serves what comes nevertheless."""
+    """The gateway was drained or is shutting down: it is not ready, but still serves every request that comes."""
     num_readers: _builtins.int
-    """Answers that somebody reads."""
+    """Number of answers that a client is reading."""
     @_builtins.property
     def uptime(self) -> _duration_pb2.Duration:
-        """How long it has run."""
+        """Time since the gateway started."""
 
     @_builtins.property
     def time_to_first_token(self) -> _status_pb2.LatencyTotals:
-        """From a request to its first token, as its reader saw it: of all requests so far."""
+        """Time from a request to its first token, as the reader saw it, over all requests so far."""
 
     @_builtins.property
     def inter_token_latency(self) -> _status_pb2.LatencyTotals:
-        """From one token to the next, of all answers so far."""
+        """Time from one token to the next, over all answers so far."""
 
     @_builtins.property
     def request_latency(self) -> _status_pb2.LatencyTotals:
-        """From a request to the end of its answer: of all requests so far."""
+        """Time from a request to the end of its answer, over all requests so far."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ Global___GatewayStatus: _TypeAlias = GatewayStatus  # noqa: Y015
 
 @_typing.final
 class DrainGatewayRequest(_message.Message):
-    """Asks this gateway to be not ready."""
+    """Asks this gateway to report that it is not ready."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -191,14 +191,14 @@ Global___DrainGatewayRequest: _TypeAlias = DrainGatewayRequest  # noqa: Y015
 
 @_typing.final
 class DrainGatewayResponse(_message.Message):
-    """It is not ready any more."""
+    """The gateway is no longer ready."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     GATEWAY_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def gateway(self) -> Global___GatewayStatus:
-        """This gateway, now."""
+        """The gateway's status now."""
 
     def __init__(
         self,
@@ -232,14 +232,14 @@ Global___UndrainGatewayRequest: _TypeAlias = UndrainGatewayRequest  # noqa: Y015
 
 @_typing.final
 class UndrainGatewayResponse(_message.Message):
-    """It is as ready as its scheduler."""
+    """The gateway is ready if its scheduler is."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     GATEWAY_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def gateway(self) -> Global___GatewayStatus:
-        """This gateway, now."""
+        """The gateway's status now."""
 
     def __init__(
         self,
@@ -262,7 +262,7 @@ class DrainReplicaRequest(_message.Message):
 
     REPLICA_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
-    """Which."""
+    """The replica's name, as AdminService defines it."""
     def __init__(
         self,
         *,
@@ -278,17 +278,17 @@ Global___DrainReplicaRequest: _TypeAlias = DrainReplicaRequest  # noqa: Y015
 
 @_typing.final
 class DrainReplicaResponse(_message.Message):
-    """It takes none any more; GetStatus tells when it has none."""
+    """The replica takes no new requests; GetStatus shows when it has none left."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     REPLICA_FIELD_NUMBER: _builtins.int
     HANDS_OVER_FIELD_NUMBER: _builtins.int
     hands_over: _builtins.bool
-    """What it has goes on at other replicas; else it finishes that."""
+    """The replica's requests continue at other replicas; if false, the replica finishes them itself."""
     @_builtins.property
     def replica(self) -> _status_pb2.ReplicaStatus:
-        """The replica, now."""
+        """The replica's status now."""
 
     def __init__(
         self,
@@ -312,7 +312,7 @@ class UndrainReplicaRequest(_message.Message):
 
     REPLICA_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
-    """Which."""
+    """The replica's name, as AdminService defines it."""
     def __init__(
         self,
         *,
@@ -328,14 +328,14 @@ Global___UndrainReplicaRequest: _TypeAlias = UndrainReplicaRequest  # noqa: Y015
 
 @_typing.final
 class UndrainReplicaResponse(_message.Message):
-    """It does, as soon as its worker is set up."""
+    """The replica takes requests as soon as its worker is set up."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     REPLICA_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def replica(self) -> _status_pb2.ReplicaStatus:
-        """The replica, now."""
+        """The replica's status now."""
 
     def __init__(
         self,
@@ -352,7 +352,7 @@ Global___UndrainReplicaResponse: _TypeAlias = UndrainReplicaResponse  # noqa: Y0
 
 @_typing.final
 class SleepReplicaRequest(_message.Message):
-    """Asks a replica to give its memory up."""
+    """Asks a replica to give up its memory."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -360,11 +360,11 @@ class SleepReplicaRequest(_message.Message):
     LEVEL_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
-    """Which."""
+    """The replica's name, as AdminService defines it."""
     level: _builtins.int
-    """1: the weights are kept in the host's memory. 2: they are not, and have to be loaded anew. 0: 1."""
+    """1 keeps the weights in the host's memory. 2 does not keep them: they have to be loaded again. 0 means 1."""
     mode: Global___LeaveMode.ValueType
-    """What becomes of its requests."""
+    """How the replica leaves its requests."""
     def __init__(
         self,
         *,
@@ -382,7 +382,7 @@ Global___SleepReplicaRequest: _TypeAlias = SleepReplicaRequest  # noqa: Y015
 
 @_typing.final
 class SleepReplicaResponse(_message.Message):
-    """It is asleep."""
+    """The replica is asleep."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -390,12 +390,12 @@ class SleepReplicaResponse(_message.Message):
     FREED_BYTES_FIELD_NUMBER: _builtins.int
     USED_BYTES_FIELD_NUMBER: _builtins.int
     freed_bytes: _builtins.int
-    """Bytes that its workers gave up, together."""
+    """Bytes that its workers gave up, in all."""
     used_bytes: _builtins.int
-    """Bytes that its workers' processes hold nevertheless, together."""
+    """Bytes that its workers' processes still hold, in all."""
     @_builtins.property
     def replica(self) -> _status_pb2.ReplicaStatus:
-        """The replica, now."""
+        """The replica's status now."""
 
     def __init__(
         self,
@@ -422,12 +422,12 @@ class WakeReplicaRequest(_message.Message):
     TAGS_FIELD_NUMBER: _builtins.int
     RELOAD_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
-    """Which."""
+    """The replica's name, as AdminService defines it."""
     reload: _builtins.bool
-    """Load weights anew that were given up, or that a broken update left behind: before the pools are taken."""
+    """Load the weights again before the pools are taken, if they were given up or a broken update left them stale."""
     @_builtins.property
     def tags(self) -> _containers.RepeatedScalarFieldContainer[_administration_pb2.MemoryTag.ValueType]:
-        """What to take; empty: all that is asleep. A tag that is awake refuses the call."""
+        """The memory to take; empty means all that is asleep. A tag that is already awake refuses the call."""
 
     def __init__(
         self,
@@ -446,7 +446,7 @@ Global___WakeReplicaRequest: _TypeAlias = WakeReplicaRequest  # noqa: Y015
 
 @_typing.final
 class WakeReplicaResponse(_message.Message):
-    """Memory was taken."""
+    """The memory was taken."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -454,14 +454,14 @@ class WakeReplicaResponse(_message.Message):
     ASLEEP_TAGS_FIELD_NUMBER: _builtins.int
     WEIGHTS_ARE_STALE_FIELD_NUMBER: _builtins.int
     weights_are_stale: _builtins.bool
-    """Weights have to be loaded anew before it takes requests."""
+    """The weights have to be loaded again before the replica takes requests."""
     @_builtins.property
     def replica(self) -> _status_pb2.ReplicaStatus:
-        """The replica, now."""
+        """The replica's status now."""
 
     @_builtins.property
     def asleep_tags(self) -> _containers.RepeatedScalarFieldContainer[_administration_pb2.MemoryTag.ValueType]:
-        """What is asleep still, at any of its workers."""
+        """The memory that is still asleep at any of its workers."""
 
     def __init__(
         self,
@@ -480,7 +480,7 @@ Global___WakeReplicaResponse: _TypeAlias = WakeReplicaResponse  # noqa: Y015
 
 @_typing.final
 class UpdateWeightsRequest(_message.Message):
-    """Asks for other weights."""
+    """Asks replicas to replace their weights."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -492,22 +492,24 @@ class UpdateWeightsRequest(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
     version: _builtins.str
-    """The name that the weights get; not empty."""
+    """The name for the new weights; not empty."""
     mode: Global___LeaveMode.ValueType
-    """What becomes of the requests of a replica meanwhile."""
+    """How a replica leaves its requests."""
     together: _builtins.bool
-    """All replicas at once: then none takes requests meanwhile."""
+    """Update all replicas at once; then none takes requests meanwhile."""
     model: _builtins.str
-    """Without tensors: a folder on the workers' machines that they allow, a hub id, or empty for the model as it was loaded."""
+    """The source of the weights if there are no tensors: a folder that the workers allow, on their machines; a hub id; or
+    empty for the model as it was loaded.
+    """
     revision: _builtins.str
-    """For a hub id: a branch, tag or commit."""
+    """A branch, tag or commit, for a hub id."""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Which replicas, in this order; empty: all."""
+        """The names of the replicas to update, in this order; empty means all."""
 
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[_administration_pb2.TensorHead]:
-        """All tensors of the model, if the caller has them. Empty: the workers read a folder."""
+        """All tensors of the model, if the caller sends them. Empty: the workers read a folder."""
 
     def __init__(
         self,
@@ -530,7 +532,7 @@ Global___UpdateWeightsRequest: _TypeAlias = UpdateWeightsRequest  # noqa: Y015
 
 @_typing.final
 class UpdateWeightsResponse(_message.Message):
-    """What happens to one replica."""
+    """The progress of one replica's update."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -538,14 +540,14 @@ class UpdateWeightsResponse(_message.Message):
     EXPECTED_FIELD_NUMBER: _builtins.int
     UPDATED_FIELD_NUMBER: _builtins.int
     replica_id: _builtins.int
-    """Which."""
+    """The replica's id."""
     @_builtins.property
     def expected(self) -> Global___ExpectedTensors:
-        """Its workers wait for tensors."""
+        """The replica's workers wait for tensors."""
 
     @_builtins.property
     def updated(self) -> Global___UpdatedReplica:
-        """It computes with the new weights, and takes requests again."""
+        """The replica computes with the new weights and takes requests again."""
 
     def __init__(
         self,
@@ -566,7 +568,7 @@ Global___UpdateWeightsResponse: _TypeAlias = UpdateWeightsResponse  # noqa: Y015
 
 @_typing.final
 class ExpectedTensors(_message.Message):
-    """What workers wait for: WorkerService.UpdateWeights at each of them."""
+    """The tensors that a replica's workers expect: call WorkerService.UpdateWeights at each of them."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -575,18 +577,18 @@ class ExpectedTensors(_message.Message):
     ORDER_FIELD_NUMBER: _builtins.int
     ORDERS_FIELD_NUMBER: _builtins.int
     ticket: _builtins.bytes
-    """What they want to see, once."""
+    """The ticket to show to each worker, once."""
     @_builtins.property
     def worker_addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The workers, by rank."""
+        """The workers' addresses, by rank."""
 
     @_builtins.property
     def order(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Indices of the tensors, in the order in which their bytes are to come: those that the first worker takes."""
+        """Indices into the request's tensors that the first worker takes, in the order in which to send their bytes."""
 
     @_builtins.property
     def orders(self) -> _containers.RepeatedCompositeFieldContainer[Global___TensorOrder]:
-        """The same for each worker, by rank: each takes what its pipeline stage holds."""
+        """The same for each worker, by rank: each takes the tensors of its pipeline stage."""
 
     def __init__(
         self,
@@ -613,7 +615,7 @@ class TensorOrder(_message.Message):
     INDICES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def indices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Indices, in the order in which their bytes are to come."""
+        """Indices into the request's tensors, in the order in which to send their bytes."""
 
     def __init__(
         self,
@@ -637,10 +639,10 @@ class UpdatedReplica(_message.Message):
     REPLICA_FIELD_NUMBER: _builtins.int
     DETERMINISM_ID_FIELD_NUMBER: _builtins.int
     determinism_id: _builtins.str
-    """As in Finished of its answers from now on."""
+    """The determinism_id in Finished of the replica's answers from now on."""
     @_builtins.property
     def replica(self) -> _status_pb2.ReplicaStatus:
-        """The replica, now."""
+        """The replica's status now."""
 
     def __init__(
         self,
@@ -668,15 +670,15 @@ class SaveStateRequest(_message.Message):
     MAX_FILE_BYTES_FIELD_NUMBER: _builtins.int
     MODE_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
-    """Which."""
+    """The replica's name, as AdminService defines it."""
     format: _administration_pb2.StateFormat.ValueType
-    """As what."""
+    """The format to save in."""
     folder: _builtins.str
-    """A new folder: relative to the workers' --worker-save-root, or a path below it."""
+    """A new folder, relative to the workers' --worker-save-root or a path below it."""
     max_file_bytes: _builtins.int
-    """Bytes of a file at most, where there are many; 0: 5 GB."""
+    """Maximum bytes of a file, if there are several; 0 means 5 GB."""
     mode: Global___LeaveMode.ValueType
-    """What becomes of the replica's requests."""
+    """How the replica leaves its requests."""
     def __init__(
         self,
         *,
@@ -696,7 +698,7 @@ Global___SaveStateRequest: _TypeAlias = SaveStateRequest  # noqa: Y015
 
 @_typing.final
 class SaveStateResponse(_message.Message):
-    """How far it is, then what was saved."""
+    """The progress of the save, and at the end what was saved."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -704,11 +706,11 @@ class SaveStateResponse(_message.Message):
     WORKERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def progress(self) -> Global___SaveProgress:
-        """How far one worker is, each time that it saved more."""
+        """The progress of one worker; sent each time that it saved more."""
 
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[_administration_pb2.SavedState]:
-        """Last, once: what each worker saved, by rank."""
+        """The files that each worker saved, by rank. In the last message only."""
 
     def __init__(
         self,
@@ -726,7 +728,7 @@ Global___SaveStateResponse: _TypeAlias = SaveStateResponse  # noqa: Y015
 
 @_typing.final
 class SaveProgress(_message.Message):
-    """How far one worker is."""
+    """The progress of one worker."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -734,11 +736,11 @@ class SaveProgress(_message.Message):
     DONE_BYTES_FIELD_NUMBER: _builtins.int
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
-    """Its rank."""
+    """The worker's rank."""
     done_bytes: _builtins.int
-    """Bytes done."""
+    """Bytes saved so far."""
     total_bytes: _builtins.int
-    """Bytes in all."""
+    """Total bytes to save."""
     def __init__(
         self,
         *,
@@ -756,13 +758,13 @@ Global___SaveProgress: _TypeAlias = SaveProgress  # noqa: Y015
 
 @_typing.final
 class ResetPrefixCacheRequest(_message.Message):
-    """Asks to forget prefixes."""
+    """Asks to empty prefix caches."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     REPLICA_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
-    """Of which replica; empty: of all."""
+    """The replica's name, as AdminService defines it; empty means all replicas."""
     def __init__(
         self,
         *,
@@ -778,14 +780,14 @@ Global___ResetPrefixCacheRequest: _TypeAlias = ResetPrefixCacheRequest  # noqa: 
 
 @_typing.final
 class ResetPrefixCacheResponse(_message.Message):
-    """What was forgotten."""
+    """The result of emptying prefix caches."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     REPLICAS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___PrefixCacheReset]:
-        """For each replica that has pools."""
+        """The result of each replica that has pools."""
 
     def __init__(
         self,
@@ -802,7 +804,7 @@ Global___ResetPrefixCacheResponse: _TypeAlias = ResetPrefixCacheResponse  # noqa
 
 @_typing.final
 class PrefixCacheReset(_message.Message):
-    """What one replica forgot."""
+    """The result of emptying one replica's prefix cache."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -812,15 +814,15 @@ class PrefixCacheReset(_message.Message):
     NUM_KEPT_DEVICE_BLOCKS_FIELD_NUMBER: _builtins.int
     NUM_KEPT_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
     replica_id: _builtins.int
-    """Which replica."""
+    """The replica's id."""
     num_forgotten_device_blocks: _builtins.int
-    """Device blocks that cannot be found any more."""
+    """Number of device blocks that can no longer be found."""
     num_forgotten_host_blocks: _builtins.int
-    """Host blocks that cannot be found any more."""
+    """Number of host blocks that can no longer be found."""
     num_kept_device_blocks: _builtins.int
-    """Device blocks that sequences use, and that can still be found."""
+    """Number of device blocks that sequences use and that can still be found."""
     num_kept_host_blocks: _builtins.int
-    """Host blocks that sequences use, and that can still be found."""
+    """Number of host blocks that sequences use and that can still be found."""
     def __init__(
         self,
         *,
@@ -840,16 +842,18 @@ Global___PrefixCacheReset: _TypeAlias = PrefixCacheReset  # noqa: Y015
 
 @_typing.final
 class SetLogLevelRequest(_message.Message):
-    """Asks processes to log more, or less."""
+    """Asks processes to change their log level."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     LEVEL_FIELD_NUMBER: _builtins.int
     PROCESS_FIELD_NUMBER: _builtins.int
     level: _administration_pb2.LogLevel.ValueType
-    """The least important events to write."""
+    """The lowest severity to log."""
     process: _builtins.str
-    """"gateway" (the one that is asked), "scheduler", or a replica: its worker; empty: all of them."""
+    """The processes to change: "gateway" (the one that is called), "scheduler", or a replica's name for its worker; empty
+    means all of them.
+    """
     def __init__(
         self,
         *,
@@ -866,14 +870,14 @@ Global___SetLogLevelRequest: _TypeAlias = SetLogLevelRequest  # noqa: Y015
 
 @_typing.final
 class SetLogLevelResponse(_message.Message):
-    """What was changed."""
+    """The log levels that were changed."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PROCESSES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def processes(self) -> _containers.RepeatedCompositeFieldContainer[Global___ProcessLogLevel]:
-        """Each process."""
+        """One entry for each process."""
 
     def __init__(
         self,
@@ -890,7 +894,7 @@ Global___SetLogLevelResponse: _TypeAlias = SetLogLevelResponse  # noqa: Y015
 
 @_typing.final
 class ProcessLogLevel(_message.Message):
-    """One process's log."""
+    """The result for one process."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -898,11 +902,11 @@ class ProcessLogLevel(_message.Message):
     PREVIOUS_LEVEL_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     process: _builtins.str
-    """"gateway", "scheduler", or a worker's address."""
+    """The process: "gateway", "scheduler", or a worker's address."""
     previous_level: _administration_pb2.LogLevel.ValueType
-    """What it wrote before."""
+    """The process's level before the change."""
     message: _builtins.str
-    """If it could not be told: why."""
+    """Why the process could not be changed; empty if it was."""
     def __init__(
         self,
         *,
@@ -920,17 +924,17 @@ Global___ProcessLogLevel: _TypeAlias = ProcessLogLevel  # noqa: Y015
 
 @_typing.final
 class StartProfileRequest(_message.Message):
-    """Asks for a profile."""
+    """Asks to start a profile."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     REPLICA_FIELD_NUMBER: _builtins.int
     OPTIONS_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
-    """Of which replica's worker."""
+    """The name of the replica whose worker is profiled, as AdminService defines it."""
     @_builtins.property
     def options(self) -> _administration_pb2.ProfileOptions:
-        """What to profile."""
+        """The detail and the length of the profile."""
 
     def __init__(
         self,
@@ -948,17 +952,17 @@ Global___StartProfileRequest: _TypeAlias = StartProfileRequest  # noqa: Y015
 
 @_typing.final
 class StartProfileResponse(_message.Message):
-    """It is recorded from now on."""
+    """The profile is being recorded."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     REPLICA_ID_FIELD_NUMBER: _builtins.int
     OPTIONS_FIELD_NUMBER: _builtins.int
     replica_id: _builtins.int
-    """Which replica."""
+    """The replica's id."""
     @_builtins.property
     def options(self) -> _administration_pb2.ProfileOptions:
-        """As they are: the detail chosen, the steps allowed."""
+        """The options in effect: the chosen detail and the allowed number of steps."""
 
     def __init__(
         self,
@@ -976,13 +980,13 @@ Global___StartProfileResponse: _TypeAlias = StartProfileResponse  # noqa: Y015
 
 @_typing.final
 class StopProfileRequest(_message.Message):
-    """Asks for the profile."""
+    """Asks to end a profile and return it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     REPLICA_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
-    """Of which replica's worker."""
+    """The name of the replica whose worker is profiled, as AdminService defines it."""
     def __init__(
         self,
         *,
@@ -998,19 +1002,19 @@ Global___StopProfileRequest: _TypeAlias = StopProfileRequest  # noqa: Y015
 
 @_typing.final
 class StopProfileResponse(_message.Message):
-    """The profile."""
+    """A piece of the profile."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SUMMARY_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
     data: _builtins.bytes
-    """Then: the next piece of the file, which is a trace in the Trace Event Format (JSON), compressed by gzip. Perfetto
-    and chrome://tracing open it as it is.
+    """The next piece of the file, in all later messages. The file is a trace in the Trace Event Format (JSON), compressed
+    by gzip. Perfetto and chrome://tracing open it as it is.
     """
     @_builtins.property
     def summary(self) -> _administration_pb2.ProfileSummary:
-        """First, alone."""
+        """The profile's summary. Only in the first message, without data."""
 
     def __init__(
         self,
@@ -1034,7 +1038,7 @@ class InspectModelRequest(_message.Message):
 
     REPLICA_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
-    """Of which replica; a worker's name: that worker alone."""
+    """The replica's name, as AdminService defines it; a worker's name selects this worker alone."""
     def __init__(
         self,
         *,
@@ -1050,17 +1054,17 @@ Global___InspectModelRequest: _TypeAlias = InspectModelRequest  # noqa: Y015
 
 @_typing.final
 class InspectModelResponse(_message.Message):
-    """The network."""
+    """The description of the network."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     REPLICA_ID_FIELD_NUMBER: _builtins.int
     WORKERS_FIELD_NUMBER: _builtins.int
     replica_id: _builtins.int
-    """Which replica."""
+    """The replica's id."""
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___InspectedModel]:
-        """By rank."""
+        """The network at each worker, by rank."""
 
     def __init__(
         self,
@@ -1086,11 +1090,11 @@ class InspectedModel(_message.Message):
     ADDRESS_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
-    """Its rank."""
+    """The worker's rank."""
     address: _builtins.str
-    """Its address."""
+    """The worker's address."""
     text: _builtins.str
-    """In lines, for people: a module each, equal neighbours as one."""
+    """The description, for people: a line for each module; equal neighbours share one line."""
     def __init__(
         self,
         *,
@@ -1116,14 +1120,14 @@ class CallOperationRequest(_message.Message):
     TIMEOUT_FIELD_NUMBER: _builtins.int
     OPERATION_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
-    """Of which replica; a worker's name: that worker alone."""
+    """The replica's name, as AdminService defines it; a worker's name selects this worker alone."""
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
-        """How long it may take, at most two minutes. Default: 30 s."""
+        """How long the operation may take, at most two minutes. Default: 30 s."""
 
     @_builtins.property
     def operation(self) -> _operations_pb2.Operation:
-        """Which."""
+        """The operation to do."""
 
     def __init__(
         self,
@@ -1149,10 +1153,10 @@ class CallOperationResponse(_message.Message):
     REPLICA_ID_FIELD_NUMBER: _builtins.int
     RESULTS_FIELD_NUMBER: _builtins.int
     replica_id: _builtins.int
-    """Which replica."""
+    """The replica's id."""
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankOperationResult]:
-        """By rank."""
+        """The result of each worker, by rank."""
 
     def __init__(
         self,
@@ -1170,7 +1174,7 @@ Global___CallOperationResponse: _TypeAlias = CallOperationResponse  # noqa: Y015
 
 @_typing.final
 class RankOperationResult(_message.Message):
-    """What an operation found at one worker."""
+    """The result of an operation at one worker."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1178,12 +1182,12 @@ class RankOperationResult(_message.Message):
     ADDRESS_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
-    """Its rank."""
+    """The worker's rank."""
     address: _builtins.str
-    """Its address."""
+    """The worker's address."""
     @_builtins.property
     def result(self) -> _operations_pb2.OperationResult:
-        """What was found."""
+        """The result."""
 
     def __init__(
         self,
@@ -1212,16 +1216,16 @@ class CallExtensionRequest(_message.Message):
     PAYLOAD_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
     replica: _builtins.str
-    """Of which replica; a worker's name: that worker alone."""
+    """The replica's name, as AdminService defines it; a worker's name selects this worker alone."""
     extension: _builtins.str
     """The extension's name."""
     operation: _builtins.str
-    """Which of its operations."""
+    """The name of the extension's operation."""
     payload: _builtins.bytes
-    """For the operation alone to understand."""
+    """The operation's input. Only the extension reads it."""
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
-        """How long it may take, at most two minutes. Default: 30 s."""
+        """How long the operation may take, at most two minutes. Default: 30 s."""
 
     def __init__(
         self,
@@ -1249,10 +1253,10 @@ class CallExtensionResponse(_message.Message):
     REPLICA_ID_FIELD_NUMBER: _builtins.int
     RESULTS_FIELD_NUMBER: _builtins.int
     replica_id: _builtins.int
-    """Which replica."""
+    """The replica's id."""
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankExtensionResult]:
-        """By rank."""
+        """The result of each worker, by rank."""
 
     def __init__(
         self,
@@ -1270,7 +1274,7 @@ Global___CallExtensionResponse: _TypeAlias = CallExtensionResponse  # noqa: Y015
 
 @_typing.final
 class RankExtensionResult(_message.Message):
-    """What an extension answered at one worker."""
+    """The result of an extension's operation at one worker."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1278,11 +1282,11 @@ class RankExtensionResult(_message.Message):
     ADDRESS_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
-    """Its rank."""
+    """The worker's rank."""
     address: _builtins.str
-    """Its address."""
+    """The worker's address."""
     result: _builtins.bytes
-    """For the caller alone to understand."""
+    """The operation's output. Only the caller reads it."""
     def __init__(
         self,
         *,
@@ -1306,7 +1310,7 @@ class DumpStateRequest(_message.Message):
 
     MAX_REQUESTS_FIELD_NUMBER: _builtins.int
     max_requests: _builtins.int
-    """Requests to tell at most, in the order in which they came; 0: 1,000."""
+    """Maximum number of requests to return, in the order in which they came; 0 means 1,000."""
     def __init__(
         self,
         *,
@@ -1329,7 +1333,7 @@ class DumpStateResponse(_message.Message):
     STATE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def state(self) -> Global___SchedulerState:
-        """Everything in it is of one moment."""
+        """The state at one moment."""
 
     def __init__(
         self,
@@ -1346,7 +1350,7 @@ Global___DumpStateResponse: _TypeAlias = DumpStateResponse  # noqa: Y015
 
 @_typing.final
 class SchedulerState(_message.Message):
-    """What a scheduler has."""
+    """The state of a scheduler."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1357,10 +1361,10 @@ class SchedulerState(_message.Message):
     GATEWAY_IDS_FIELD_NUMBER: _builtins.int
     SUSPECT_REQUEST_IDS_FIELD_NUMBER: _builtins.int
     num_requests: _builtins.int
-    """Live requests in all."""
+    """Number of live requests in all."""
     @_builtins.property
     def status(self) -> _status_pb2.SchedulerStatus:
-        """As GetStatus tells it."""
+        """The status, as GetStatus returns it."""
 
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaState]:
@@ -1368,15 +1372,15 @@ class SchedulerState(_message.Message):
 
     @_builtins.property
     def requests(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestState]:
-        """Live requests: all of them, or the first of them."""
+        """The live requests, up to max_requests."""
 
     @_builtins.property
     def gateway_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Gateways that are attached."""
+        """Ids of the attached gateways."""
 
     @_builtins.property
     def suspect_request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Requests that may be why workers died; they run with nobody who may be too."""
+        """Ids of suspects: requests that may have made workers die. A suspect never runs beside another suspect."""
 
     def __init__(
         self,
@@ -1398,17 +1402,17 @@ Global___SchedulerState: _TypeAlias = SchedulerState  # noqa: Y015
 
 @_typing.final
 class ReplicaState(_message.Message):
-    """What a replica is at."""
+    """The state of a replica."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     REPLICA_ID_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
     replica_id: _builtins.int
-    """Which."""
+    """The replica's id."""
     @_builtins.property
     def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepState]:
-        """Steps sent and not answered, oldest first."""
+        """Steps that were sent and not answered yet, oldest first."""
 
     def __init__(
         self,
@@ -1426,7 +1430,7 @@ Global___ReplicaState: _TypeAlias = ReplicaState  # noqa: Y015
 
 @_typing.final
 class StepState(_message.Message):
-    """A step on its way."""
+    """A step in flight."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1434,11 +1438,11 @@ class StepState(_message.Message):
     NUM_SEQUENCES_FIELD_NUMBER: _builtins.int
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
     step_id: _builtins.int
-    """Its number within the epoch."""
+    """The step's number within the epoch."""
     num_sequences: _builtins.int
-    """Sequences that it computes."""
+    """Number of sequences that the step computes."""
     num_tokens: _builtins.int
-    """Tokens that it computes."""
+    """Number of tokens that the step computes."""
     def __init__(
         self,
         *,
@@ -1473,34 +1477,34 @@ class RequestState(_message.Message):
     IS_BEAM_SEARCH_FIELD_NUMBER: _builtins.int
     SEQUENCES_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Its name: the tenant's, "/" and the client's; the latter alone where there is no tenant."""
+    """The request's id: the tenant's name, "/" and the client's id; without a tenant, the client's id alone."""
     tenant: _builtins.str
-    """Whose."""
+    """The tenant that the request belongs to."""
     priority: _builtins.int
-    """Less is sooner."""
+    """The request's priority; a lower number goes first."""
     replica_id: _builtins.int
-    """The replica that has it; absent: it waits for one."""
+    """The id of the replica that has the request; absent while it waits for one."""
     num_prompt_tokens: _builtins.int
-    """Tokens of its prompt."""
+    """Number of tokens of the prompt."""
     num_cached_tokens: _builtins.int
-    """Of these, found in the prefix cache."""
+    """Number of prompt tokens that were found in the prefix cache."""
     max_length: _builtins.int
-    """The most tokens that it may have, its prompt among them."""
+    """Maximum number of tokens that the request may have, prompt included."""
     is_recovering: _builtins.bool
-    """Its worker was lost, and it has not gone on yet."""
+    """The request's worker was lost, and the request has not continued yet."""
     is_beam_search: _builtins.bool
-    """It is a beam search: its sequences are its beams."""
+    """The request is a beam search: its sequences are its beams."""
     @_builtins.property
     def age(self) -> _duration_pb2.Duration:
-        """How long ago it came."""
+        """Time since the request came."""
 
     @_builtins.property
     def readers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Who reads it: names of gateways' streams. Empty: nobody, for now."""
+        """Names of the gateway streams that read the request; empty if none reads it at present."""
 
     @_builtins.property
     def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceState]:
-        """What is computed of it, sequence by sequence."""
+        """The state of each of the request's sequences."""
 
     def __init__(
         self,
@@ -1543,21 +1547,21 @@ class SequenceState(_message.Message):
     NUM_DEVICE_BLOCKS_FIELD_NUMBER: _builtins.int
     NUM_HOST_BLOCKS_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.int
-    """Unique in the scheduler."""
+    """The sequence's id, unique in the scheduler."""
     sequence_index: _builtins.int
-    """Which of its request's."""
+    """The sequence's index within its request."""
     status: _builtins.str
-    """WAITING, RUNNING, SWAPPED, PARKED (a beam until all have proposed) or FINISHED."""
+    """WAITING, RUNNING, SWAPPED, PARKED (a beam that waits until all beams have proposed) or FINISHED."""
     num_tokens: _builtins.int
-    """Tokens known, prompt and output."""
+    """Number of known tokens, prompt and output."""
     num_computed_tokens: _builtins.int
-    """Of these, with KV by the answers so far."""
+    """Number of tokens that have KV according to the answers so far."""
     num_scheduled_tokens: _builtins.int
-    """Tokens with KV once all steps on their way are answered."""
+    """Number of tokens that will have KV once all steps in flight are answered."""
     num_device_blocks: _builtins.int
-    """Device blocks in its table."""
+    """Number of device blocks in the sequence's block table."""
     num_host_blocks: _builtins.int
-    """Host blocks."""
+    """Number of the sequence's host blocks."""
     def __init__(
         self,
         *,
@@ -1588,11 +1592,13 @@ class LoadLoraRequest(_message.Message):
     PATH_FIELD_NUMBER: _builtins.int
     LOAD_INPLACE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """As requests name it; not the model's own name."""
+    """The adapter's name in requests; not the model's own name."""
     path: _builtins.str
-    """Its folder as PEFT writes it, on the workers' machines, below --lora-root or relative to it where there is one."""
+    """The adapter's folder as PEFT writes it, on the workers' machines; if --lora-root is set, below it or relative to
+    it.
+    """
     load_inplace: _builtins.bool
-    """It may take the place of another one."""
+    """The adapter may replace another one of the same name."""
     def __init__(
         self,
         *,
@@ -1610,14 +1616,14 @@ Global___LoadLoraRequest: _TypeAlias = LoadLoraRequest  # noqa: Y015
 
 @_typing.final
 class LoadLoraResponse(_message.Message):
-    """It is loaded."""
+    """The adapter is loaded."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     LORA_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def lora(self) -> Global___LoraStatus:
-        """As it is."""
+        """The adapter's status."""
 
     def __init__(
         self,
@@ -1640,7 +1646,7 @@ class UnloadLoraRequest(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Which."""
+    """The adapter's name."""
     def __init__(
         self,
         *,
@@ -1656,7 +1662,7 @@ Global___UnloadLoraRequest: _TypeAlias = UnloadLoraRequest  # noqa: Y015
 
 @_typing.final
 class UnloadLoraResponse(_message.Message):
-    """No new request may have it."""
+    """No new request can use the adapter."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1673,16 +1679,16 @@ Global___UnloadLoraResponse: _TypeAlias = UnloadLoraResponse  # noqa: Y015
 
 @_typing.final
 class PinLoraRequest(_message.Message):
-    """Asks to pin an adapter."""
+    """Asks to pin or unpin an adapter."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
     PINNED_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Which. MODEL_NOT_FOUND for an unknown one."""
+    """The adapter's name. MODEL_NOT_FOUND if it is unknown."""
     pinned: _builtins.bool
-    """It is to stay; false: no longer."""
+    """True pins the adapter; false unpins it."""
     def __init__(
         self,
         *,
@@ -1699,14 +1705,14 @@ Global___PinLoraRequest: _TypeAlias = PinLoraRequest  # noqa: Y015
 
 @_typing.final
 class PinLoraResponse(_message.Message):
-    """It is pinned, or no longer."""
+    """The adapter is pinned or unpinned."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     LORA_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def lora(self) -> Global___LoraStatus:
-        """As it is."""
+        """The adapter's status."""
 
     def __init__(
         self,
@@ -1723,7 +1729,7 @@ Global___PinLoraResponse: _TypeAlias = PinLoraResponse  # noqa: Y015
 
 @_typing.final
 class ListLorasRequest(_message.Message):
-    """Asks for the adapters."""
+    """Asks for the adapters that requests can name."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1740,14 +1746,14 @@ Global___ListLorasRequest: _TypeAlias = ListLorasRequest  # noqa: Y015
 
 @_typing.final
 class ListLorasResponse(_message.Message):
-    """The adapters."""
+    """The adapters that requests can name."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     LORAS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def loras(self) -> _containers.RepeatedCompositeFieldContainer[Global___LoraStatus]:
-        """By name."""
+        """The adapters, by name."""
 
     def __init__(
         self,
@@ -1764,7 +1770,7 @@ Global___ListLorasResponse: _TypeAlias = ListLorasResponse  # noqa: Y015
 
 @_typing.final
 class LoraStatus(_message.Message):
-    """An adapter."""
+    """The status of an adapter."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1780,32 +1786,34 @@ class LoraStatus(_message.Message):
     RESIDENT_REPLICA_IDS_FIELD_NUMBER: _builtins.int
     NUM_VIRTUAL_TOKENS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """As requests name it."""
+    """The adapter's name in requests."""
     lora_id: _builtins.int
-    """Its number, never used again."""
+    """The adapter's number; a number is never used again."""
     path: _builtins.str
-    """Its folder, on the workers' machines."""
+    """The adapter's folder, on the workers' machines."""
     digest: _builtins.str
-    """SHA-256 of its content, in hex."""
+    """SHA-256 of the adapter's content, in hex."""
     rank: _builtins.int
-    """The largest rank of its weights; 0: not known, or a soft prompt."""
+    """The largest rank of the adapter's weights; 0: not known, or the adapter is a soft prompt."""
     num_bytes: _builtins.int
-    """Bytes in a worker's cache."""
+    """Bytes that the adapter takes in a worker's cache."""
     pinned: _builtins.bool
-    """It stays in the workers' caches."""
+    """The adapter is pinned in the workers' caches."""
     num_virtual_tokens: _builtins.int
-    """Virtual tokens of a soft prompt, which stand before the prompts of requests that have it; 0: it is none."""
+    """Number of virtual tokens of a soft prompt, which precede the prompts of requests that use it; 0: the adapter is no
+    soft prompt.
+    """
     @_builtins.property
     def targets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The modules that it changes."""
+        """Names of the modules that the adapter changes."""
 
     @_builtins.property
     def loaded_replica_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The replicas whose workers have it in their caches."""
+        """Ids of the replicas whose workers have the adapter in their caches."""
 
     @_builtins.property
     def resident_replica_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Of these, those that have it in a slot of the device."""
+        """Ids of the replicas that have the adapter in a slot of the device."""
 
     def __init__(
         self,

@@ -26,14 +26,15 @@ if _version_not_supported:
 
 
 class AdminServiceStub(object):
-    """What an operator asks of a running system. A gateway answers it on a port of its own, and passes on what is the
-    scheduler's to answer; the scheduler answers it on the port that gateways use, but for what is a gateway's.
+    """Operations on a running system, for operators. A gateway serves them on a port of its own and forwards the ones that
+    are the scheduler's. The scheduler serves them on the port that gateways use, except for the ones that are a
+    gateway's.
 
-    A replica is named by its number, or by its worker's address, name or incarnation; where there is but one replica,
-    it may be left out. An unknown name is FIELD_INVALID, and the message says which there are.
+    A replica is named by its number, or by its worker's address, name or incarnation. If there is only one replica, the
+    name may be left out. An unknown name is FIELD_INVALID; the message lists the known ones.
 
-    A path has at most 1,024 bytes, none of them NUL, and parts of at most 255; a version has at most 256 characters. Others
-    are FIELD_INVALID, and so are links that lead in a circle.
+    A path has at most 1,024 bytes, none of them NUL, and parts of at most 255 bytes; a version has at most 256
+    characters. Other values are FIELD_INVALID, and so are links that lead in a circle.
     """
 
     def __init__(self, channel):
@@ -150,145 +151,153 @@ class AdminServiceStub(object):
 
 
 class AdminServiceServicer(object):
-    """What an operator asks of a running system. A gateway answers it on a port of its own, and passes on what is the
-    scheduler's to answer; the scheduler answers it on the port that gateways use, but for what is a gateway's.
+    """Operations on a running system, for operators. A gateway serves them on a port of its own and forwards the ones that
+    are the scheduler's. The scheduler serves them on the port that gateways use, except for the ones that are a
+    gateway's.
 
-    A replica is named by its number, or by its worker's address, name or incarnation; where there is but one replica,
-    it may be left out. An unknown name is FIELD_INVALID, and the message says which there are.
+    A replica is named by its number, or by its worker's address, name or incarnation. If there is only one replica, the
+    name may be left out. An unknown name is FIELD_INVALID; the message lists the known ones.
 
-    A path has at most 1,024 bytes, none of them NUL, and parts of at most 255; a version has at most 256 characters. Others
-    are FIELD_INVALID, and so are links that lead in a circle.
+    A path has at most 1,024 bytes, none of them NUL, and parts of at most 255 bytes; a version has at most 256
+    characters. Other values are FIELD_INVALID, and so are links that lead in a circle.
     """
 
     def GetStatus(self, request, context):
-        """Tells how the gateway, the scheduler and the workers are.
+        """Returns the status of the gateway, the scheduler and the workers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DrainGateway(self, request, context):
-        """Has this gateway say that it is not ready, so that balancers send requests elsewhere. It serves all that comes
-        nevertheless. Gateways only; idempotent.
+        """Makes this gateway report that it is not ready, so that load balancers send requests elsewhere. It still serves
+        every request that comes. Gateways only; idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UndrainGateway(self, request, context):
-        """Takes that back. WRONG_STATE in a gateway that was told to end.
+        """Undoes DrainGateway. WRONG_STATE in a gateway that is shutting down.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DrainReplica(self, request, context):
-        """Has a replica take no new requests. Where another replica takes requests it finishes the steps on their way, and all
-        that it has goes on there; where there is none it finishes what it has, or hands it over once there is one. Then its
-        worker is left alone, through restarts too, until the replica is undrained or the scheduler ends. Idempotent.
+        """Stops a replica from taking new requests. If another replica takes requests, this one finishes the steps in flight,
+        and all of its requests continue there. If there is none, it finishes its requests, or hands them over once there
+        is one. After that its worker is left alone, through restarts too, until the replica is undrained or the scheduler
+        ends. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UndrainReplica(self, request, context):
-        """Has it take requests again. Idempotent.
+        """Lets a replica take requests again. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SleepReplica(self, request, context):
-        """Has a replica give its memory up, once it has nothing left: its requests end, go on elsewhere or after it woke, as the
-        mode says. It stays asleep, through a restart of its workers too, until it is woken. While all replicas are asleep
-        new requests are refused with SLEEPING. Asleep already, it gives up what a higher level does.
+        """Makes a replica give up its memory once it has no requests left: its requests end, continue elsewhere, or continue
+        after it wakes, as the mode says. It stays asleep until it is woken, even if its workers restart. While all
+        replicas are asleep, new requests are refused with SLEEPING. A replica that is already asleep gives up what a
+        higher level adds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WakeReplica(self, request, context):
-        """Has it take memory again, and requests once it has all of it and its weights are a model's. Idempotent.
+        """Makes a replica take its memory again. It takes requests once it has all of its memory and the weights of a whole
+        model. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UpdateWeights(self, request, context):
-        """Has replicas compute with other weights of the same names and shapes: from a folder, or from the caller, who sends
-        tensors to the workers themselves as it is told. A replica leaves its requests, as the mode says, and takes them
-        again with the new weights, and with an empty prefix cache; then it is the next one's turn. What breaks off leaves a
-        replica stale, which takes no requests: another update heals it, or WakeReplica with `reload`.
+        """Replaces the weights of replicas by others of the same names and shapes. The new weights come from a folder, or
+        from the caller, who sends tensors directly to the workers when the responses say so. A replica first leaves its
+        requests, as the mode says; then it takes requests with the new weights and an empty prefix cache, and the next
+        replica follows. An update that breaks off leaves a replica stale: it takes no requests until another update, or
+        WakeReplica with `reload`.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SaveState(self, request, context):
-        """Has all workers of a replica save their weights in a new folder below their --worker-save-root, each its own, once the
-        replica has nothing left: its requests end, go on elsewhere or afterwards, as the mode says. Tells its progress.
+        """Makes each worker of a replica save its weights in a new folder below its own --worker-save-root, once the replica
+        has no requests left: its requests end, continue elsewhere, or continue afterwards, as the mode says. Streams its
+        progress.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResetPrefixCache(self, request, context):
-        """Forgets what prefix caches hold, on the device and in the swap pool. Blocks that sequences use stay, and are found
-        afterwards too: once these have ended, or the replica is drained, another reset finds them.
+        """Empties the prefix caches, on the device and in the swap pool. Blocks that sequences use stay, and can still be
+        found. Another reset forgets them once these sequences have ended or the replica is drained.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetLogLevel(self, request, context):
-        """Changes what processes log, until they end.
+        """Changes the log level of processes, until they end.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StartProfile(self, request, context):
-        """Begins to profile a worker. WRONG_STATE while one is recorded; one that was not fetched is discarded.
+        """Starts to profile a worker. WRONG_STATE while a profile is being recorded. A profile that was not fetched is
+        discarded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StopProfile(self, request, context):
-        """Ends the profile of a worker and tells it: its summary, then a file, in pieces. It can be fetched again until the
-        next one begins. WRONG_STATE without one.
+        """Ends the profile of a worker and returns it: its summary, then a file, in pieces. It can be fetched again until the
+        next profile starts. WRONG_STATE if there is no profile.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def LoadLora(self, request, context):
-        """Loads an adapter (LoRA, or a soft prompt: its folder tells) at all replicas that are ready; others follow. Then
-        requests may name it as their model. The same again: no-op. A name that another one has: WRONG_STATE, unless it is
-        loaded in its place: then requests that run go on with the one that they began with. Without --max-loras:
-        FEATURE_DISABLED.
+        """Loads an adapter (LoRA, or a soft prompt: its folder decides) at all replicas that are ready; others follow. After
+        that, requests can name it as their model. Loading the same adapter again does nothing. A name that another adapter
+        has is WRONG_STATE, unless load_inplace is set: then running requests continue with the adapter that they began
+        with. Without --max-loras: FEATURE_DISABLED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UnloadLora(self, request, context):
-        """Lets no new request have an adapter; requests that run go on with it, then the workers forget it. Idempotent. Of one
-        that is pinned: WRONG_STATE.
+        """Refuses an adapter to new requests. Running requests continue with it; then the workers forget it. Idempotent. A
+        pinned adapter is WRONG_STATE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PinLora(self, request, context):
-        """Keeps an adapter in the workers' caches, where others leave for those that are used more recently; or no longer.
+        """Pins an adapter in the workers' caches, or unpins it. A pinned adapter is not evicted for adapters that were used
+        more recently.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListLoras(self, request, context):
-        """Tells the adapters that requests may name, and where they are.
+        """Lists the adapters that requests can name, and the replicas that have them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -302,22 +311,24 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CallOperation(self, request, context):
-        """Has each worker of a replica do one of a closed list of operations, between its steps. Fails as a whole:
-        OPERATION_DEADLINE names the ranks that did not answer in time, another error the first rank that refused.
+        """Makes each worker of a replica do one of a closed list of operations, between its steps. The call fails as a whole:
+        OPERATION_DEADLINE names the ranks that did not answer in time; another error is that of the first rank that
+        refused.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CallExtension(self, request, context):
-        """Has each worker of a replica do an operation of an extension that it was started with. Fails as CallOperation does.
+        """Makes each worker of a replica do an operation of an extension that it was started with. Fails as CallOperation
+        does.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DumpState(self, request, context):
-        """Tells what the scheduler has: each request, where it is, and what it holds. No text, no token ids.
+        """Returns the scheduler's state: each request, where it is, and what it holds. Contains no text and no token ids.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -440,14 +451,15 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService(object):
-    """What an operator asks of a running system. A gateway answers it on a port of its own, and passes on what is the
-    scheduler's to answer; the scheduler answers it on the port that gateways use, but for what is a gateway's.
+    """Operations on a running system, for operators. A gateway serves them on a port of its own and forwards the ones that
+    are the scheduler's. The scheduler serves them on the port that gateways use, except for the ones that are a
+    gateway's.
 
-    A replica is named by its number, or by its worker's address, name or incarnation; where there is but one replica,
-    it may be left out. An unknown name is FIELD_INVALID, and the message says which there are.
+    A replica is named by its number, or by its worker's address, name or incarnation. If there is only one replica, the
+    name may be left out. An unknown name is FIELD_INVALID; the message lists the known ones.
 
-    A path has at most 1,024 bytes, none of them NUL, and parts of at most 255; a version has at most 256 characters. Others
-    are FIELD_INVALID, and so are links that lead in a circle.
+    A path has at most 1,024 bytes, none of them NUL, and parts of at most 255 bytes; a version has at most 256
+    characters. Other values are FIELD_INVALID, and so are links that lead in a circle.
     """
 
     @staticmethod

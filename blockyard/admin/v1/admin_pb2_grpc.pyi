@@ -27,14 +27,15 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AdminServiceStub:
-    """What an operator asks of a running system. A gateway answers it on a port of its own, and passes on what is the
-    scheduler's to answer; the scheduler answers it on the port that gateways use, but for what is a gateway's.
+    """Operations on a running system, for operators. A gateway serves them on a port of its own and forwards the ones that
+    are the scheduler's. The scheduler serves them on the port that gateways use, except for the ones that are a
+    gateway's.
 
-    A replica is named by its number, or by its worker's address, name or incarnation; where there is but one replica,
-    it may be left out. An unknown name is FIELD_INVALID, and the message says which there are.
+    A replica is named by its number, or by its worker's address, name or incarnation. If there is only one replica, the
+    name may be left out. An unknown name is FIELD_INVALID; the message lists the known ones.
 
-    A path has at most 1,024 bytes, none of them NUL, and parts of at most 255; a version has at most 256 characters. Others
-    are FIELD_INVALID, and so are links that lead in a circle.
+    A path has at most 1,024 bytes, none of them NUL, and parts of at most 255 bytes; a version has at most 256
+    characters. Other values are FIELD_INVALID, and so are links that lead in a circle.
     """
 
     @_typing.overload
@@ -42,165 +43,193 @@ class AdminServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> AdminServiceAsyncStub: ...
     GetStatus: _grpc.UnaryUnaryMultiCallable[_admin_pb2.GetStatusRequest, _admin_pb2.GetStatusResponse]
-    """Tells how the gateway, the scheduler and the workers are."""
+    """Returns the status of the gateway, the scheduler and the workers."""
     DrainGateway: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainGatewayRequest, _admin_pb2.DrainGatewayResponse]
-    """Has this gateway say that it is not ready, so that balancers send requests elsewhere. It serves all that comes
-    nevertheless. Gateways only; idempotent.
+    """Makes this gateway report that it is not ready, so that load balancers send requests elsewhere. It still serves
+    every request that comes. Gateways only; idempotent.
     """
     UndrainGateway: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UndrainGatewayRequest, _admin_pb2.UndrainGatewayResponse]
-    """Takes that back. WRONG_STATE in a gateway that was told to end."""
+    """Undoes DrainGateway. WRONG_STATE in a gateway that is shutting down."""
     DrainReplica: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DrainReplicaRequest, _admin_pb2.DrainReplicaResponse]
-    """Has a replica take no new requests. Where another replica takes requests it finishes the steps on their way, and all
-    that it has goes on there; where there is none it finishes what it has, or hands it over once there is one. Then its
-    worker is left alone, through restarts too, until the replica is undrained or the scheduler ends. Idempotent.
+    """Stops a replica from taking new requests. If another replica takes requests, this one finishes the steps in flight,
+    and all of its requests continue there. If there is none, it finishes its requests, or hands them over once there
+    is one. After that its worker is left alone, through restarts too, until the replica is undrained or the scheduler
+    ends. Idempotent.
     """
     UndrainReplica: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UndrainReplicaRequest, _admin_pb2.UndrainReplicaResponse]
-    """Has it take requests again. Idempotent."""
+    """Lets a replica take requests again. Idempotent."""
     SleepReplica: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SleepReplicaRequest, _admin_pb2.SleepReplicaResponse]
-    """Has a replica give its memory up, once it has nothing left: its requests end, go on elsewhere or after it woke, as the
-    mode says. It stays asleep, through a restart of its workers too, until it is woken. While all replicas are asleep
-    new requests are refused with SLEEPING. Asleep already, it gives up what a higher level does.
+    """Makes a replica give up its memory once it has no requests left: its requests end, continue elsewhere, or continue
+    after it wakes, as the mode says. It stays asleep until it is woken, even if its workers restart. While all
+    replicas are asleep, new requests are refused with SLEEPING. A replica that is already asleep gives up what a
+    higher level adds.
     """
     WakeReplica: _grpc.UnaryUnaryMultiCallable[_admin_pb2.WakeReplicaRequest, _admin_pb2.WakeReplicaResponse]
-    """Has it take memory again, and requests once it has all of it and its weights are a model's. Idempotent."""
+    """Makes a replica take its memory again. It takes requests once it has all of its memory and the weights of a whole
+    model. Idempotent.
+    """
     UpdateWeights: _grpc.UnaryStreamMultiCallable[_admin_pb2.UpdateWeightsRequest, _admin_pb2.UpdateWeightsResponse]
-    """Has replicas compute with other weights of the same names and shapes: from a folder, or from the caller, who sends
-    tensors to the workers themselves as it is told. A replica leaves its requests, as the mode says, and takes them
-    again with the new weights, and with an empty prefix cache; then it is the next one's turn. What breaks off leaves a
-    replica stale, which takes no requests: another update heals it, or WakeReplica with `reload`.
+    """Replaces the weights of replicas by others of the same names and shapes. The new weights come from a folder, or
+    from the caller, who sends tensors directly to the workers when the responses say so. A replica first leaves its
+    requests, as the mode says; then it takes requests with the new weights and an empty prefix cache, and the next
+    replica follows. An update that breaks off leaves a replica stale: it takes no requests until another update, or
+    WakeReplica with `reload`.
     """
     SaveState: _grpc.UnaryStreamMultiCallable[_admin_pb2.SaveStateRequest, _admin_pb2.SaveStateResponse]
-    """Has all workers of a replica save their weights in a new folder below their --worker-save-root, each its own, once the
-    replica has nothing left: its requests end, go on elsewhere or afterwards, as the mode says. Tells its progress.
+    """Makes each worker of a replica save its weights in a new folder below its own --worker-save-root, once the replica
+    has no requests left: its requests end, continue elsewhere, or continue afterwards, as the mode says. Streams its
+    progress.
     """
     ResetPrefixCache: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ResetPrefixCacheRequest, _admin_pb2.ResetPrefixCacheResponse]
-    """Forgets what prefix caches hold, on the device and in the swap pool. Blocks that sequences use stay, and are found
-    afterwards too: once these have ended, or the replica is drained, another reset finds them.
+    """Empties the prefix caches, on the device and in the swap pool. Blocks that sequences use stay, and can still be
+    found. Another reset forgets them once these sequences have ended or the replica is drained.
     """
     SetLogLevel: _grpc.UnaryUnaryMultiCallable[_admin_pb2.SetLogLevelRequest, _admin_pb2.SetLogLevelResponse]
-    """Changes what processes log, until they end."""
+    """Changes the log level of processes, until they end."""
     StartProfile: _grpc.UnaryUnaryMultiCallable[_admin_pb2.StartProfileRequest, _admin_pb2.StartProfileResponse]
-    """Begins to profile a worker. WRONG_STATE while one is recorded; one that was not fetched is discarded."""
+    """Starts to profile a worker. WRONG_STATE while a profile is being recorded. A profile that was not fetched is
+    discarded.
+    """
     StopProfile: _grpc.UnaryStreamMultiCallable[_admin_pb2.StopProfileRequest, _admin_pb2.StopProfileResponse]
-    """Ends the profile of a worker and tells it: its summary, then a file, in pieces. It can be fetched again until the
-    next one begins. WRONG_STATE without one.
+    """Ends the profile of a worker and returns it: its summary, then a file, in pieces. It can be fetched again until the
+    next profile starts. WRONG_STATE if there is no profile.
     """
     LoadLora: _grpc.UnaryUnaryMultiCallable[_admin_pb2.LoadLoraRequest, _admin_pb2.LoadLoraResponse]
-    """Loads an adapter (LoRA, or a soft prompt: its folder tells) at all replicas that are ready; others follow. Then
-    requests may name it as their model. The same again: no-op. A name that another one has: WRONG_STATE, unless it is
-    loaded in its place: then requests that run go on with the one that they began with. Without --max-loras:
-    FEATURE_DISABLED.
+    """Loads an adapter (LoRA, or a soft prompt: its folder decides) at all replicas that are ready; others follow. After
+    that, requests can name it as their model. Loading the same adapter again does nothing. A name that another adapter
+    has is WRONG_STATE, unless load_inplace is set: then running requests continue with the adapter that they began
+    with. Without --max-loras: FEATURE_DISABLED.
     """
     UnloadLora: _grpc.UnaryUnaryMultiCallable[_admin_pb2.UnloadLoraRequest, _admin_pb2.UnloadLoraResponse]
-    """Lets no new request have an adapter; requests that run go on with it, then the workers forget it. Idempotent. Of one
-    that is pinned: WRONG_STATE.
+    """Refuses an adapter to new requests. Running requests continue with it; then the workers forget it. Idempotent. A
+    pinned adapter is WRONG_STATE.
     """
     PinLora: _grpc.UnaryUnaryMultiCallable[_admin_pb2.PinLoraRequest, _admin_pb2.PinLoraResponse]
-    """Keeps an adapter in the workers' caches, where others leave for those that are used more recently; or no longer."""
+    """Pins an adapter in the workers' caches, or unpins it. A pinned adapter is not evicted for adapters that were used
+    more recently.
+    """
     ListLoras: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListLorasRequest, _admin_pb2.ListLorasResponse]
-    """Tells the adapters that requests may name, and where they are."""
+    """Lists the adapters that requests can name, and the replicas that have them."""
     InspectModel: _grpc.UnaryUnaryMultiCallable[_admin_pb2.InspectModelRequest, _admin_pb2.InspectModelResponse]
     """Describes the network as each worker of a replica holds it."""
     CallOperation: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CallOperationRequest, _admin_pb2.CallOperationResponse]
-    """Has each worker of a replica do one of a closed list of operations, between its steps. Fails as a whole:
-    OPERATION_DEADLINE names the ranks that did not answer in time, another error the first rank that refused.
+    """Makes each worker of a replica do one of a closed list of operations, between its steps. The call fails as a whole:
+    OPERATION_DEADLINE names the ranks that did not answer in time; another error is that of the first rank that
+    refused.
     """
     CallExtension: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CallExtensionRequest, _admin_pb2.CallExtensionResponse]
-    """Has each worker of a replica do an operation of an extension that it was started with. Fails as CallOperation does."""
+    """Makes each worker of a replica do an operation of an extension that it was started with. Fails as CallOperation
+    does.
+    """
     DumpState: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DumpStateRequest, _admin_pb2.DumpStateResponse]
-    """Tells what the scheduler has: each request, where it is, and what it holds. No text, no token ids."""
+    """Returns the scheduler's state: each request, where it is, and what it holds. Contains no text and no token ids."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
-    """What an operator asks of a running system. A gateway answers it on a port of its own, and passes on what is the
-    scheduler's to answer; the scheduler answers it on the port that gateways use, but for what is a gateway's.
+    """Operations on a running system, for operators. A gateway serves them on a port of its own and forwards the ones that
+    are the scheduler's. The scheduler serves them on the port that gateways use, except for the ones that are a
+    gateway's.
 
-    A replica is named by its number, or by its worker's address, name or incarnation; where there is but one replica,
-    it may be left out. An unknown name is FIELD_INVALID, and the message says which there are.
+    A replica is named by its number, or by its worker's address, name or incarnation. If there is only one replica, the
+    name may be left out. An unknown name is FIELD_INVALID; the message lists the known ones.
 
-    A path has at most 1,024 bytes, none of them NUL, and parts of at most 255; a version has at most 256 characters. Others
-    are FIELD_INVALID, and so are links that lead in a circle.
+    A path has at most 1,024 bytes, none of them NUL, and parts of at most 255 bytes; a version has at most 256
+    characters. Other values are FIELD_INVALID, and so are links that lead in a circle.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetStatus: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetStatusRequest, _admin_pb2.GetStatusResponse]  # type: ignore[assignment]
-    """Tells how the gateway, the scheduler and the workers are."""
+    """Returns the status of the gateway, the scheduler and the workers."""
     DrainGateway: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainGatewayRequest, _admin_pb2.DrainGatewayResponse]  # type: ignore[assignment]
-    """Has this gateway say that it is not ready, so that balancers send requests elsewhere. It serves all that comes
-    nevertheless. Gateways only; idempotent.
+    """Makes this gateway report that it is not ready, so that load balancers send requests elsewhere. It still serves
+    every request that comes. Gateways only; idempotent.
     """
     UndrainGateway: _aio.UnaryUnaryMultiCallable[_admin_pb2.UndrainGatewayRequest, _admin_pb2.UndrainGatewayResponse]  # type: ignore[assignment]
-    """Takes that back. WRONG_STATE in a gateway that was told to end."""
+    """Undoes DrainGateway. WRONG_STATE in a gateway that is shutting down."""
     DrainReplica: _aio.UnaryUnaryMultiCallable[_admin_pb2.DrainReplicaRequest, _admin_pb2.DrainReplicaResponse]  # type: ignore[assignment]
-    """Has a replica take no new requests. Where another replica takes requests it finishes the steps on their way, and all
-    that it has goes on there; where there is none it finishes what it has, or hands it over once there is one. Then its
-    worker is left alone, through restarts too, until the replica is undrained or the scheduler ends. Idempotent.
+    """Stops a replica from taking new requests. If another replica takes requests, this one finishes the steps in flight,
+    and all of its requests continue there. If there is none, it finishes its requests, or hands them over once there
+    is one. After that its worker is left alone, through restarts too, until the replica is undrained or the scheduler
+    ends. Idempotent.
     """
     UndrainReplica: _aio.UnaryUnaryMultiCallable[_admin_pb2.UndrainReplicaRequest, _admin_pb2.UndrainReplicaResponse]  # type: ignore[assignment]
-    """Has it take requests again. Idempotent."""
+    """Lets a replica take requests again. Idempotent."""
     SleepReplica: _aio.UnaryUnaryMultiCallable[_admin_pb2.SleepReplicaRequest, _admin_pb2.SleepReplicaResponse]  # type: ignore[assignment]
-    """Has a replica give its memory up, once it has nothing left: its requests end, go on elsewhere or after it woke, as the
-    mode says. It stays asleep, through a restart of its workers too, until it is woken. While all replicas are asleep
-    new requests are refused with SLEEPING. Asleep already, it gives up what a higher level does.
+    """Makes a replica give up its memory once it has no requests left: its requests end, continue elsewhere, or continue
+    after it wakes, as the mode says. It stays asleep until it is woken, even if its workers restart. While all
+    replicas are asleep, new requests are refused with SLEEPING. A replica that is already asleep gives up what a
+    higher level adds.
     """
     WakeReplica: _aio.UnaryUnaryMultiCallable[_admin_pb2.WakeReplicaRequest, _admin_pb2.WakeReplicaResponse]  # type: ignore[assignment]
-    """Has it take memory again, and requests once it has all of it and its weights are a model's. Idempotent."""
+    """Makes a replica take its memory again. It takes requests once it has all of its memory and the weights of a whole
+    model. Idempotent.
+    """
     UpdateWeights: _aio.UnaryStreamMultiCallable[_admin_pb2.UpdateWeightsRequest, _admin_pb2.UpdateWeightsResponse]  # type: ignore[assignment]
-    """Has replicas compute with other weights of the same names and shapes: from a folder, or from the caller, who sends
-    tensors to the workers themselves as it is told. A replica leaves its requests, as the mode says, and takes them
-    again with the new weights, and with an empty prefix cache; then it is the next one's turn. What breaks off leaves a
-    replica stale, which takes no requests: another update heals it, or WakeReplica with `reload`.
+    """Replaces the weights of replicas by others of the same names and shapes. The new weights come from a folder, or
+    from the caller, who sends tensors directly to the workers when the responses say so. A replica first leaves its
+    requests, as the mode says; then it takes requests with the new weights and an empty prefix cache, and the next
+    replica follows. An update that breaks off leaves a replica stale: it takes no requests until another update, or
+    WakeReplica with `reload`.
     """
     SaveState: _aio.UnaryStreamMultiCallable[_admin_pb2.SaveStateRequest, _admin_pb2.SaveStateResponse]  # type: ignore[assignment]
-    """Has all workers of a replica save their weights in a new folder below their --worker-save-root, each its own, once the
-    replica has nothing left: its requests end, go on elsewhere or afterwards, as the mode says. Tells its progress.
+    """Makes each worker of a replica save its weights in a new folder below its own --worker-save-root, once the replica
+    has no requests left: its requests end, continue elsewhere, or continue afterwards, as the mode says. Streams its
+    progress.
     """
     ResetPrefixCache: _aio.UnaryUnaryMultiCallable[_admin_pb2.ResetPrefixCacheRequest, _admin_pb2.ResetPrefixCacheResponse]  # type: ignore[assignment]
-    """Forgets what prefix caches hold, on the device and in the swap pool. Blocks that sequences use stay, and are found
-    afterwards too: once these have ended, or the replica is drained, another reset finds them.
+    """Empties the prefix caches, on the device and in the swap pool. Blocks that sequences use stay, and can still be
+    found. Another reset forgets them once these sequences have ended or the replica is drained.
     """
     SetLogLevel: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetLogLevelRequest, _admin_pb2.SetLogLevelResponse]  # type: ignore[assignment]
-    """Changes what processes log, until they end."""
+    """Changes the log level of processes, until they end."""
     StartProfile: _aio.UnaryUnaryMultiCallable[_admin_pb2.StartProfileRequest, _admin_pb2.StartProfileResponse]  # type: ignore[assignment]
-    """Begins to profile a worker. WRONG_STATE while one is recorded; one that was not fetched is discarded."""
+    """Starts to profile a worker. WRONG_STATE while a profile is being recorded. A profile that was not fetched is
+    discarded.
+    """
     StopProfile: _aio.UnaryStreamMultiCallable[_admin_pb2.StopProfileRequest, _admin_pb2.StopProfileResponse]  # type: ignore[assignment]
-    """Ends the profile of a worker and tells it: its summary, then a file, in pieces. It can be fetched again until the
-    next one begins. WRONG_STATE without one.
+    """Ends the profile of a worker and returns it: its summary, then a file, in pieces. It can be fetched again until the
+    next profile starts. WRONG_STATE if there is no profile.
     """
     LoadLora: _aio.UnaryUnaryMultiCallable[_admin_pb2.LoadLoraRequest, _admin_pb2.LoadLoraResponse]  # type: ignore[assignment]
-    """Loads an adapter (LoRA, or a soft prompt: its folder tells) at all replicas that are ready; others follow. Then
-    requests may name it as their model. The same again: no-op. A name that another one has: WRONG_STATE, unless it is
-    loaded in its place: then requests that run go on with the one that they began with. Without --max-loras:
-    FEATURE_DISABLED.
+    """Loads an adapter (LoRA, or a soft prompt: its folder decides) at all replicas that are ready; others follow. After
+    that, requests can name it as their model. Loading the same adapter again does nothing. A name that another adapter
+    has is WRONG_STATE, unless load_inplace is set: then running requests continue with the adapter that they began
+    with. Without --max-loras: FEATURE_DISABLED.
     """
     UnloadLora: _aio.UnaryUnaryMultiCallable[_admin_pb2.UnloadLoraRequest, _admin_pb2.UnloadLoraResponse]  # type: ignore[assignment]
-    """Lets no new request have an adapter; requests that run go on with it, then the workers forget it. Idempotent. Of one
-    that is pinned: WRONG_STATE.
+    """Refuses an adapter to new requests. Running requests continue with it; then the workers forget it. Idempotent. A
+    pinned adapter is WRONG_STATE.
     """
     PinLora: _aio.UnaryUnaryMultiCallable[_admin_pb2.PinLoraRequest, _admin_pb2.PinLoraResponse]  # type: ignore[assignment]
-    """Keeps an adapter in the workers' caches, where others leave for those that are used more recently; or no longer."""
+    """Pins an adapter in the workers' caches, or unpins it. A pinned adapter is not evicted for adapters that were used
+    more recently.
+    """
     ListLoras: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListLorasRequest, _admin_pb2.ListLorasResponse]  # type: ignore[assignment]
-    """Tells the adapters that requests may name, and where they are."""
+    """Lists the adapters that requests can name, and the replicas that have them."""
     InspectModel: _aio.UnaryUnaryMultiCallable[_admin_pb2.InspectModelRequest, _admin_pb2.InspectModelResponse]  # type: ignore[assignment]
     """Describes the network as each worker of a replica holds it."""
     CallOperation: _aio.UnaryUnaryMultiCallable[_admin_pb2.CallOperationRequest, _admin_pb2.CallOperationResponse]  # type: ignore[assignment]
-    """Has each worker of a replica do one of a closed list of operations, between its steps. Fails as a whole:
-    OPERATION_DEADLINE names the ranks that did not answer in time, another error the first rank that refused.
+    """Makes each worker of a replica do one of a closed list of operations, between its steps. The call fails as a whole:
+    OPERATION_DEADLINE names the ranks that did not answer in time; another error is that of the first rank that
+    refused.
     """
     CallExtension: _aio.UnaryUnaryMultiCallable[_admin_pb2.CallExtensionRequest, _admin_pb2.CallExtensionResponse]  # type: ignore[assignment]
-    """Has each worker of a replica do an operation of an extension that it was started with. Fails as CallOperation does."""
+    """Makes each worker of a replica do an operation of an extension that it was started with. Fails as CallOperation
+    does.
+    """
     DumpState: _aio.UnaryUnaryMultiCallable[_admin_pb2.DumpStateRequest, _admin_pb2.DumpStateResponse]  # type: ignore[assignment]
-    """Tells what the scheduler has: each request, where it is, and what it holds. No text, no token ids."""
+    """Returns the scheduler's state: each request, where it is, and what it holds. Contains no text and no token ids."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
-    """What an operator asks of a running system. A gateway answers it on a port of its own, and passes on what is the
-    scheduler's to answer; the scheduler answers it on the port that gateways use, but for what is a gateway's.
+    """Operations on a running system, for operators. A gateway serves them on a port of its own and forwards the ones that
+    are the scheduler's. The scheduler serves them on the port that gateways use, except for the ones that are a
+    gateway's.
 
-    A replica is named by its number, or by its worker's address, name or incarnation; where there is but one replica,
-    it may be left out. An unknown name is FIELD_INVALID, and the message says which there are.
+    A replica is named by its number, or by its worker's address, name or incarnation. If there is only one replica, the
+    name may be left out. An unknown name is FIELD_INVALID; the message lists the known ones.
 
-    A path has at most 1,024 bytes, none of them NUL, and parts of at most 255; a version has at most 256 characters. Others
-    are FIELD_INVALID, and so are links that lead in a circle.
+    A path has at most 1,024 bytes, none of them NUL, and parts of at most 255 bytes; a version has at most 256
+    characters. Other values are FIELD_INVALID, and so are links that lead in a circle.
     """
 
     @_abc_1.abstractmethod
@@ -209,7 +238,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.GetStatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.GetStatusResponse, _abc.Awaitable[_admin_pb2.GetStatusResponse]]:
-        """Tells how the gateway, the scheduler and the workers are."""
+        """Returns the status of the gateway, the scheduler and the workers."""
 
     @_abc_1.abstractmethod
     def DrainGateway(
@@ -217,8 +246,8 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.DrainGatewayRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DrainGatewayResponse, _abc.Awaitable[_admin_pb2.DrainGatewayResponse]]:
-        """Has this gateway say that it is not ready, so that balancers send requests elsewhere. It serves all that comes
-        nevertheless. Gateways only; idempotent.
+        """Makes this gateway report that it is not ready, so that load balancers send requests elsewhere. It still serves
+        every request that comes. Gateways only; idempotent.
         """
 
     @_abc_1.abstractmethod
@@ -227,7 +256,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.UndrainGatewayRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.UndrainGatewayResponse, _abc.Awaitable[_admin_pb2.UndrainGatewayResponse]]:
-        """Takes that back. WRONG_STATE in a gateway that was told to end."""
+        """Undoes DrainGateway. WRONG_STATE in a gateway that is shutting down."""
 
     @_abc_1.abstractmethod
     def DrainReplica(
@@ -235,9 +264,10 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.DrainReplicaRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DrainReplicaResponse, _abc.Awaitable[_admin_pb2.DrainReplicaResponse]]:
-        """Has a replica take no new requests. Where another replica takes requests it finishes the steps on their way, and all
-        that it has goes on there; where there is none it finishes what it has, or hands it over once there is one. Then its
-        worker is left alone, through restarts too, until the replica is undrained or the scheduler ends. Idempotent.
+        """Stops a replica from taking new requests. If another replica takes requests, this one finishes the steps in flight,
+        and all of its requests continue there. If there is none, it finishes its requests, or hands them over once there
+        is one. After that its worker is left alone, through restarts too, until the replica is undrained or the scheduler
+        ends. Idempotent.
         """
 
     @_abc_1.abstractmethod
@@ -246,7 +276,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.UndrainReplicaRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.UndrainReplicaResponse, _abc.Awaitable[_admin_pb2.UndrainReplicaResponse]]:
-        """Has it take requests again. Idempotent."""
+        """Lets a replica take requests again. Idempotent."""
 
     @_abc_1.abstractmethod
     def SleepReplica(
@@ -254,9 +284,10 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.SleepReplicaRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.SleepReplicaResponse, _abc.Awaitable[_admin_pb2.SleepReplicaResponse]]:
-        """Has a replica give its memory up, once it has nothing left: its requests end, go on elsewhere or after it woke, as the
-        mode says. It stays asleep, through a restart of its workers too, until it is woken. While all replicas are asleep
-        new requests are refused with SLEEPING. Asleep already, it gives up what a higher level does.
+        """Makes a replica give up its memory once it has no requests left: its requests end, continue elsewhere, or continue
+        after it wakes, as the mode says. It stays asleep until it is woken, even if its workers restart. While all
+        replicas are asleep, new requests are refused with SLEEPING. A replica that is already asleep gives up what a
+        higher level adds.
         """
 
     @_abc_1.abstractmethod
@@ -265,7 +296,9 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.WakeReplicaRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.WakeReplicaResponse, _abc.Awaitable[_admin_pb2.WakeReplicaResponse]]:
-        """Has it take memory again, and requests once it has all of it and its weights are a model's. Idempotent."""
+        """Makes a replica take its memory again. It takes requests once it has all of its memory and the weights of a whole
+        model. Idempotent.
+        """
 
     @_abc_1.abstractmethod
     def UpdateWeights(
@@ -273,10 +306,11 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.UpdateWeightsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.UpdateWeightsResponse], _abc.AsyncIterator[_admin_pb2.UpdateWeightsResponse]]:
-        """Has replicas compute with other weights of the same names and shapes: from a folder, or from the caller, who sends
-        tensors to the workers themselves as it is told. A replica leaves its requests, as the mode says, and takes them
-        again with the new weights, and with an empty prefix cache; then it is the next one's turn. What breaks off leaves a
-        replica stale, which takes no requests: another update heals it, or WakeReplica with `reload`.
+        """Replaces the weights of replicas by others of the same names and shapes. The new weights come from a folder, or
+        from the caller, who sends tensors directly to the workers when the responses say so. A replica first leaves its
+        requests, as the mode says; then it takes requests with the new weights and an empty prefix cache, and the next
+        replica follows. An update that breaks off leaves a replica stale: it takes no requests until another update, or
+        WakeReplica with `reload`.
         """
 
     @_abc_1.abstractmethod
@@ -285,8 +319,9 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.SaveStateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.SaveStateResponse], _abc.AsyncIterator[_admin_pb2.SaveStateResponse]]:
-        """Has all workers of a replica save their weights in a new folder below their --worker-save-root, each its own, once the
-        replica has nothing left: its requests end, go on elsewhere or afterwards, as the mode says. Tells its progress.
+        """Makes each worker of a replica save its weights in a new folder below its own --worker-save-root, once the replica
+        has no requests left: its requests end, continue elsewhere, or continue afterwards, as the mode says. Streams its
+        progress.
         """
 
     @_abc_1.abstractmethod
@@ -295,8 +330,8 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ResetPrefixCacheRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ResetPrefixCacheResponse, _abc.Awaitable[_admin_pb2.ResetPrefixCacheResponse]]:
-        """Forgets what prefix caches hold, on the device and in the swap pool. Blocks that sequences use stay, and are found
-        afterwards too: once these have ended, or the replica is drained, another reset finds them.
+        """Empties the prefix caches, on the device and in the swap pool. Blocks that sequences use stay, and can still be
+        found. Another reset forgets them once these sequences have ended or the replica is drained.
         """
 
     @_abc_1.abstractmethod
@@ -305,7 +340,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.SetLogLevelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.SetLogLevelResponse, _abc.Awaitable[_admin_pb2.SetLogLevelResponse]]:
-        """Changes what processes log, until they end."""
+        """Changes the log level of processes, until they end."""
 
     @_abc_1.abstractmethod
     def StartProfile(
@@ -313,7 +348,9 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.StartProfileRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.StartProfileResponse, _abc.Awaitable[_admin_pb2.StartProfileResponse]]:
-        """Begins to profile a worker. WRONG_STATE while one is recorded; one that was not fetched is discarded."""
+        """Starts to profile a worker. WRONG_STATE while a profile is being recorded. A profile that was not fetched is
+        discarded.
+        """
 
     @_abc_1.abstractmethod
     def StopProfile(
@@ -321,8 +358,8 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.StopProfileRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.StopProfileResponse], _abc.AsyncIterator[_admin_pb2.StopProfileResponse]]:
-        """Ends the profile of a worker and tells it: its summary, then a file, in pieces. It can be fetched again until the
-        next one begins. WRONG_STATE without one.
+        """Ends the profile of a worker and returns it: its summary, then a file, in pieces. It can be fetched again until the
+        next profile starts. WRONG_STATE if there is no profile.
         """
 
     @_abc_1.abstractmethod
@@ -331,10 +368,10 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.LoadLoraRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.LoadLoraResponse, _abc.Awaitable[_admin_pb2.LoadLoraResponse]]:
-        """Loads an adapter (LoRA, or a soft prompt: its folder tells) at all replicas that are ready; others follow. Then
-        requests may name it as their model. The same again: no-op. A name that another one has: WRONG_STATE, unless it is
-        loaded in its place: then requests that run go on with the one that they began with. Without --max-loras:
-        FEATURE_DISABLED.
+        """Loads an adapter (LoRA, or a soft prompt: its folder decides) at all replicas that are ready; others follow. After
+        that, requests can name it as their model. Loading the same adapter again does nothing. A name that another adapter
+        has is WRONG_STATE, unless load_inplace is set: then running requests continue with the adapter that they began
+        with. Without --max-loras: FEATURE_DISABLED.
         """
 
     @_abc_1.abstractmethod
@@ -343,8 +380,8 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.UnloadLoraRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.UnloadLoraResponse, _abc.Awaitable[_admin_pb2.UnloadLoraResponse]]:
-        """Lets no new request have an adapter; requests that run go on with it, then the workers forget it. Idempotent. Of one
-        that is pinned: WRONG_STATE.
+        """Refuses an adapter to new requests. Running requests continue with it; then the workers forget it. Idempotent. A
+        pinned adapter is WRONG_STATE.
         """
 
     @_abc_1.abstractmethod
@@ -353,7 +390,9 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.PinLoraRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.PinLoraResponse, _abc.Awaitable[_admin_pb2.PinLoraResponse]]:
-        """Keeps an adapter in the workers' caches, where others leave for those that are used more recently; or no longer."""
+        """Pins an adapter in the workers' caches, or unpins it. A pinned adapter is not evicted for adapters that were used
+        more recently.
+        """
 
     @_abc_1.abstractmethod
     def ListLoras(
@@ -361,7 +400,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.ListLorasRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.ListLorasResponse, _abc.Awaitable[_admin_pb2.ListLorasResponse]]:
-        """Tells the adapters that requests may name, and where they are."""
+        """Lists the adapters that requests can name, and the replicas that have them."""
 
     @_abc_1.abstractmethod
     def InspectModel(
@@ -377,8 +416,9 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.CallOperationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.CallOperationResponse, _abc.Awaitable[_admin_pb2.CallOperationResponse]]:
-        """Has each worker of a replica do one of a closed list of operations, between its steps. Fails as a whole:
-        OPERATION_DEADLINE names the ranks that did not answer in time, another error the first rank that refused.
+        """Makes each worker of a replica do one of a closed list of operations, between its steps. The call fails as a whole:
+        OPERATION_DEADLINE names the ranks that did not answer in time; another error is that of the first rank that
+        refused.
         """
 
     @_abc_1.abstractmethod
@@ -387,7 +427,9 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.CallExtensionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.CallExtensionResponse, _abc.Awaitable[_admin_pb2.CallExtensionResponse]]:
-        """Has each worker of a replica do an operation of an extension that it was started with. Fails as CallOperation does."""
+        """Makes each worker of a replica do an operation of an extension that it was started with. Fails as CallOperation
+        does.
+        """
 
     @_abc_1.abstractmethod
     def DumpState(
@@ -395,6 +437,6 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.DumpStateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.DumpStateResponse, _abc.Awaitable[_admin_pb2.DumpStateResponse]]:
-        """Tells what the scheduler has: each request, where it is, and what it holds. No text, no token ids."""
+        """Returns the scheduler's state: each request, where it is, and what it holds. Contains no text and no token ids."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -26,29 +26,29 @@ class _LogLevel:
 class _LogLevelEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LogLevel.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     LOG_LEVEL_UNSPECIFIED: _LogLevel.ValueType  # 0
-    """Not said: an error where one is asked for."""
+    """No level is given: an error where a level is asked for."""
     LOG_LEVEL_DEBUG: _LogLevel.ValueType  # 1
-    """What only a developer wants."""
+    """Details for developers."""
     LOG_LEVEL_INFO: _LogLevel.ValueType  # 2
-    """Normal running."""
+    """Normal operation."""
     LOG_LEVEL_WARNING: _LogLevel.ValueType  # 3
-    """What an operator should look at."""
+    """Events that an operator should look at."""
     LOG_LEVEL_ERROR: _LogLevel.ValueType  # 4
-    """What cost a user something."""
+    """Failures that a user noticed."""
 
 class LogLevel(_LogLevel, metaclass=_LogLevelEnumTypeWrapper):
-    """The least important events that a process writes to its log."""
+    """The lowest severity that a process writes to its log."""
 
 LOG_LEVEL_UNSPECIFIED: LogLevel.ValueType  # 0
-"""Not said: an error where one is asked for."""
+"""No level is given: an error where a level is asked for."""
 LOG_LEVEL_DEBUG: LogLevel.ValueType  # 1
-"""What only a developer wants."""
+"""Details for developers."""
 LOG_LEVEL_INFO: LogLevel.ValueType  # 2
-"""Normal running."""
+"""Normal operation."""
 LOG_LEVEL_WARNING: LogLevel.ValueType  # 3
-"""What an operator should look at."""
+"""Events that an operator should look at."""
 LOG_LEVEL_ERROR: LogLevel.ValueType  # 4
-"""What cost a user something."""
+"""Failures that a user noticed."""
 Global___LogLevel: _TypeAlias = LogLevel  # noqa: Y015
 
 class _ProfileDetail:
@@ -60,22 +60,22 @@ class _ProfileDetailEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Profile
     PROFILE_DETAIL_UNSPECIFIED: _ProfileDetail.ValueType  # 0
     """The worker chooses: OPERATIONS on a GPU, STEPS on a CPU."""
     PROFILE_DETAIL_STEPS: _ProfileDetail.ValueType  # 1
-    """The phases of each step, from the worker's own clock. Costs microseconds a step."""
+    """The phases of each step, measured by the worker's own clock. Costs microseconds per step."""
     PROFILE_DETAIL_OPERATIONS: _ProfileDetail.ValueType  # 2
-    """These, and what torch's profiler sees below: operations and, on a GPU, kernels. Makes steps slower. Of the CPU's own
-    kernels it sees nothing: a step is one call of theirs.
+    """The phases of each step, and the operations and GPU kernels that torch's profiler records. Makes steps slower.
+    Blockyard's own CPU kernels do not show: torch sees a whole step as one call.
     """
 
 class ProfileDetail(_ProfileDetail, metaclass=_ProfileDetailEnumTypeWrapper):
-    """What a profile is made of."""
+    """The detail of a profile."""
 
 PROFILE_DETAIL_UNSPECIFIED: ProfileDetail.ValueType  # 0
 """The worker chooses: OPERATIONS on a GPU, STEPS on a CPU."""
 PROFILE_DETAIL_STEPS: ProfileDetail.ValueType  # 1
-"""The phases of each step, from the worker's own clock. Costs microseconds a step."""
+"""The phases of each step, measured by the worker's own clock. Costs microseconds per step."""
 PROFILE_DETAIL_OPERATIONS: ProfileDetail.ValueType  # 2
-"""These, and what torch's profiler sees below: operations and, on a GPU, kernels. Makes steps slower. Of the CPU's own
-kernels it sees nothing: a step is one call of theirs.
+"""The phases of each step, and the operations and GPU kernels that torch's profiler records. Makes steps slower.
+Blockyard's own CPU kernels do not show: torch sees a whole step as one call.
 """
 Global___ProfileDetail: _TypeAlias = ProfileDetail  # noqa: Y015
 
@@ -86,21 +86,21 @@ class _MemoryTag:
 class _MemoryTagEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_MemoryTag.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     MEMORY_TAG_UNSPECIFIED: _MemoryTag.ValueType  # 0
-    """Not known."""
+    """The tag is not known."""
     MEMORY_TAG_WEIGHTS: _MemoryTag.ValueType  # 1
     """The weights."""
     MEMORY_TAG_KV_CACHE: _MemoryTag.ValueType  # 2
-    """The pools of blocks."""
+    """The block pools."""
 
 class MemoryTag(_MemoryTag, metaclass=_MemoryTagEnumTypeWrapper):
-    """Memory that can be given up."""
+    """A part of a worker's memory that can be given up."""
 
 MEMORY_TAG_UNSPECIFIED: MemoryTag.ValueType  # 0
-"""Not known."""
+"""The tag is not known."""
 MEMORY_TAG_WEIGHTS: MemoryTag.ValueType  # 1
 """The weights."""
 MEMORY_TAG_KV_CACHE: MemoryTag.ValueType  # 2
-"""The pools of blocks."""
+"""The block pools."""
 Global___MemoryTag: _TypeAlias = MemoryTag  # noqa: Y015
 
 class _StateFormat:
@@ -110,36 +110,44 @@ class _StateFormat:
 class _StateFormatEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StateFormat.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     STATE_FORMAT_UNSPECIFIED: _StateFormat.ValueType  # 0
-    """Not said: an error where one is asked for."""
+    """No format is given: an error where a format is asked for."""
     STATE_FORMAT_SHARDED: _StateFormat.ValueType  # 1
-    """Each rank's parts of the tensors, in safetensors files: for any kernels, dtype and quantization, and the same layout."""
+    """Each rank's parts of the tensors, in safetensors files. Any kernels, dtype and quantization can load them, with the
+    same parallel layout.
+    """
     STATE_FORMAT_PACKED: _StateFormat.ValueType  # 2
-    """As they lie in memory: read fastest, by the same version of Blockyard with the same kernels and settings alone."""
+    """The weights as they are laid out in memory. They load fastest, but only with the same version of Blockyard, the
+    same kernels and the same settings.
+    """
 
 class StateFormat(_StateFormat, metaclass=_StateFormatEnumTypeWrapper):
-    """What weights are saved as."""
+    """The format in which weights are saved."""
 
 STATE_FORMAT_UNSPECIFIED: StateFormat.ValueType  # 0
-"""Not said: an error where one is asked for."""
+"""No format is given: an error where a format is asked for."""
 STATE_FORMAT_SHARDED: StateFormat.ValueType  # 1
-"""Each rank's parts of the tensors, in safetensors files: for any kernels, dtype and quantization, and the same layout."""
+"""Each rank's parts of the tensors, in safetensors files. Any kernels, dtype and quantization can load them, with the
+same parallel layout.
+"""
 STATE_FORMAT_PACKED: StateFormat.ValueType  # 2
-"""As they lie in memory: read fastest, by the same version of Blockyard with the same kernels and settings alone."""
+"""The weights as they are laid out in memory. They load fastest, but only with the same version of Blockyard, the
+same kernels and the same settings.
+"""
 Global___StateFormat: _TypeAlias = StateFormat  # noqa: Y015
 
 @_typing.final
 class ProfileOptions(_message.Message):
-    """What to profile, and how much of it."""
+    """The detail and the length of a profile."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     DETAIL_FIELD_NUMBER: _builtins.int
     MAX_STEPS_FIELD_NUMBER: _builtins.int
     detail: Global___ProfileDetail.ValueType
-    """What it is made of."""
+    """The detail to record."""
     max_steps: _builtins.int
-    """Steps to record; those that come later are not. 0, or more than the worker allows: as many as that is, 20,000 with
-    STEPS and 200 with OPERATIONS.
+    """The number of steps to record; later steps are not recorded. 0 or a number above the worker's limit means the
+    limit: 20,000 with STEPS and 200 with OPERATIONS.
     """
     def __init__(
         self,
@@ -157,7 +165,7 @@ Global___ProfileOptions: _TypeAlias = ProfileOptions  # noqa: Y015
 
 @_typing.final
 class ProfileSummary(_message.Message):
-    """What a profile holds."""
+    """The content of a profile."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -166,13 +174,13 @@ class ProfileSummary(_message.Message):
     NUM_BYTES_FIELD_NUMBER: _builtins.int
     WORKER_FIELD_NUMBER: _builtins.int
     detail: Global___ProfileDetail.ValueType
-    """What it is made of."""
+    """The detail that was recorded."""
     num_steps: _builtins.int
-    """Steps recorded."""
+    """Number of recorded steps."""
     num_bytes: _builtins.int
-    """Bytes of the file that follows."""
+    """Size in bytes of the file that follows."""
     worker: _builtins.str
-    """The worker's process: its name and its incarnation, separated by a space."""
+    """The worker's name and the incarnation of its process, separated by a space."""
     def __init__(
         self,
         *,
@@ -191,7 +199,7 @@ Global___ProfileSummary: _TypeAlias = ProfileSummary  # noqa: Y015
 
 @_typing.final
 class TensorHead(_message.Message):
-    """A tensor of a model, without its numbers."""
+    """The name, type, shape and checksums of a model's tensor, without its values."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -202,23 +210,24 @@ class TensorHead(_message.Message):
     CRC32_FIELD_NUMBER: _builtins.int
     SAMPLE_SHA256_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """As in the model's checkpoint: "model.norm.weight"."""
+    """The tensor's name in the model's checkpoint: "model.norm.weight"."""
     dtype: _builtins.str
-    """As safetensors has it: F64, F32, F16 or BF16."""
+    """The type of its values, as safetensors names it: F64, F32, F16 or BF16."""
     sha256: _builtins.bytes
-    """SHA-256 of its bytes, little-endian and without gaps. Whatever damages bytes on their way shows in crc32 too, for a
-    fourth of the time; neither protects against who can change both, which is what TLS is for.
+    """SHA-256 of its bytes, little-endian and without gaps. crc32 detects transmission errors too, in a fourth of the
+    time. Neither protects against an attacker who can change both the bytes and the checksum; TLS does.
     """
     crc32: _builtins.int
-    """CRC-32 of its bytes, as in gzip. One of both must be there; both are compared."""
+    """CRC-32 of its bytes, as in gzip. At least one of sha256 and crc32 must be set; each one that is set is compared."""
     sample_sha256: _builtins.bytes
-    """SHA-256 of a line "NAME [SIZE, SIZE] DTYPE", as Python prints it and with its line feed, and of a sample of the
-    tensor's bytes: all if they are at most 64 KiB, else 64 pieces of 1 KiB, of which piece i begins at byte
-    i * (bytes - 1024) / 63, rounded down. With it a worker need not get a tensor that only others hold.
+    """SHA-256 of the line "NAME [SIZE, SIZE] DTYPE", as Python prints it and with its line feed, followed by a sample of
+    the tensor's bytes. The sample is all bytes if there are at most 64 KiB, else 64 pieces of 1 KiB, of which piece i
+    begins at byte i * (bytes - 1024) / 63, rounded down. If it is set, a worker need not receive a tensor that only
+    other workers hold.
     """
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Its sizes, the slowest dimension first."""
+        """The sizes of its dimensions, the slowest one first."""
 
     def __init__(
         self,
@@ -242,7 +251,7 @@ Global___TensorHead: _TypeAlias = TensorHead  # noqa: Y015
 
 @_typing.final
 class SavedState(_message.Message):
-    """What one worker has saved."""
+    """The files that one worker has saved."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -252,7 +261,7 @@ class SavedState(_message.Message):
     folder: _builtins.str
     """The folder, on the worker's machine."""
     num_bytes: _builtins.int
-    """Their bytes."""
+    """Total size of these files in bytes."""
     @_builtins.property
     def files(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The names of the files that this worker wrote."""

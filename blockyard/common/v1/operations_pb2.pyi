@@ -20,7 +20,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class Operation(_message.Message):
-    """What a worker can be asked to do beside its steps: this and nothing else. What is not in the list is an extension,
+    """An operation that a worker can do beside its steps. This list is closed; any other operation is part of an extension,
     which the worker is started with.
     """
 
@@ -34,11 +34,11 @@ class Operation(_message.Message):
     COLLECT_GARBAGE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def check_numerics(self) -> Global___CheckNumerics:
-        """Looks for what is no finite number. LOADED, CACHE_READY, RUNNING."""
+        """Finds values that are NaN or infinite. LOADED, CACHE_READY, RUNNING."""
 
     @_builtins.property
     def measure_bandwidth(self) -> Global___MeasureBandwidth:
-        """Measures how fast memory is. Any state after InitDevice."""
+        """Measures the bandwidth of memory. Any state after InitDevice."""
 
     @_builtins.property
     def weight_norms(self) -> Global___WeightNorms:
@@ -46,15 +46,15 @@ class Operation(_message.Message):
 
     @_builtins.property
     def memory_summary(self) -> Global___MemorySummary:
-        """Tells what memory holds. Any state after InitDevice."""
+        """Returns how memory is used. Any state after InitDevice."""
 
     @_builtins.property
     def describe_group(self) -> Global___DescribeGroup:
-        """Tells the worker's place in its replica, and its group. Any state after InitDevice."""
+        """Returns the worker's place in its replica, and its group. Any state after InitDevice."""
 
     @_builtins.property
     def collect_garbage(self) -> Global___CollectGarbage:
-        """Frees what is kept for later. Any state after InitDevice."""
+        """Frees memory that is only kept for later use. Any state after InitDevice."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ Global___Operation: _TypeAlias = Operation  # noqa: Y015
 
 @_typing.final
 class OperationResult(_message.Message):
-    """What an operation found."""
+    """The result of an operation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -90,19 +90,19 @@ class OperationResult(_message.Message):
     COLLECT_GARBAGE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def check_numerics(self) -> Global___NumericsReport:
-        """What is not finite."""
+        """The values that are not finite."""
 
     @_builtins.property
     def measure_bandwidth(self) -> Global___BandwidthReport:
-        """How fast memory is."""
+        """The bandwidth of memory."""
 
     @_builtins.property
     def weight_norms(self) -> Global___WeightNormsReport:
-        """Norms of weights."""
+        """The norms of weights."""
 
     @_builtins.property
     def memory_summary(self) -> Global___MemoryReport:
-        """What memory holds."""
+        """The use of memory."""
 
     @_builtins.property
     def describe_group(self) -> Global___GroupReport:
@@ -110,7 +110,7 @@ class OperationResult(_message.Message):
 
     @_builtins.property
     def collect_garbage(self) -> Global___GarbageReport:
-        """What was freed."""
+        """The memory that was freed."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ Global___CheckNumerics: _TypeAlias = CheckNumerics  # noqa: Y015
 
 @_typing.final
 class NumericsReport(_message.Message):
-    """What is not finite."""
+    """The tensors and blocks with values that are not finite."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -160,16 +160,16 @@ class NumericsReport(_message.Message):
     TENSORS_FIELD_NUMBER: _builtins.int
     DEVICE_BLOCK_IDS_FIELD_NUMBER: _builtins.int
     num_tensors: _builtins.int
-    """Tensors that were looked at."""
+    """Number of tensors that were checked."""
     num_blocks: _builtins.int
-    """Device blocks that were looked at."""
+    """Number of device blocks that were checked."""
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___StrangeTensor]:
-        """Tensors with numbers that are not finite."""
+        """Tensors with values that are not finite."""
 
     @_builtins.property
     def device_block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Device blocks with such numbers."""
+        """Ids of the device blocks with values that are not finite."""
 
     def __init__(
         self,
@@ -189,7 +189,7 @@ Global___NumericsReport: _TypeAlias = NumericsReport  # noqa: Y015
 
 @_typing.final
 class StrangeTensor(_message.Message):
-    """A tensor with numbers that are not finite."""
+    """A tensor with values that are not finite."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -197,11 +197,11 @@ class StrangeTensor(_message.Message):
     NUM_NANS_FIELD_NUMBER: _builtins.int
     NUM_INFINITIES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Its name, as in a checkpoint."""
+    """The tensor's name in a checkpoint."""
     num_nans: _builtins.int
-    """Numbers that are NaN."""
+    """Number of values that are NaN."""
     num_infinities: _builtins.int
-    """Numbers that are infinite."""
+    """Number of values that are infinite."""
     def __init__(
         self,
         *,
@@ -219,13 +219,13 @@ Global___StrangeTensor: _TypeAlias = StrangeTensor  # noqa: Y015
 
 @_typing.final
 class MeasureBandwidth(_message.Message):
-    """Copies bytes between two buffers of this size, some times."""
+    """Copies bytes between two buffers of this size several times."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NUM_BYTES_FIELD_NUMBER: _builtins.int
     num_bytes: _builtins.int
-    """Of each buffer, at most 2^30; 0: 2^26."""
+    """Size of each buffer in bytes, at most 2^30; 0 means 2^26."""
     def __init__(
         self,
         *,
@@ -241,14 +241,14 @@ Global___MeasureBandwidth: _TypeAlias = MeasureBandwidth  # noqa: Y015
 
 @_typing.final
 class BandwidthReport(_message.Message):
-    """How fast memory is."""
+    """The bandwidth of memory."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     WAYS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def ways(self) -> _containers.RepeatedCompositeFieldContainer[Global___Bandwidth]:
-        """Each way."""
+        """The bandwidth of each direction."""
 
     def __init__(
         self,
@@ -265,16 +265,16 @@ Global___BandwidthReport: _TypeAlias = BandwidthReport  # noqa: Y015
 
 @_typing.final
 class Bandwidth(_message.Message):
-    """How fast one way is."""
+    """The bandwidth in one direction."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     NAME_FIELD_NUMBER: _builtins.int
     BYTES_PER_SECOND_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """"copy" within the device's memory; "host to device", "device to host"."""
+    """The direction: "copy" (within the device's memory), "host to device" or "device to host"."""
     bytes_per_second: _builtins.float
-    """The fastest copy's: what it read, per second."""
+    """Bytes per second that the fastest copy read."""
     def __init__(
         self,
         *,
@@ -298,8 +298,8 @@ class WeightNorms(_message.Message):
     NAMES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Tensors, by their names in a checkpoint; empty: all. One that this worker has no part of is passed over; one that
-        no worker can have: FIELD_INVALID.
+        """Names of tensors in a checkpoint; empty means all tensors. A tensor of which this worker has no part is left out; a
+        name that no worker can have is FIELD_INVALID.
         """
 
     def __init__(
@@ -317,14 +317,14 @@ Global___WeightNorms: _TypeAlias = WeightNorms  # noqa: Y015
 
 @_typing.final
 class WeightNormsReport(_message.Message):
-    """Norms of weights."""
+    """The norms of weights."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     WEIGHTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def weights(self) -> _containers.RepeatedCompositeFieldContainer[Global___WeightNorm]:
-        """In the order in which the network uses them."""
+        """One norm per tensor, in the order in which the network uses the tensors."""
 
     def __init__(
         self,
@@ -341,7 +341,7 @@ Global___WeightNormsReport: _TypeAlias = WeightNormsReport  # noqa: Y015
 
 @_typing.final
 class WeightNorm(_message.Message):
-    """The norm of a tensor."""
+    """The norm of one tensor."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -350,14 +350,14 @@ class WeightNorm(_message.Message):
     NORM_FIELD_NUMBER: _builtins.int
     LARGEST_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Its name, as in a checkpoint."""
+    """The tensor's name in a checkpoint."""
     norm: _builtins.float
-    """The root of the sum of its squares."""
+    """The square root of the sum of the squares of its values."""
     largest: _builtins.float
-    """Its largest magnitude."""
+    """The largest absolute value."""
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The sizes of this worker's part."""
+        """The shape of this worker's part."""
 
     def __init__(
         self,
@@ -377,7 +377,7 @@ Global___WeightNorm: _TypeAlias = WeightNorm  # noqa: Y015
 
 @_typing.final
 class MemorySummary(_message.Message):
-    """Asks what memory holds."""
+    """Asks how memory is used."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -394,7 +394,7 @@ Global___MemorySummary: _TypeAlias = MemorySummary  # noqa: Y015
 
 @_typing.final
 class MemoryReport(_message.Message):
-    """What memory holds, in bytes."""
+    """The use of memory, in bytes."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -407,21 +407,21 @@ class MemoryReport(_message.Message):
     ALLOCATED_BYTES_FIELD_NUMBER: _builtins.int
     RESERVED_BYTES_FIELD_NUMBER: _builtins.int
     device_total_bytes: _builtins.int
-    """The device's memory, or what this process may use of the host's."""
+    """Total memory of the device; on a CPU, the host memory that this process may use."""
     device_available_bytes: _builtins.int
-    """Of that, what anybody may still take."""
+    """The part of it that is still free to take."""
     process_bytes: _builtins.int
-    """This process's part of the host's memory."""
+    """Host memory that this process holds."""
     weights_bytes: _builtins.int
-    """Weights, though they may be asleep."""
+    """The weights, also while they are asleep."""
     device_blocks_bytes: _builtins.int
-    """The pool of device blocks, though it may be asleep."""
+    """The pool of device blocks, also while it is asleep."""
     host_blocks_bytes: _builtins.int
     """The pool of host blocks."""
     allocated_bytes: _builtins.int
-    """Of a GPU: what torch's allocator has given out."""
+    """Memory that torch's allocator has given out on the GPU; 0 on a CPU."""
     reserved_bytes: _builtins.int
-    """Of a GPU: what torch's allocator holds, given out or not."""
+    """Memory that torch's allocator holds on the GPU, given out or not; 0 on a CPU."""
     def __init__(
         self,
         *,
@@ -444,7 +444,7 @@ Global___MemoryReport: _TypeAlias = MemoryReport  # noqa: Y015
 
 @_typing.final
 class DescribeGroup(_message.Message):
-    """Asks for the worker's place."""
+    """Asks for the worker's place in its replica, and its group."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -473,19 +473,19 @@ class GroupReport(_message.Message):
     FIRST_LAYER_FIELD_NUMBER: _builtins.int
     NUM_LAYERS_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
-    """Its rank."""
+    """The worker's rank."""
     tensor_parallel_size: _builtins.int
-    """Workers that share each layer."""
+    """Number of workers that share each layer."""
     pipeline_parallel_size: _builtins.int
-    """Stages."""
+    """Number of pipeline stages."""
     epoch: _builtins.int
-    """The epoch of its group; 0: it is in none."""
+    """The epoch of its group; 0 if the worker is in no group."""
     problem: _builtins.str
-    """Why that broke or ended, in words; empty while it is whole."""
+    """Why the group broke or ended, in words; empty while the group is whole."""
     first_layer: _builtins.int
-    """Its first layer."""
+    """Index of the worker's first layer."""
     num_layers: _builtins.int
-    """Its layers; 0 before LoadModel."""
+    """Number of the worker's layers; 0 before LoadModel."""
     def __init__(
         self,
         *,
@@ -507,7 +507,7 @@ Global___GroupReport: _TypeAlias = GroupReport  # noqa: Y015
 
 @_typing.final
 class CollectGarbage(_message.Message):
-    """Runs the garbage collector, and gives back what allocators keep."""
+    """Runs the garbage collector, and returns the allocators' unused memory."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -524,7 +524,7 @@ Global___CollectGarbage: _TypeAlias = CollectGarbage  # noqa: Y015
 
 @_typing.final
 class GarbageReport(_message.Message):
-    """What was freed."""
+    """The memory that was freed."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -532,11 +532,11 @@ class GarbageReport(_message.Message):
     FREED_BYTES_FIELD_NUMBER: _builtins.int
     FREED_DEVICE_BYTES_FIELD_NUMBER: _builtins.int
     num_objects: _builtins.int
-    """Objects that nobody could reach."""
+    """Number of unreachable objects that were freed."""
     freed_bytes: _builtins.int
-    """Bytes of the host's memory."""
+    """Freed bytes of host memory."""
     freed_device_bytes: _builtins.int
-    """Bytes of the device's memory."""
+    """Freed bytes of device memory."""
     def __init__(
         self,
         *,

@@ -26,37 +26,39 @@ class _PoolingKind:
 class _PoolingKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PoolingKind.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     POOLING_KIND_UNSPECIFIED: _PoolingKind.ValueType  # 0
-    """Not said: refused."""
+    """No kind is given: refused."""
     POOLING_KIND_LAST: _PoolingKind.ValueType  # 1
     """The last token's row."""
     POOLING_KIND_FIRST: _PoolingKind.ValueType  # 2
     """The first token's row."""
     POOLING_KIND_MEAN: _PoolingKind.ValueType  # 3
-    """The mean of all rows: their sum in the order of the tokens, in float32, over their number."""
+    """The mean of all rows: their sum in the order of the tokens, in float32, divided by their number."""
     POOLING_KIND_TOKENS: _PoolingKind.ValueType  # 4
-    """All rows, one after the other."""
+    """All rows, in the order of the tokens."""
     POOLING_KIND_CLASSIFY: _PoolingKind.ValueType  # 5
-    """What the model's head says of each of its labels, after its activation: as many numbers as there are labels."""
+    """The output of the model's classification head after its activation: one number per label."""
     POOLING_KIND_LABEL_LOGITS: _PoolingKind.ValueType  # 6
-    """The softmax over the logits of label_token_ids, at the last token, in their order."""
+    """The softmax over the last token's logits of label_token_ids, in their order."""
 
 class PoolingKind(_PoolingKind, metaclass=_PoolingKindEnumTypeWrapper):
-    """Which numbers are made of the rows that a network computes of a sequence, its hidden states after the last norm."""
+    """How a sequence's result is computed from its rows: the network's hidden states after the last norm, one row per
+    token.
+    """
 
 POOLING_KIND_UNSPECIFIED: PoolingKind.ValueType  # 0
-"""Not said: refused."""
+"""No kind is given: refused."""
 POOLING_KIND_LAST: PoolingKind.ValueType  # 1
 """The last token's row."""
 POOLING_KIND_FIRST: PoolingKind.ValueType  # 2
 """The first token's row."""
 POOLING_KIND_MEAN: PoolingKind.ValueType  # 3
-"""The mean of all rows: their sum in the order of the tokens, in float32, over their number."""
+"""The mean of all rows: their sum in the order of the tokens, in float32, divided by their number."""
 POOLING_KIND_TOKENS: PoolingKind.ValueType  # 4
-"""All rows, one after the other."""
+"""All rows, in the order of the tokens."""
 POOLING_KIND_CLASSIFY: PoolingKind.ValueType  # 5
-"""What the model's head says of each of its labels, after its activation: as many numbers as there are labels."""
+"""The output of the model's classification head after its activation: one number per label."""
 POOLING_KIND_LABEL_LOGITS: PoolingKind.ValueType  # 6
-"""The softmax over the logits of label_token_ids, at the last token, in their order."""
+"""The softmax over the last token's logits of label_token_ids, in their order."""
 Global___PoolingKind: _TypeAlias = PoolingKind  # noqa: Y015
 
 class _Task:
@@ -66,38 +68,38 @@ class _Task:
 class _TaskEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Task.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     TASK_UNSPECIFIED: _Task.ValueType  # 0
-    """As the model's files say: TASK_EMBED or TASK_CLASSIFY where they name a pooling or a head for it, TASK_GENERATE for a
-    decoder without. A model of which no file says what to make of it is refused.
+    """The model's files decide: TASK_EMBED or TASK_CLASSIFY if they name a pooling or a head for it, TASK_GENERATE for a
+    decoder without one. A model whose files name no task is refused.
     """
     TASK_GENERATE: _Task.ValueType  # 1
-    """Tokens."""
+    """Generates tokens."""
     TASK_EMBED: _Task.ValueType  # 2
-    """Vectors of texts."""
+    """Computes vectors of texts."""
     TASK_CLASSIFY: _Task.ValueType  # 3
-    """Labels of texts."""
+    """Classifies texts by labels."""
     TASK_SCORE: _Task.ValueType  # 4
-    """How well documents answer a query."""
+    """Scores how well documents answer a query."""
 
 class Task(_Task, metaclass=_TaskEnumTypeWrapper):
-    """What a model is served for."""
+    """The task that a model is served for."""
 
 TASK_UNSPECIFIED: Task.ValueType  # 0
-"""As the model's files say: TASK_EMBED or TASK_CLASSIFY where they name a pooling or a head for it, TASK_GENERATE for a
-decoder without. A model of which no file says what to make of it is refused.
+"""The model's files decide: TASK_EMBED or TASK_CLASSIFY if they name a pooling or a head for it, TASK_GENERATE for a
+decoder without one. A model whose files name no task is refused.
 """
 TASK_GENERATE: Task.ValueType  # 1
-"""Tokens."""
+"""Generates tokens."""
 TASK_EMBED: Task.ValueType  # 2
-"""Vectors of texts."""
+"""Computes vectors of texts."""
 TASK_CLASSIFY: Task.ValueType  # 3
-"""Labels of texts."""
+"""Classifies texts by labels."""
 TASK_SCORE: Task.ValueType  # 4
-"""How well documents answer a query."""
+"""Scores how well documents answer a query."""
 Global___Task: _TypeAlias = Task  # noqa: Y015
 
 @_typing.final
 class Pooling(_message.Message):
-    """What to make of a sequence instead of more tokens."""
+    """The result to compute from a sequence instead of generating tokens."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -108,20 +110,20 @@ class Pooling(_message.Message):
     LEAVES_RAW_FIELD_NUMBER: _builtins.int
     SECOND_FROM_FIELD_NUMBER: _builtins.int
     kind: Global___PoolingKind.ValueType
-    """Which numbers."""
+    """How to compute the result."""
     normalise: _builtins.bool
-    """Divide each row by its length (the square root of the sum of its squares, in order, in float32)."""
+    """Divide each row by its length: the square root of the sum of its squares, added in order, in float32."""
     dimensions: _builtins.int
-    """Keep the first so many numbers of each row, before it is normalised; 0: all."""
+    """Number of values to keep of each row, from its beginning, before it is normalised; 0 keeps all."""
     leaves_raw: _builtins.bool
-    """For CLASSIFY: the head's numbers as they are, without its activation."""
+    """Return the classification head's output without its activation; only for CLASSIFY."""
     second_from: _builtins.int
-    """Of a pair of texts, for networks that tell them apart by token types: the place of the second one's first token. The
-    tokens from there on have type 1, those before it type 0; 0: all have type 0.
+    """Index of the second text's first token in a pair of texts, for networks that tell the texts apart by token types.
+    Tokens from there on have type 1, those before it type 0; 0 means that all tokens have type 0.
     """
     @_builtins.property
     def label_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """For LABEL_LOGITS: the tokens, 1 to 128."""
+        """Ids of the label tokens, 1 to 128; only for LABEL_LOGITS."""
 
     def __init__(
         self,

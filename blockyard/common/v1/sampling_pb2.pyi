@@ -28,23 +28,23 @@ class _EarlyStoppingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EarlySt
     EARLY_STOPPING_UNSPECIFIED: _EarlyStopping.ValueType  # 0
     """The default: HEURISTIC."""
     EARLY_STOPPING_HEURISTIC: _EarlyStopping.ValueType  # 1
-    """When no better one is likely: by the best running beam at its present length."""
+    """When a better beam is unlikely, judged by the best running beam at its present length."""
     EARLY_STOPPING_FIRST: _EarlyStopping.ValueType  # 2
-    """As soon as there are `width` finished ones."""
+    """As soon as `width` beams are finished."""
     EARLY_STOPPING_NEVER: _EarlyStopping.ValueType  # 3
-    """When no better one is possible."""
+    """When no better beam is possible."""
 
 class EarlyStopping(_EarlyStopping, metaclass=_EarlyStoppingEnumTypeWrapper):
-    """When a beam search ends, where max_tokens does not end it before."""
+    """When a beam search ends, if max_tokens does not end it before."""
 
 EARLY_STOPPING_UNSPECIFIED: EarlyStopping.ValueType  # 0
 """The default: HEURISTIC."""
 EARLY_STOPPING_HEURISTIC: EarlyStopping.ValueType  # 1
-"""When no better one is likely: by the best running beam at its present length."""
+"""When a better beam is unlikely, judged by the best running beam at its present length."""
 EARLY_STOPPING_FIRST: EarlyStopping.ValueType  # 2
-"""As soon as there are `width` finished ones."""
+"""As soon as `width` beams are finished."""
 EARLY_STOPPING_NEVER: EarlyStopping.ValueType  # 3
-"""When no better one is possible."""
+"""When no better beam is possible."""
 Global___EarlyStopping: _TypeAlias = EarlyStopping  # noqa: Y015
 
 class _FinishReason:
@@ -54,29 +54,29 @@ class _FinishReason:
 class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishReason.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     FINISH_REASON_UNSPECIFIED: _FinishReason.ValueType  # 0
-    """Not ended."""
+    """The sequence has not ended."""
     FINISH_REASON_STOP: _FinishReason.ValueType  # 1
-    """An end token, a stop token or a stop string."""
+    """The sequence reached an end token, a stop token or a stop string."""
     FINISH_REASON_LENGTH: _FinishReason.ValueType  # 2
-    """max_tokens or the model's length was reached."""
+    """The sequence reached max_tokens or the model's length."""
     FINISH_REASON_ABORT: _FinishReason.ValueType  # 3
-    """It was cancelled."""
+    """The sequence was cancelled."""
     FINISH_REASON_ERROR: _FinishReason.ValueType  # 4
-    """It failed; the error beside it says why."""
+    """The sequence failed; the error beside this reason says why."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
     """Why a sequence ended."""
 
 FINISH_REASON_UNSPECIFIED: FinishReason.ValueType  # 0
-"""Not ended."""
+"""The sequence has not ended."""
 FINISH_REASON_STOP: FinishReason.ValueType  # 1
-"""An end token, a stop token or a stop string."""
+"""The sequence reached an end token, a stop token or a stop string."""
 FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
-"""max_tokens or the model's length was reached."""
+"""The sequence reached max_tokens or the model's length."""
 FINISH_REASON_ABORT: FinishReason.ValueType  # 3
-"""It was cancelled."""
+"""The sequence was cancelled."""
 FINISH_REASON_ERROR: FinishReason.ValueType  # 4
-"""It failed; the error beside it says why."""
+"""The sequence failed; the error beside this reason says why."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 @_typing.final
@@ -125,30 +125,30 @@ class SamplingParams(_message.Message):
     top_p: _builtins.float
     """Keep the smallest set of tokens whose probabilities sum to at least this, in (0, 1]. Default 1 (off)."""
     top_k: _builtins.int
-    """Keep this many of the best tokens; 0 is off. Default 0."""
+    """Keep only this many of the most likely tokens; 0 is off. Default 0."""
     min_p: _builtins.float
-    """Drop tokens less likely than this share of the likeliest one, in [0, 1]. Default 0 (off)."""
+    """Drop tokens whose probability is below this fraction of the most likely token's, in [0, 1]. Default 0 (off)."""
     presence_penalty: _builtins.float
-    """Subtracted once from every token that was generated before, in [-2, 2]. Default 0."""
+    """Subtracted once from the logit of every token that was generated before, in [-2, 2]. Default 0."""
     frequency_penalty: _builtins.float
-    """Subtracted for every time that a token was generated before, in [-2, 2]. Default 0."""
+    """Subtracted from a token's logit once for every time that it was generated before, in [-2, 2]. Default 0."""
     repetition_penalty: _builtins.float
     """Divides positive and multiplies negative logits of tokens in the prompt or the output, > 0. Default 1."""
     seed: _builtins.int
-    """Key of the random draws. Default: a hash of the request_id, told in Accepted."""
+    """Key of the random draws. Default: a hash of the request_id, which Accepted returns."""
     logprobs: _builtins.int
-    """Tell the log probability and the rank of each chosen token, and those of this many of the best tokens beside it,
-    0 to 20, by the model's logits before anything above changed them. Absent: none.
+    """Return the log probability and the rank of each chosen token, and of this many of the most likely tokens beside it,
+    0 to 20. They are computed from the model's logits, before any field above changes them. Absent: none are returned.
     """
     prompt_logprobs: _builtins.int
-    """The same for the tokens of the prompt, of which the first has none. The prompt is computed whole, whatever is
-    cached of it. Absent: none.
+    """Return the same for each token of the prompt but the first, which has none. The whole prompt is computed, even if a
+    part of it is cached. Absent: none are returned.
     """
     grammar: _builtins.str
-    """If any: no token is ever chosen that leads out of this grammar, and an end only where the grammar ends. A text for
-    llguidance: its kind of Lark, or its JSON form. What the gateway makes of GenerationSpec.format comes here too. Not
-    with a beam search, nor with ignore_eos. Before min_tokens an end is chosen only where the grammar leaves nothing
-    else.
+    """If not empty, the output follows this grammar: no token that leads out of it is chosen, and an end token only where
+    the grammar can end. It is a text for llguidance, in its variant of Lark or its JSON form. The gateway sets it from
+    GenerationSpec.format. Not allowed with a beam search or with ignore_eos. Before min_tokens an end token is chosen
+    only if the grammar allows nothing else.
     """
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
@@ -156,15 +156,17 @@ class SamplingParams(_message.Message):
 
     @_builtins.property
     def allowed_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """If any: no other token is ever chosen."""
+        """If not empty, only these tokens can be chosen."""
 
     @_builtins.property
     def bad_words(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Texts that are never completed: of each, the token that would complete it is not chosen."""
+        """Texts that are never generated: a token that would complete one of them is not chosen."""
 
     @_builtins.property
     def bad_token_sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenSequence]:
-        """The same as token ids. What the gateway makes of bad_words comes here too."""
+        """Token sequences that are never generated, as with bad_words. The gateway adds the sequences that it makes of
+        bad_words.
+        """
 
     def __init__(
         self,
@@ -234,7 +236,7 @@ Global___SamplingParams: _TypeAlias = SamplingParams  # noqa: Y015
 
 @_typing.final
 class TokenSequence(_message.Message):
-    """Token ids in a row."""
+    """A sequence of token ids."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -258,7 +260,7 @@ Global___TokenSequence: _TypeAlias = TokenSequence  # noqa: Y015
 
 @_typing.final
 class BeamSearch(_message.Message):
-    """Beam search instead of sampling: the likeliest continuations. Scored as `transformers` scores."""
+    """Beam search instead of sampling: finds the most likely continuations. Scores are those of `transformers`."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -266,9 +268,9 @@ class BeamSearch(_message.Message):
     LENGTH_PENALTY_FIELD_NUMBER: _builtins.int
     EARLY_STOPPING_FIELD_NUMBER: _builtins.int
     width: _builtins.int
-    """Continuations that are followed at a time, 2 to 32; n of them are returned, the best first."""
+    """Number of beams, 2 to 32; the n best are returned, the best first."""
     length_penalty: _builtins.float
-    """A score is the sum of the log probabilities over (generated length ^ length_penalty). Default 1."""
+    """A beam's score is the sum of its log probabilities / (generated length ^ length_penalty). Default 1."""
     early_stopping: Global___EarlyStopping.ValueType
     """When the search ends."""
     def __init__(
@@ -290,7 +292,7 @@ Global___BeamSearch: _TypeAlias = BeamSearch  # noqa: Y015
 
 @_typing.final
 class Logprobs(_message.Message):
-    """Log probabilities of some tokens of a text, in columns: for each, its candidates in a row."""
+    """Log probabilities of tokens in a text, in columns: each token's candidates follow one another."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -300,7 +302,9 @@ class Logprobs(_message.Message):
     RANKS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def num_candidates(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """For each token: how many candidates it has. The token itself is the first, the best ones follow, best first."""
+        """Number of candidates of each token. The token itself is the first candidate; the most likely tokens follow, best
+        first.
+        """
 
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -312,7 +316,7 @@ class Logprobs(_message.Message):
 
     @_builtins.property
     def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The candidates' ranks; 1 is the most likely. Empty where ranks were not asked for."""
+        """The candidates' ranks; 1 is the most likely. Empty if ranks were not asked for."""
 
     def __init__(
         self,
@@ -340,9 +344,9 @@ class PromptLogprobs(_message.Message):
     FIRST_POSITION_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.int
-    """A sequence with this prompt."""
+    """The id of a sequence with this prompt."""
     first_position: _builtins.int
-    """The place in the prompt of the first token told of, from 1 on: the token at 0 has none."""
+    """Index in the prompt of the first token with an entry, at least 1: the token at index 0 has none."""
     @_builtins.property
     def logprobs(self) -> Global___Logprobs:
         """One entry for each token of the piece."""
@@ -375,20 +379,20 @@ class StopCriteria(_message.Message):
     IGNORE_EOS_FIELD_NUMBER: _builtins.int
     INCLUDE_STOP_IN_OUTPUT_FIELD_NUMBER: _builtins.int
     max_tokens: _builtins.int
-    """Tokens to generate at most, >= 1. Default: as many as the model's length allows."""
+    """Maximum number of tokens to generate, >= 1. Default: as many as the model's length allows."""
     min_tokens: _builtins.int
-    """No end of any kind but the length before this many tokens. Default 0."""
+    """Before this many tokens a sequence ends only by its length. Default 0."""
     ignore_eos: _builtins.bool
-    """Go on past the model's own end tokens. Default false."""
+    """Continue past the model's own end tokens. Default false."""
     include_stop_in_output: _builtins.bool
-    """Leave the matched stop string or stop token in the text. Default false."""
+    """Keep the matched stop string or stop token in the text. Default false."""
     @_builtins.property
     def stop_strings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The text ends before the first of these to complete. None may be empty."""
+        """The sequence ends when it completes one of these strings; its text ends before the first one. None may be empty."""
 
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """A token of these ends the sequence; its text is not returned."""
+        """The sequence ends with any of these tokens; the token's text is not returned."""
 
     def __init__(
         self,
@@ -417,7 +421,7 @@ Global___StopCriteria: _TypeAlias = StopCriteria  # noqa: Y015
 
 @_typing.final
 class Usage(_message.Message):
-    """What was computed."""
+    """The number of tokens that a request used."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -428,11 +432,13 @@ class Usage(_message.Message):
     num_prompt_tokens: _builtins.int
     """Tokens of the prompt."""
     num_cached_tokens: _builtins.int
-    """Of those, found in the prefix cache."""
+    """Prompt tokens that were found in the prefix cache."""
     num_completion_tokens: _builtins.int
-    """Tokens generated."""
+    """Tokens that were generated."""
     num_virtual_tokens: _builtins.int
-    """Virtual tokens of the adapter, where it is a soft prompt: computed before the prompt, and no part of its tokens."""
+    """Virtual tokens of the adapter if it is a soft prompt. They are computed before the prompt and are not counted as
+    its tokens.
+    """
     def __init__(
         self,
         *,

@@ -27,9 +27,9 @@ class _WorkerState:
 class _WorkerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WorkerState.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     WORKER_STATE_UNSPECIFIED: _WorkerState.ValueType  # 0
-    """Not known."""
+    """The state is not known."""
     WORKER_STATE_CREATED: _WorkerState.ValueType  # 1
-    """Started; nothing is set up."""
+    """The process has started; nothing is set up."""
     WORKER_STATE_DEVICE_READY: _WorkerState.ValueType  # 2
     """The device is chosen."""
     WORKER_STATE_LOADED: _WorkerState.ValueType  # 3
@@ -41,17 +41,17 @@ class _WorkerStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WorkerSta
     WORKER_STATE_UNREACHABLE: _WorkerState.ValueType  # 6
     """No process answers at its address."""
     WORKER_STATE_SLEEPING: _WorkerState.ValueType  # 7
-    """Memory was given up: of the weights, the pools, or both."""
+    """The memory of the weights, of the pools, or of both was given up."""
     WORKER_STATE_STALE: _WorkerState.ValueType  # 8
-    """Its weights are not those of any model as a whole: it takes no steps until they are loaded anew."""
+    """The weights are not those of one whole model: the worker takes no steps until they are loaded again."""
 
 class WorkerState(_WorkerState, metaclass=_WorkerStateEnumTypeWrapper):
     """The state of a worker process."""
 
 WORKER_STATE_UNSPECIFIED: WorkerState.ValueType  # 0
-"""Not known."""
+"""The state is not known."""
 WORKER_STATE_CREATED: WorkerState.ValueType  # 1
-"""Started; nothing is set up."""
+"""The process has started; nothing is set up."""
 WORKER_STATE_DEVICE_READY: WorkerState.ValueType  # 2
 """The device is chosen."""
 WORKER_STATE_LOADED: WorkerState.ValueType  # 3
@@ -63,9 +63,9 @@ WORKER_STATE_RUNNING: WorkerState.ValueType  # 5
 WORKER_STATE_UNREACHABLE: WorkerState.ValueType  # 6
 """No process answers at its address."""
 WORKER_STATE_SLEEPING: WorkerState.ValueType  # 7
-"""Memory was given up: of the weights, the pools, or both."""
+"""The memory of the weights, of the pools, or of both was given up."""
 WORKER_STATE_STALE: WorkerState.ValueType  # 8
-"""Its weights are not those of any model as a whole: it takes no steps until they are loaded anew."""
+"""The weights are not those of one whole model: the worker takes no steps until they are loaded again."""
 Global___WorkerState: _TypeAlias = WorkerState  # noqa: Y015
 
 class _DrainState:
@@ -75,21 +75,21 @@ class _DrainState:
 class _DrainStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DrainState.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     DRAIN_STATE_UNSPECIFIED: _DrainState.ValueType  # 0
-    """It takes requests."""
+    """The replica takes requests."""
     DRAIN_STATE_DRAINING: _DrainState.ValueType  # 1
-    """It takes no new ones, and finishes or hands over those that it has."""
+    """The replica takes no new requests, and finishes or hands over those that it has."""
     DRAIN_STATE_DRAINED: _DrainState.ValueType  # 2
-    """It has none. Its worker is left alone until the replica is undrained."""
+    """The replica has no requests. Its worker is left alone until the replica is undrained."""
 
 class DrainState(_DrainState, metaclass=_DrainStateEnumTypeWrapper):
-    """Whether a replica takes requests, as an operator wants it."""
+    """Whether an operator wants a replica to take requests."""
 
 DRAIN_STATE_UNSPECIFIED: DrainState.ValueType  # 0
-"""It takes requests."""
+"""The replica takes requests."""
 DRAIN_STATE_DRAINING: DrainState.ValueType  # 1
-"""It takes no new ones, and finishes or hands over those that it has."""
+"""The replica takes no new requests, and finishes or hands over those that it has."""
 DRAIN_STATE_DRAINED: DrainState.ValueType  # 2
-"""It has none. Its worker is left alone until the replica is undrained."""
+"""The replica has no requests. Its worker is left alone until the replica is undrained."""
 Global___DrainState: _TypeAlias = DrainState  # noqa: Y015
 
 class _StartPhase:
@@ -99,34 +99,34 @@ class _StartPhase:
 class _StartPhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StartPhase.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     START_PHASE_UNSPECIFIED: _StartPhase.ValueType  # 0
-    """Not known."""
+    """The phase is not known."""
     START_PHASE_INIT_DEVICE: _StartPhase.ValueType  # 1
-    """It chooses its device."""
+    """The worker chooses its device."""
     START_PHASE_LOAD_MODEL: _StartPhase.ValueType  # 2
-    """It loads the model: the one phase that counts bytes."""
+    """The worker loads the model: the only phase that counts bytes."""
     START_PHASE_COUNT_BLOCKS: _StartPhase.ValueType  # 3
-    """It counts the blocks that fit, by a step of the largest size."""
+    """The worker counts the blocks that fit, with a step of the largest size."""
     START_PHASE_INITIALIZE_CACHE: _StartPhase.ValueType  # 4
-    """It takes the memory of the blocks, and warms up."""
+    """The worker allocates the blocks, and warms up."""
 
 class StartPhase(_StartPhase, metaclass=_StartPhaseEnumTypeWrapper):
-    """What a scheduler has a worker do to set it up."""
+    """A phase in which a scheduler sets up a worker."""
 
 START_PHASE_UNSPECIFIED: StartPhase.ValueType  # 0
-"""Not known."""
+"""The phase is not known."""
 START_PHASE_INIT_DEVICE: StartPhase.ValueType  # 1
-"""It chooses its device."""
+"""The worker chooses its device."""
 START_PHASE_LOAD_MODEL: StartPhase.ValueType  # 2
-"""It loads the model: the one phase that counts bytes."""
+"""The worker loads the model: the only phase that counts bytes."""
 START_PHASE_COUNT_BLOCKS: StartPhase.ValueType  # 3
-"""It counts the blocks that fit, by a step of the largest size."""
+"""The worker counts the blocks that fit, with a step of the largest size."""
 START_PHASE_INITIALIZE_CACHE: StartPhase.ValueType  # 4
-"""It takes the memory of the blocks, and warms up."""
+"""The worker allocates the blocks, and warms up."""
 Global___StartPhase: _TypeAlias = StartPhase  # noqa: Y015
 
 @_typing.final
 class StartProgress(_message.Message):
-    """How far the start of a worker is."""
+    """The progress of a worker's start."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -134,11 +134,11 @@ class StartProgress(_message.Message):
     DONE_BYTES_FIELD_NUMBER: _builtins.int
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     phase: Global___StartPhase.ValueType
-    """What it does now."""
+    """The present phase."""
     done_bytes: _builtins.int
-    """Bytes that it has read of the model, in LOAD_MODEL."""
+    """Bytes of the model read so far; only in LOAD_MODEL."""
     total_bytes: _builtins.int
-    """Bytes of the model in all, in LOAD_MODEL; 0: not known yet."""
+    """Total bytes of the model; only in LOAD_MODEL. 0: not known yet."""
     def __init__(
         self,
         *,
@@ -156,7 +156,7 @@ Global___StartProgress: _TypeAlias = StartProgress  # noqa: Y015
 
 @_typing.final
 class WorkerStatus(_message.Message):
-    """One worker, as its scheduler sees it."""
+    """The status of one worker, as its scheduler sees it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -173,30 +173,30 @@ class WorkerStatus(_message.Message):
     WORLD_SIZE_FIELD_NUMBER: _builtins.int
     START_FIELD_NUMBER: _builtins.int
     address: _builtins.str
-    """Where the scheduler reaches it."""
+    """The address at which the scheduler reaches the worker."""
     worker_id: _builtins.str
-    """The name that it gave itself."""
+    """The name that the worker gave itself."""
     incarnation: _builtins.str
-    """Random for each process; changes when it restarts."""
+    """A random id of the worker's process; a restart changes it."""
     state: Global___WorkerState.ValueType
-    """What it is doing."""
+    """The worker's state."""
     device: _builtins.str
     """The device, in words."""
     message: _builtins.str
-    """What went wrong last, if anything."""
+    """The worker's last error; empty if there was none."""
     weights_bytes: _builtins.int
-    """Bytes of the weights; 0 before they are loaded."""
+    """Size of the weights in bytes; 0 before they are loaded."""
     device_cache_bytes: _builtins.int
-    """Bytes of the blocks on the device; 0 before the pools exist."""
+    """Size of the blocks on the device in bytes; 0 before the pools exist."""
     host_cache_bytes: _builtins.int
-    """Bytes of the blocks in the swap pool."""
+    """Size of the blocks in the swap pool in bytes."""
     rank: _builtins.int
-    """Its rank among the workers of its replica."""
+    """The worker's rank in its replica."""
     world_size: _builtins.int
-    """Workers of its replica; 0: not known."""
+    """Number of workers in its replica; 0: not known."""
     @_builtins.property
     def start(self) -> Global___StartProgress:
-        """How far its start is; absent while nothing is done to set it up."""
+        """The progress of its start; absent while the worker is not being set up."""
 
     def __init__(
         self,
@@ -224,7 +224,7 @@ Global___WorkerStatus: _TypeAlias = WorkerStatus  # noqa: Y015
 
 @_typing.final
 class BlockPoolStatus(_message.Message):
-    """One pool of blocks."""
+    """The status of one pool of blocks."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -232,11 +232,11 @@ class BlockPoolStatus(_message.Message):
     NUM_FREE_BLOCKS_FIELD_NUMBER: _builtins.int
     NUM_CACHED_BLOCKS_FIELD_NUMBER: _builtins.int
     num_blocks: _builtins.int
-    """Blocks that can be used."""
+    """Number of usable blocks."""
     num_free_blocks: _builtins.int
-    """Blocks that nobody holds, the cached ones among them."""
+    """Number of blocks that no sequence holds, cached blocks included."""
     num_cached_blocks: _builtins.int
-    """Blocks that can be found by prefix hash."""
+    """Number of blocks that can be found by their prefix hash."""
     def __init__(
         self,
         *,
@@ -254,7 +254,7 @@ Global___BlockPoolStatus: _TypeAlias = BlockPoolStatus  # noqa: Y015
 
 @_typing.final
 class ReplicaStatus(_message.Message):
-    """One copy of the model."""
+    """The status of one replica: a copy of the model."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -287,72 +287,75 @@ class ReplicaStatus(_message.Message):
     WEIGHTS_VERSION_FIELD_NUMBER: _builtins.int
     NUM_GIVEN_BACK_BLOCKS_FIELD_NUMBER: _builtins.int
     replica_id: _builtins.int
-    """Its number."""
+    """The replica's id."""
     ready: _builtins.bool
-    """It takes steps."""
+    """The replica takes steps."""
     epoch: _builtins.int
-    """The number of the present relationship between scheduler and replica."""
+    """The number of the present connection between scheduler and replica; each new connection has a higher one."""
     step_id: _builtins.int
-    """The last step that was answered."""
+    """The id of the last step that was answered."""
     num_running_sequences: _builtins.int
-    """Sequences that have blocks on the device."""
+    """Number of sequences that have blocks on the device."""
     num_swapped_sequences: _builtins.int
-    """Sequences in the swap pool."""
+    """Number of sequences in the swap pool."""
     num_prefill_pieces: _builtins.int
-    """Pieces of prefills scheduled, since the replica was set up."""
+    """Number of prefill chunks scheduled since the replica was set up."""
     num_recomputed_sequences: _builtins.int
-    """Sequences preempted by recompute, since the replica was set up."""
+    """Number of sequences preempted by recompute since the replica was set up."""
     num_swapped_out_blocks: _builtins.int
-    """Blocks written to the swap pool, since the replica was set up."""
+    """Number of blocks written to the swap pool since the replica was set up."""
     num_swapped_in_blocks: _builtins.int
-    """Blocks read from the swap pool, since the replica was set up."""
+    """Number of blocks read from the swap pool since the replica was set up."""
     num_copied_blocks: _builtins.int
-    """Blocks copied because a shared one was to be written, since the replica was set up."""
+    """Number of blocks copied before a write to a shared block (copy-on-write) since the replica was set up."""
     drain_state: Global___DrainState.ValueType
-    """Whether it takes requests, as an operator wants it."""
+    """Whether an operator wants the replica to take requests."""
     num_waiting_sequences: _builtins.int
-    """Sequences that it was given and that wait to be admitted."""
+    """Number of sequences that were assigned to the replica and wait to be admitted."""
     num_steps_in_flight: _builtins.int
-    """Steps sent and not answered."""
+    """Number of steps that were sent and not answered yet."""
     num_steps: _builtins.int
-    """Steps answered, since the scheduler started. Like all such totals it only grows: two readings and the uptimes that
-    came with them give a rate.
+    """Number of steps answered since the scheduler started. Like all such totals it only grows: two readings and the
+    uptimes that came with them give a rate.
     """
     num_prompt_tokens: _builtins.int
-    """Prompt tokens admitted, since the replica was set up."""
+    """Number of prompt tokens admitted since the replica was set up."""
     num_cached_tokens: _builtins.int
-    """Of these, found in the prefix cache."""
+    """Number of these prompt tokens that were found in the prefix cache."""
     num_completion_tokens: _builtins.int
-    """Tokens sampled, since the replica was set up."""
+    """Number of tokens sampled since the replica was set up."""
     num_preemptions: _builtins.int
-    """Preemptions, since the replica was set up."""
+    """Number of preemptions since the replica was set up."""
     block_size: _builtins.int
-    """Tokens of a block; 0 before the pools exist."""
+    """Tokens per block; 0 before the pools exist."""
     left_aside: _builtins.bool
-    """Its worker is not tried for now: one epoch after another broke before it had answered two steps. The pauses grow
-    from 1 to 30 seconds, and end where another process comes in its place; the worker's message says what broke.
+    """The scheduler pauses before it tries the worker again, since one epoch after another broke before it had answered
+    two steps. The pauses grow from 1 to 30 seconds, and end when another process takes the worker's place; the
+    worker's message says what broke.
     """
     num_queried_tokens: _builtins.int
-    """Prompt tokens looked up in the prefix cache, since the replica was set up; 0 without a prefix cache."""
+    """Number of prompt tokens looked up in the prefix cache since the replica was set up; 0 without a prefix cache."""
     weights_version: _builtins.str
-    """The name of the weights that it computes with: empty for those that its workers were set up with."""
+    """The name of the weights that the replica computes with; empty for the weights that its workers were set up with."""
     num_given_back_blocks: _builtins.int
-    """Blocks that running sequences gave back since no later query of theirs sees them, since the replica was set up."""
+    """Number of blocks that running sequences returned since the replica was set up, because none of their later queries
+    sees them.
+    """
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerStatus]:
-        """Its workers, by rank."""
+        """The replica's workers, by rank."""
 
     @_builtins.property
     def device_blocks(self) -> Global___BlockPoolStatus:
-        """Blocks on the device."""
+        """The pool of blocks on the device."""
 
     @_builtins.property
     def host_blocks(self) -> Global___BlockPoolStatus:
-        """Blocks in the swap pool."""
+        """The swap pool, in the host's memory."""
 
     @_builtins.property
     def step_time(self) -> _duration_pb2.Duration:
-        """How long its worker was busy with these steps."""
+        """Total time for which the worker was busy with the steps of num_steps."""
 
     def __init__(
         self,
@@ -396,7 +399,7 @@ Global___ReplicaStatus: _TypeAlias = ReplicaStatus  # noqa: Y015
 
 @_typing.final
 class RecoveryStatus(_message.Message):
-    """A replica lost its worker, or was drained, and what it had went on."""
+    """A recovery: a replica lost its worker or was drained, and its requests continued."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -406,16 +409,16 @@ class RecoveryStatus(_message.Message):
     NUM_REQUESTS_FIELD_NUMBER: _builtins.int
     NUM_REPLAYED_TOKENS_FIELD_NUMBER: _builtins.int
     replica_id: _builtins.int
-    """Which replica."""
+    """The replica's id."""
     cause: _builtins.str
-    """In words: what happened."""
+    """The cause, in words."""
     num_requests: _builtins.int
-    """Requests that had tokens in its cache."""
+    """Number of requests that had tokens in the replica's cache."""
     num_replayed_tokens: _builtins.int
-    """Their tokens, prompt and output, that had to be computed once more."""
+    """Number of their tokens, prompt and output, that had to be computed again."""
     @_builtins.property
     def age(self) -> _duration_pb2.Duration:
-        """How long ago."""
+        """Time since the recovery."""
 
     def __init__(
         self,
@@ -436,7 +439,7 @@ Global___RecoveryStatus: _TypeAlias = RecoveryStatus  # noqa: Y015
 
 @_typing.final
 class LatencyTotals(_message.Message):
-    """Durations of one kind: how many there were, what they are together, and how they are spread."""
+    """The number, the sum and the distribution of durations of one kind."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -445,18 +448,20 @@ class LatencyTotals(_message.Message):
     BUCKET_ENDS_FIELD_NUMBER: _builtins.int
     BUCKET_COUNTS_FIELD_NUMBER: _builtins.int
     count: _builtins.int
-    """How many."""
+    """Number of durations."""
     @_builtins.property
     def sum(self) -> _duration_pb2.Duration:
-        """Their sum."""
+        """Sum of the durations."""
 
     @_builtins.property
     def bucket_ends(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """Upper ends of buckets, in seconds, growing. They stay as they are while the process runs."""
+        """Upper bounds of the histogram's buckets, in seconds, ascending. They do not change while the process runs."""
 
     @_builtins.property
     def bucket_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """How many were in each bucket alone, above the end before it. One more than there are ends: the last has none."""
+        """Number of durations in each bucket alone (not cumulative). The last entry counts the durations above all bounds, so
+        there is one entry more than bounds.
+        """
 
     def __init__(
         self,
@@ -476,7 +481,7 @@ Global___LatencyTotals: _TypeAlias = LatencyTotals  # noqa: Y015
 
 @_typing.final
 class SchedulerStatus(_message.Message):
-    """The scheduler and what hangs on it."""
+    """The status of the scheduler, its replicas and its gateways."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -495,38 +500,40 @@ class SchedulerStatus(_message.Message):
     NUM_REQUESTS_FIELD_NUMBER: _builtins.int
     RECOVERIES_FIELD_NUMBER: _builtins.int
     num_waiting_requests: _builtins.int
-    """Requests that wait to be admitted."""
+    """Number of requests that wait to be admitted."""
     num_gateways: _builtins.int
-    """Gateways that are attached."""
+    """Number of attached gateways."""
     num_preemptions: _builtins.int
-    """Preemptions since start."""
+    """Number of preemptions since the scheduler started."""
     num_cached_tokens: _builtins.int
-    """Prompt tokens found in the prefix cache since start."""
+    """Number of prompt tokens found in the prefix cache since the scheduler started."""
     num_prompt_tokens: _builtins.int
-    """Prompt tokens admitted since start."""
+    """Number of prompt tokens admitted since the scheduler started."""
     num_completion_tokens: _builtins.int
-    """Tokens sampled since start."""
+    """Number of tokens sampled since the scheduler started."""
     num_recoveries: _builtins.int
-    """Times that a worker was lost and its requests went on, since start."""
+    """Number of times since the scheduler started that a worker was lost and its requests continued."""
     num_replayed_tokens: _builtins.int
-    """Tokens of such requests, prompt and output, that had to be computed once more, since start."""
+    """Number of tokens of such requests, prompt and output, that had to be computed again, since the scheduler started."""
     version: _builtins.str
-    """Its version."""
+    """The scheduler's version."""
     num_waiting_tokens: _builtins.int
-    """Prompt tokens of the requests that wait for a replica."""
+    """Number of prompt tokens of the requests that wait for a replica."""
     num_requests: _builtins.int
-    """Requests that are live: waiting, running, or preempted."""
+    """Number of live requests: waiting, running or preempted."""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaStatus]:
-        """Every copy of the model."""
+        """The replicas."""
 
     @_builtins.property
     def uptime(self) -> _duration_pb2.Duration:
-        """How long it has run. Totals over the difference of two uptimes are rates."""
+        """Time since the scheduler started. The difference of two totals divided by the difference of their uptimes is a
+        rate.
+        """
 
     @_builtins.property
     def recoveries(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecoveryStatus]:
-        """The last recoveries, latest first; sixteen at most."""
+        """The most recent recoveries, latest first; at most sixteen."""
 
     def __init__(
         self,

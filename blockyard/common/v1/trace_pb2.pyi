@@ -18,16 +18,18 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class TraceContext(_message.Message):
-    """The span that work is done for, as W3C Trace Context writes it. Absent where nobody records: then nothing is spent."""
+    """The span that the work belongs to, in the format of W3C Trace Context. Absent if nothing is recorded; then tracing
+    costs nothing.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TRACEPARENT_FIELD_NUMBER: _builtins.int
     TRACESTATE_FIELD_NUMBER: _builtins.int
     traceparent: _builtins.str
-    """version "-" trace id "-" span id "-" flags, in hex."""
+    """The version, trace id, span id and flags, in hex and separated by "-"."""
     tracestate: _builtins.str
-    """What tracing systems add for themselves; passed on unread."""
+    """Data that tracing systems add for themselves; passed on unread."""
     def __init__(
         self,
         *,

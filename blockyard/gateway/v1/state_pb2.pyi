@@ -21,7 +21,9 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class RequestState(_message.Message):
-    """What gateways leave with the scheduler for one another: AddRequest.gateway_state. No service and no client reads it."""
+    """The state that a gateway stores with the scheduler for other gateways, in Submission.gateway_state. No service and no
+    client reads it.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -30,18 +32,20 @@ class RequestState(_message.Message):
     WARNINGS_FIELD_NUMBER: _builtins.int
     PARSING_FIELD_NUMBER: _builtins.int
     front_state: _builtins.bytes
-    """What the front that took the request needs to tell its answer again; over HTTP an HttpCall, over gRPC nothing."""
+    """The data from which the front end that took the request can give its answer again: an HttpCall over HTTP, nothing
+    over gRPC.
+    """
     @_builtins.property
     def spec(self) -> _inference_pb2.GenerationSpec:
-        """The request without its prompt, and without what the AddRequest says itself: how its tokens become an answer."""
+        """The request without its prompt and without the fields that the Submission has: how its tokens become an answer."""
 
     @_builtins.property
     def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What its client is warned of: Accepted.warnings."""
+        """The warnings in Accepted.warnings."""
 
     @_builtins.property
     def parsing(self) -> Global___AnswerParsing:
-        """How its answer is told apart into text, reasoning and calls of tools; absent: it is text."""
+        """How the answer is split into text, reasoning and tool calls; absent: the whole answer is text."""
 
     def __init__(
         self,
@@ -73,14 +77,14 @@ class AnswerParsing(_message.Message):
     dialect: _builtins.str
     """The name of the model's dialect."""
     one_tool_call: _builtins.bool
-    """What comes behind the first call is left out."""
+    """Leave out output after the first call."""
     must_call: _builtins.bool
-    """It is held to calling one of the tools."""
+    """The model must call one of the tools."""
     is_limited: _builtins.bool
-    """It is told of tools besides, which it is held not to call."""
+    """The prompt lists more tools than these; the model must not call the others."""
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[_inference_pb2.Tool]:
-        """Tools that it may call; none: calls are text. Without their descriptions."""
+        """Tools that the model may call, without their descriptions; empty: calls are text."""
 
     def __init__(
         self,
@@ -118,29 +122,29 @@ class HttpCall(_message.Message):
     HIDES_REASONING_FIELD_NUMBER: _builtins.int
     RESPONSE_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
-    """The name of the call: that of its request, unless there are several."""
+    """The call's id. If the call has one request, this is the request's id."""
     is_chat: _builtins.bool
-    """A chat, else a completion."""
+    """The call is a chat; if false, it is a completion."""
     created: _builtins.int
-    """When it came, in seconds since 1970: the answer says so."""
+    """Time at which the call came, in seconds since 1970; the answer contains it."""
     include_usage: _builtins.bool
-    """A stream ends with what it cost."""
+    """A stream ends with the call's usage."""
     num_requests: _builtins.int
-    """Requests of the call, one for each prompt."""
+    """Number of requests of the call, one for each prompt."""
     echo: _builtins.bool
-    """The prompt goes before the answer."""
+    """The answer begins with the prompt."""
     tells_prompt_logprobs: _builtins.bool
-    """The answer tells the prompt's log probabilities."""
+    """The answer contains the prompt's log probabilities."""
     continuous_usage: _builtins.bool
-    """Each chunk of a stream tells what the call cost so far."""
+    """Each chunk of a stream contains the usage so far."""
     tokens_as_ids: _builtins.bool
-    """Log probabilities name tokens by their ids."""
+    """Log probabilities name tokens by their ids instead of their texts."""
     echo_text: _builtins.str
-    """Of a chat: what goes before the answer."""
+    """The text that the answer begins with; only for a chat."""
     hides_reasoning: _builtins.bool
-    """Of a chat: the answer leaves out what the model thinks."""
+    """The answer leaves out the model's reasoning; only for a chat."""
     response: _builtins.str
-    """Of a response in the background: the fields of its answer that repeat its body, as JSON."""
+    """The answer's fields that repeat the request's body, as JSON; only for a response in the background."""
     def __init__(
         self,
         *,

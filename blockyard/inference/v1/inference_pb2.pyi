@@ -35,17 +35,17 @@ class _OnDisconnectEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OnDiscon
     ON_DISCONNECT_ABORT: _OnDisconnect.ValueType  # 1
     """The request is aborted when its last reader has left."""
     ON_DISCONNECT_KEEP: _OnDisconnect.ValueType  # 2
-    """The request runs on for a minute, in which ResumeGenerate reads on."""
+    """The request continues for a minute, in which ResumeGenerate can read it."""
 
 class OnDisconnect(_OnDisconnect, metaclass=_OnDisconnectEnumTypeWrapper):
-    """What happens to a request when its client's connection is lost."""
+    """How the loss of its client's connection affects a request."""
 
 ON_DISCONNECT_UNSPECIFIED: OnDisconnect.ValueType  # 0
 """The default: ABORT."""
 ON_DISCONNECT_ABORT: OnDisconnect.ValueType  # 1
 """The request is aborted when its last reader has left."""
 ON_DISCONNECT_KEEP: OnDisconnect.ValueType  # 2
-"""The request runs on for a minute, in which ResumeGenerate reads on."""
+"""The request continues for a minute, in which ResumeGenerate can read it."""
 Global___OnDisconnect: _TypeAlias = OnDisconnect  # noqa: Y015
 
 class _OnUpdate:
@@ -57,19 +57,23 @@ class _OnUpdateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OnUpdate.Val
     ON_UPDATE_UNSPECIFIED: _OnUpdate.ValueType  # 0
     """The default: CONTINUE."""
     ON_UPDATE_CONTINUE: _OnUpdate.ValueType  # 1
-    """It goes on from its text with the new weights. Finished.weight_versions tells from which token on."""
+    """The request continues from its text with the new weights. Finished.weight_versions lists the first token of each
+    version.
+    """
     ON_UPDATE_FAIL: _OnUpdate.ValueType  # 2
-    """It fails with SLEEPING."""
+    """The request fails with SLEEPING."""
 
 class OnUpdate(_OnUpdate, metaclass=_OnUpdateEnumTypeWrapper):
-    """What happens to a request that has begun when it can only go on with other weights than it began with."""
+    """How a running request is treated when it can only continue with other weights than it began with."""
 
 ON_UPDATE_UNSPECIFIED: OnUpdate.ValueType  # 0
 """The default: CONTINUE."""
 ON_UPDATE_CONTINUE: OnUpdate.ValueType  # 1
-"""It goes on from its text with the new weights. Finished.weight_versions tells from which token on."""
+"""The request continues from its text with the new weights. Finished.weight_versions lists the first token of each
+version.
+"""
 ON_UPDATE_FAIL: OnUpdate.ValueType  # 2
-"""It fails with SLEEPING."""
+"""The request fails with SLEEPING."""
 Global___OnUpdate: _TypeAlias = OnUpdate  # noqa: Y015
 
 class _Role:
@@ -79,33 +83,33 @@ class _Role:
 class _RoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Role.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     ROLE_UNSPECIFIED: _Role.ValueType  # 0
-    """Nobody: refused."""
+    """No role is given: refused."""
     ROLE_SYSTEM: _Role.ValueType  # 1
-    """How the assistant is to be."""
+    """Instructions to the assistant."""
     ROLE_DEVELOPER: _Role.ValueType  # 2
-    """What newer models call the system; the chat template gets it under the old name."""
+    """The name that newer models give to the system role; the chat template gets it as "system"."""
     ROLE_USER: _Role.ValueType  # 3
-    """Whom the assistant talks to."""
+    """The user."""
     ROLE_ASSISTANT: _Role.ValueType  # 4
     """The model."""
     ROLE_TOOL: _Role.ValueType  # 5
-    """What a call of the assistant's has returned."""
+    """The result of a tool call that the assistant made."""
 
 class Role(_Role, metaclass=_RoleEnumTypeWrapper):
-    """Who says something."""
+    """The author of a message."""
 
 ROLE_UNSPECIFIED: Role.ValueType  # 0
-"""Nobody: refused."""
+"""No role is given: refused."""
 ROLE_SYSTEM: Role.ValueType  # 1
-"""How the assistant is to be."""
+"""Instructions to the assistant."""
 ROLE_DEVELOPER: Role.ValueType  # 2
-"""What newer models call the system; the chat template gets it under the old name."""
+"""The name that newer models give to the system role; the chat template gets it as "system"."""
 ROLE_USER: Role.ValueType  # 3
-"""Whom the assistant talks to."""
+"""The user."""
 ROLE_ASSISTANT: Role.ValueType  # 4
 """The model."""
 ROLE_TOOL: Role.ValueType  # 5
-"""What a call of the assistant's has returned."""
+"""The result of a tool call that the assistant made."""
 Global___Role: _TypeAlias = Role  # noqa: Y015
 
 class _ToolChoice:
@@ -117,11 +121,11 @@ class _ToolChoiceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ToolChoice
     TOOL_CHOICE_UNSPECIFIED: _ToolChoice.ValueType  # 0
     """The default: AUTO."""
     TOOL_CHOICE_AUTO: _ToolChoice.ValueType  # 1
-    """As it likes."""
+    """The model decides."""
     TOOL_CHOICE_NONE: _ToolChoice.ValueType  # 2
-    """Not: it is told of none."""
+    """The model may not call tools, and the prompt does not list them."""
     TOOL_CHOICE_REQUIRED: _ToolChoice.ValueType  # 3
-    """It calls one at least."""
+    """The model calls at least one tool."""
 
 class ToolChoice(_ToolChoice, metaclass=_ToolChoiceEnumTypeWrapper):
     """Whether the model may call tools."""
@@ -129,11 +133,11 @@ class ToolChoice(_ToolChoice, metaclass=_ToolChoiceEnumTypeWrapper):
 TOOL_CHOICE_UNSPECIFIED: ToolChoice.ValueType  # 0
 """The default: AUTO."""
 TOOL_CHOICE_AUTO: ToolChoice.ValueType  # 1
-"""As it likes."""
+"""The model decides."""
 TOOL_CHOICE_NONE: ToolChoice.ValueType  # 2
-"""Not: it is told of none."""
+"""The model may not call tools, and the prompt does not list them."""
 TOOL_CHOICE_REQUIRED: ToolChoice.ValueType  # 3
-"""It calls one at least."""
+"""The model calls at least one tool."""
 Global___ToolChoice: _TypeAlias = ToolChoice  # noqa: Y015
 
 @_typing.final
@@ -186,7 +190,7 @@ Global___ContentPart: _TypeAlias = ContentPart  # noqa: Y015
 
 @_typing.final
 class ToolCall(_message.Message):
-    """A call of a tool that the assistant has made."""
+    """A tool call that the assistant made."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -194,7 +198,7 @@ class ToolCall(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     ARGUMENTS_FIELD_NUMBER: _builtins.int
     id: _builtins.str
-    """Its name, for the message of the tool that answers it."""
+    """The call's id, which the tool's answer refers to."""
     name: _builtins.str
     """The tool's name."""
     arguments: _builtins.str
@@ -227,20 +231,20 @@ class Message(_message.Message):
     TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
     REASONING_CONTENT_FIELD_NUMBER: _builtins.int
     role: Global___Role.ValueType
-    """Who says it."""
+    """The message's author."""
     name: _builtins.str
-    """Who of several, or the tool's name."""
+    """The author's name where several have the same role, or the tool's name."""
     tool_call_id: _builtins.str
-    """The call that it answers; a tool's alone."""
+    """The id of the call that this message answers; only for a tool's messages."""
     reasoning_content: _builtins.str
-    """What the assistant thought before it spoke, for templates that show it."""
+    """The assistant's reasoning before this message, for templates that show it."""
     @_builtins.property
     def content(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContentPart]:
-        """What: a line for each part."""
+        """The message's content; each part is a line."""
 
     @_builtins.property
     def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
-        """Calls that it makes; the assistant's alone."""
+        """Tool calls in this message; only for the assistant's messages."""
 
     def __init__(
         self,
@@ -282,13 +286,13 @@ class Tool(_message.Message):
     PARAMETERS_FIELD_NUMBER: _builtins.int
     STRICT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Its name."""
+    """The function's name."""
     description: _builtins.str
-    """What it does, for the model to read."""
+    """A description of the function, for the model."""
     parameters: _builtins.str
-    """Its parameters: a JSON schema. Empty for none."""
+    """The function's parameters, as a JSON schema. Empty: none."""
     strict: _builtins.bool
-    """Arguments follow the schema, always."""
+    """The arguments of a call always follow the schema."""
     def __init__(
         self,
         *,
@@ -307,7 +311,7 @@ Global___Tool: _TypeAlias = Tool  # noqa: Y015
 
 @_typing.final
 class Conversation(_message.Message):
-    """A prompt in messages, of which the model's chat template makes one text."""
+    """A prompt made of messages, which the model's chat template turns into one text."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -321,32 +325,33 @@ class Conversation(_message.Message):
     NAMED_TOOL_FIELD_NUMBER: _builtins.int
     ONE_TOOL_CALL_FIELD_NUMBER: _builtins.int
     tool_choice: Global___ToolChoice.ValueType
-    """Whether it may call them."""
+    """Whether the model may call the tools."""
     add_generation_prompt: _builtins.bool
-    """The prompt ends where the assistant begins to speak. Default true, unless a message is continued."""
+    """End the prompt where the assistant's message begins. Default true, unless a message is continued."""
     continue_final_message: _builtins.bool
-    """The prompt ends where the last message does, and the answer goes on with it. Default false."""
+    """End the prompt at the end of the last message, so that the answer continues this message. Default false."""
     parse_answer: _builtins.bool
-    """Tell reasoning and calls of tools apart from the text of the answer, by the model's dialect. Default false: all of it
-    is text, in the model's own form.
+    """Split the answer into text, reasoning and tool calls, by the model's dialect. Default false: the whole answer is
+    text, in the model's own format.
     """
     named_tool: _builtins.str
-    """With REQUIRED: the tool that it calls."""
+    """The name of the tool that the model calls; only with REQUIRED."""
     one_tool_call: _builtins.bool
-    """It calls one tool at most; what it says behind that call is left out. Only with parse_answer."""
+    """The model calls at most one tool; output after that call is left out. Only with parse_answer."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___Message]:
-        """In order, 1 to 4096; of each at most 4096 parts and 1024 calls, and 16384 in all."""
+        """The messages, in order: 1 to 4096. A message has at most 4096 parts and 1024 calls; parts and calls of all messages
+        together are at most 16384.
+        """
 
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]:
-        """Tools that the model is told of, at most 1024."""
+        """Tools that the prompt lists for the model, at most 1024."""
 
     @_builtins.property
     def template_arguments(self) -> _struct_pb2.Struct:
-        """Variables of the template beside those above. Each template has its own (`enable_thinking`, `documents`), of types
-        that only its author knows: hence a Struct, of at most 1 MiB. A number without a fraction is an integer; names are in
-        their order.
+        """More variables for the template. Each template has its own (`enable_thinking`, `documents`), with types that only
+        its author knows: hence a Struct, of at most 1 MiB. A number without a fraction is an integer; names are sorted.
         """
 
     def __init__(
@@ -374,7 +379,7 @@ Global___Conversation: _TypeAlias = Conversation  # noqa: Y015
 
 @_typing.final
 class GenerationSpec(_message.Message):
-    """One request."""
+    """A request to generate."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -397,41 +402,43 @@ class GenerationSpec(_message.Message):
     ON_UPDATE_FIELD_NUMBER: _builtins.int
     FORMAT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """The client's name for it: at most 128 of [A-Za-z0-9._:-]. Default: made by the gateway. A request that is sent again
-    under the same name, the same in all, is read from its beginning, as long as it runs and a minute after; a
-    different one is ALREADY_EXISTS.
+    """The request's id, chosen by the client: at most 128 of [A-Za-z0-9._:-]. Default: chosen by the gateway. An
+    identical request with the same id attaches to the answer and reads it from its beginning, while the request runs
+    and for a minute after; a different request with the same id is ALREADY_EXISTS.
     """
     model: _builtins.str
-    """A name from ListModels. Default: the only model."""
+    """The model's name in ListModels. Default: the only model."""
     text: _builtins.str
-    """Text."""
+    """The prompt as a text."""
     n: _builtins.int
-    """How many continuations, 1 to 64. Default 1."""
+    """Number of sequences to generate, 1 to 64. Default 1."""
     return_token_ids: _builtins.bool
     """Return token ids beside the text. Default false."""
     skip_special_tokens: _builtins.bool
     """Leave special tokens out of the text. Default true."""
     on_disconnect: Global___OnDisconnect.ValueType
-    """What a lost connection means."""
+    """How the loss of the client's connection affects the request."""
     priority: _builtins.int
-    """Less is sooner, where the scheduler's policy is by priority. Default 0."""
+    """The request's priority, if the scheduler's policy is by priority: a lower number goes first. Default 0."""
     add_special_tokens: _builtins.bool
-    """Tokenize a text with the model's special tokens (a begin token, say). Default true. A conversation has those of its
-    template and no others.
+    """Add the model's special tokens (a begin token, say) when a text is tokenized. Default true. A conversation has only
+    the special tokens of its template.
     """
     truncate_prompt_tokens: _builtins.int
-    """The last so many tokens of the prompt are its all, at least 1; -1: as many as leave room for max_tokens, or for one.
-    Default: it is not cut.
+    """Keep only this many tokens from the prompt's end, at least 1. -1 keeps as many as leave room for max_tokens, or for
+    one token if that is not set. Default: the prompt is not cut.
     """
     on_update: Global___OnUpdate.ValueType
-    """What an update of the weights means."""
+    """How the request is treated when the model's weights are updated while it runs."""
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
-        """Token ids; nothing is added."""
+        """The prompt as token ids; no tokens are added."""
 
     @_builtins.property
     def conversation(self) -> Global___Conversation:
-        """Messages; the model's chat template makes the prompt of them. For Chat and StreamChat, which take no other."""
+        """The prompt as messages, for the model's chat template. Chat and StreamChat take no other prompt; Generate and
+        StreamGenerate refuse a conversation.
+        """
 
     @_builtins.property
     def sampling(self) -> _sampling_pb2.SamplingParams:
@@ -439,19 +446,19 @@ class GenerationSpec(_message.Message):
 
     @_builtins.property
     def stop(self) -> _sampling_pb2.StopCriteria:
-        """When to stop."""
+        """When a sequence ends."""
 
     @_builtins.property
     def max_queue_time(self) -> _duration_pb2.Duration:
-        """How long it may wait for its first step; then it fails with QUEUE_DEADLINE. Default: as long as it takes."""
+        """How long the request may wait for its first step; after that it fails with QUEUE_DEADLINE. Default: no limit."""
 
     @_builtins.property
     def beam_search(self) -> _sampling_pb2.BeamSearch:
-        """Beam search instead of sampling. Its tokens come all at the end."""
+        """Use beam search instead of sampling. All tokens come at the end."""
 
     @_builtins.property
     def format(self) -> Global___OutputFormat:
-        """The form that the answer must have. Not beside sampling.grammar."""
+        """The format that the answer must have. Not allowed beside sampling.grammar."""
 
     def __init__(
         self,
@@ -504,7 +511,9 @@ Global___GenerationSpec: _TypeAlias = GenerationSpec  # noqa: Y015
 
 @_typing.final
 class OutputFormat(_message.Message):
-    """The form of an answer: no token is chosen that leads out of it. One whose length is reached first may be cut."""
+    """The format that an answer must have: no token that leads out of it is chosen. An answer that reaches its maximum
+    length may end before the format is complete.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -518,7 +527,7 @@ class OutputFormat(_message.Message):
     regex: _builtins.str
     """A text that this regular expression matches as a whole, in the syntax of Rust's crate regex, without look-around."""
     grammar: _builtins.str
-    """A text of a grammar in llguidance's kind of Lark."""
+    """A text of a grammar in llguidance's variant of Lark."""
     @_builtins.property
     def json_schema(self) -> Global___JsonSchema:
         """JSON that a schema allows."""
@@ -555,11 +564,11 @@ class JsonSchema(_message.Message):
     SCHEMA_FIELD_NUMBER: _builtins.int
     COMPACT_FIELD_NUMBER: _builtins.int
     schema: _builtins.str
-    """The JSON Schema, at most 256 KiB, nested at most 64 deep, of keywords that the guide on structured outputs lists.
-    References lead to places in it, and nowhere else.
+    """The JSON Schema, at most 256 KiB and nested at most 64 deep. The guide on structured outputs lists the supported
+    keywords. References may only point to places in the same schema.
     """
     compact: _builtins.bool
-    """Without white space between tokens of JSON. Default false: up to twelve characters of it."""
+    """Write no white space between JSON tokens. Default false: up to twelve characters of white space are allowed."""
     def __init__(
         self,
         *,
@@ -576,14 +585,14 @@ Global___JsonSchema: _TypeAlias = JsonSchema  # noqa: Y015
 
 @_typing.final
 class Choices(_message.Message):
-    """Several texts."""
+    """A list of texts of which the answer is one."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TEXTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The texts, at least one, none empty."""
+        """The texts: at least one, and none empty."""
 
     def __init__(
         self,
@@ -600,7 +609,7 @@ Global___Choices: _TypeAlias = Choices  # noqa: Y015
 
 @_typing.final
 class MatchedStop(_message.Message):
-    """What ended a sequence, where the finish reason is STOP."""
+    """The stop that ended a sequence with the finish reason STOP."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -609,7 +618,7 @@ class MatchedStop(_message.Message):
     stop_string: _builtins.str
     """The stop string that completed first."""
     stop_token_id: _builtins.int
-    """The stop token of the request."""
+    """The stop token of the request that was generated."""
     def __init__(
         self,
         *,
@@ -628,7 +637,7 @@ Global___MatchedStop: _TypeAlias = MatchedStop  # noqa: Y015
 
 @_typing.final
 class GenerationEvent(_message.Message):
-    """One thing that happened to a request."""
+    """An event of a request."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -639,26 +648,26 @@ class GenerationEvent(_message.Message):
     RECOVERED_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
-    """Grows by one within a call, from 0; a gap means loss."""
+    """The event's number within a call: grows by one, from 0. A gap means that events were lost."""
     @_builtins.property
     def accepted(self) -> Global___Accepted:
-        """First, once."""
+        """The request is queued. Comes first, once."""
 
     @_builtins.property
     def delta(self) -> Global___Delta:
-        """As tokens come."""
+        """New tokens of a sequence."""
 
     @_builtins.property
     def finished(self) -> Global___Finished:
-        """Once for each sequence."""
+        """A sequence has ended. Comes once for each sequence."""
 
     @_builtins.property
     def recovered(self) -> Global___Recovered:
-        """Each time that a failure inside was outlived. Nothing is to be done about it."""
+        """The request continues after an internal failure. The client need not do anything."""
 
     @_builtins.property
     def prompt_logprobs(self) -> Global___PromptLogprobs:
-        """Once, before the first delta, where asked for."""
+        """The prompt's log probabilities, if asked for. Comes once, before the first delta."""
 
     def __init__(
         self,
@@ -693,7 +702,7 @@ class Accepted(_message.Message):
     WARNINGS_FIELD_NUMBER: _builtins.int
     WEIGHT_VERSION_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Its id."""
+    """The request's id."""
     num_prompt_tokens: _builtins.int
     """Tokens of the prompt."""
     seed: _builtins.int
@@ -701,12 +710,12 @@ class Accepted(_message.Message):
     model: _builtins.str
     """The model's name."""
     weight_version: _builtins.str
-    """The name of the weights that it begins with: what an operator or a trainer called them; empty for those that the
-    workers were set up with.
+    """The name of the weights that the request begins with, as an operator or a trainer gave it; empty for the weights
+    that the workers were set up with.
     """
     @_builtins.property
     def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What was not done as asked, and what instead: a sentence each, for a person."""
+        """A sentence, for a person, for each thing that was not done as asked; it says what was done instead."""
 
     def __init__(
         self,
@@ -728,16 +737,16 @@ Global___Accepted: _TypeAlias = Accepted  # noqa: Y015
 
 @_typing.final
 class WeightVersion(_message.Message):
-    """The weights that tokens come from."""
+    """The version of the weights that some tokens come from."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     FIRST_TOKEN_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     first_token: _builtins.int
-    """The first of these tokens, counted from 0; they go up to the next version's first."""
+    """Index of the first token of this version, from 0; the version applies up to the next one's first token."""
     version: _builtins.str
-    """As in Accepted."""
+    """The name of the weights, as in Accepted.weight_version."""
     def __init__(
         self,
         *,
@@ -754,11 +763,11 @@ Global___WeightVersion: _TypeAlias = WeightVersion  # noqa: Y015
 
 @_typing.final
 class Delta(_message.Message):
-    """More of one sequence. Deltas merge under load; together they are the whole text, always.
+    """New output of one sequence. Deltas merge under load; concatenated, they always give the whole text.
 
-    Of an answer that is parsed, what is in one delta stands in this order: the rest of a call that an earlier delta began,
-    reasoning_text, text, calls that begin. Where that is not the order in which the model wrote it, as with text behind a
-    call, several deltas come one behind another; the first of them has the token ids and the log probabilities.
+    If the answer is parsed, the content of one delta is in this order: the rest of a call that an earlier delta began,
+    reasoning_text, text, new calls. If the model wrote them in another order, such as text behind a call, several deltas
+    follow one another; the first of them has the token ids and the log probabilities.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -772,28 +781,28 @@ class Delta(_message.Message):
     REASONING_TEXT_FIELD_NUMBER: _builtins.int
     TOOL_CALLS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
-    """Which of the n sequences."""
+    """The sequence's index among the n sequences."""
     text: _builtins.str
-    """The new text; never half a character."""
+    """The new text; it never splits a character."""
     num_tokens: _builtins.int
-    """Tokens of this sequence so far, this delta's among them."""
+    """Number of tokens of this sequence so far, this delta's included."""
     num_text_bytes: _builtins.int
-    """Bytes of UTF-8 of the text of this sequence so far, as the model wrote it: where the answer is parsed (parse_answer),
-    its reasoning, calls and markers are among them.
+    """UTF-8 bytes of this sequence's text so far, as the model wrote it: if the answer is parsed (parse_answer), its
+    reasoning, calls and markers are included.
     """
     reasoning_text: _builtins.str
-    """More of what the model thinks before it speaks, where the answer is parsed."""
+    """The new reasoning text, if the answer is parsed."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The new token ids, if asked for."""
 
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
-        """For each of the new tokens, where asked for."""
+        """Log probabilities of the new tokens, if asked for: one entry per token."""
 
     @_builtins.property
     def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCallDelta]:
-        """More of its calls of tools, where the answer is parsed."""
+        """New content of tool calls, if the answer is parsed."""
 
     def __init__(
         self,
@@ -817,7 +826,7 @@ Global___Delta: _TypeAlias = Delta  # noqa: Y015
 
 @_typing.final
 class ToolCallDelta(_message.Message):
-    """More of a call of a tool."""
+    """New content of a tool call."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -826,13 +835,13 @@ class ToolCallDelta(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     ARGUMENTS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
-    """Which of the calls of the sequence, from 0."""
+    """The call's index within the sequence, from 0."""
     id: _builtins.str
-    """Its id; in its first piece."""
+    """The call's id; only in the call's first delta."""
     name: _builtins.str
-    """The tool's name, whole; in its first piece."""
+    """The tool's whole name; only in the call's first delta."""
     arguments: _builtins.str
-    """More of its arguments, as the model writes them: JSON, but nobody has checked that it is."""
+    """The next part of the arguments, as the model writes them. They should be JSON, but this is not checked."""
     def __init__(
         self,
         *,
@@ -851,7 +860,7 @@ Global___ToolCallDelta: _TypeAlias = ToolCallDelta  # noqa: Y015
 
 @_typing.final
 class TokenLogprob(_message.Message):
-    """A token and how likely it was."""
+    """A token and its log probability."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -860,13 +869,13 @@ class TokenLogprob(_message.Message):
     LOGPROB_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
     token_id: _builtins.int
-    """Its id."""
+    """The token's id."""
     text: _builtins.str
-    """Its text by itself; U+FFFD stands for a part of a character."""
+    """The token's own text; U+FFFD stands for a part of a character."""
     logprob: _builtins.float
-    """The natural logarithm of its probability."""
+    """The natural logarithm of the token's probability."""
     rank: _builtins.int
-    """1 is the most likely."""
+    """The token's rank; 1 is the most likely."""
     def __init__(
         self,
         *,
@@ -885,7 +894,7 @@ Global___TokenLogprob: _TypeAlias = TokenLogprob  # noqa: Y015
 
 @_typing.final
 class TokenLogprobs(_message.Message):
-    """How likely a token was, and which were the likeliest in its place."""
+    """The log probabilities of a token and of the most likely tokens at its position."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -893,11 +902,11 @@ class TokenLogprobs(_message.Message):
     TOP_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def chosen(self) -> Global___TokenLogprob:
-        """The token that stands there; absent for the first of a prompt."""
+        """The token at this position; absent for the first token of a prompt."""
 
     @_builtins.property
     def top(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
-        """The likeliest, best first, as many as asked for."""
+        """The most likely tokens, best first, as many as were asked for."""
 
     def __init__(
         self,
@@ -915,14 +924,14 @@ Global___TokenLogprobs: _TypeAlias = TokenLogprobs  # noqa: Y015
 
 @_typing.final
 class PromptLogprobs(_message.Message):
-    """How likely the tokens of the prompt were."""
+    """The log probabilities of the prompt's tokens."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     LOGPROBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
-        """For each token of the prompt; the first has none."""
+        """One entry for each token of the prompt; the first token's entry is empty."""
 
     def __init__(
         self,
@@ -953,33 +962,34 @@ class Finished(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     WEIGHT_VERSIONS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
-    """Which of the n sequences."""
+    """The sequence's index among the n sequences."""
     reason: _sampling_pb2.FinishReason.ValueType
-    """Why."""
+    """Why the sequence ended."""
     determinism_id: _builtins.str
-    """Two results under one id, of which each is batch-invariant, are equal bit for bit. That of an adapter (LoRA) is the
-    model's with a part of the digest of the adapter's content behind it.
+    """The id of the weights, software and hardware that the result depends on. Two results of the same request with the
+    same id are equal bit for bit if both are batch-invariant. With an adapter (LoRA) it is the model's id followed by
+    a part of the digest of the adapter's content.
     """
     score: _builtins.float
-    """Of a beam: its score."""
+    """The beam's score; only with a beam search."""
     calls_tools: _builtins.bool
-    """It has called tools, and at least one call is whole; where the answer is parsed."""
+    """The answer has at least one complete tool call. Only set if the answer is parsed."""
     @_builtins.property
     def matched_stop(self) -> Global___MatchedStop:
-        """What matched, where the reason is STOP."""
+        """The stop that matched, if the reason is STOP."""
 
     @_builtins.property
     def usage(self) -> _sampling_pb2.Usage:
-        """Tokens of this sequence."""
+        """The number of tokens that this sequence used."""
 
     @_builtins.property
     def error(self) -> _status_pb2.Status:
-        """Why it failed, where the reason is ERROR. If every sequence of a call fails, the call ends with that status too."""
+        """The error, if the reason is ERROR. If every sequence of a call fails, the call ends with this status too."""
 
     @_builtins.property
     def weight_versions(self) -> _containers.RepeatedCompositeFieldContainer[Global___WeightVersion]:
-        """Which weights its tokens come from, in order; empty: all from those that the workers were set up with. What another
-        gateway began is told from where this one came to it.
+        """The versions of the weights that the tokens come from, in order; empty if all tokens come from the weights that the
+        workers were set up with. If another gateway began the answer, the list begins where this gateway took it over.
         """
 
     def __init__(
@@ -1007,7 +1017,7 @@ Global___Finished: _TypeAlias = Finished  # noqa: Y015
 
 @_typing.final
 class Recovered(_message.Message):
-    """The request went on after a failure inside: its deltas go on where they were, and no token comes twice."""
+    """The request continues after an internal failure: its deltas continue where they were, and no token comes twice."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1015,11 +1025,11 @@ class Recovered(_message.Message):
     NUM_REPLAYED_TOKENS_FIELD_NUMBER: _builtins.int
     EXACT_FIELD_NUMBER: _builtins.int
     cause: _builtins.str
-    """In words: what failed."""
+    """The failure, in words."""
     num_replayed_tokens: _builtins.int
-    """Tokens, prompt and output of all sequences, that were computed once more."""
+    """Number of tokens, prompt and output of all sequences, that were computed again."""
     exact: _builtins.bool
-    """The answer goes on as it would have without the failure, token by token."""
+    """The answer continues exactly as it would have without the failure, token by token."""
     def __init__(
         self,
         *,
@@ -1061,7 +1071,7 @@ Global___GenerateRequest: _TypeAlias = GenerateRequest  # noqa: Y015
 
 @_typing.final
 class Choice(_message.Message):
-    """One sequence of an answer."""
+    """The whole answer of one sequence."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1073,26 +1083,26 @@ class Choice(_message.Message):
     TOOL_CALLS_FIELD_NUMBER: _builtins.int
     REASONING_TEXT_FIELD_NUMBER: _builtins.int
     index: _builtins.int
-    """Which of the n sequences."""
+    """The sequence's index among the n sequences."""
     text: _builtins.str
     """The whole text."""
     reasoning_text: _builtins.str
-    """What the model thought before it spoke, where the answer is parsed."""
+    """The model's reasoning before its answer, if the answer is parsed."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The token ids, if asked for."""
 
     @_builtins.property
     def finished(self) -> Global___Finished:
-        """How it ended."""
+        """How the sequence ended."""
 
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]:
-        """For each of its tokens, where asked for."""
+        """Log probabilities of its tokens, if asked for: one entry per token."""
 
     @_builtins.property
     def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
-        """Its calls of tools, where the answer is parsed."""
+        """The sequence's tool calls, if the answer is parsed."""
 
     def __init__(
         self,
@@ -1124,15 +1134,15 @@ class GenerateResponse(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def accepted(self) -> Global___Accepted:
-        """As in a stream."""
+        """The same content as the Accepted event of a stream."""
 
     @_builtins.property
     def choices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Choice]:
-        """By index."""
+        """The sequences, by index."""
 
     @_builtins.property
     def prompt_logprobs(self) -> Global___PromptLogprobs:
-        """Where asked for."""
+        """The prompt's log probabilities, if asked for."""
 
     def __init__(
         self,
@@ -1206,7 +1216,7 @@ class ChatRequest(_message.Message):
     SPEC_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def spec(self) -> Global___GenerationSpec:
-        """The request; its prompt is a conversation."""
+        """The request; its prompt must be a conversation."""
 
     def __init__(
         self,
@@ -1232,15 +1242,15 @@ class ChatResponse(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def accepted(self) -> Global___Accepted:
-        """As in a stream."""
+        """The same content as the Accepted event of a stream."""
 
     @_builtins.property
     def choices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Choice]:
-        """By index: the text of each is the assistant's message."""
+        """The sequences, by index; the text of each is an assistant message."""
 
     @_builtins.property
     def prompt_logprobs(self) -> Global___PromptLogprobs:
-        """Where asked for."""
+        """The prompt's log probabilities, if asked for."""
 
     def __init__(
         self,
@@ -1266,7 +1276,7 @@ class StreamChatRequest(_message.Message):
     SPEC_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def spec(self) -> Global___GenerationSpec:
-        """The request; its prompt is a conversation."""
+        """The request; its prompt must be a conversation."""
 
     def __init__(
         self,
@@ -1307,7 +1317,7 @@ Global___StreamChatResponse: _TypeAlias = StreamChatResponse  # noqa: Y015
 
 @_typing.final
 class Position(_message.Message):
-    """What a client has of one sequence."""
+    """How much of one sequence a client has received."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1317,17 +1327,17 @@ class Position(_message.Message):
     FINISHED_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
-    """Which of the n sequences."""
+    """The sequence's index among the n sequences."""
     num_tokens: _builtins.int
-    """Tokens that have come: num_tokens of the last delta."""
+    """Number of tokens received: num_tokens of the last delta."""
     num_text_bytes: _builtins.int
-    """Bytes of text that have come: num_text_bytes of the last delta."""
+    """Number of text bytes received: num_text_bytes of the last delta."""
     finished: _builtins.bool
-    """Its Finished has come."""
+    """The client has received the sequence's Finished event."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Optional: the token ids that have come, num_tokens of them. With them, and the spec, nothing that has come is
-        computed again as new text, should nobody remember the request.
+        """Optional: the ids of the tokens received, num_tokens of them. If the servers no longer have the request, the answer
+        continues from these tokens and the spec, instead of being generated again.
         """
 
     def __init__(
@@ -1358,17 +1368,17 @@ class ResumeGenerateRequest(_message.Message):
     SPEC_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Which, as told in Accepted."""
+    """The request's id, as Accepted returned it."""
     seed: _builtins.int
-    """The seed that was told in Accepted, if the spec has none."""
+    """The seed that Accepted returned, if the spec has none."""
     @_builtins.property
     def positions(self) -> _containers.RepeatedCompositeFieldContainer[Global___Position]:
-        """What has come. A sequence that is left out is told from its beginning."""
+        """How much the client has received. A sequence without a position is sent from its beginning."""
 
     @_builtins.property
     def spec(self) -> Global___GenerationSpec:
-        """Optional: the request as it was sent. With it, one that nobody remembers is generated again; without it, that is
-        REQUEST_EXPIRED.
+        """Optional: the request as it was sent. With it, a request that the servers no longer have is generated again;
+        without it, such a request fails with REQUEST_EXPIRED.
         """
 
     def __init__(
@@ -1391,7 +1401,7 @@ Global___ResumeGenerateRequest: _TypeAlias = ResumeGenerateRequest  # noqa: Y015
 
 @_typing.final
 class ResumeGenerateResponse(_message.Message):
-    """One event: Accepted again, then what comes after the positions."""
+    """One event: first Accepted again, then what comes after the positions."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1422,7 +1432,7 @@ class CancelGenerateRequest(_message.Message):
     REQUEST_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Requests to end."""
+        """Ids of the requests to cancel."""
 
     def __init__(
         self,
@@ -1439,7 +1449,7 @@ Global___CancelGenerateRequest: _TypeAlias = CancelGenerateRequest  # noqa: Y015
 
 @_typing.final
 class CancelGenerateResponse(_message.Message):
-    """What was cancelled."""
+    """The requests that were cancelled."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1447,12 +1457,12 @@ class CancelGenerateResponse(_message.Message):
     PENDING_REQUEST_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def cancelled_request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Those of the ids that were running; their streams end with CANCELLED."""
+        """Ids of the requests that were running; their streams end with CANCELLED."""
 
     @_builtins.property
     def pending_request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Those of which it is not known yet whether they run, since the scheduler has just begun: if they do, they end as soon
-        as it hears of them.
+        """Ids of requests that the scheduler does not know yet, because it has just started. If they run, they end as soon as
+        it learns of them.
         """
 
     def __init__(
@@ -1481,7 +1491,7 @@ class PoolingInput(_message.Message):
     """Text."""
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
-        """Token ids; nothing is added."""
+        """Token ids; no tokens are added."""
 
     def __init__(
         self,
@@ -1501,8 +1511,8 @@ Global___PoolingInput: _TypeAlias = PoolingInput  # noqa: Y015
 
 @_typing.final
 class PoolingSpec(_message.Message):
-    """What calls that make numbers of texts have in common. Each is a pure function of its inputs: sent again, it has the
-    same answer.
+    """Fields that Embed, Score and Classify have in common. Each of these calls is a pure function of its inputs: the same
+    call has the same answer.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1514,20 +1524,20 @@ class PoolingSpec(_message.Message):
     TRUNCATE_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """The client's name for the call, as in GenerationSpec."""
+    """The call's id, chosen by the client, as in GenerationSpec."""
     model: _builtins.str
-    """A name from ListModels. Default: the only model."""
+    """The model's name in ListModels. Default: the only model."""
     priority: _builtins.int
-    """Less is sooner, where the scheduler's policy is by priority. Default 0."""
+    """The call's priority, if the scheduler's policy is by priority: a lower number goes first. Default 0."""
     truncate_prompt_tokens: _builtins.int
-    """Keep so many tokens of each input, at least 1, from the side that the model's tokenizer names, its special tokens
-    among them; -1: as many as the model takes. Default: nothing is cut, and an input that is too long is refused.
+    """Keep this many tokens of each input, at least 1, special tokens included, from the side that the model's tokenizer
+    names; -1 keeps as many as the model takes. Default: nothing is cut, and an input that is too long is refused.
     """
     add_special_tokens: _builtins.bool
-    """Tokenize texts with the model's special tokens. Default true."""
+    """Add the model's special tokens when texts are tokenized. Default true."""
     @_builtins.property
     def max_queue_time(self) -> _duration_pb2.Duration:
-        """How long it may wait for its first step; then it fails with QUEUE_DEADLINE. Default: as long as it takes."""
+        """How long the call may wait for its first step; after that it fails with QUEUE_DEADLINE. Default: no limit."""
 
     def __init__(
         self,
@@ -1566,20 +1576,22 @@ class EmbedRequest(_message.Message):
     NORMALISE_FIELD_NUMBER: _builtins.int
     PROMPT_NAME_FIELD_NUMBER: _builtins.int
     dimensions: _builtins.int
-    """The first so many numbers of each vector alone, before it is normalised: for models trained for it. Default: all."""
+    """Keep only this many values of each vector, from its beginning, before it is normalised; for models that are trained
+    for this. Default: all.
+    """
     normalise: _builtins.bool
-    """Make vectors of length 1. Default: true."""
+    """Scale vectors to length 1. Default true."""
     prompt_name: _builtins.str
-    """A prompt of the model's files, by its name ("query"), to put before each text. Default: the one that they name as
-    theirs, or none.
+    """The name of a prompt in the model's files ("query") to put before each text. Default: the default prompt that they
+    name, or none.
     """
     @_builtins.property
     def spec(self) -> Global___PoolingSpec:
-        """How."""
+        """Options of the call."""
 
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PoolingInput]:
-        """Of what, 1 to 2048."""
+        """The inputs to embed, 1 to 2048."""
 
     def __init__(
         self,
@@ -1611,14 +1623,14 @@ Global___EmbedRequest: _TypeAlias = EmbedRequest  # noqa: Y015
 
 @_typing.final
 class Embedding(_message.Message):
-    """A vector."""
+    """A vector of one input."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     VALUES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def values(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """Its numbers."""
+        """The vector's values."""
 
     def __init__(
         self,
@@ -1635,7 +1647,7 @@ Global___Embedding: _TypeAlias = Embedding  # noqa: Y015
 
 @_typing.final
 class PoolingFacts(_message.Message):
-    """What made the numbers of a call."""
+    """Facts about a call's result."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1645,18 +1657,18 @@ class PoolingFacts(_message.Message):
     DETERMINISM_ID_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """The call's name."""
+    """The call's id."""
     model: _builtins.str
     """The model's name."""
     determinism_id: _builtins.str
-    """See Finished."""
+    """See Finished.determinism_id."""
     @_builtins.property
     def usage(self) -> _sampling_pb2.Usage:
-        """Tokens of all inputs."""
+        """The number of tokens of all inputs."""
 
     @_builtins.property
     def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What was not done as asked, and what instead: a sentence each, for a person."""
+        """A sentence, for a person, for each thing that was not done as asked; it says what was done instead."""
 
     def __init__(
         self,
@@ -1677,7 +1689,7 @@ Global___PoolingFacts: _TypeAlias = PoolingFacts  # noqa: Y015
 
 @_typing.final
 class EmbedResponse(_message.Message):
-    """Vectors."""
+    """The vectors of the inputs."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1685,11 +1697,11 @@ class EmbedResponse(_message.Message):
     FACTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def embeddings(self) -> _containers.RepeatedCompositeFieldContainer[Global___Embedding]:
-        """One for each input, in their order."""
+        """One vector for each input, in their order."""
 
     @_builtins.property
     def facts(self) -> Global___PoolingFacts:
-        """What made them."""
+        """Facts about the result."""
 
     def __init__(
         self,
@@ -1717,12 +1729,12 @@ class ScoreRequest(_message.Message):
     INSTRUCTION_FIELD_NUMBER: _builtins.int
     TOP_N_FIELD_NUMBER: _builtins.int
     instruction: _builtins.str
-    """For models that take one: what the query is for."""
+    """The purpose of the query, for models that take an instruction."""
     top_n: _builtins.int
-    """Tell the so many best alone, the best first. Default: all, in the order of the documents."""
+    """Return only this many documents, the best first. Default: all, in the order of the request."""
     @_builtins.property
     def spec(self) -> Global___PoolingSpec:
-        """How."""
+        """Options of the call."""
 
     @_builtins.property
     def query(self) -> Global___PoolingInput:
@@ -1753,16 +1765,16 @@ Global___ScoreRequest: _TypeAlias = ScoreRequest  # noqa: Y015
 
 @_typing.final
 class ScoredDocument(_message.Message):
-    """How well a document answers."""
+    """The score of one document."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     INDEX_FIELD_NUMBER: _builtins.int
     SCORE_FIELD_NUMBER: _builtins.int
     index: _builtins.int
-    """Which of the documents."""
+    """The document's index in the request."""
     score: _builtins.float
-    """More is better: in [0, 1] of a reranker, in [-1, 1] of a model of vectors, of which it is the cosine."""
+    """The score; higher is better. In [0, 1] for a reranker; in [-1, 1] for an embedding model, where it is the cosine."""
     def __init__(
         self,
         *,
@@ -1779,7 +1791,7 @@ Global___ScoredDocument: _TypeAlias = ScoredDocument  # noqa: Y015
 
 @_typing.final
 class ScoreResponse(_message.Message):
-    """How well documents answer."""
+    """The scores of the documents."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1787,11 +1799,11 @@ class ScoreResponse(_message.Message):
     FACTS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def documents(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScoredDocument]:
-        """Equal scores are in the order of the documents."""
+        """The scored documents. Documents with equal scores are in the order of the request."""
 
     @_builtins.property
     def facts(self) -> Global___PoolingFacts:
-        """What made them."""
+        """Facts about the result."""
 
     def __init__(
         self,
@@ -1809,7 +1821,7 @@ Global___ScoreResponse: _TypeAlias = ScoreResponse  # noqa: Y015
 
 @_typing.final
 class ClassifyRequest(_message.Message):
-    """Asks for labels."""
+    """Asks how well the model's labels suit texts."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1817,14 +1829,14 @@ class ClassifyRequest(_message.Message):
     INPUTS_FIELD_NUMBER: _builtins.int
     RAW_FIELD_NUMBER: _builtins.int
     raw: _builtins.bool
-    """Tell the head's numbers as they are, no probabilities."""
+    """Return the head's outputs as they are, instead of probabilities."""
     @_builtins.property
     def spec(self) -> Global___PoolingSpec:
-        """How."""
+        """Options of the call."""
 
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PoolingInput]:
-        """Of what, 1 to 2048."""
+        """The inputs to classify, 1 to 2048."""
 
     def __init__(
         self,
@@ -1843,17 +1855,17 @@ Global___ClassifyRequest: _TypeAlias = ClassifyRequest  # noqa: Y015
 
 @_typing.final
 class Classification(_message.Message):
-    """How well the labels suit a text."""
+    """How well the labels suit one input."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PROBABILITIES_FIELD_NUMBER: _builtins.int
     LABEL_FIELD_NUMBER: _builtins.int
     label: _builtins.str
-    """The likeliest label's name; of equal ones the first's."""
+    """The name of the most likely label; the first one if several are equal."""
     @_builtins.property
     def probabilities(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """For each label."""
+        """One value for each label."""
 
     def __init__(
         self,
@@ -1871,7 +1883,7 @@ Global___Classification: _TypeAlias = Classification  # noqa: Y015
 
 @_typing.final
 class ClassifyResponse(_message.Message):
-    """Labels."""
+    """The classifications of the inputs."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1888,7 +1900,7 @@ class ClassifyResponse(_message.Message):
 
     @_builtins.property
     def facts(self) -> Global___PoolingFacts:
-        """What made them."""
+        """Facts about the result."""
 
     def __init__(
         self,
@@ -1916,14 +1928,14 @@ class TokenizeRequest(_message.Message):
     ADD_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     CONVERSATION_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """A name from ListModels. Default: the only model."""
+    """The model's name in ListModels. Default: the only model."""
     text: _builtins.str
     """The text."""
     add_special_tokens: _builtins.bool
     """Add the model's special tokens to a text (a begin token, say), as for a prompt. Default true."""
     @_builtins.property
     def conversation(self) -> Global___Conversation:
-        """Instead of a text."""
+        """The conversation to tokenize, instead of a text."""
 
     def __init__(
         self,
@@ -1977,7 +1989,7 @@ class DetokenizeRequest(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     SKIP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """A name from ListModels. Default: the only model."""
+    """The model's name in ListModels. Default: the only model."""
     skip_special_tokens: _builtins.bool
     """Leave special tokens out of the text. Default true."""
     @_builtins.property
@@ -2025,7 +2037,7 @@ Global___DetokenizeResponse: _TypeAlias = DetokenizeResponse  # noqa: Y015
 
 @_typing.final
 class ListModelsRequest(_message.Message):
-    """Asks for the models."""
+    """Asks for the models that are served."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2042,7 +2054,7 @@ Global___ListModelsRequest: _TypeAlias = ListModelsRequest  # noqa: Y015
 
 @_typing.final
 class Model(_message.Message):
-    """A model."""
+    """A model that is served."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2058,28 +2070,32 @@ class Model(_message.Message):
     EMBEDDING_SIZE_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Its name in requests."""
+    """The model's name in requests."""
     max_model_len: _builtins.int
-    """Tokens of prompt and output together, at most."""
+    """Maximum number of tokens of prompt and output together."""
     vocab_size: _builtins.int
-    """Token ids are below this."""
+    """Size of the vocabulary; token ids are below this."""
     has_chat_template: _builtins.bool
-    """It has a chat template."""
+    """The model has a chat template."""
     determinism_id: _builtins.str
-    """See Finished."""
+    """See Finished.determinism_id."""
     batch_invariant: _builtins.bool
-    """Results do not depend on what runs beside them."""
+    """Results do not depend on other requests in the same batch."""
     dialect: _builtins.str
-    """How it writes calls of tools and reasoning: the name of a dialect; empty: not known, and its answers are text."""
+    """The name of the dialect in which the model writes tool calls and reasoning; empty: it is not known, and answers are
+    plain text.
+    """
     parent: _builtins.str
-    """Of an adapter (LoRA): the model that it adapts."""
+    """The name of the model that an adapter (LoRA) adapts; empty if this is no adapter."""
     task: _pooling_pb2.Task.ValueType
-    """What it is served for."""
+    """The task that the model is served for."""
     embedding_size: _builtins.int
-    """Where that is to embed: numbers of a vector."""
+    """Number of values of a vector, if the task is to embed."""
     @_builtins.property
     def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What whoever uses it should know, a sentence each: such as that the code of others computes it, and slower."""
+        """A sentence for each thing that users of the model should know: for example, that the code of `transformers`
+        computes it, which is slower.
+        """
 
     def __init__(
         self,
@@ -2106,14 +2122,14 @@ Global___Model: _TypeAlias = Model  # noqa: Y015
 
 @_typing.final
 class ListModelsResponse(_message.Message):
-    """The models."""
+    """The models that are served."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     MODELS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___Model]:
-        """Those that are served."""
+        """The models."""
 
     def __init__(
         self,

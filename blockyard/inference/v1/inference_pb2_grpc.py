@@ -108,35 +108,35 @@ class InferenceServiceServicer(object):
     """
 
     def Generate(self, request, context):
-        """Generates the whole answer at once, to a text or to token ids.
+        """Generates the whole answer, to a text or to token ids, and returns it at once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StreamGenerate(self, request, context):
-        """Generates as a stream of events. It ends OK only after Finished for every sequence.
+        """Generates an answer as a stream of events. The stream ends with OK only after a Finished event for every sequence.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Chat(self, request, context):
-        """Generates the whole answer to a conversation at once.
+        """Generates the whole answer to a conversation and returns it at once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StreamChat(self, request, context):
-        """The same as a stream of events, as StreamGenerate's.
+        """Generates an answer to a conversation as a stream of events, with the same rules as StreamGenerate.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResumeGenerate(self, request, context):
-        """Reads a request again, a chat too, at any gateway: exactly what comes after the positions.
+        """Reads the answer of a request (a chat too) again, at any gateway: exactly what comes after the given positions.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -150,28 +150,28 @@ class InferenceServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Embed(self, request, context):
-        """Turns texts into vectors, all at once. As often as it is asked the answer is the same, to the bit.
+        """Computes vectors of texts and returns them all at once. The same call always has the same answer, to the bit.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Score(self, request, context):
-        """Says how well documents answer a query.
+        """Scores how well documents answer a query.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Classify(self, request, context):
-        """Says how well the model's labels suit texts.
+        """Computes how well the model's labels suit texts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Tokenize(self, request, context):
-        """Turns text, or a conversation, into token ids, as a prompt of it would be.
+        """Turns a text or a conversation into token ids, as for a prompt.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

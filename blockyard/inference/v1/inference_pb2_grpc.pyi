@@ -38,25 +38,25 @@ class InferenceServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> InferenceServiceAsyncStub: ...
     Generate: _grpc.UnaryUnaryMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]
-    """Generates the whole answer at once, to a text or to token ids."""
+    """Generates the whole answer, to a text or to token ids, and returns it at once."""
     StreamGenerate: _grpc.UnaryStreamMultiCallable[_inference_pb2.StreamGenerateRequest, _inference_pb2.StreamGenerateResponse]
-    """Generates as a stream of events. It ends OK only after Finished for every sequence."""
+    """Generates an answer as a stream of events. The stream ends with OK only after a Finished event for every sequence."""
     Chat: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ChatRequest, _inference_pb2.ChatResponse]
-    """Generates the whole answer to a conversation at once."""
+    """Generates the whole answer to a conversation and returns it at once."""
     StreamChat: _grpc.UnaryStreamMultiCallable[_inference_pb2.StreamChatRequest, _inference_pb2.StreamChatResponse]
-    """The same as a stream of events, as StreamGenerate's."""
+    """Generates an answer to a conversation as a stream of events, with the same rules as StreamGenerate."""
     ResumeGenerate: _grpc.UnaryStreamMultiCallable[_inference_pb2.ResumeGenerateRequest, _inference_pb2.ResumeGenerateResponse]
-    """Reads a request again, a chat too, at any gateway: exactly what comes after the positions."""
+    """Reads the answer of a request (a chat too) again, at any gateway: exactly what comes after the given positions."""
     CancelGenerate: _grpc.UnaryUnaryMultiCallable[_inference_pb2.CancelGenerateRequest, _inference_pb2.CancelGenerateResponse]
     """Cancels requests, at any gateway. Idempotent; an unknown id is no error."""
     Embed: _grpc.UnaryUnaryMultiCallable[_inference_pb2.EmbedRequest, _inference_pb2.EmbedResponse]
-    """Turns texts into vectors, all at once. As often as it is asked the answer is the same, to the bit."""
+    """Computes vectors of texts and returns them all at once. The same call always has the same answer, to the bit."""
     Score: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ScoreRequest, _inference_pb2.ScoreResponse]
-    """Says how well documents answer a query."""
+    """Scores how well documents answer a query."""
     Classify: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ClassifyRequest, _inference_pb2.ClassifyResponse]
-    """Says how well the model's labels suit texts."""
+    """Computes how well the model's labels suit texts."""
     Tokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]
-    """Turns text, or a conversation, into token ids, as a prompt of it would be."""
+    """Turns a text or a conversation into token ids, as for a prompt."""
     Detokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeResponse]
     """Turns token ids into text."""
     ListModels: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]
@@ -72,25 +72,25 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryUnaryMultiCallable[_inference_pb2.GenerateRequest, _inference_pb2.GenerateResponse]  # type: ignore[assignment]
-    """Generates the whole answer at once, to a text or to token ids."""
+    """Generates the whole answer, to a text or to token ids, and returns it at once."""
     StreamGenerate: _aio.UnaryStreamMultiCallable[_inference_pb2.StreamGenerateRequest, _inference_pb2.StreamGenerateResponse]  # type: ignore[assignment]
-    """Generates as a stream of events. It ends OK only after Finished for every sequence."""
+    """Generates an answer as a stream of events. The stream ends with OK only after a Finished event for every sequence."""
     Chat: _aio.UnaryUnaryMultiCallable[_inference_pb2.ChatRequest, _inference_pb2.ChatResponse]  # type: ignore[assignment]
-    """Generates the whole answer to a conversation at once."""
+    """Generates the whole answer to a conversation and returns it at once."""
     StreamChat: _aio.UnaryStreamMultiCallable[_inference_pb2.StreamChatRequest, _inference_pb2.StreamChatResponse]  # type: ignore[assignment]
-    """The same as a stream of events, as StreamGenerate's."""
+    """Generates an answer to a conversation as a stream of events, with the same rules as StreamGenerate."""
     ResumeGenerate: _aio.UnaryStreamMultiCallable[_inference_pb2.ResumeGenerateRequest, _inference_pb2.ResumeGenerateResponse]  # type: ignore[assignment]
-    """Reads a request again, a chat too, at any gateway: exactly what comes after the positions."""
+    """Reads the answer of a request (a chat too) again, at any gateway: exactly what comes after the given positions."""
     CancelGenerate: _aio.UnaryUnaryMultiCallable[_inference_pb2.CancelGenerateRequest, _inference_pb2.CancelGenerateResponse]  # type: ignore[assignment]
     """Cancels requests, at any gateway. Idempotent; an unknown id is no error."""
     Embed: _aio.UnaryUnaryMultiCallable[_inference_pb2.EmbedRequest, _inference_pb2.EmbedResponse]  # type: ignore[assignment]
-    """Turns texts into vectors, all at once. As often as it is asked the answer is the same, to the bit."""
+    """Computes vectors of texts and returns them all at once. The same call always has the same answer, to the bit."""
     Score: _aio.UnaryUnaryMultiCallable[_inference_pb2.ScoreRequest, _inference_pb2.ScoreResponse]  # type: ignore[assignment]
-    """Says how well documents answer a query."""
+    """Scores how well documents answer a query."""
     Classify: _aio.UnaryUnaryMultiCallable[_inference_pb2.ClassifyRequest, _inference_pb2.ClassifyResponse]  # type: ignore[assignment]
-    """Says how well the model's labels suit texts."""
+    """Computes how well the model's labels suit texts."""
     Tokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]  # type: ignore[assignment]
-    """Turns text, or a conversation, into token ids, as a prompt of it would be."""
+    """Turns a text or a conversation into token ids, as for a prompt."""
     Detokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeResponse]  # type: ignore[assignment]
     """Turns token ids into text."""
     ListModels: _aio.UnaryUnaryMultiCallable[_inference_pb2.ListModelsRequest, _inference_pb2.ListModelsResponse]  # type: ignore[assignment]
@@ -109,7 +109,7 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.GenerateResponse, _abc.Awaitable[_inference_pb2.GenerateResponse]]:
-        """Generates the whole answer at once, to a text or to token ids."""
+        """Generates the whole answer, to a text or to token ids, and returns it at once."""
 
     @_abc_1.abstractmethod
     def StreamGenerate(
@@ -117,7 +117,7 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.StreamGenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.StreamGenerateResponse], _abc.AsyncIterator[_inference_pb2.StreamGenerateResponse]]:
-        """Generates as a stream of events. It ends OK only after Finished for every sequence."""
+        """Generates an answer as a stream of events. The stream ends with OK only after a Finished event for every sequence."""
 
     @_abc_1.abstractmethod
     def Chat(
@@ -125,7 +125,7 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.ChatRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.ChatResponse, _abc.Awaitable[_inference_pb2.ChatResponse]]:
-        """Generates the whole answer to a conversation at once."""
+        """Generates the whole answer to a conversation and returns it at once."""
 
     @_abc_1.abstractmethod
     def StreamChat(
@@ -133,7 +133,7 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.StreamChatRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.StreamChatResponse], _abc.AsyncIterator[_inference_pb2.StreamChatResponse]]:
-        """The same as a stream of events, as StreamGenerate's."""
+        """Generates an answer to a conversation as a stream of events, with the same rules as StreamGenerate."""
 
     @_abc_1.abstractmethod
     def ResumeGenerate(
@@ -141,7 +141,7 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.ResumeGenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_pb2.ResumeGenerateResponse], _abc.AsyncIterator[_inference_pb2.ResumeGenerateResponse]]:
-        """Reads a request again, a chat too, at any gateway: exactly what comes after the positions."""
+        """Reads the answer of a request (a chat too) again, at any gateway: exactly what comes after the given positions."""
 
     @_abc_1.abstractmethod
     def CancelGenerate(
@@ -157,7 +157,7 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.EmbedRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.EmbedResponse, _abc.Awaitable[_inference_pb2.EmbedResponse]]:
-        """Turns texts into vectors, all at once. As often as it is asked the answer is the same, to the bit."""
+        """Computes vectors of texts and returns them all at once. The same call always has the same answer, to the bit."""
 
     @_abc_1.abstractmethod
     def Score(
@@ -165,7 +165,7 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.ScoreRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.ScoreResponse, _abc.Awaitable[_inference_pb2.ScoreResponse]]:
-        """Says how well documents answer a query."""
+        """Scores how well documents answer a query."""
 
     @_abc_1.abstractmethod
     def Classify(
@@ -173,7 +173,7 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.ClassifyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.ClassifyResponse, _abc.Awaitable[_inference_pb2.ClassifyResponse]]:
-        """Says how well the model's labels suit texts."""
+        """Computes how well the model's labels suit texts."""
 
     @_abc_1.abstractmethod
     def Tokenize(
@@ -181,7 +181,7 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_pb2.TokenizeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_inference_pb2.TokenizeResponse, _abc.Awaitable[_inference_pb2.TokenizeResponse]]:
-        """Turns text, or a conversation, into token ids, as a prompt of it would be."""
+        """Turns a text or a conversation into token ids, as for a prompt."""
 
     @_abc_1.abstractmethod
     def Detokenize(

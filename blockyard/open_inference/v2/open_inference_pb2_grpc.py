@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class GRPCInferenceServiceStub(object):
-    """Health, metadata and inference by tensors.
+    """Health, metadata and inference with tensors.
     """
 
     def __init__(self, channel):
@@ -73,54 +73,55 @@ class GRPCInferenceServiceStub(object):
 
 
 class GRPCInferenceServiceServicer(object):
-    """Health, metadata and inference by tensors.
+    """Health, metadata and inference with tensors.
     """
 
     def ServerLive(self, request, context):
-        """Whether the server answers at all.
+        """Returns whether the server answers at all.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ServerReady(self, request, context):
-        """Whether inference would be served now.
+        """Returns whether inference would be served now.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ModelReady(self, request, context):
-        """Whether a model would be served now. Of a model that is not known: false.
+        """Returns whether a model would be served now; false for an unknown model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ServerMetadata(self, request, context):
-        """What the server is.
+        """Returns the server's name and version.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ModelMetadata(self, request, context):
-        """What a model takes and gives.
+        """Returns the inputs and outputs of a model.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ModelInfer(self, request, context):
-        """Answers one request whole.
+        """Answers one request with one response.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ModelStreamInfer(self, request_iterator, context):
-        """Triton's: any number of requests, side by side, each answered by one response or several, in its own order. A request
-        that fails does not end the stream; it ends when all requests that came are answered.
+        """Triton's call: any number of requests at the same time, each answered by one or several responses. Only the
+        responses to the same request are in order. A failed request does not end the stream; the stream ends when all
+        requests are answered.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -173,7 +174,7 @@ def add_GRPCInferenceServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GRPCInferenceService(object):
-    """Health, metadata and inference by tensors.
+    """Health, metadata and inference with tensors.
     """
 
     @staticmethod

@@ -32,26 +32,26 @@ class _AbortReason:
 class _AbortReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AbortReason.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     ABORT_REASON_UNSPECIFIED: _AbortReason.ValueType  # 0
-    """Not said: CLIENT."""
+    """No reason is given: CLIENT."""
     ABORT_REASON_CLIENT: _AbortReason.ValueType  # 1
-    """Cancelled, or the client is gone."""
+    """The client cancelled the request, or its connection is lost."""
     ABORT_REASON_STOP_STRING: _AbortReason.ValueType  # 2
-    """A stop string matched: for the sequence this is a finish."""
+    """A stop string matched: the sequence finishes with STOP."""
 
 class AbortReason(_AbortReason, metaclass=_AbortReasonEnumTypeWrapper):
-    """Why the gateway ends something."""
+    """Why the gateway ends a request or a sequence."""
 
 ABORT_REASON_UNSPECIFIED: AbortReason.ValueType  # 0
-"""Not said: CLIENT."""
+"""No reason is given: CLIENT."""
 ABORT_REASON_CLIENT: AbortReason.ValueType  # 1
-"""Cancelled, or the client is gone."""
+"""The client cancelled the request, or its connection is lost."""
 ABORT_REASON_STOP_STRING: AbortReason.ValueType  # 2
-"""A stop string matched: for the sequence this is a finish."""
+"""A stop string matched: the sequence finishes with STOP."""
 Global___AbortReason: _TypeAlias = AbortReason  # noqa: Y015
 
 @_typing.final
 class AttachRequest(_message.Message):
-    """From the gateway. The first message says hello; all fields of a message are read in their order."""
+    """A message from the gateway. The first message carries hello; the fields of a message are processed in their order."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -61,7 +61,7 @@ class AttachRequest(_message.Message):
     RESUME_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
-        """First, once."""
+        """The gateway's identity; only in the first message, and required there."""
 
     @_builtins.property
     def add(self) -> _containers.RepeatedCompositeFieldContainer[Global___AddRequest]:
@@ -73,7 +73,7 @@ class AttachRequest(_message.Message):
 
     @_builtins.property
     def resume(self) -> _containers.RepeatedCompositeFieldContainer[Global___ResumeRequest]:
-        """Requests of others, or of before, to read."""
+        """Requests to read that another gateway added, or this one on an earlier stream."""
 
     def __init__(
         self,
@@ -93,17 +93,17 @@ Global___AttachRequest: _TypeAlias = AttachRequest  # noqa: Y015
 
 @_typing.final
 class Hello(_message.Message):
-    """Who is there."""
+    """The identity of a gateway."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     GATEWAY_ID_FIELD_NUMBER: _builtins.int
     LORAS_FIELD_NUMBER: _builtins.int
     gateway_id: _builtins.str
-    """Random for each gateway process."""
+    """A random id of the gateway's process."""
     @_builtins.property
     def loras(self) -> _containers.RepeatedCompositeFieldContainer[Global___LoraAdapter]:
-        """The adapters that it was told of before. A scheduler that has just begun takes them over."""
+        """The adapters that an earlier scheduler sent to this gateway. A scheduler that has just started takes them over."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ Global___Hello: _TypeAlias = Hello  # noqa: Y015
 
 @_typing.final
 class LoraAdapter(_message.Message):
-    """An adapter that requests may have: of low rank (LoRA), or a soft prompt."""
+    """An adapter that requests can use: LoRA, or a soft prompt."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -132,18 +132,19 @@ class LoraAdapter(_message.Message):
     PINNED_FIELD_NUMBER: _builtins.int
     NUM_VIRTUAL_TOKENS_FIELD_NUMBER: _builtins.int
     lora_id: _builtins.int
-    """Its number, at least 1, never used again."""
+    """The adapter's number, at least 1; a number is never used again."""
     name: _builtins.str
-    """As requests name it. After a reload it is another adapter's, with another number."""
+    """The adapter's name in requests. After a reload the name belongs to another adapter, with another number."""
     path: _builtins.str
-    """Its folder, on the workers' machines."""
+    """The adapter's folder, on the workers' machines."""
     digest: _builtins.str
-    """SHA-256 of its configuration and its weights, in hex."""
+    """SHA-256 of the adapter's configuration and weights, in hex."""
     pinned: _builtins.bool
-    """It stays in the workers' caches."""
+    """The adapter is pinned in the workers' caches."""
     num_virtual_tokens: _builtins.int
-    """Virtual tokens of a soft prompt, which stand before the prompts of requests that have it; they are no part of
-    prompt_token_ids, but of num_cached_tokens and of the positions of prompt_logprobs. 0: it is no soft prompt.
+    """Number of virtual tokens of a soft prompt, which precede the prompts of requests that use it. They are not in
+    prompt_token_ids, but num_cached_tokens and the positions of prompt_logprobs count them. 0: the adapter is no soft
+    prompt.
     """
     def __init__(
         self,
@@ -165,14 +166,14 @@ Global___LoraAdapter: _TypeAlias = LoraAdapter  # noqa: Y015
 
 @_typing.final
 class LoraAdapters(_message.Message):
-    """Adapters."""
+    """The adapters that requests can use."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ADAPTERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___LoraAdapter]:
-        """By name."""
+        """The adapters, by name."""
 
     def __init__(
         self,
@@ -189,8 +190,8 @@ Global___LoraAdapters: _TypeAlias = LoraAdapters  # noqa: Y015
 
 @_typing.final
 class AddRequest(_message.Message):
-    """Adds a request. If one with this id is live or retained, the answer is that of a ResumeRequest where the digests are
-    equal, and REQUEST_ID_CONFLICT where they differ.
+    """Adds a request. If a request with this id is live or retained, the answer is that of a ResumeRequest if the digests
+    are equal, and REQUEST_ID_CONFLICT if they differ.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -200,16 +201,20 @@ class AddRequest(_message.Message):
     RESUBMISSION_FIELD_NUMBER: _builtins.int
     AGE_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
-    """The gateway's own number for the request, unique within the stream; every answer about it carries this number."""
+    """The gateway's own number for the request, unique within the stream; every answer about the request carries this
+    number.
+    """
     submission: _builtins.bytes
     """A serialized Submission. The scheduler keeps these bytes and sends them back unchanged in RequestResumed."""
     @_builtins.property
     def resubmission(self) -> Global___Resubmission:
-        """Set if a scheduler, which may be gone, accepted the request before: the limits of the queue do not hold for it."""
+        """Set if a scheduler, this one or an earlier one, accepted the request before: then the limits of the queue do not
+        apply.
+        """
 
     @_builtins.property
     def age(self) -> _duration_pb2.Duration:
-        """How long the request has waited at its gateway for a scheduler, where none has accepted it before."""
+        """How long the request has waited at its gateway for a scheduler, if none has accepted it before."""
 
     def __init__(
         self,
@@ -253,35 +258,35 @@ class Submission(_message.Message):
     LORA_FIELD_NUMBER: _builtins.int
     FAILS_ON_UPDATE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Unique among the live requests of the scheduler: the tenant's name, "/" and the client's id; the latter alone where
-    there is no tenant.
+    """The request's id, unique among the live requests of the scheduler: the tenant's name, "/" and the client's id;
+    without a tenant, the client's id alone.
     """
     n: _builtins.int
-    """Sequences, >= 1."""
+    """Number of sequences, >= 1."""
     sampling: _builtins.bytes
     """A serialized blockyard.common.v1.SamplingParams, in which every field is set, the seed too. Only workers read it."""
     max_tokens: _builtins.int
-    """Tokens to generate at most; within the model's length."""
+    """Maximum number of tokens to generate; within the model's length."""
     min_tokens: _builtins.int
-    """Stop tokens count only behind this many tokens."""
+    """Stop tokens only count after this many tokens."""
     tenant: _builtins.str
-    """The scheduler shares the machine fairly between tenants."""
+    """The tenant that the request belongs to; the scheduler shares the machine fairly between tenants."""
     digest: _builtins.bytes
-    """SHA-256 of what was asked: two digests under one id are a conflict."""
+    """SHA-256 of the client's request: requests with the same id and different digests are a conflict."""
     gateway_state: _builtins.bytes
-    """What another gateway needs to go on with the request; the scheduler does not read it."""
+    """The state that another gateway needs to continue the request; the scheduler does not read it."""
     priority: _builtins.int
-    """A request with a lower number comes first. Default 0."""
+    """The request's priority: a lower number goes first. Default 0."""
     pooling: _builtins.bytes
-    """A serialized blockyard.common.v1.Pooling: numbers of the prompt instead of tokens after it. Then n is 1 and
-    max_tokens 0. Only workers read it.
+    """A serialized blockyard.common.v1.Pooling: compute a result from the prompt instead of generating tokens. Then n is
+    1 and max_tokens 0. Only workers read it.
     """
     computes_whole_prompt: _builtins.bool
-    """Every row of the prompt is computed, and none comes from the prefix cache: for log probabilities of the prompt, and
-    for poolings that read all rows.
+    """Compute every row of the prompt and take none from the prefix cache: for log probabilities of the prompt, and for
+    poolings that read all rows.
     """
     fails_on_update: _builtins.bool
-    """Fail the request with SLEEPING, once it has begun, rather than go on with other weights."""
+    """Once the request has begun, it fails with SLEEPING instead of continuing with other weights."""
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt; not empty."""
@@ -292,23 +297,23 @@ class Submission(_message.Message):
 
     @_builtins.property
     def max_queue_time(self) -> _duration_pb2.Duration:
-        """How long the request may wait before its first step; then it fails with QUEUE_DEADLINE."""
+        """How long the request may wait before its first step; after that it fails with QUEUE_DEADLINE."""
 
     @_builtins.property
     def remaining_time(self) -> _duration_pb2.Duration:
-        """How long the request may take in all; then it fails with GENERATION_DEADLINE."""
+        """How long the request may take in all; after that it fails with GENERATION_DEADLINE."""
 
     @_builtins.property
     def beam_search(self) -> _sampling_pb2.BeamSearch:
-        """Beam search: n is how many of the beams are returned, all at their end."""
+        """Set for a beam search. Then n is the number of beams to return; all of them come at the end."""
 
     @_builtins.property
     def trace_context(self) -> _trace_pb2.TraceContext:
-        """Set for a request that is traced: the gateway's span of it. It is no part of the digest."""
+        """Set for a request that is traced: the gateway's span of the request. It is no part of the digest."""
 
     @_builtins.property
     def lora(self) -> Global___LoraAdapter:
-        """The adapter of all sequences; the request keeps it when its name goes to another one. Absent: none."""
+        """The adapter of all sequences; the request keeps it even if another adapter gets its name. Absent: none."""
 
     def __init__(
         self,
@@ -343,7 +348,7 @@ Global___Submission: _TypeAlias = Submission  # noqa: Y015
 
 @_typing.final
 class Resubmission(_message.Message):
-    """What a gateway knows of a request that it had before."""
+    """The state of a request that a scheduler accepted before, as far as the gateway knows it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -354,11 +359,11 @@ class Resubmission(_message.Message):
     """The prompt's tokens that were found in the prefix cache."""
     @_builtins.property
     def age(self) -> _duration_pb2.Duration:
-        """How long ago it came first."""
+        """Time since the request first came."""
 
     @_builtins.property
     def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceTranscript]:
-        """Its sequences as far as they are known, by index. If all have ended it is retained, no more."""
+        """The sequences as far as they are known, by index. If all have ended, the scheduler only retains the request."""
 
     def __init__(
         self,
@@ -377,7 +382,7 @@ Global___Resubmission: _TypeAlias = Resubmission  # noqa: Y015
 
 @_typing.final
 class SequenceTranscript(_message.Message):
-    """All that was told of one sequence."""
+    """Everything that a sequence has returned so far."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -388,22 +393,22 @@ class SequenceTranscript(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     POOLED_VALUES_FIELD_NUMBER: _builtins.int
     finish_reason: _sampling_pb2.FinishReason.ValueType
-    """Why it ended; unspecified while it runs."""
+    """Why the sequence ended; unspecified while it runs."""
     score: _builtins.float
-    """Of a beam: its score."""
+    """The beam's score; only with a beam search."""
     pooled_values: _builtins.bytes
-    """Of a sequence with pooling that has ended: its numbers, float32, little endian."""
+    """The result of a sequence with pooling that has ended: float32, little-endian."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The tokens generated."""
 
     @_builtins.property
     def logprobs(self) -> _sampling_pb2.Logprobs:
-        """Where asked for: an entry for each token."""
+        """One entry for each token, if asked for."""
 
     @_builtins.property
     def error(self) -> _status_pb2.Status:
-        """Why it failed, where the finish reason is ERROR."""
+        """The error, if the finish reason is ERROR."""
 
     def __init__(
         self,
@@ -427,9 +432,9 @@ Global___SequenceTranscript: _TypeAlias = SequenceTranscript  # noqa: Y015
 
 @_typing.final
 class ResumeRequest(_message.Message):
-    """Asks for a request that is live, or has ended not long ago: all of it from the beginning, then what comes. Answered
-    by RequestResumed, or RequestFailed with REQUEST_EXPIRED; by a scheduler that has just begun, and may hear of it yet,
-    with NO_READY_WORKER.
+    """Asks for a request that is live or ended recently: everything from its beginning, then its next tokens. The answer is
+    RequestResumed, or RequestFailed: with NO_READY_WORKER if the scheduler has just started and a gateway may still
+    bring the request, else with REQUEST_EXPIRED.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -437,9 +442,9 @@ class ResumeRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     HANDLE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Which."""
+    """The request's id, as in Submission."""
     handle: _builtins.int
-    """As in AddRequest."""
+    """The gateway's own number for the request, as in AddRequest."""
     def __init__(
         self,
         *,
@@ -456,7 +461,7 @@ Global___ResumeRequest: _TypeAlias = ResumeRequest  # noqa: Y015
 
 @_typing.final
 class AbortRequest(_message.Message):
-    """Ends a request or one of its sequences. An unknown one is no error."""
+    """Ends a request or one of its sequences. An unknown request is no error."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -466,16 +471,16 @@ class AbortRequest(_message.Message):
     NUM_TOKENS_FIELD_NUMBER: _builtins.int
     HANDLE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Which request."""
+    """The request's id, as in Submission."""
     sequence_index: _builtins.int
-    """Which of its sequences; absent: all."""
+    """Index of the sequence to end; absent: all sequences."""
     reason: Global___AbortReason.ValueType
-    """Why."""
+    """Why the request or the sequence ends."""
     num_tokens: _builtins.int
-    """For a stop string: how many of the sequence's tokens count."""
+    """Number of the sequence's tokens that count; only for a stop string."""
     handle: _builtins.int
-    """If set: only if the request is the one that was added or resumed with this handle. For the reason CLIENT it runs on
-    as long as another gateway reads it.
+    """If set, ends the request only if it was added or resumed with this handle. With the reason CLIENT, the request
+    continues as long as another gateway reads it.
     """
     def __init__(
         self,
@@ -498,7 +503,7 @@ Global___AbortRequest: _TypeAlias = AbortRequest  # noqa: Y015
 
 @_typing.final
 class AttachResponse(_message.Message):
-    """To the gateway: at most one message a step, in which several steps merge when the gateway is slow."""
+    """A message to the gateway: at most one per step; several steps merge if the gateway is slow."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -525,14 +530,14 @@ class AttachResponse(_message.Message):
     LORAS_FIELD_NUMBER: _builtins.int
     WEIGHTS_FIELD_NUMBER: _builtins.int
     pooled_values: _builtins.bytes
-    """As above."""
+    """The values of all pooled_sequence_ids, one sequence after the other: float32, little-endian."""
     @_builtins.property
     def facts(self) -> Global___ModelFacts:
-        """When first known, and whenever it changes."""
+        """Facts about the model. Sent when they are first known, and whenever they change."""
 
     @_builtins.property
     def readiness(self) -> Global___Readiness:
-        """When it changes."""
+        """Whether requests can be served. Sent when it changes."""
 
     @_builtins.property
     def accepted(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestAccepted]:
@@ -544,74 +549,72 @@ class AttachResponse(_message.Message):
 
     @_builtins.property
     def sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Sampled tokens, in order: the sequence of each. One that stands several times got several tokens."""
+        """The sequence id of each sampled token, in order. A sequence that appears several times got several tokens."""
 
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Sampled tokens, in order: their ids."""
+        """The ids of the sampled tokens, in the order of sequence_ids."""
 
     @_builtins.property
     def finished_sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Sequences that ended with the tokens above. Those that this gateway aborted are left out."""
+        """Sequences that ended with the tokens above. Sequences that this gateway aborted are left out."""
 
     @_builtins.property
     def finish_reasons(self) -> _containers.RepeatedScalarFieldContainer[_sampling_pb2.FinishReason.ValueType]:
-        """Why each of them ended."""
+        """The finish reason of each of finished_sequence_ids."""
 
     @_builtins.property
     def prefilled_sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Requests whose prompt is computed: their first sequences."""
+        """The first sequences of requests whose prompt is now computed."""
 
     @_builtins.property
     def num_cached_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """For each of them, the prompt's tokens that were found in the prefix cache."""
+        """For each of prefilled_sequence_ids, the number of prompt tokens that were found in the prefix cache."""
 
     @_builtins.property
     def recovered(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestRecovered]:
-        """Requests that go on after their worker was lost, before the tokens above."""
+        """Requests that continue after their worker was lost. The recovery comes before the tokens above."""
 
     @_builtins.property
     def resumed(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestResumed]:
-        """Requests that are read from now on; the tokens above come after these."""
+        """Requests that this gateway reads from now on; the tokens above come after these."""
 
     @_builtins.property
     def logprob_sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Of the sampled tokens, in order, those with log probabilities: the sequence of each."""
+        """The sequence ids of those sampled tokens that have log probabilities, in order."""
 
     @_builtins.property
     def logprobs(self) -> _sampling_pb2.Logprobs:
-        """For each of them one entry."""
+        """One entry for each of logprob_sequence_ids."""
 
     @_builtins.property
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_sampling_pb2.PromptLogprobs]:
-        """Of prompts, where asked for; after a recovery some may come again."""
+        """Log probabilities of prompts, if asked for; after a recovery some may come again."""
 
     @_builtins.property
     def finish_scores(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """Empty, or for each finished sequence: the score of a beam, NaN for any other."""
+        """Empty, or one score for each of finished_sequence_ids: that of a beam, NaN for other sequences."""
 
     @_builtins.property
     def sequence_failures(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceFailure]:
-        """Of the finished sequences, those whose reason is ERROR: why each of them failed."""
+        """The errors of those finished sequences whose reason is ERROR."""
 
     @_builtins.property
     def pooled_sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Of the finished sequences, those with pooling: which, how many numbers each has, and the numbers, one sequence's after
-        the other: float32, little endian. Their finish reason is STOP.
-        """
+        """The finished sequences with pooling. Their finish reason is STOP."""
 
     @_builtins.property
     def pooled_sizes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """As above."""
+        """For each of pooled_sequence_ids, the number of its values in pooled_values."""
 
     @_builtins.property
     def loras(self) -> Global___LoraAdapters:
-        """The adapters that new requests may have, first and whenever that changes."""
+        """The adapters that new requests can use. Sent first, and whenever they change."""
 
     @_builtins.property
     def weights(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestWeights]:
-        """Requests whose tokens come from other weights than before, from the tokens above on. One that was accepted begins
-        with those of the facts that were told last before.
+        """Requests whose tokens come from other weights, beginning with the tokens above. A request that was accepted begins
+        with the weights of the latest facts.
         """
 
     def __init__(
@@ -657,7 +660,7 @@ class RequestWeights(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Which."""
+    """The request's id, as in Submission."""
     version: _builtins.str
     """The name of the weights."""
     def __init__(
@@ -676,17 +679,17 @@ Global___RequestWeights: _TypeAlias = RequestWeights  # noqa: Y015
 
 @_typing.final
 class SequenceFailure(_message.Message):
-    """A sequence failed by itself; the others of its request go on."""
+    """The error of a sequence that failed alone; the other sequences of its request continue."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SEQUENCE_ID_FIELD_NUMBER: _builtins.int
     STATUS_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.int
-    """Which."""
+    """The sequence's id."""
     @_builtins.property
     def status(self) -> _status_pb2.Status:
-        """Why, as the client is told."""
+        """The error, as the client gets it."""
 
     def __init__(
         self,
@@ -704,7 +707,7 @@ Global___SequenceFailure: _TypeAlias = SequenceFailure  # noqa: Y015
 
 @_typing.final
 class RequestResumed(_message.Message):
-    """A request with all that it has given so far."""
+    """A request with everything that it has returned so far."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -715,7 +718,7 @@ class RequestResumed(_message.Message):
     NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     handle: _builtins.int
-    """As in the call that it answers."""
+    """The handle of the call that this answers."""
     submission: _builtins.bytes
     """The serialized Submission, as the request was added."""
     first_sequence_id: _builtins.int
@@ -724,11 +727,11 @@ class RequestResumed(_message.Message):
     """The prompt's tokens that were found in the prefix cache."""
     @_builtins.property
     def sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceTranscript]:
-        """By index."""
+        """The sequences, by index."""
 
     @_builtins.property
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_sampling_pb2.PromptLogprobs]:
-        """Of the prompt, where asked for and computed."""
+        """Log probabilities of the prompt, if asked for and computed."""
 
     def __init__(
         self,
@@ -750,7 +753,7 @@ Global___RequestResumed: _TypeAlias = RequestResumed  # noqa: Y015
 
 @_typing.final
 class ModelFacts(_message.Message):
-    """What a gateway must know of the model to validate requests."""
+    """The facts about the model that a gateway needs to validate requests."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -766,28 +769,30 @@ class ModelFacts(_message.Message):
     MAX_PROMPT_LEN_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
     model_digest: _builtins.str
-    """SHA-256 of the model's config.json, in hex: a gateway with another one serves the wrong tokenizer."""
+    """SHA-256 of the model's config.json, in hex: a gateway whose model has another digest uses the wrong tokenizer."""
     vocab_size: _builtins.int
-    """Token ids are below this."""
+    """Size of the vocabulary; token ids are below this."""
     max_model_len: _builtins.int
-    """Tokens of prompt and output together, at most."""
+    """Maximum number of tokens of prompt and output together."""
     block_size: _builtins.int
-    """Tokens of a block."""
+    """Tokens per block."""
     determinism_id: _builtins.str
-    """Two results under one id are equal bit for bit, if batch_invariant."""
+    """The id of the weights, software and hardware that results depend on. Two results of the same request with the same
+    id are equal bit for bit if batch_invariant is set.
+    """
     batch_invariant: _builtins.bool
-    """Results do not depend on what runs beside them."""
+    """Results do not depend on other requests in the same batch."""
     max_num_seqs: _builtins.int
-    """Sequences or beams of one request, at most: as many as run at once. 0: not known."""
+    """Maximum number of sequences or beams of one request: as many as can run at once. 0: not known."""
     weights_version: _builtins.str
-    """The name of the weights: empty for those that workers were set up with."""
+    """The name of the weights; empty for the weights that the workers were set up with."""
     task: _pooling_pb2.Task.ValueType
-    """What the model is served for; unspecified: not known."""
+    """The task that the model is served for; unspecified: not known."""
     max_prompt_len: _builtins.int
-    """Tokens of a prompt, at most, where it is computed in one step; 0: as max_model_len."""
+    """Maximum number of tokens of a prompt that is computed in one step; 0: as max_model_len."""
     @_builtins.property
     def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What whoever uses it should know, a sentence each."""
+        """A sentence for each thing that users of the model should know."""
 
     def __init__(
         self,
@@ -821,9 +826,9 @@ class Readiness(_message.Message):
     READY_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     ready: _builtins.bool
-    """A replica takes steps."""
+    """Requests can be served: a replica takes steps."""
     message: _builtins.str
-    """If not: what is missing, for a person."""
+    """If not ready: what is missing, for a person."""
     def __init__(
         self,
         *,
@@ -848,11 +853,11 @@ class RequestAccepted(_message.Message):
     FIRST_SEQUENCE_ID_FIELD_NUMBER: _builtins.int
     HANDLE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Which."""
+    """The request's id, as in Submission."""
     first_sequence_id: _builtins.int
     """The sequence with index i has the id first_sequence_id + i."""
     handle: _builtins.int
-    """As in the call that it answers."""
+    """The handle of the call that this answers."""
     def __init__(
         self,
         *,
@@ -870,7 +875,7 @@ Global___RequestAccepted: _TypeAlias = RequestAccepted  # noqa: Y015
 
 @_typing.final
 class RequestRecovered(_message.Message):
-    """A request goes on after its worker was lost."""
+    """A request continues after its worker was lost."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -879,13 +884,15 @@ class RequestRecovered(_message.Message):
     NUM_REPLAYED_TOKENS_FIELD_NUMBER: _builtins.int
     EXACT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Which."""
+    """The request's id, as in Submission."""
     cause: _builtins.str
-    """In words: what was lost."""
+    """A description of the loss."""
     num_replayed_tokens: _builtins.int
-    """Tokens, prompt and output of all its sequences, that have to be computed once more."""
+    """Number of tokens, prompt and output of all its sequences, that have to be computed again."""
     exact: _builtins.bool
-    """It goes on as it would have: both workers have one determinism_id and are batch-invariant."""
+    """The request continues exactly as without the loss: both workers have the same determinism_id and are
+    batch-invariant.
+    """
     def __init__(
         self,
         *,
@@ -912,12 +919,12 @@ class RequestFailed(_message.Message):
     STATUS_FIELD_NUMBER: _builtins.int
     HANDLE_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
-    """Which."""
+    """The request's id, as in Submission."""
     handle: _builtins.int
-    """As in the call that it answers."""
+    """The handle of the call that this answers."""
     @_builtins.property
     def status(self) -> _status_pb2.Status:
-        """Why, as the client is told."""
+        """The error, as the client gets it."""
 
     def __init__(
         self,
@@ -943,7 +950,7 @@ class CancelRequestsRequest(_message.Message):
     REQUEST_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """As in Submission."""
+        """Ids of the requests to end, as in Submission."""
 
     def __init__(
         self,
@@ -960,7 +967,7 @@ Global___CancelRequestsRequest: _TypeAlias = CancelRequestsRequest  # noqa: Y015
 
 @_typing.final
 class CancelRequestsResponse(_message.Message):
-    """What was ended."""
+    """The requests that were ended."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -968,11 +975,13 @@ class CancelRequestsResponse(_message.Message):
     PENDING_REQUEST_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def cancelled_request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Those that were live."""
+        """Ids of the requests that were live."""
 
     @_builtins.property
     def pending_request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Those that are not known, or not yet: the scheduler has just begun, and ends them should a gateway bring them."""
+        """Ids of requests that the scheduler does not know yet, because it has just started. If a gateway brings one of them,
+        the scheduler ends it.
+        """
 
     def __init__(
         self,
@@ -990,7 +999,7 @@ Global___CancelRequestsResponse: _TypeAlias = CancelRequestsResponse  # noqa: Y0
 
 @_typing.final
 class GetSchedulerStatusRequest(_message.Message):
-    """Asks how things are."""
+    """Asks for the status of the scheduler and its replicas."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1007,14 +1016,14 @@ Global___GetSchedulerStatusRequest: _TypeAlias = GetSchedulerStatusRequest  # no
 
 @_typing.final
 class GetSchedulerStatusResponse(_message.Message):
-    """How things are."""
+    """The status of the scheduler and its replicas."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     STATUS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def status(self) -> _status_pb2_1.SchedulerStatus:
-        """The scheduler and its replicas."""
+        """The status."""
 
     def __init__(
         self,

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class SchedulerServiceStub(object):
-    """Token ids in, token ids out. For gateways; no text ever gets here.
+    """Takes token ids and returns token ids. For gateways; no text reaches it.
     """
 
     def __init__(self, channel):
@@ -53,26 +53,27 @@ class SchedulerServiceStub(object):
 
 
 class SchedulerServiceServicer(object):
-    """Token ids in, token ids out. For gateways; no text ever gets here.
+    """Takes token ids and returns token ids. For gateways; no text reaches it.
     """
 
     def Attach(self, request_iterator, context):
-        """One stream for each gateway process; a second one of the same gateway ends the first. When it breaks, its requests
-        run on for the resume window, until this or another gateway asks for them.
+        """Adds requests and reads their tokens. Each gateway process has one stream; a second one of the same gateway ends
+        the first. When a stream breaks, its requests continue for the resume window, until this or another gateway resumes
+        them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CancelRequests(self, request, context):
-        """Ends requests, whichever gateways read them; their readers are told CLIENT_CANCELLED.
+        """Ends requests, whichever gateways read them; their readers get CLIENT_CANCELLED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetSchedulerStatus(self, request, context):
-        """Tells how the scheduler and its replicas are.
+        """Returns the status of the scheduler and its replicas.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -105,7 +106,7 @@ def add_SchedulerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class SchedulerService(object):
-    """Token ids in, token ids out. For gateways; no text ever gets here.
+    """Takes token ids and returns token ids. For gateways; no text reaches it.
     """
 
     @staticmethod

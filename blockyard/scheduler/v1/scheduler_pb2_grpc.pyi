@@ -27,37 +27,39 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class SchedulerServiceStub:
-    """Token ids in, token ids out. For gateways; no text ever gets here."""
+    """Takes token ids and returns token ids. For gateways; no text reaches it."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> SchedulerServiceAsyncStub: ...
     Attach: _grpc.StreamStreamMultiCallable[_scheduler_pb2.AttachRequest, _scheduler_pb2.AttachResponse]
-    """One stream for each gateway process; a second one of the same gateway ends the first. When it breaks, its requests
-    run on for the resume window, until this or another gateway asks for them.
+    """Adds requests and reads their tokens. Each gateway process has one stream; a second one of the same gateway ends
+    the first. When a stream breaks, its requests continue for the resume window, until this or another gateway resumes
+    them.
     """
     CancelRequests: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.CancelRequestsRequest, _scheduler_pb2.CancelRequestsResponse]
-    """Ends requests, whichever gateways read them; their readers are told CLIENT_CANCELLED."""
+    """Ends requests, whichever gateways read them; their readers get CLIENT_CANCELLED."""
     GetSchedulerStatus: _grpc.UnaryUnaryMultiCallable[_scheduler_pb2.GetSchedulerStatusRequest, _scheduler_pb2.GetSchedulerStatusResponse]
-    """Tells how the scheduler and its replicas are."""
+    """Returns the status of the scheduler and its replicas."""
 
 @_typing.type_check_only
 class SchedulerServiceAsyncStub(SchedulerServiceStub):
-    """Token ids in, token ids out. For gateways; no text ever gets here."""
+    """Takes token ids and returns token ids. For gateways; no text reaches it."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Attach: _aio.StreamStreamMultiCallable[_scheduler_pb2.AttachRequest, _scheduler_pb2.AttachResponse]  # type: ignore[assignment]
-    """One stream for each gateway process; a second one of the same gateway ends the first. When it breaks, its requests
-    run on for the resume window, until this or another gateway asks for them.
+    """Adds requests and reads their tokens. Each gateway process has one stream; a second one of the same gateway ends
+    the first. When a stream breaks, its requests continue for the resume window, until this or another gateway resumes
+    them.
     """
     CancelRequests: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.CancelRequestsRequest, _scheduler_pb2.CancelRequestsResponse]  # type: ignore[assignment]
-    """Ends requests, whichever gateways read them; their readers are told CLIENT_CANCELLED."""
+    """Ends requests, whichever gateways read them; their readers get CLIENT_CANCELLED."""
     GetSchedulerStatus: _aio.UnaryUnaryMultiCallable[_scheduler_pb2.GetSchedulerStatusRequest, _scheduler_pb2.GetSchedulerStatusResponse]  # type: ignore[assignment]
-    """Tells how the scheduler and its replicas are."""
+    """Returns the status of the scheduler and its replicas."""
 
 class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Token ids in, token ids out. For gateways; no text ever gets here."""
+    """Takes token ids and returns token ids. For gateways; no text reaches it."""
 
     @_abc_1.abstractmethod
     def Attach(
@@ -65,8 +67,9 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_scheduler_pb2.AttachRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_scheduler_pb2.AttachResponse], _abc.AsyncIterator[_scheduler_pb2.AttachResponse]]:
-        """One stream for each gateway process; a second one of the same gateway ends the first. When it breaks, its requests
-        run on for the resume window, until this or another gateway asks for them.
+        """Adds requests and reads their tokens. Each gateway process has one stream; a second one of the same gateway ends
+        the first. When a stream breaks, its requests continue for the resume window, until this or another gateway resumes
+        them.
         """
 
     @_abc_1.abstractmethod
@@ -75,7 +78,7 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _scheduler_pb2.CancelRequestsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.CancelRequestsResponse, _abc.Awaitable[_scheduler_pb2.CancelRequestsResponse]]:
-        """Ends requests, whichever gateways read them; their readers are told CLIENT_CANCELLED."""
+        """Ends requests, whichever gateways read them; their readers get CLIENT_CANCELLED."""
 
     @_abc_1.abstractmethod
     def GetSchedulerStatus(
@@ -83,6 +86,6 @@ class SchedulerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _scheduler_pb2.GetSchedulerStatusRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_scheduler_pb2.GetSchedulerStatusResponse, _abc.Awaitable[_scheduler_pb2.GetSchedulerStatusResponse]]:
-        """Tells how the scheduler and its replicas are."""
+        """Returns the status of the scheduler and its replicas."""
 
 def add_SchedulerServiceServicer_to_server(servicer: SchedulerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

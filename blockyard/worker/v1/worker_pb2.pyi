@@ -36,17 +36,17 @@ class _DeviceTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DeviceType
     DEVICE_TYPE_UNSPECIFIED: _DeviceType.ValueType  # 0
     """The worker chooses: a GPU if there is one."""
     DEVICE_TYPE_CPU: _DeviceType.ValueType  # 1
-    """The host's processor."""
+    """The host's CPU."""
     DEVICE_TYPE_CUDA: _DeviceType.ValueType  # 2
     """A GPU."""
 
 class DeviceType(_DeviceType, metaclass=_DeviceTypeEnumTypeWrapper):
-    """Where to compute."""
+    """The kind of device to compute on."""
 
 DEVICE_TYPE_UNSPECIFIED: DeviceType.ValueType  # 0
 """The worker chooses: a GPU if there is one."""
 DEVICE_TYPE_CPU: DeviceType.ValueType  # 1
-"""The host's processor."""
+"""The host's CPU."""
 DEVICE_TYPE_CUDA: DeviceType.ValueType  # 2
 """A GPU."""
 Global___DeviceType: _TypeAlias = DeviceType  # noqa: Y015
@@ -58,25 +58,25 @@ class _Dtype:
 class _DtypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Dtype.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     DTYPE_UNSPECIFIED: _Dtype.ValueType  # 0
-    """As the model's configuration says."""
+    """The data type in the model's configuration."""
     DTYPE_FLOAT32: _Dtype.ValueType  # 1
     """32 bits."""
     DTYPE_BFLOAT16: _Dtype.ValueType  # 2
-    """16 bits, of which 8 are the exponent."""
+    """16 bits, 8 of them exponent."""
     DTYPE_FLOAT16: _Dtype.ValueType  # 3
-    """16 bits, of which 5 are the exponent."""
+    """16 bits, 5 of them exponent."""
 
 class Dtype(_Dtype, metaclass=_DtypeEnumTypeWrapper):
-    """What to compute in."""
+    """The data type to compute in."""
 
 DTYPE_UNSPECIFIED: Dtype.ValueType  # 0
-"""As the model's configuration says."""
+"""The data type in the model's configuration."""
 DTYPE_FLOAT32: Dtype.ValueType  # 1
 """32 bits."""
 DTYPE_BFLOAT16: Dtype.ValueType  # 2
-"""16 bits, of which 8 are the exponent."""
+"""16 bits, 8 of them exponent."""
 DTYPE_FLOAT16: Dtype.ValueType  # 3
-"""16 bits, of which 5 are the exponent."""
+"""16 bits, 5 of them exponent."""
 Global___Dtype: _TypeAlias = Dtype  # noqa: Y015
 
 class _Quantization:
@@ -86,28 +86,28 @@ class _Quantization:
 class _QuantizationEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Quantization.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     QUANTIZATION_UNSPECIFIED: _Quantization.ValueType  # 0
-    """Not quantized: in what the model computes in."""
+    """Not quantized: in the data type that the model computes in."""
     QUANTIZATION_INT8: _Quantization.ValueType  # 1
-    """8 bits for each weight, with a scale for each output; rows of activations are quantized as they are multiplied."""
+    """8-bit integers, with one scale per output; rows of activations are quantized during the multiplication."""
     QUANTIZATION_FP8: _Quantization.ValueType  # 2
-    """8-bit floating point, e4m3, for each row of a weight one scale; activations keep their dtype."""
+    """8-bit floating point (e4m3), with one scale per row of a weight; activations keep their data type."""
     QUANTIZATION_INT4_GROUP: _Quantization.ValueType  # 3
-    """As a checkpoint has them, 4 bits for each weight, in groups with a scale and a zero point for each output; rows of
-    activations are quantized to 8 bits as they are multiplied, group by group. Not for LoadModel.
+    """The checkpoint's own 4-bit integers, in groups with a scale and a zero point per output; rows of activations are
+    quantized to 8 bits during the multiplication, group by group. Not for LoadModel.
     """
 
 class Quantization(_Quantization, metaclass=_QuantizationEnumTypeWrapper):
-    """How the weights of products are held."""
+    """The format of the weights of matrix products."""
 
 QUANTIZATION_UNSPECIFIED: Quantization.ValueType  # 0
-"""Not quantized: in what the model computes in."""
+"""Not quantized: in the data type that the model computes in."""
 QUANTIZATION_INT8: Quantization.ValueType  # 1
-"""8 bits for each weight, with a scale for each output; rows of activations are quantized as they are multiplied."""
+"""8-bit integers, with one scale per output; rows of activations are quantized during the multiplication."""
 QUANTIZATION_FP8: Quantization.ValueType  # 2
-"""8-bit floating point, e4m3, for each row of a weight one scale; activations keep their dtype."""
+"""8-bit floating point (e4m3), with one scale per row of a weight; activations keep their data type."""
 QUANTIZATION_INT4_GROUP: Quantization.ValueType  # 3
-"""As a checkpoint has them, 4 bits for each weight, in groups with a scale and a zero point for each output; rows of
-activations are quantized to 8 bits as they are multiplied, group by group. Not for LoadModel.
+"""The checkpoint's own 4-bit integers, in groups with a scale and a zero point per output; rows of activations are
+quantized to 8 bits during the multiplication, group by group. Not for LoadModel.
 """
 Global___Quantization: _TypeAlias = Quantization  # noqa: Y015
 
@@ -118,29 +118,33 @@ class _LoadFormat:
 class _LoadFormatEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LoadFormat.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     LOAD_FORMAT_UNSPECIFIED: _LoadFormat.ValueType  # 0
-    """As LOAD_FORMAT_AUTO."""
+    """The default: AUTO."""
     LOAD_FORMAT_AUTO: _LoadFormat.ValueType  # 1
     """The safetensors files of the model's folder."""
     LOAD_FORMAT_RANDOM: _LoadFormat.ValueType  # 2
-    """Made on the device from config.json, no files: the same numbers for the same tensor's name and shape, and no sense."""
+    """Random weights made on the device from config.json, without files: the same values for the same name and shape of a
+    tensor. The output makes no sense.
+    """
     LOAD_FORMAT_SHARDED: _LoadFormat.ValueType  # 3
-    """What SaveState wrote as STATE_FORMAT_SHARDED, for the same rank of the same layout."""
+    """Files that SaveState wrote as STATE_FORMAT_SHARDED, for the same rank of the same layout."""
     LOAD_FORMAT_PACKED: _LoadFormat.ValueType  # 4
-    """What SaveState wrote as STATE_FORMAT_PACKED; where that cannot be used here, as LOAD_FORMAT_AUTO."""
+    """Files that SaveState wrote as STATE_FORMAT_PACKED; if they cannot be used here, as LOAD_FORMAT_AUTO."""
 
 class LoadFormat(_LoadFormat, metaclass=_LoadFormatEnumTypeWrapper):
-    """Where a model's weights come from."""
+    """The source of a model's weights."""
 
 LOAD_FORMAT_UNSPECIFIED: LoadFormat.ValueType  # 0
-"""As LOAD_FORMAT_AUTO."""
+"""The default: AUTO."""
 LOAD_FORMAT_AUTO: LoadFormat.ValueType  # 1
 """The safetensors files of the model's folder."""
 LOAD_FORMAT_RANDOM: LoadFormat.ValueType  # 2
-"""Made on the device from config.json, no files: the same numbers for the same tensor's name and shape, and no sense."""
+"""Random weights made on the device from config.json, without files: the same values for the same name and shape of a
+tensor. The output makes no sense.
+"""
 LOAD_FORMAT_SHARDED: LoadFormat.ValueType  # 3
-"""What SaveState wrote as STATE_FORMAT_SHARDED, for the same rank of the same layout."""
+"""Files that SaveState wrote as STATE_FORMAT_SHARDED, for the same rank of the same layout."""
 LOAD_FORMAT_PACKED: LoadFormat.ValueType  # 4
-"""What SaveState wrote as STATE_FORMAT_PACKED; where that cannot be used here, as LOAD_FORMAT_AUTO."""
+"""Files that SaveState wrote as STATE_FORMAT_PACKED; if they cannot be used here, as LOAD_FORMAT_AUTO."""
 Global___LoadFormat: _TypeAlias = LoadFormat  # noqa: Y015
 
 class _KvKind:
@@ -150,21 +154,21 @@ class _KvKind:
 class _KvKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_KvKind.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     KV_KIND_UNSPECIFIED: _KvKind.ValueType  # 0
-    """Not known."""
+    """The kind is not known."""
     KV_KIND_FULL: _KvKind.ValueType  # 1
-    """That of all tokens, though a layer may see a window of them."""
+    """The KV of all tokens, even if a layer only sees a window of them."""
     KV_KIND_WINDOW: _KvKind.ValueType  # 2
-    """That of the tokens that a later query may still see."""
+    """The KV of the tokens that a later query may still see."""
 
 class KvKind(_KvKind, metaclass=_KvKindEnumTypeWrapper):
-    """How much of a sequence's KV is kept."""
+    """Which part of a sequence's KV is kept."""
 
 KV_KIND_UNSPECIFIED: KvKind.ValueType  # 0
-"""Not known."""
+"""The kind is not known."""
 KV_KIND_FULL: KvKind.ValueType  # 1
-"""That of all tokens, though a layer may see a window of them."""
+"""The KV of all tokens, even if a layer only sees a window of them."""
 KV_KIND_WINDOW: KvKind.ValueType  # 2
-"""That of the tokens that a later query may still see."""
+"""The KV of the tokens that a later query may still see."""
 Global___KvKind: _TypeAlias = KvKind  # noqa: Y015
 
 class _CollectivesKind:
@@ -174,26 +178,26 @@ class _CollectivesKind:
 class _CollectivesKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CollectivesKind.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     COLLECTIVES_KIND_UNSPECIFIED: _CollectivesKind.ValueType  # 0
-    """Not known."""
+    """The library is not known."""
     COLLECTIVES_KIND_GLOO: _CollectivesKind.ValueType  # 1
-    """gloo, over TCP: processors."""
+    """gloo, over TCP: for CPUs."""
     COLLECTIVES_KIND_NCCL: _CollectivesKind.ValueType  # 2
-    """NCCL: GPUs."""
+    """NCCL: for GPUs."""
 
 class CollectivesKind(_CollectivesKind, metaclass=_CollectivesKindEnumTypeWrapper):
-    """How the ranks of a group reach each other."""
+    """The library through which a group's ranks communicate."""
 
 COLLECTIVES_KIND_UNSPECIFIED: CollectivesKind.ValueType  # 0
-"""Not known."""
+"""The library is not known."""
 COLLECTIVES_KIND_GLOO: CollectivesKind.ValueType  # 1
-"""gloo, over TCP: processors."""
+"""gloo, over TCP: for CPUs."""
 COLLECTIVES_KIND_NCCL: CollectivesKind.ValueType  # 2
-"""NCCL: GPUs."""
+"""NCCL: for GPUs."""
 Global___CollectivesKind: _TypeAlias = CollectivesKind  # noqa: Y015
 
 @_typing.final
 class GetWorkerInfoRequest(_message.Message):
-    """Asks who it is."""
+    """Asks for the worker's identity, state and setup."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -210,7 +214,7 @@ Global___GetWorkerInfoRequest: _TypeAlias = GetWorkerInfoRequest  # noqa: Y015
 
 @_typing.final
 class GetWorkerInfoResponse(_message.Message):
-    """Who it is."""
+    """The worker's identity, state and setup."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -230,48 +234,48 @@ class GetWorkerInfoResponse(_message.Message):
     KV_GROUPS_FIELD_NUMBER: _builtins.int
     LORA_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
-    """Its name."""
+    """The worker's name."""
     incarnation: _builtins.str
-    """Random for each process."""
+    """A random id of the worker's process."""
     api_version: _builtins.str
-    """"v1"."""
+    """The version of this service: "v1"."""
     state: _status_pb2.WorkerState.ValueType
-    """What it is doing."""
+    """The worker's state."""
     epoch: _builtins.int
-    """The highest epoch that it has seen."""
+    """The highest epoch that the worker has seen."""
     configuration_digest: _builtins.str
-    """What InitDevice was told; empty before."""
+    """The configuration_digest of InitDevice; empty before."""
     device: _builtins.str
     """The device, in words; empty before InitDevice."""
     draining: _builtins.bool
-    """It was told to end: it refuses new streams and lifecycle calls with DRAINING."""
+    """The worker is shutting down: it refuses new streams and lifecycle calls with DRAINING."""
     @_builtins.property
     def model(self) -> Global___LoadedModel:
-        """What LoadModel told; absent before."""
+        """The result of LoadModel; absent before."""
 
     @_builtins.property
     def cache(self) -> Global___CacheInfo:
-        """What InitializeCache was told and answered; absent before."""
+        """The cache that InitializeCache made; absent before."""
 
     @_builtins.property
     def group(self) -> Global___GroupInfo:
-        """Its group; absent before the first FormGroup, and in a world of one."""
+        """The worker's group; absent before the first FormGroup, and in a world of one."""
 
     @_builtins.property
     def placement(self) -> Global___Placement:
-        """What the process was started with."""
+        """The placement that the process was started with."""
 
     @_builtins.property
     def sleep(self) -> Global___SleepInfo:
-        """What is asleep; absent before LoadModel."""
+        """The memory that is asleep; absent before LoadModel."""
 
     @_builtins.property
     def kv_groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___KvGroup]:
-        """Layers with blocks of one format, of those that this worker has; empty before InitializeCache. One, today."""
+        """The KV groups of this worker's layers; empty before InitializeCache."""
 
     @_builtins.property
     def lora(self) -> Global___LoraInfo:
-        """LoRA: its limits and adapters; absent before LoadModel, and where that set no limits."""
+        """LoRA limits and adapters; absent before LoadModel, and if LoadModel set no limits."""
 
     def __init__(
         self,
@@ -302,7 +306,7 @@ Global___GetWorkerInfoResponse: _TypeAlias = GetWorkerInfoResponse  # noqa: Y015
 
 @_typing.final
 class KvGroup(_message.Message):
-    """Layers with blocks of one format."""
+    """A KV group: layers that keep the KV of the same tokens, in blocks of one format."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -315,22 +319,24 @@ class KvGroup(_message.Message):
     SLIDING_WINDOW_FIELD_NUMBER: _builtins.int
     PAGE_BYTES_FIELD_NUMBER: _builtins.int
     kind: Global___KvKind.ValueType
-    """How much is kept."""
+    """Which part of a sequence's KV is kept."""
     block_size: _builtins.int
-    """Tokens of a block."""
+    """Tokens per block."""
     num_kv_heads: _builtins.int
-    """Key-value heads that this worker has."""
+    """Number of key-value heads on this worker."""
     head_dim: _builtins.int
-    """Numbers of a head."""
+    """Number of values per head."""
     dtype: Global___Dtype.ValueType
-    """What they are."""
+    """Data type of the values."""
     sliding_window: _builtins.int
-    """Keys that a query sees in layers that have a window, the widest where they differ; 0: none has."""
+    """Number of keys that a query sees in layers with a window; the widest window if they differ. 0: no layer has a
+    window.
+    """
     page_bytes: _builtins.int
-    """Bytes of a block over these layers."""
+    """Bytes of a block over all of these layers."""
     @_builtins.property
     def layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The layers, counted from the network's first."""
+        """Indices of the layers, from 0 in the whole network."""
 
     def __init__(
         self,
@@ -354,7 +360,7 @@ Global___KvGroup: _TypeAlias = KvGroup  # noqa: Y015
 
 @_typing.final
 class LoraInfo(_message.Message):
-    """What a worker has of LoRA."""
+    """LoRA limits and adapters of a worker."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -362,11 +368,11 @@ class LoraInfo(_message.Message):
     ADAPTERS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def limits(self) -> Global___LoraLimits:
-        """As LoadModel was told."""
+        """The limits that LoadModel set."""
 
     @_builtins.property
     def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___LoraAdapter]:
-        """The adapters in the host's cache, by lora_id. Which of them are in slots is the epoch's matter."""
+        """The adapters in the host's cache, by lora_id. The steps of an epoch decide which of them are in slots."""
 
     def __init__(
         self,
@@ -384,7 +390,7 @@ Global___LoraInfo: _TypeAlias = LoraInfo  # noqa: Y015
 
 @_typing.final
 class LoraAdapter(_message.Message):
-    """A LoRA adapter in a worker's cache."""
+    """An adapter in a worker's cache."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -398,26 +404,26 @@ class LoraAdapter(_message.Message):
     PINNED_FIELD_NUMBER: _builtins.int
     NUM_VIRTUAL_TOKENS_FIELD_NUMBER: _builtins.int
     lora_id: _builtins.int
-    """As AddLora was told."""
+    """The adapter's number, from AddLora."""
     name: _builtins.str
-    """As AddLora was told."""
+    """The adapter's name, from AddLora."""
     path: _builtins.str
-    """As AddLora was told."""
+    """The adapter's folder, from AddLora."""
     rank: _builtins.int
-    """The largest rank of its weights."""
+    """The largest rank of the adapter's weights."""
     digest: _builtins.str
-    """SHA-256 of its configuration and its weights, in hex: the same on all workers."""
+    """SHA-256 of the adapter's configuration and weights, in hex: the same on all workers."""
     num_bytes: _builtins.int
-    """Bytes in this worker's cache."""
+    """Bytes that the adapter takes in this worker's cache."""
     pinned: _builtins.bool
-    """It is not to be removed."""
+    """The adapter must not be removed."""
     num_virtual_tokens: _builtins.int
-    """Of a soft prompt (PEFT's prompt tuning), which has no rank and no targets: its rows. Sequences that have it begin
-    with so many ids, from 2^30 on. 0: it is no soft prompt.
+    """Number of rows of a soft prompt (PEFT's prompt tuning), which has no rank and no targets. Sequences that use it
+    begin with this many ids from 2^30 on. 0: the adapter is no soft prompt.
     """
     @_builtins.property
     def targets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The modules that it changes, sorted: "q_proj"."""
+        """Names of the modules that the adapter changes, sorted: "q_proj"."""
 
     def __init__(
         self,
@@ -442,7 +448,7 @@ Global___LoraAdapter: _TypeAlias = LoraAdapter  # noqa: Y015
 
 @_typing.final
 class SleepInfo(_message.Message):
-    """What of a worker's memory is given up."""
+    """The part of a worker's memory that is given up."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -450,12 +456,12 @@ class SleepInfo(_message.Message):
     ASLEEP_FIELD_NUMBER: _builtins.int
     WEIGHTS_ARE_STALE_FIELD_NUMBER: _builtins.int
     level: _builtins.int
-    """1 or 2; 0: nothing is asleep."""
+    """The level of the sleep, 1 or 2; 0: nothing is asleep."""
     weights_are_stale: _builtins.bool
-    """The weights are not those of any model as a whole."""
+    """The weights are not those of one whole model."""
     @_builtins.property
     def asleep(self) -> _containers.RepeatedScalarFieldContainer[_administration_pb2.MemoryTag.ValueType]:
-        """What is asleep."""
+        """The memory that is asleep."""
 
     def __init__(
         self,
@@ -483,13 +489,13 @@ class GroupInfo(_message.Message):
     PROBLEM_FIELD_NUMBER: _builtins.int
     MEMBERS_DIGEST_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
-    """The epoch that it was formed for, or taken over into last."""
+    """The epoch that the group was formed for, or the latest one that took it over."""
     reusable: _builtins.bool
-    """It is whole and idle: FormGroup of the same members may take it over."""
+    """The group is whole and idle: a FormGroup call with the same members can take it over."""
     problem: _builtins.str
-    """Why it broke or ended, in words; empty while it is whole."""
+    """Why the group broke or ended, in words; empty while the group is whole."""
     members_digest: _builtins.bytes
-    """SHA-256 of its members in rank order, each followed by a line feed."""
+    """SHA-256 of the group's members in rank order, each followed by a line feed."""
     def __init__(
         self,
         *,
@@ -508,7 +514,9 @@ Global___GroupInfo: _TypeAlias = GroupInfo  # noqa: Y015
 
 @_typing.final
 class Placement(_message.Message):
-    """Where a worker belongs, as whoever started it says. A scheduler that finds workers by one name makes groups of it."""
+    """A worker's place, as it was set when the process was started. A scheduler that finds workers by one name forms groups
+    from it.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -516,7 +524,7 @@ class Placement(_message.Message):
     INDEX_FIELD_NUMBER: _builtins.int
     NODE_FIELD_NUMBER: _builtins.int
     group: _builtins.str
-    """The name of the group; empty: none was named."""
+    """The name of the group; empty if none was set."""
     index: _builtins.int
     """The worker's place in the group."""
     node: _builtins.str
@@ -551,23 +559,25 @@ class CacheInfo(_message.Message):
     BATCH_INVARIANT_FIELD_NUMBER: _builtins.int
     KV_WINDOWS_FIELD_NUMBER: _builtins.int
     block_size: _builtins.int
-    """Tokens of a block."""
+    """Tokens per block."""
     num_device_blocks: _builtins.int
-    """Device blocks, block 0 (scratch) among them."""
+    """Number of device blocks, block 0 (scratch) included."""
     num_host_blocks: _builtins.int
-    """Host blocks."""
+    """Number of host blocks."""
     cache_block_bytes: _builtins.int
     """Bytes of a block, over all layers of a KV group."""
     max_model_len: _builtins.int
-    """Tokens of prompt and output together, at most."""
+    """Maximum number of tokens of prompt and output together."""
     determinism_id: _builtins.str
-    """Weights, dtype, kernels and their build, instruction set or GPU kind, library versions."""
+    """The id of the weights, software and hardware that results depend on: weights, dtype, kernels and their build,
+    instruction set or GPU kind, library versions.
+    """
     batch_invariant: _builtins.bool
-    """Results do not depend on batch or chunks."""
+    """Results do not depend on the batch or on the chunks of a prefill."""
     @_builtins.property
     def kv_windows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Of each KV group the keys that a query sees in its layers, its own among them; 0: all. Empty: one group that keeps
-        all. The groups have blocks of one size, out of one pool.
+        """For each KV group, the number of keys that a query sees in its layers, its own included; 0: all. Empty: one group
+        that keeps all. All groups have blocks of the same size, in one pool.
         """
 
     def __init__(
@@ -601,14 +611,16 @@ class InitDeviceRequest(_message.Message):
     CONFIGURATION_DIGEST_FIELD_NUMBER: _builtins.int
     PARALLEL_FIELD_NUMBER: _builtins.int
     device_type: Global___DeviceType.ValueType
-    """Which kind."""
+    """The kind of device to use."""
     dtype: Global___Dtype.ValueType
-    """What to compute in."""
+    """The data type to compute in."""
     configuration_digest: _builtins.str
-    """Hash of all that the scheduler will tell this worker: a scheduler that finds its own takes the worker over."""
+    """Hash of everything that the scheduler will send to set up this worker: a scheduler that finds its own digest takes
+    the worker over as it is.
+    """
     @_builtins.property
     def parallel(self) -> Global___Parallel:
-        """What this worker is in its replica. Absent: a world of one."""
+        """The worker's place in its replica. Absent: a world of one."""
 
     def __init__(
         self,
@@ -628,7 +640,7 @@ Global___InitDeviceRequest: _TypeAlias = InitDeviceRequest  # noqa: Y015
 
 @_typing.final
 class Parallel(_message.Message):
-    """A replica of many workers, and the place of one of them: rank = pipeline rank * tensor_parallel_size + tensor rank."""
+    """The sizes of a replica, and the place of one worker in it: rank = pipeline rank * tensor_parallel_size + tensor rank."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -636,11 +648,11 @@ class Parallel(_message.Message):
     PIPELINE_PARALLEL_SIZE_FIELD_NUMBER: _builtins.int
     RANK_FIELD_NUMBER: _builtins.int
     tensor_parallel_size: _builtins.int
-    """Workers that share each layer: a power of two, at most 8. The model says which sizes it allows: see LoadModel."""
+    """Number of workers that share each layer: a power of two, at most 8. The model restricts the sizes: see LoadModel."""
     pipeline_parallel_size: _builtins.int
-    """Stages, each with a run of the layers; at most as many as there are layers."""
+    """Number of pipeline stages, each with consecutive layers; at most the number of layers."""
     rank: _builtins.int
-    """Below tensor_parallel_size * pipeline_parallel_size."""
+    """The worker's rank, below tensor_parallel_size * pipeline_parallel_size."""
     def __init__(
         self,
         *,
@@ -680,17 +692,17 @@ Global___InitDeviceResponse: _TypeAlias = InitDeviceResponse  # noqa: Y015
 
 @_typing.final
 class OpenRendezvousRequest(_message.Message):
-    """Asks for a meeting point."""
+    """Asks to open a rendezvous."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     EPOCH_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
-    """The epoch that the group is for; not below one that the worker has seen."""
+    """The epoch that the group is for; not below an epoch that the worker has seen."""
     @_builtins.property
     def members(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The incarnations of the workers, by rank: the worker that is asked is the first."""
+        """The incarnations of the workers, by rank; this worker is the first."""
 
     def __init__(
         self,
@@ -708,16 +720,16 @@ Global___OpenRendezvousRequest: _TypeAlias = OpenRendezvousRequest  # noqa: Y015
 
 @_typing.final
 class OpenRendezvousResponse(_message.Message):
-    """The meeting point is open."""
+    """The rendezvous is open."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PORT_FIELD_NUMBER: _builtins.int
     SECRET_FIELD_NUMBER: _builtins.int
     port: _builtins.int
-    """The port that this worker listens on; 0 where that is no port but a Unix socket."""
+    """The port that this worker listens on; 0 if it listens on a Unix socket instead."""
     secret: _builtins.bytes
-    """What the ranks show there: 16 random bytes."""
+    """The secret that the ranks must show at the rendezvous: 16 random bytes."""
     def __init__(
         self,
         *,
@@ -734,7 +746,7 @@ Global___OpenRendezvousResponse: _TypeAlias = OpenRendezvousResponse  # noqa: Y0
 
 @_typing.final
 class SetRendezvousKeyRequest(_message.Message):
-    """Sets a value under a key of a meeting point."""
+    """Sets a value under a key of a rendezvous."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -743,11 +755,11 @@ class SetRendezvousKeyRequest(_message.Message):
     KEY_FIELD_NUMBER: _builtins.int
     VALUE_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
-    """As in FormGroupRequest."""
+    """The epoch that the group is for, as in FormGroupRequest."""
     secret: _builtins.bytes
-    """As in FormGroupRequest."""
+    """The rendezvous's secret, as in FormGroupRequest."""
     key: _builtins.str
-    """Of what."""
+    """The key."""
     value: _builtins.bytes
     """The value."""
     def __init__(
@@ -785,7 +797,7 @@ Global___SetRendezvousKeyResponse: _TypeAlias = SetRendezvousKeyResponse  # noqa
 
 @_typing.final
 class GetRendezvousKeyRequest(_message.Message):
-    """Reads the value under a key of a meeting point."""
+    """Reads the value under a key of a rendezvous."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -793,11 +805,11 @@ class GetRendezvousKeyRequest(_message.Message):
     SECRET_FIELD_NUMBER: _builtins.int
     KEY_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
-    """As in FormGroupRequest."""
+    """The epoch that the group is for, as in FormGroupRequest."""
     secret: _builtins.bytes
-    """As in FormGroupRequest."""
+    """The rendezvous's secret, as in FormGroupRequest."""
     key: _builtins.str
-    """Of what."""
+    """The key."""
     def __init__(
         self,
         *,
@@ -821,7 +833,7 @@ class GetRendezvousKeyResponse(_message.Message):
 
     VALUE_FIELD_NUMBER: _builtins.int
     value: _builtins.bytes
-    """As it was told."""
+    """The value, as it was set."""
     def __init__(
         self,
         *,
@@ -848,22 +860,24 @@ class FormGroupRequest(_message.Message):
     TIMEOUT_FIELD_NUMBER: _builtins.int
     REUSE_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
-    """The epoch that the group is for; not below one that the worker has seen."""
+    """The epoch that the group is for; not below an epoch that the worker has seen."""
     rendezvous_address: _builtins.str
-    """Where the worker of rank 0 is reached: host:port, or unix:/path."""
+    """The address of the worker of rank 0: host:port, or unix:/path."""
     secret: _builtins.bytes
-    """As OpenRendezvous answered."""
+    """The secret that OpenRendezvous returned."""
     reuse: _builtins.bool
     """Take the present group over into this epoch instead, if it is reusable and has these members; else WRONG_STATE.
     Then rendezvous_address and secret are not used.
     """
     @_builtins.property
     def members(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The incarnations of the workers, by rank. A worker that finds another one in its place refuses: WRONG_STATE."""
+        """The incarnations of the workers, by rank. A worker that finds another incarnation at its own rank refuses:
+        WRONG_STATE.
+        """
 
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
-        """How long it may take, above 0 and at most an hour."""
+        """How long forming the group may take, above 0 and at most an hour."""
 
     def __init__(
         self,
@@ -891,7 +905,7 @@ class FormGroupResponse(_message.Message):
 
     KIND_FIELD_NUMBER: _builtins.int
     kind: Global___CollectivesKind.ValueType
-    """How its ranks reach each other."""
+    """The library through which the ranks communicate."""
     def __init__(
         self,
         *,
@@ -914,9 +928,9 @@ class LeaveGroupRequest(_message.Message):
     EPOCH_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
-    """A group of this epoch or of one before."""
+    """Ends the group of this epoch or of an earlier one."""
     reason: _builtins.str
-    """For the log."""
+    """Why the group ends; for the log."""
     def __init__(
         self,
         *,
@@ -933,7 +947,7 @@ Global___LeaveGroupRequest: _TypeAlias = LeaveGroupRequest  # noqa: Y015
 
 @_typing.final
 class LeaveGroupResponse(_message.Message):
-    """There is no such group."""
+    """The worker has no such group any more."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -963,16 +977,18 @@ class LoadModelRequest(_message.Message):
     model: _builtins.str
     """A folder on the worker's machine, or a hub id."""
     revision: _builtins.str
-    """For a hub id: a branch, tag or commit. Default: the main branch."""
+    """A branch, tag or commit, for a hub id. Default: the main branch."""
     quantization: Global___Quantization.ValueType
-    """How to hold the weights of products. MODEL_NOT_LOADED where the device, its kernels or the dtype lack it."""
+    """The format for the weights of matrix products. MODEL_NOT_LOADED if the device, its kernels or the dtype does not
+    support it.
+    """
     format: Global___LoadFormat.ValueType
-    """Where the weights come from."""
+    """The source of the weights."""
     task: _pooling_pb2.Task.ValueType
-    """What the model is served for. MODEL_NOT_LOADED where it cannot be."""
+    """The task that the model is served for. MODEL_NOT_LOADED if the model cannot do it."""
     @_builtins.property
     def lora(self) -> Global___LoraLimits:
-        """Room for LoRA adapters. Absent: none."""
+        """Limits for adapters; the worker reserves memory for them. Absent: no adapters."""
 
     def __init__(
         self,
@@ -994,7 +1010,7 @@ Global___LoadModelRequest: _TypeAlias = LoadModelRequest  # noqa: Y015
 
 @_typing.final
 class LoraLimits(_message.Message):
-    """Room for LoRA adapters."""
+    """Limits for adapters."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1003,11 +1019,13 @@ class LoraLimits(_message.Message):
     MAX_CPU_LORAS_FIELD_NUMBER: _builtins.int
     MAX_PROMPT_ADAPTER_TOKENS_FIELD_NUMBER: _builtins.int
     max_loras: _builtins.int
-    """Adapters that sequences of one step may have: slots on the device; from 1 to 256."""
+    """Maximum number of adapters that the sequences of one step may use, which is the number of slots on the device; from
+    1 to 256.
+    """
     max_lora_rank: _builtins.int
     """The largest rank of an adapter; from 1 to 512, or 0 for soft prompts alone."""
     max_cpu_loras: _builtins.int
-    """Adapters in the host's cache, at least max_loras; 0: as many."""
+    """Maximum number of adapters in the host's cache, at least max_loras; 0: the same as max_loras."""
     max_prompt_adapter_tokens: _builtins.int
     """The longest soft prompt, in virtual tokens, at most 16384; 0: soft prompts are refused."""
     def __init__(
@@ -1028,7 +1046,7 @@ Global___LoraLimits: _TypeAlias = LoraLimits  # noqa: Y015
 
 @_typing.final
 class AddLoraRequest(_message.Message):
-    """Asks to read a LoRA adapter."""
+    """Asks to read an adapter."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1036,12 +1054,12 @@ class AddLoraRequest(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     PATH_FIELD_NUMBER: _builtins.int
     lora_id: _builtins.int
-    """Its number, at least 1, and never used for another one."""
+    """The adapter's number, at least 1; a number is never used for another adapter."""
     name: _builtins.str
-    """Its name, for people."""
+    """The adapter's name, for people."""
     path: _builtins.str
-    """A folder as PEFT writes it (adapter_config.json, adapter_model.safetensors), on the worker's machine and below its
-    --worker-lora-root, or relative to that.
+    """The adapter's folder as PEFT writes it (adapter_config.json, adapter_model.safetensors), on the worker's machine:
+    below its --worker-lora-root, or relative to that.
     """
     def __init__(
         self,
@@ -1060,14 +1078,14 @@ Global___AddLoraRequest: _TypeAlias = AddLoraRequest  # noqa: Y015
 
 @_typing.final
 class AddLoraResponse(_message.Message):
-    """It is in the host's cache."""
+    """The adapter is in the host's cache."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ADAPTER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def adapter(self) -> Global___LoraAdapter:
-        """What was read."""
+        """The adapter that was read."""
 
     def __init__(
         self,
@@ -1084,13 +1102,13 @@ Global___AddLoraResponse: _TypeAlias = AddLoraResponse  # noqa: Y015
 
 @_typing.final
 class RemoveLoraRequest(_message.Message):
-    """Asks to forget a LoRA adapter."""
+    """Asks to forget an adapter."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     LORA_ID_FIELD_NUMBER: _builtins.int
     lora_id: _builtins.int
-    """Which."""
+    """The adapter's number."""
     def __init__(
         self,
         *,
@@ -1106,7 +1124,7 @@ Global___RemoveLoraRequest: _TypeAlias = RemoveLoraRequest  # noqa: Y015
 
 @_typing.final
 class RemoveLoraResponse(_message.Message):
-    """It is not there."""
+    """The adapter is not in the cache."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1123,16 +1141,16 @@ Global___RemoveLoraResponse: _TypeAlias = RemoveLoraResponse  # noqa: Y015
 
 @_typing.final
 class PinLoraRequest(_message.Message):
-    """Asks to keep a LoRA adapter, or no longer."""
+    """Asks to pin or unpin an adapter."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     LORA_ID_FIELD_NUMBER: _builtins.int
     PINNED_FIELD_NUMBER: _builtins.int
     lora_id: _builtins.int
-    """Which."""
+    """The adapter's number."""
     pinned: _builtins.bool
-    """It is not to be removed."""
+    """True: the adapter must not be removed."""
     def __init__(
         self,
         *,
@@ -1149,7 +1167,7 @@ Global___PinLoraRequest: _TypeAlias = PinLoraRequest  # noqa: Y015
 
 @_typing.final
 class PinLoraResponse(_message.Message):
-    """It is kept, or no longer."""
+    """The adapter is pinned or unpinned."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1166,7 +1184,7 @@ Global___PinLoraResponse: _TypeAlias = PinLoraResponse  # noqa: Y015
 
 @_typing.final
 class ListLorasRequest(_message.Message):
-    """Asks for the LoRA adapters."""
+    """Asks for the adapters."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1183,7 +1201,7 @@ Global___ListLorasRequest: _TypeAlias = ListLorasRequest  # noqa: Y015
 
 @_typing.final
 class ListLorasResponse(_message.Message):
-    """The LoRA adapters."""
+    """The adapters."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1191,11 +1209,11 @@ class ListLorasResponse(_message.Message):
     READING_LORA_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___LoraAdapter]:
-        """By lora_id."""
+        """The adapters in the host's cache, by lora_id."""
 
     @_builtins.property
     def reading_lora_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Adapters that are being read, and have their place in the cache."""
+        """Numbers of adapters that are being read; each already has its place in the cache."""
 
     def __init__(
         self,
@@ -1213,7 +1231,7 @@ Global___ListLorasResponse: _TypeAlias = ListLorasResponse  # noqa: Y015
 
 @_typing.final
 class LoadModelResponse(_message.Message):
-    """How far it is, then what was loaded."""
+    """The progress of loading, and at the end the loaded model."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1221,11 +1239,11 @@ class LoadModelResponse(_message.Message):
     LOADED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def progress(self) -> Global___LoadProgress:
-        """As it goes."""
+        """The progress so far; sent repeatedly."""
 
     @_builtins.property
     def loaded(self) -> Global___LoadedModel:
-        """Last, once."""
+        """The loaded model; the last message, once."""
 
     def __init__(
         self,
@@ -1245,16 +1263,16 @@ Global___LoadModelResponse: _TypeAlias = LoadModelResponse  # noqa: Y015
 
 @_typing.final
 class LoadProgress(_message.Message):
-    """How far loading is."""
+    """The progress of reading or writing weights."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     DONE_BYTES_FIELD_NUMBER: _builtins.int
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     done_bytes: _builtins.int
-    """Bytes read."""
+    """Bytes done so far."""
     total_bytes: _builtins.int
-    """Bytes in all."""
+    """Total bytes."""
     def __init__(
         self,
         *,
@@ -1289,34 +1307,36 @@ class LoadedModel(_message.Message):
     STORED_FORMAT_FIELD_NUMBER: _builtins.int
     WARNINGS_FIELD_NUMBER: _builtins.int
     architecture: _builtins.str
-    """The name of its architecture."""
+    """The name of the model's architecture."""
     vocab_size: _builtins.int
-    """Token ids are below this."""
+    """Size of the vocabulary; token ids are below this."""
     max_model_len: _builtins.int
-    """As the model's configuration says."""
+    """Maximum number of tokens of prompt and output together, from the model's configuration."""
     model_digest: _builtins.str
     """SHA-256 of config.json, in hex."""
     weights_digest: _builtins.str
-    """Hash of the weights, sampled from every tensor."""
+    """Hash of the weights, computed from a sample of every tensor."""
     parameter_bytes: _builtins.int
-    """Bytes of the weights."""
+    """Size of the weights in bytes."""
     dtype: Global___Dtype.ValueType
-    """What it computes in."""
+    """The data type that the model computes in."""
     quantization: Global___Quantization.ValueType
-    """How the weights of products are held."""
+    """The format of the weights of matrix products."""
     weights_version: _builtins.str
-    """The name of the weights: what an update called them; empty for those that LoadModel loaded."""
+    """The name that an update gave to the weights; empty for the weights that LoadModel loaded."""
     task: _pooling_pb2.Task.ValueType
-    """What it is served for, never unspecified."""
+    """The task that the model is served for; never unspecified."""
     whole_prompts: _builtins.bool
-    """A prompt is computed in one step, whole, and nothing of it is kept: rows see those after them too. It is never longer
-    than max_num_batched_tokens.
+    """Each prompt is computed whole, in one step, and no KV of it is kept, because rows also see later tokens. A prompt
+    is never longer than max_num_batched_tokens.
     """
     stored_format: _builtins.str
-    """The format in which the checkpoint has its weights quantized, in words; empty: it has not."""
+    """The quantized format of the weights in the checkpoint, in words; empty if they are not quantized."""
     @_builtins.property
     def warnings(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """What whoever uses it should know, a sentence each: such as that the code of others computes it."""
+        """A sentence for each thing that users of the model should know: for example, that the code of `transformers`
+        computes it.
+        """
 
     def __init__(
         self,
@@ -1355,15 +1375,15 @@ class DetermineNumAvailableBlocksRequest(_message.Message):
     MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_NUM_SEQS_FIELD_NUMBER: _builtins.int
     block_size: _builtins.int
-    """Tokens of a block; 0: what suits the device."""
+    """Tokens per block; 0: the worker chooses a size that suits the device."""
     device_memory_utilization: _builtins.float
-    """The share of the device's memory to use for all, in (0, 1]."""
+    """The share of the device's memory to use for everything, in (0, 1]."""
     swap_space_bytes: _builtins.int
-    """Bytes of the host pool."""
+    """Size of the host pool in bytes."""
     max_num_batched_tokens: _builtins.int
-    """Tokens of a step, at most."""
+    """Maximum number of tokens of a step."""
     max_num_seqs: _builtins.int
-    """Sequences of a step, at most."""
+    """Maximum number of sequences of a step."""
     def __init__(
         self,
         *,
@@ -1383,7 +1403,7 @@ Global___DetermineNumAvailableBlocksRequest: _TypeAlias = DetermineNumAvailableB
 
 @_typing.final
 class DetermineNumAvailableBlocksResponse(_message.Message):
-    """How many blocks fit."""
+    """The number of blocks that fit."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1394,20 +1414,20 @@ class DetermineNumAvailableBlocksResponse(_message.Message):
     MEMORY_FIELD_NUMBER: _builtins.int
     KV_WINDOWS_FIELD_NUMBER: _builtins.int
     block_size: _builtins.int
-    """Tokens of a block."""
+    """Tokens per block."""
     num_device_blocks: _builtins.int
-    """Blocks that fit on the device."""
+    """Number of blocks that fit on the device."""
     num_host_blocks: _builtins.int
-    """Blocks that fit in the host pool."""
+    """Number of blocks that fit in the host pool."""
     cache_block_bytes: _builtins.int
     """Bytes of a block, over all layers of a KV group."""
     @_builtins.property
     def memory(self) -> Global___MemoryBreakdown:
-        """Where the memory goes."""
+        """The use of the memory."""
 
     @_builtins.property
     def kv_windows(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """As CacheInfo says."""
+        """As in CacheInfo.kv_windows."""
 
     def __init__(
         self,
@@ -1429,7 +1449,7 @@ Global___DetermineNumAvailableBlocksResponse: _TypeAlias = DetermineNumAvailable
 
 @_typing.final
 class MemoryBreakdown(_message.Message):
-    """Where the memory goes, in bytes."""
+    """The use of the memory, in bytes."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1440,17 +1460,17 @@ class MemoryBreakdown(_message.Message):
     OTHER_BYTES_FIELD_NUMBER: _builtins.int
     CACHE_BYTES_FIELD_NUMBER: _builtins.int
     total_bytes: _builtins.int
-    """What the device or the container has."""
+    """The memory of the device or of the container."""
     budget_bytes: _builtins.int
     """The share of it that may be used."""
     weights_bytes: _builtins.int
     """The weights."""
     activation_bytes: _builtins.int
-    """The most that a worst-case step took."""
+    """The peak memory of a worst-case step."""
     other_bytes: _builtins.int
     """Everything else that this process holds."""
     cache_bytes: _builtins.int
-    """What is left for blocks."""
+    """The rest, for blocks."""
     def __init__(
         self,
         *,
@@ -1471,7 +1491,7 @@ Global___MemoryBreakdown: _TypeAlias = MemoryBreakdown  # noqa: Y015
 
 @_typing.final
 class InitializeCacheRequest(_message.Message):
-    """Asks for the pools."""
+    """Asks to allocate the pools."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1482,17 +1502,17 @@ class InitializeCacheRequest(_message.Message):
     MAX_NUM_BATCHED_TOKENS_FIELD_NUMBER: _builtins.int
     MAX_NUM_SEQS_FIELD_NUMBER: _builtins.int
     block_size: _builtins.int
-    """Tokens of a block."""
+    """Tokens per block."""
     num_device_blocks: _builtins.int
-    """Device blocks, block 0 (scratch) among them."""
+    """Number of device blocks, block 0 (scratch) included."""
     num_host_blocks: _builtins.int
-    """Host blocks."""
+    """Number of host blocks."""
     max_model_len: _builtins.int
-    """Tokens of prompt and output together, at most."""
+    """Maximum number of tokens of prompt and output together."""
     max_num_batched_tokens: _builtins.int
-    """Tokens of a step, at most."""
+    """Maximum number of tokens of a step."""
     max_num_seqs: _builtins.int
-    """Sequences of a step, at most."""
+    """Maximum number of sequences of a step."""
     def __init__(
         self,
         *,
@@ -1520,7 +1540,7 @@ class InitializeCacheResponse(_message.Message):
     CACHE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def cache(self) -> Global___CacheInfo:
-        """As they are."""
+        """The cache that was made."""
 
     def __init__(
         self,
@@ -1537,9 +1557,8 @@ Global___InitializeCacheResponse: _TypeAlias = InitializeCacheResponse  # noqa: 
 
 @_typing.final
 class ExecuteModelRequest(_message.Message):
-    """One step. Order inside: fork, forget finished, fill LoRA slots, add new and update tables, swap out, swap in, copy,
-    forward, sample.
-    A sequence is sampled if and only if the step computes the last id known of it.
+    """One step. Its parts happen in this order: fork, forget finished, fill LoRA slots, add new and update tables, swap
+    out, swap in, copy, forward, sample. A sequence is sampled if and only if the step computes its last known id.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1565,85 +1584,87 @@ class ExecuteModelRequest(_message.Message):
     QUIET_FIELD_NUMBER: _builtins.int
     STEP_TIMEOUT_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
-    """The relationship that this step belongs to."""
+    """The epoch that the step belongs to."""
     step_id: _builtins.int
-    """Grows by one within the epoch, from 1."""
+    """The step's number: grows by one within the epoch, from 1."""
     ids_from_scheduler: _builtins.bool
-    """With pipeline stages, in the first step of an epoch and for all of it: the worker appends nothing that was sampled,
-    and the next id of every sequence comes from input_token_ids.
+    """The worker appends no sampled ids, and the next id of every sequence comes from input_token_ids. Only with pipeline
+    stages; set in the first step of an epoch, for the whole epoch.
     """
     quiet: _builtins.bool
-    """In worlds above 4: ranks other than the sampling one answer this step only if it fails."""
+    """Ranks other than the sampling rank answer this step only if it fails. Only in worlds above 4."""
     @_builtins.property
     def new_sequences(self) -> _containers.RepeatedCompositeFieldContainer[Global___NewSequence]:
-        """Sequences that the worker does not know, or that start anew."""
+        """Sequences that the worker does not know, or that start again."""
 
     @_builtins.property
     def forks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Fork]:
-        """Children that copy their parent's row."""
+        """Child sequences that copy their parent's row."""
 
     @_builtins.property
     def sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """What this step computes: the sequences."""
+        """The sequences that this step computes."""
 
     @_builtins.property
     def num_new_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """What this step computes: for each of them 1 for a decode, more for a piece of a prefill, 0 for a child that samples
-        from its parent's logits.
+        """For each of sequence_ids, the number of tokens to compute: 1 for a decode, more for a prefill chunk, 0 for a child
+        that samples from its parent's logits.
         """
 
     @_builtins.property
     def appended_sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Tables that grew: the sequences; one that stands several times gets several blocks."""
+        """Sequences whose block tables grew; one that appears several times gets several blocks."""
 
     @_builtins.property
     def appended_block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Tables that grew: the blocks, one of each KV group in turn."""
+        """The new blocks of appended_sequence_ids, one for each KV group in turn."""
 
     @_builtins.property
     def replaced_tables(self) -> _containers.RepeatedCompositeFieldContainer[Global___BlockTable]:
-        """Tables of which blocks changed in place."""
+        """Block tables in which blocks changed in place."""
 
     @_builtins.property
     def blocks_to_swap_out(self) -> Global___BlockPairs:
-        """Device to host."""
+        """Blocks to copy from the device to the host."""
 
     @_builtins.property
     def blocks_to_swap_in(self) -> Global___BlockPairs:
-        """Host to device."""
+        """Blocks to copy from the host to the device."""
 
     @_builtins.property
     def blocks_to_copy(self) -> Global___BlockPairs:
-        """Device to device."""
+        """Blocks to copy within the device."""
 
     @_builtins.property
     def finished_sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Forget these; repeated or unknown ids are no error."""
+        """Sequences to forget; repeated or unknown ids are no error."""
 
     @_builtins.property
     def input_sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Ids that the scheduler chose, where the worker did not: the sequences, each of them computed by this step with one
-        new token. A sequence with num_beam_candidates, and a child of one, has its next id from here, always.
+        """Sequences whose next id the scheduler chose instead of the worker; this step computes each of them with one new
+        token. A sequence with num_beam_candidates, and a child of one, always gets its next id from here.
         """
 
     @_builtins.property
     def input_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Ids that the scheduler chose: the ids, appended to what is known of each of those sequences after the forks."""
+        """The ids that the scheduler chose for input_sequence_ids; each is appended to the sequence's known ids after the
+        forks.
+        """
 
     @_builtins.property
     def activated_lora_slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """LoRA slots that get another adapter, below max_loras; in the first step of an epoch all are empty."""
+        """LoRA slots that get another adapter, below max_loras. All slots are empty before the first step of an epoch."""
 
     @_builtins.property
     def activated_lora_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The adapters that they get, from the host's cache. Those of sequences that are computed have to be in a slot, and none is
-        in two.
+        """The adapters for activated_lora_slots, from the host's cache. The adapter of each sequence that is computed must be
+        in a slot, and no adapter may be in two slots.
         """
 
     @_builtins.property
     def step_timeout(self) -> _duration_pb2.Duration:
-        """How long the step may take, from when this rank begins it, while the ranks wait for each other. In worlds above 1;
-        absent: an hour.
+        """How long the step may take while the ranks wait for each other, counted from when this rank begins it. Only in
+        worlds above 1; absent: an hour.
         """
 
     def __init__(
@@ -1680,7 +1701,7 @@ Global___ExecuteModelRequest: _TypeAlias = ExecuteModelRequest  # noqa: Y015
 
 @_typing.final
 class NewSequence(_message.Message):
-    """Everything about a sequence."""
+    """A sequence with everything that the worker needs to know about it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1699,53 +1720,51 @@ class NewSequence(_message.Message):
     SAMPLING_PARAMS_FIELD_NUMBER: _builtins.int
     POOLING_PARAMS_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.int
-    """Unique within the epoch."""
+    """The sequence's id, unique within the epoch."""
     sequence_index: _builtins.int
-    """Which of its request's n sequences; part of the key of its draws."""
+    """The sequence's index among its request's n sequences; part of the key of its random draws."""
     prompt_length: _builtins.int
-    """How many of them are the prompt."""
+    """Number of token_ids that are the prompt."""
     num_computed_tokens: _builtins.int
-    """How many of them have KV in the blocks of the table already."""
+    """Number of token_ids whose KV is already in the blocks of the table."""
     min_tokens: _builtins.int
     """Stop tokens are masked before this many output tokens."""
     num_beam_candidates: _builtins.int
-    """If not 0: nothing is sampled of this sequence; where one would be, its so many likeliest tokens are answered.
-    Its children have the same.
+    """If not 0, no token of this sequence is sampled; instead the step returns this many of its most likely tokens. Its
+    children have the same value.
     """
     request_id: _builtins.str
-    """The request that it belongs to, as in AddRequest: for the worker's log and traces, and for nothing else."""
+    """The request's id, as in Submission; only used for the worker's log and traces."""
     lora_id: _builtins.int
-    """Its adapter, from the host's cache; 0: none. Its children have the same. If it is a soft prompt, the prompt begins
-    with its virtual tokens: ids from 2^30 on, which count in prompt_length.
+    """Number of the sequence's adapter, in the host's cache; 0: none. Its children have the same adapter. If it is a soft
+    prompt, the prompt begins with its virtual tokens: ids from 2^30 on, which prompt_length counts.
     """
     sampling_params: _builtins.bytes
-    """blockyard.common.v1.SamplingParams with every field set, serialized. Bytes that are no such message, or one with lists
-    that are too long, fail this sequence alone.
+    """A serialized blockyard.common.v1.SamplingParams with every field set. Bytes that are no such message, or one with
+    lists that are too long, fail only this sequence.
     """
     pooling_params: _builtins.bytes
-    """blockyard.common.v1.Pooling, serialized. If set: nothing is sampled of this sequence. In the step that computes its
-    last token, its numbers are answered, and it has ended. It has no children. Bytes that are no such message fail this
-    sequence alone.
+    """A serialized blockyard.common.v1.Pooling. If set, no token of this sequence is sampled: the step that computes its
+    last token returns its result, and the sequence has then ended. It has no children. Bytes that are no such message
+    fail only this sequence.
     """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The prompt, and what was generated so far."""
+        """The prompt's ids, followed by the ids generated so far."""
 
     @_builtins.property
     def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Device blocks, in order: for each block of tokens one of each KV group side by side. 0 in a group with a window, where
-        nothing is kept: behind what queries still see, or as far ahead as no step has come.
+        """Device blocks, in order: for each block of tokens, one block of each KV group side by side. In a group with a
+        window, 0 stands where nothing is kept: behind what queries still see, or ahead of what any step has reached.
         """
 
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """After one of these the row computes nothing more."""
+        """After one of these tokens the row computes nothing more."""
 
     @_builtins.property
     def trace_context(self) -> _trace_pb2.TraceContext:
-        """Set for a sequence whose request is traced: the span that the worker's spans of it hang under. Its children hang
-        under the same.
-        """
+        """Set if the sequence's request is traced: the parent of the worker's spans. Its children have the same parent."""
 
     def __init__(
         self,
@@ -1782,7 +1801,7 @@ Global___NewSequence: _TypeAlias = NewSequence  # noqa: Y015
 
 @_typing.final
 class Fork(_message.Message):
-    """A child that copies its parent's row."""
+    """A child sequence that copies its parent's row."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1791,11 +1810,11 @@ class Fork(_message.Message):
     SEQUENCE_INDEX_FIELD_NUMBER: _builtins.int
     BLOCK_IDS_FIELD_NUMBER: _builtins.int
     parent_sequence_id: _builtins.int
-    """The parent."""
+    """The parent's id."""
     child_sequence_id: _builtins.int
-    """The child."""
+    """The child's id."""
     sequence_index: _builtins.int
-    """The child's place among its request's n sequences."""
+    """The child's index among its request's n sequences."""
     @_builtins.property
     def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The child's device blocks, as in NewSequence."""
@@ -1818,14 +1837,14 @@ Global___Fork: _TypeAlias = Fork  # noqa: Y015
 
 @_typing.final
 class BlockTable(_message.Message):
-    """A whole table."""
+    """The whole block table of a sequence."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SEQUENCE_ID_FIELD_NUMBER: _builtins.int
     BLOCK_IDS_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.int
-    """Whose."""
+    """The sequence's id."""
     @_builtins.property
     def block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Device blocks, as in NewSequence."""
@@ -1854,11 +1873,11 @@ class BlockPairs(_message.Message):
     DESTINATIONS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """From."""
+        """The blocks to copy from."""
 
     @_builtins.property
     def destinations(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """To."""
+        """The blocks to copy to."""
 
     def __init__(
         self,
@@ -1876,8 +1895,8 @@ Global___BlockPairs: _TypeAlias = BlockPairs  # noqa: Y015
 
 @_typing.final
 class ExecuteModelResponse(_message.Message):
-    """The answer to one step. In worlds above 1 all ranks answer, and what was sampled is told by the first rank of the last
-    pipeline stage alone; the others leave out every field of a sequence.
+    """The answer to one step. In worlds above 1 all ranks answer, but only the first rank of the last pipeline stage
+    returns what was sampled; the others leave every field about sequences empty.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1902,81 +1921,81 @@ class ExecuteModelResponse(_message.Message):
     POOLED_SIZES_FIELD_NUMBER: _builtins.int
     POOLED_VALUES_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
-    """As asked."""
+    """The epoch of the request."""
     step_id: _builtins.int
-    """As asked."""
+    """The step_id of the request."""
     draining: _builtins.bool
-    """The worker was told to end. This is no answer, and the last message: step_id is the step that it ran last (0 if
-    none), the steps behind that are not run, and nothing else is told. The scheduler closes the stream; after a second
-    the worker does, with the status DRAINING.
+    """The worker is shutting down. This message answers no step, and it is the last one: step_id is the last step that
+    was run (0 if none), later steps are not run, and no other field is set. The scheduler closes the stream; if it
+    does not, the worker closes it after a second, with the status DRAINING.
     """
     input_digest: _builtins.int
-    """In worlds above 1, of steps that were not refused: hash of all steps of the epoch so far, as this rank resolved
-    them. Equal on all ranks.
+    """Hash of all steps of the epoch so far, as this rank resolved them. Equal on all ranks. Only in worlds above 1, and
+    for steps that were not refused.
     """
     output_digest: _builtins.int
-    """The same of what was sampled, by the ranks of the last pipeline stage. Equal on all of these; 0 on the others."""
+    """Hash of everything that was sampled in the epoch so far. Equal on all ranks of the last pipeline stage; 0 on the
+    others.
+    """
     pooled_values: _builtins.bytes
-    """The numbers, one sequence's after the other: float32, little endian."""
+    """The values of all pooled_sequence_ids, one sequence after the other: float32, little-endian."""
     @_builtins.property
     def sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Sampled: the sequences, in the order of the request."""
+        """The sampled sequences, in the order of the request."""
 
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Sampled: their token ids."""
+        """The sampled token of each of sequence_ids."""
 
     @_builtins.property
     def skipped_sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Sequences that had ended by a stop token before this step: nothing was computed for them."""
+        """Sequences that ended with a stop token before this step: nothing was computed for them."""
 
     @_builtins.property
     def failures(self) -> _containers.RepeatedCompositeFieldContainer[Global___SequenceFailure]:
-        """Sequences that failed alone. A new sequence whose own fields are wrong (ids outside the vocabulary, sampling
-        parameters, an adapter that is not in the cache) fails with its children, in each step that is to compute them.
+        """Sequences that failed alone. A new sequence with invalid fields (ids outside the vocabulary, sampling parameters,
+        an adapter that is not in the cache) fails together with its children, in each step that should compute them.
         """
 
     @_builtins.property
     def refusal(self) -> _status_pb2_1.Status:
-        """Set if the whole step was refused: it changed nothing, and so do all later steps of the epoch."""
+        """Set if the whole step was refused: it changed nothing, and all later steps of the epoch are refused too."""
 
     @_builtins.property
     def times(self) -> Global___StepTimes:
-        """How long it took."""
+        """How long the parts of the step took."""
 
     @_builtins.property
     def logprob_sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Of the sampled sequences, those that asked for log probabilities, in their order."""
+        """The sampled sequences that asked for log probabilities, in their order."""
 
     @_builtins.property
     def logprobs(self) -> _sampling_pb2.Logprobs:
-        """For each of them, one entry."""
+        """One entry for each of logprob_sequence_ids."""
 
     @_builtins.property
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_sampling_pb2.PromptLogprobs]:
-        """Of prompts of which a piece was computed, where asked for."""
+        """Log probabilities of the prompts of which this step computed a chunk, if asked for."""
 
     @_builtins.property
     def beam_sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Sequences with num_beam_candidates that computed the last id known of them, in the order of the request. They do
-        not stand in sequence_ids.
-        """
-
-    @_builtins.property
-    def beam_candidates(self) -> _sampling_pb2.Logprobs:
-        """For each of them one entry: its likeliest tokens with their log probabilities (log-softmax of the processed
-        logits), likeliest first, ties by the lower id; impossible ones are left out. Without ranks.
-        """
-
-    @_builtins.property
-    def pooled_sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Sequences with pooling that computed their last token, in the order of the request. They do not stand in
+        """Sequences with num_beam_candidates whose last known id was computed, in the order of the request. They are not in
         sequence_ids.
         """
 
     @_builtins.property
+    def beam_candidates(self) -> _sampling_pb2.Logprobs:
+        """One entry for each of beam_sequence_ids: its most likely tokens with their log probabilities (log-softmax of the
+        processed logits), most likely first, ties by the lower id. Impossible tokens are left out. Has no ranks.
+        """
+
+    @_builtins.property
+    def pooled_sequence_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Sequences with pooling whose last token was computed, in the order of the request. They are not in sequence_ids."""
+
+    @_builtins.property
     def pooled_sizes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """For each of them: how many numbers."""
+        """For each of pooled_sequence_ids, the number of its values in pooled_values."""
 
     def __init__(
         self,
@@ -2018,10 +2037,10 @@ class SequenceFailure(_message.Message):
     SEQUENCE_ID_FIELD_NUMBER: _builtins.int
     STATUS_FIELD_NUMBER: _builtins.int
     sequence_id: _builtins.int
-    """Which."""
+    """The sequence's id."""
     @_builtins.property
     def status(self) -> _status_pb2_1.Status:
-        """Why."""
+        """The error."""
 
     def __init__(
         self,
@@ -2049,19 +2068,19 @@ class StepTimes(_message.Message):
     SAMPLE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def queue(self) -> _duration_pb2.Duration:
-        """From the arrival of the request to its start."""
+        """Time from the arrival of the request to the start of the step."""
 
     @_builtins.property
     def cache_operations(self) -> _duration_pb2.Duration:
-        """Swaps and copies."""
+        """Time for swaps and copies."""
 
     @_builtins.property
     def forward(self) -> _duration_pb2.Duration:
-        """Preparing the inputs and the forward pass."""
+        """Time to prepare the inputs and run the forward pass."""
 
     @_builtins.property
     def sample(self) -> _duration_pb2.Duration:
-        """Choosing tokens."""
+        """Time to choose tokens."""
 
     def __init__(
         self,
@@ -2081,17 +2100,17 @@ Global___StepTimes: _TypeAlias = StepTimes  # noqa: Y015
 
 @_typing.final
 class SleepRequest(_message.Message):
-    """Asks to give memory up."""
+    """Asks to give up memory."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     LEVEL_FIELD_NUMBER: _builtins.int
     TAGS_FIELD_NUMBER: _builtins.int
     level: _builtins.int
-    """1: the weights are kept in the host's memory. 2: they are not kept."""
+    """1 keeps the weights in the host's memory; 2 does not keep them."""
     @_builtins.property
     def tags(self) -> _containers.RepeatedScalarFieldContainer[_administration_pb2.MemoryTag.ValueType]:
-        """What to give up; empty: all."""
+        """The memory to give up; empty means all."""
 
     def __init__(
         self,
@@ -2109,7 +2128,7 @@ Global___SleepRequest: _TypeAlias = SleepRequest  # noqa: Y015
 
 @_typing.final
 class SleepResponse(_message.Message):
-    """Memory was given up."""
+    """The memory was given up."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2118,7 +2137,7 @@ class SleepResponse(_message.Message):
     freed_bytes: _builtins.int
     """Bytes of the device that others can use now."""
     used_bytes: _builtins.int
-    """Bytes that this process holds there nevertheless."""
+    """Bytes of the device that this process still holds."""
     def __init__(
         self,
         *,
@@ -2142,7 +2161,7 @@ class WakeUpRequest(_message.Message):
     TAGS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def tags(self) -> _containers.RepeatedScalarFieldContainer[_administration_pb2.MemoryTag.ValueType]:
-        """What to take; empty: all that is asleep. A tag that is awake refuses the call."""
+        """The memory to take; empty means all that is asleep. A tag that is already awake refuses the call."""
 
     def __init__(
         self,
@@ -2159,17 +2178,17 @@ Global___WakeUpRequest: _TypeAlias = WakeUpRequest  # noqa: Y015
 
 @_typing.final
 class WakeUpResponse(_message.Message):
-    """Memory was taken."""
+    """The memory was taken."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     ASLEEP_TAGS_FIELD_NUMBER: _builtins.int
     WEIGHTS_ARE_STALE_FIELD_NUMBER: _builtins.int
     weights_are_stale: _builtins.bool
-    """The weights have to be loaded anew before a step can be taken."""
+    """The weights have to be loaded again before a step can run."""
     @_builtins.property
     def asleep_tags(self) -> _containers.RepeatedScalarFieldContainer[_administration_pb2.MemoryTag.ValueType]:
-        """What is asleep still."""
+        """The memory that is still asleep."""
 
     def __init__(
         self,
@@ -2187,7 +2206,7 @@ Global___WakeUpResponse: _TypeAlias = WakeUpResponse  # noqa: Y015
 
 @_typing.final
 class ReloadWeightsRequest(_message.Message):
-    """Asks to load the weights anew."""
+    """Asks to load the weights again."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2195,13 +2214,13 @@ class ReloadWeightsRequest(_message.Message):
     REVISION_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     model: _builtins.str
-    """Empty: what LoadModel was told. Else its hub id, or a folder on the worker's machine: that of the model, or one below
-    the worker's --worker-model-root. Its config.json must say the same as that of the model.
+    """A hub id, or a folder on the worker's machine: that of the model, or one below the worker's --worker-model-root.
+    Its config.json must say the same as the model's. Empty: the model that LoadModel was given.
     """
     revision: _builtins.str
-    """For a hub id: a branch, tag or commit. Default: what LoadModel was told."""
+    """A branch, tag or commit, for a hub id. Default: the revision that LoadModel was given."""
     version: _builtins.str
-    """The name that these weights get."""
+    """The name for these weights."""
     def __init__(
         self,
         *,
@@ -2219,7 +2238,7 @@ Global___ReloadWeightsRequest: _TypeAlias = ReloadWeightsRequest  # noqa: Y015
 
 @_typing.final
 class ReloadWeightsResponse(_message.Message):
-    """How far it is, then what was loaded."""
+    """The progress of loading, and at the end the reloaded weights."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2227,11 +2246,11 @@ class ReloadWeightsResponse(_message.Message):
     RELOADED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def progress(self) -> Global___LoadProgress:
-        """As it goes."""
+        """The progress so far; sent repeatedly."""
 
     @_builtins.property
     def reloaded(self) -> Global___ReloadedWeights:
-        """Last, once."""
+        """The reloaded weights; the last message, once."""
 
     def __init__(
         self,
@@ -2251,7 +2270,7 @@ Global___ReloadWeightsResponse: _TypeAlias = ReloadWeightsResponse  # noqa: Y015
 
 @_typing.final
 class ReloadedWeights(_message.Message):
-    """Weights that were loaded anew."""
+    """Weights that were replaced."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2263,7 +2282,7 @@ class ReloadedWeights(_message.Message):
 
     @_builtins.property
     def cache(self) -> Global___CacheInfo:
-        """The cache, with the id of its new results."""
+        """The cache, with its new determinism_id."""
 
     def __init__(
         self,
@@ -2289,13 +2308,13 @@ class BeginWeightUpdateRequest(_message.Message):
     TENSORS_FIELD_NUMBER: _builtins.int
     TICKET_FIELD_NUMBER: _builtins.int
     version: _builtins.str
-    """The name that the weights get; not empty."""
+    """The name for the new weights; not empty."""
     ticket: _builtins.bytes
-    """What UpdateWeights must show: at least 16 random bytes."""
+    """The ticket that UpdateWeights must show: at least 16 random bytes."""
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[_administration_pb2.TensorHead]:
-        """All tensors of the model. A head of the output projection may be there where the model ties it to the embedding, if
-        both have the same bytes.
+        """The heads of all tensors of the model. If the model ties the output projection to the embedding, a head for the
+        projection is allowed if both have the same bytes.
         """
 
     def __init__(
@@ -2322,8 +2341,8 @@ class BeginWeightUpdateResponse(_message.Message):
     ORDER_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def order(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Indices of the heads, in the order in which their bytes are to come. Those of other pipeline stages are left out if
-        all of these have a sample_sha256.
+        """Indices of the heads, in the order in which to send their bytes. Tensors that only other pipeline stages hold are
+        left out if all of these have a sample_sha256.
         """
 
     def __init__(
@@ -2349,11 +2368,11 @@ class UpdateWeightsRequest(_message.Message):
     DATA_FIELD_NUMBER: _builtins.int
     TICKET_FIELD_NUMBER: _builtins.int
     tensor: _builtins.int
-    """The index of its head."""
+    """Index of the tensor's head."""
     data: _builtins.bytes
-    """The next of its bytes, at most 8 MiB."""
+    """The next bytes of the tensor, at most 8 MiB."""
     ticket: _builtins.bytes
-    """In the first message: as BeginWeightUpdate was told."""
+    """The ticket of BeginWeightUpdate; only in the first message."""
     def __init__(
         self,
         *,
@@ -2378,9 +2397,9 @@ class UpdateWeightsResponse(_message.Message):
     NUM_TENSORS_FIELD_NUMBER: _builtins.int
     NUM_BYTES_FIELD_NUMBER: _builtins.int
     num_tensors: _builtins.int
-    """Tensors."""
+    """Number of tensors."""
     num_bytes: _builtins.int
-    """Their bytes."""
+    """Total bytes of these tensors."""
     def __init__(
         self,
         *,
@@ -2397,13 +2416,13 @@ Global___UpdateWeightsResponse: _TypeAlias = UpdateWeightsResponse  # noqa: Y015
 
 @_typing.final
 class FinishWeightUpdateRequest(_message.Message):
-    """Asks to compute with what came."""
+    """Asks to compute with the new weights."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     VERSION_FIELD_NUMBER: _builtins.int
     version: _builtins.str
-    """As BeginWeightUpdate was told."""
+    """The name of the weights, as in BeginWeightUpdate."""
     def __init__(
         self,
         *,
@@ -2419,14 +2438,14 @@ Global___FinishWeightUpdateRequest: _TypeAlias = FinishWeightUpdateRequest  # no
 
 @_typing.final
 class FinishWeightUpdateResponse(_message.Message):
-    """It does."""
+    """The worker computes with the new weights."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     UPDATED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def updated(self) -> Global___ReloadedWeights:
-        """The model, with its new weights, and the cache, with the id of its new results."""
+        """The model with its new weights, and the cache with its new determinism_id."""
 
     def __init__(
         self,
@@ -2460,13 +2479,13 @@ Global___InspectModelRequest: _TypeAlias = InspectModelRequest  # noqa: Y015
 
 @_typing.final
 class InspectModelResponse(_message.Message):
-    """The network."""
+    """The description of the network."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TEXT_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """In lines, for people: a module each, equal neighbours as one."""
+    """The description, for people: a line for each module; equal neighbours share one line."""
     def __init__(
         self,
         *,
@@ -2490,11 +2509,11 @@ class CallOperationRequest(_message.Message):
     OPERATION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
-        """How long it may take, at most two minutes. Default: 30 s."""
+        """How long the operation may take, at most two minutes. Default: 30 s."""
 
     @_builtins.property
     def operation(self) -> _operations_pb2.Operation:
-        """Which."""
+        """The operation to do."""
 
     def __init__(
         self,
@@ -2519,7 +2538,7 @@ class CallOperationResponse(_message.Message):
     RESULT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def result(self) -> _operations_pb2.OperationResult:
-        """What it found."""
+        """The operation's result."""
 
     def __init__(
         self,
@@ -2545,14 +2564,14 @@ class CallExtensionRequest(_message.Message):
     PAYLOAD_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
     extension: _builtins.str
-    """Its name."""
+    """The extension's name."""
     operation: _builtins.str
-    """Which of its operations."""
+    """The name of the extension's operation."""
     payload: _builtins.bytes
-    """For the operation alone to understand."""
+    """The operation's input. Only the extension reads it."""
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
-        """How long it may take, at most two minutes. Default: 30 s."""
+        """How long the operation may take, at most two minutes. Default: 30 s."""
 
     def __init__(
         self,
@@ -2578,7 +2597,7 @@ class CallExtensionResponse(_message.Message):
 
     RESULT_FIELD_NUMBER: _builtins.int
     result: _builtins.bytes
-    """For the caller alone to understand."""
+    """The operation's output. Only the caller reads it."""
     def __init__(
         self,
         *,
@@ -2602,11 +2621,11 @@ class SaveStateRequest(_message.Message):
     FOLDER_FIELD_NUMBER: _builtins.int
     MAX_FILE_BYTES_FIELD_NUMBER: _builtins.int
     format: _administration_pb2.StateFormat.ValueType
-    """As what."""
+    """The format to save in."""
     folder: _builtins.str
-    """A new folder: relative to --worker-save-root, or a path below it. The ranks of a group may name the same one."""
+    """A new folder: relative to --worker-save-root, or a path below it. The ranks of a group may use the same one."""
     max_file_bytes: _builtins.int
-    """Bytes of a file at most, where there are many; 0: 5 GB."""
+    """Maximum bytes of a file, if there are several; 0 means 5 GB."""
     def __init__(
         self,
         *,
@@ -2624,7 +2643,7 @@ Global___SaveStateRequest: _TypeAlias = SaveStateRequest  # noqa: Y015
 
 @_typing.final
 class SaveStateResponse(_message.Message):
-    """How far it is, then what was saved."""
+    """The progress of the save, and at the end what was saved."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2632,11 +2651,11 @@ class SaveStateResponse(_message.Message):
     SAVED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def progress(self) -> Global___LoadProgress:
-        """As it goes."""
+        """The progress so far; sent repeatedly."""
 
     @_builtins.property
     def saved(self) -> _administration_pb2.SavedState:
-        """Last, once."""
+        """The files that were saved; the last message, once."""
 
     def __init__(
         self,
@@ -2656,14 +2675,14 @@ Global___SaveStateResponse: _TypeAlias = SaveStateResponse  # noqa: Y015
 
 @_typing.final
 class StartProfileRequest(_message.Message):
-    """Asks for a profile."""
+    """Asks to start a profile."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     OPTIONS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def options(self) -> _administration_pb2.ProfileOptions:
-        """What to profile."""
+        """The detail and the length of the profile."""
 
     def __init__(
         self,
@@ -2680,14 +2699,14 @@ Global___StartProfileRequest: _TypeAlias = StartProfileRequest  # noqa: Y015
 
 @_typing.final
 class StartProfileResponse(_message.Message):
-    """It is recorded from now on."""
+    """The profile is being recorded."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     OPTIONS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def options(self) -> _administration_pb2.ProfileOptions:
-        """As they are: the detail chosen, the steps allowed."""
+        """The options in effect: the chosen detail and the allowed number of steps."""
 
     def __init__(
         self,
@@ -2704,7 +2723,7 @@ Global___StartProfileResponse: _TypeAlias = StartProfileResponse  # noqa: Y015
 
 @_typing.final
 class StopProfileRequest(_message.Message):
-    """Asks for the profile."""
+    """Asks to end the profile and return it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2721,17 +2740,19 @@ Global___StopProfileRequest: _TypeAlias = StopProfileRequest  # noqa: Y015
 
 @_typing.final
 class StopProfileResponse(_message.Message):
-    """The profile."""
+    """A piece of the profile."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SUMMARY_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
     data: _builtins.bytes
-    """Then: the next piece of the file, which is a trace in the Trace Event Format (JSON), compressed by gzip."""
+    """The next piece of the file, in all later messages. The file is a trace in the Trace Event Format (JSON), compressed
+    by gzip.
+    """
     @_builtins.property
     def summary(self) -> _administration_pb2.ProfileSummary:
-        """First, alone."""
+        """The profile's summary. Only in the first message, without data."""
 
     def __init__(
         self,
@@ -2749,13 +2770,13 @@ Global___StopProfileResponse: _TypeAlias = StopProfileResponse  # noqa: Y015
 
 @_typing.final
 class SetLogLevelRequest(_message.Message):
-    """Asks to log more, or less."""
+    """Asks to change the log level."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     LEVEL_FIELD_NUMBER: _builtins.int
     level: _administration_pb2.LogLevel.ValueType
-    """The least important events to write."""
+    """The lowest severity to log."""
     def __init__(
         self,
         *,
@@ -2771,13 +2792,13 @@ Global___SetLogLevelRequest: _TypeAlias = SetLogLevelRequest  # noqa: Y015
 
 @_typing.final
 class SetLogLevelResponse(_message.Message):
-    """It does."""
+    """The log level was changed."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PREVIOUS_LEVEL_FIELD_NUMBER: _builtins.int
     previous_level: _administration_pb2.LogLevel.ValueType
-    """What it wrote before."""
+    """The level before the change."""
     def __init__(
         self,
         *,
@@ -2793,13 +2814,13 @@ Global___SetLogLevelResponse: _TypeAlias = SetLogLevelResponse  # noqa: Y015
 
 @_typing.final
 class ShutdownRequest(_message.Message):
-    """Asks to end."""
+    """Asks the process to end."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     REASON_FIELD_NUMBER: _builtins.int
     reason: _builtins.str
-    """For the log."""
+    """Why the process should end; for the log."""
     def __init__(
         self,
         *,
@@ -2815,7 +2836,7 @@ Global___ShutdownRequest: _TypeAlias = ShutdownRequest  # noqa: Y015
 
 @_typing.final
 class ShutdownResponse(_message.Message):
-    """It ends."""
+    """The process is ending."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2832,7 +2853,7 @@ Global___ShutdownResponse: _TypeAlias = ShutdownResponse  # noqa: Y015
 
 @_typing.final
 class ChecksumBlocksRequest(_message.Message):
-    """Asks for hashes."""
+    """Asks for hashes of blocks."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -2840,11 +2861,11 @@ class ChecksumBlocksRequest(_message.Message):
     HOST_BLOCK_IDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def device_block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Device blocks."""
+        """Ids of device blocks."""
 
     @_builtins.property
     def host_block_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Host blocks."""
+        """Ids of host blocks."""
 
     def __init__(
         self,
@@ -2874,7 +2895,7 @@ class ChecksumBlocksResponse(_message.Message):
 
     @_builtins.property
     def host_checksums(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """The same of each host block."""
+        """SHA-256 of each layer's bytes of each host block, block by block."""
 
     def __init__(
         self,

@@ -26,9 +26,9 @@ if _version_not_supported:
 
 
 class WorkerServiceStub(object):
-    """Owns the KV bytes of one device and runs steps. For a scheduler.
+    """Holds the KV blocks of one device and runs steps. For a scheduler.
 
-    Each rpc is legal in the states that its comment lists, else FAILED_PRECONDITION (WRONG_STATE).
+    Each rpc is legal in the states that its comment lists; in others it is FAILED_PRECONDITION (WRONG_STATE).
     """
 
     def __init__(self, channel):
@@ -190,13 +190,13 @@ class WorkerServiceStub(object):
 
 
 class WorkerServiceServicer(object):
-    """Owns the KV bytes of one device and runs steps. For a scheduler.
+    """Holds the KV blocks of one device and runs steps. For a scheduler.
 
-    Each rpc is legal in the states that its comment lists, else FAILED_PRECONDITION (WRONG_STATE).
+    Each rpc is legal in the states that its comment lists; in others it is FAILED_PRECONDITION (WRONG_STATE).
     """
 
     def GetWorkerInfo(self, request, context):
-        """Tells who this is and what it can do. Any state.
+        """Returns the worker's identity, state and setup. Any state.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -210,56 +210,56 @@ class WorkerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def LoadModel(self, request, context):
-        """Loads the weights, telling its progress. A rank loads its share; MODEL_NOT_LOADED where the model does not allow the
-        parallel sizes, with a list of those that it does. DEVICE_READY -> LOADED.
+        """Loads the weights, and streams its progress. A rank loads its share. MODEL_NOT_LOADED if the model does not allow
+        the parallel sizes; the message lists the allowed ones. DEVICE_READY -> LOADED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def DetermineNumAvailableBlocks(self, request, context):
-        """Profiles a worst-case step and tells how many blocks fit. LOADED.
+        """Profiles a worst-case step and returns how many blocks fit. LOADED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def OpenRendezvous(self, request, context):
-        """Opens the meeting point of a group's ranks, at rank 0, for one epoch; one that was open before is closed. In a world
-        above 1: DEVICE_READY, LOADED, CACHE_READY, RUNNING.
+        """Opens the rendezvous of a group's ranks, at rank 0, for one epoch, and closes an earlier one. In a world above 1:
+        DEVICE_READY, LOADED, CACHE_READY, RUNNING.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetRendezvousKey(self, request, context):
-        """Sets a value under a key, for the ranks that meet here to read. For ranks; without the meeting point, or with another
-        secret: PERMISSION_DENIED. Any state.
+        """Sets a value under a key, for the ranks that meet at this rendezvous. For ranks. Without an open rendezvous, or
+        with another secret: PERMISSION_DENIED. Any state.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetRendezvousKey(self, request, context):
-        """Reads the value under a key; waits for one until the deadline of the call. Refused as SetRendezvousKey is.
+        """Returns the value under a key; waits for the value until the deadline of the call. Refused as SetRendezvousKey is.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FormGroup(self, request, context):
-        """Joins a group, at all ranks at once: answers when all have met and a first collective has succeeded, else
-        GROUP_BROKEN. Ends any group before it, unless that is taken over, and the step stream of an epoch before. In a world
-        above 1: DEVICE_READY, LOADED, CACHE_READY, RUNNING.
+        """Joins a group, at all ranks at once. Answers when all ranks have met and a first collective has succeeded, else
+        GROUP_BROKEN. Ends an earlier group, unless that group is taken over, and the step stream of an earlier epoch. In a
+        world above 1: DEVICE_READY, LOADED, CACHE_READY, RUNNING.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def LeaveGroup(self, request, context):
-        """Ends the group of this epoch or of one before: no collective begins any more, and one that waits ends by its peers'
-        closed connections, its abort or its timeout; if it does not, the process ends (70). A later group stays. Any state;
-        idempotent.
+        """Ends the group of this epoch or of an earlier one. No new collective begins; a running one ends when its peers'
+        connections close, when it is aborted or when it times out; if it does not end, the process exits (70). A group of
+        a later epoch stays. Any state; idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -273,106 +273,109 @@ class WorkerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ExecuteModel(self, request_iterator, context):
-        """The step stream, one for each epoch: an answer for every request, in order, until the worker says that it drains. A
-        new stream with a higher epoch ends the old one and forgets its sequences. CACHE_READY, RUNNING -> RUNNING.
+        """The step stream, one for each epoch: one answer for every request, in order, until the worker says that it is
+        draining. A new stream with a higher epoch ends the old stream, and the worker forgets its sequences. CACHE_READY,
+        RUNNING -> RUNNING.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AddLora(self, request, context):
-        """Reads an adapter (LoRA, or a soft prompt: its folder tells) into the host's cache of adapters, cut for this rank,
-        while steps go on; a step of the stream brings it into one of the device's slots. The same adapter again: no-op,
-        also while it is read. Where max_cpu_loras are there: WRONG_STATE; the scheduler removes the one that was used
-        least recently first, since steps that are on their way may use any. Without LoraLimits: FEATURE_DISABLED. LOADED,
-        CACHE_READY, RUNNING.
+        """Reads an adapter (LoRA, or a soft prompt: its folder decides) into the host's cache of adapters, split for this
+        rank, while steps continue; a step of the stream then brings it into one of the device's slots. Adding the same
+        adapter again does nothing, also while it is being read. If the cache already holds max_cpu_loras adapters:
+        WRONG_STATE. The scheduler removes the least recently used adapter first, since steps in flight may use any.
+        Without LoraLimits: FEATURE_DISABLED. LOADED, CACHE_READY, RUNNING.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RemoveLora(self, request, context):
-        """Forgets an adapter, between two steps, and empties its slot; one that is being read is not kept, and who asked for
-        it gets WRONG_STATE. Of one that is pinned or that a sequence of the epoch has: WRONG_STATE; of an unknown one:
-        no-op. LOADED, CACHE_READY, RUNNING.
+        """Forgets an adapter, between two steps, and empties its slot. An adapter that is being read is discarded, and the
+        AddLora call fails with WRONG_STATE. An adapter that is pinned or that a sequence of the epoch uses: WRONG_STATE.
+        An unknown adapter: no-op. LOADED, CACHE_READY, RUNNING.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PinLora(self, request, context):
-        """Sets whether an adapter may be removed. Of an unknown one: WRONG_STATE. LOADED, CACHE_READY, RUNNING.
+        """Sets whether an adapter may be removed. An unknown adapter: WRONG_STATE. LOADED, CACHE_READY, RUNNING.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListLoras(self, request, context):
-        """Tells the adapters in the host's cache, and those that are being read for whoever asked. LOADED, CACHE_READY, RUNNING.
+        """Returns the adapters in the host's cache, and those that an AddLora call is reading. LOADED, CACHE_READY, RUNNING.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Sleep(self, request, context):
-        """Gives memory up, and keeps its addresses: nothing that was recorded has to be recorded again. WRONG_STATE while a step
-        stream is open. On a processor level 1 keeps the weights where they are, in the host's memory. CACHE_READY; SLEEPING,
-        where it gives up what a higher level does and is a no-op otherwise.
+        """Gives up memory but keeps its addresses, so that nothing recorded has to be recorded again. WRONG_STATE while a
+        step stream is open. On a CPU, level 1 keeps the weights where they are, in the host's memory. CACHE_READY; in
+        SLEEPING it gives up what a higher level adds, and is a no-op otherwise.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WakeUp(self, request, context):
-        """Takes memory again. Blocks hold zeros then, and weights that were given up by level 2 are stale. SLEEPING, STALE.
+        """Takes memory again. Blocks then hold zeros, and weights that level 2 gave up are stale. SLEEPING, STALE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReloadWeights(self, request, context):
-        """Loads the weights anew, from the model's folder or another one of the same sizes, telling its progress. A folder that
-        cannot be taken is refused before anything is changed (MODEL_NOT_LOADED); what fails later leaves the worker STALE.
-        SLEEPING with the weights awake, STALE, CACHE_READY.
+        """Loads the weights again, from the model's folder or another one with the same sizes, and streams its progress. A
+        folder that cannot be used is refused before anything changes (MODEL_NOT_LOADED); a later failure leaves the worker
+        STALE. SLEEPING with the weights awake, STALE, CACHE_READY.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def BeginWeightUpdate(self, request, context):
-        """Begins to replace the weights by others of the same names and shapes, which are named here, all of them. Heads that
-        the model does not have are refused before anything is changed (FIELD_INVALID). An update that was begun before is
-        forgotten. CACHE_READY, STALE -> STALE.
+        """Begins to replace all weights by others of the same names and shapes, which the request lists. Heads that do not
+        fit the model are refused before anything changes (FIELD_INVALID). An update that was begun before is forgotten.
+        CACHE_READY, STALE -> STALE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def UpdateWeights(self, request_iterator, context):
-        """Takes the bytes of the tensors, in the order that BeginWeightUpdate told. For trainers: with its ticket, once. What
-        breaks off or is not what was named leaves the worker STALE, until another update or ReloadWeights. STALE.
+        """Takes the bytes of the tensors, in the order that BeginWeightUpdate returned. For trainers, with the ticket of the
+        update, once. An upload that breaks off or differs from the heads leaves the worker STALE, until another update or
+        ReloadWeights. STALE.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FinishWeightUpdate(self, request, context):
-        """Waits until UpdateWeights has taken everything, and lets the worker compute with it. WRONG_STATE with the tensors
-        that are missing if it broke off. STALE -> CACHE_READY; a no-op where these are the weights already.
+        """Waits until UpdateWeights has taken all tensors, and lets the worker compute with them. If the upload broke off:
+        WRONG_STATE, with the missing tensors. STALE -> CACHE_READY; a no-op if the worker already has these weights.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def InspectModel(self, request, context):
-        """Describes the network: its modules, how they are held and cut. LOADED, CACHE_READY, RUNNING.
+        """Describes the network: its modules, how their weights are stored and how they are split between ranks. LOADED,
+        CACHE_READY, RUNNING.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CallOperation(self, request, context):
-        """Does one of a closed list of operations, in parts between steps. OPERATION_DEADLINE where it takes longer than it may.
+        """Does one of a closed list of operations, in parts between steps. OPERATION_DEADLINE if it exceeds its timeout.
         States: see Operation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -381,40 +384,41 @@ class WorkerServiceServicer(object):
 
     def CallExtension(self, request, context):
         """Does an operation of an extension that the process was started with (--worker-extension), between two steps. An
-        unknown one: FIELD_INVALID, with a list; one that takes longer than it may: OPERATION_DEADLINE, and it is given up if
-        it has not begun; one that fails: EXTENSION_FAILED. LOADED, CACHE_READY, RUNNING.
+        unknown extension or operation: FIELD_INVALID, with a list. An operation that exceeds its timeout:
+        OPERATION_DEADLINE; if it has not begun, it is cancelled. An operation that fails: EXTENSION_FAILED. LOADED,
+        CACHE_READY, RUNNING.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SaveState(self, request, context):
-        """Writes this rank's weights into a new folder below --worker-save-root, telling its progress; without that setting:
-        FEATURE_DISABLED. Whole or not at all: of a save that fails (NEVER_FITS where the disk is full) no file is left. A
-        worker that loads the folder computes the same bits. LOADED, CACHE_READY.
+        """Writes this rank's weights into a new folder below --worker-save-root, and streams its progress. Without that
+        setting: FEATURE_DISABLED. A save that fails (NEVER_FITS if the disk is full) leaves no file. A worker that loads
+        the folder computes the same bits. LOADED, CACHE_READY.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StartProfile(self, request, context):
-        """Begins to record what steps do, between two of them. A profile that ended and was not fetched is discarded; while one
-        is recorded: WRONG_STATE. CACHE_READY, RUNNING.
+        """Starts to record a profile of steps, between two steps. A profile that ended and was not fetched is discarded;
+        while one is being recorded: WRONG_STATE. CACHE_READY, RUNNING.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def StopProfile(self, request, context):
-        """Ends the profile, between two steps, and tells it: its summary, then a file, in pieces. It stays until the next one
-        begins. Without one: WRONG_STATE. CACHE_READY, RUNNING.
+        """Ends the profile, between two steps, and returns it: its summary, then a file, in pieces. It can be fetched until
+        the next profile starts. Without a profile: WRONG_STATE. CACHE_READY, RUNNING.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def SetLogLevel(self, request, context):
-        """Changes what is logged, until the process ends. Any state.
+        """Changes the log level, until the process ends. Any state.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -428,8 +432,8 @@ class WorkerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ChecksumBlocks(self, request, context):
-        """Hashes the bytes of blocks, between two steps. For tests: refused unless the worker was started with it.
-        CACHE_READY, RUNNING.
+        """Hashes the bytes of blocks, between two steps. For tests: refused unless the worker was started with this call
+        enabled. CACHE_READY, RUNNING.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -597,9 +601,9 @@ def add_WorkerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class WorkerService(object):
-    """Owns the KV bytes of one device and runs steps. For a scheduler.
+    """Holds the KV blocks of one device and runs steps. For a scheduler.
 
-    Each rpc is legal in the states that its comment lists, else FAILED_PRECONDITION (WRONG_STATE).
+    Each rpc is legal in the states that its comment lists; in others it is FAILED_PRECONDITION (WRONG_STATE).
     """
 
     @staticmethod

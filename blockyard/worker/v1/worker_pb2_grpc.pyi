@@ -27,9 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class WorkerServiceStub:
-    """Owns the KV bytes of one device and runs steps. For a scheduler.
+    """Holds the KV blocks of one device and runs steps. For a scheduler.
 
-    Each rpc is legal in the states that its comment lists, else FAILED_PRECONDITION (WRONG_STATE).
+    Each rpc is legal in the states that its comment lists; in others it is FAILED_PRECONDITION (WRONG_STATE).
     """
 
     @_typing.overload
@@ -37,237 +37,247 @@ class WorkerServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> WorkerServiceAsyncStub: ...
     GetWorkerInfo: _grpc.UnaryUnaryMultiCallable[_worker_pb2.GetWorkerInfoRequest, _worker_pb2.GetWorkerInfoResponse]
-    """Tells who this is and what it can do. Any state."""
+    """Returns the worker's identity, state and setup. Any state."""
     InitDevice: _grpc.UnaryUnaryMultiCallable[_worker_pb2.InitDeviceRequest, _worker_pb2.InitDeviceResponse]
     """Chooses the device and checks that it can compute in this dtype. CREATED -> DEVICE_READY."""
     LoadModel: _grpc.UnaryStreamMultiCallable[_worker_pb2.LoadModelRequest, _worker_pb2.LoadModelResponse]
-    """Loads the weights, telling its progress. A rank loads its share; MODEL_NOT_LOADED where the model does not allow the
-    parallel sizes, with a list of those that it does. DEVICE_READY -> LOADED.
+    """Loads the weights, and streams its progress. A rank loads its share. MODEL_NOT_LOADED if the model does not allow
+    the parallel sizes; the message lists the allowed ones. DEVICE_READY -> LOADED.
     """
     DetermineNumAvailableBlocks: _grpc.UnaryUnaryMultiCallable[_worker_pb2.DetermineNumAvailableBlocksRequest, _worker_pb2.DetermineNumAvailableBlocksResponse]
-    """Profiles a worst-case step and tells how many blocks fit. LOADED."""
+    """Profiles a worst-case step and returns how many blocks fit. LOADED."""
     OpenRendezvous: _grpc.UnaryUnaryMultiCallable[_worker_pb2.OpenRendezvousRequest, _worker_pb2.OpenRendezvousResponse]
-    """Opens the meeting point of a group's ranks, at rank 0, for one epoch; one that was open before is closed. In a world
-    above 1: DEVICE_READY, LOADED, CACHE_READY, RUNNING.
+    """Opens the rendezvous of a group's ranks, at rank 0, for one epoch, and closes an earlier one. In a world above 1:
+    DEVICE_READY, LOADED, CACHE_READY, RUNNING.
     """
     SetRendezvousKey: _grpc.UnaryUnaryMultiCallable[_worker_pb2.SetRendezvousKeyRequest, _worker_pb2.SetRendezvousKeyResponse]
-    """Sets a value under a key, for the ranks that meet here to read. For ranks; without the meeting point, or with another
-    secret: PERMISSION_DENIED. Any state.
+    """Sets a value under a key, for the ranks that meet at this rendezvous. For ranks. Without an open rendezvous, or
+    with another secret: PERMISSION_DENIED. Any state.
     """
     GetRendezvousKey: _grpc.UnaryUnaryMultiCallable[_worker_pb2.GetRendezvousKeyRequest, _worker_pb2.GetRendezvousKeyResponse]
-    """Reads the value under a key; waits for one until the deadline of the call. Refused as SetRendezvousKey is."""
+    """Returns the value under a key; waits for the value until the deadline of the call. Refused as SetRendezvousKey is."""
     FormGroup: _grpc.UnaryUnaryMultiCallable[_worker_pb2.FormGroupRequest, _worker_pb2.FormGroupResponse]
-    """Joins a group, at all ranks at once: answers when all have met and a first collective has succeeded, else
-    GROUP_BROKEN. Ends any group before it, unless that is taken over, and the step stream of an epoch before. In a world
-    above 1: DEVICE_READY, LOADED, CACHE_READY, RUNNING.
+    """Joins a group, at all ranks at once. Answers when all ranks have met and a first collective has succeeded, else
+    GROUP_BROKEN. Ends an earlier group, unless that group is taken over, and the step stream of an earlier epoch. In a
+    world above 1: DEVICE_READY, LOADED, CACHE_READY, RUNNING.
     """
     LeaveGroup: _grpc.UnaryUnaryMultiCallable[_worker_pb2.LeaveGroupRequest, _worker_pb2.LeaveGroupResponse]
-    """Ends the group of this epoch or of one before: no collective begins any more, and one that waits ends by its peers'
-    closed connections, its abort or its timeout; if it does not, the process ends (70). A later group stays. Any state;
-    idempotent.
+    """Ends the group of this epoch or of an earlier one. No new collective begins; a running one ends when its peers'
+    connections close, when it is aborted or when it times out; if it does not end, the process exits (70). A group of
+    a later epoch stays. Any state; idempotent.
     """
     InitializeCache: _grpc.UnaryUnaryMultiCallable[_worker_pb2.InitializeCacheRequest, _worker_pb2.InitializeCacheResponse]
     """Allocates both pools and warms up. LOADED -> CACHE_READY."""
     ExecuteModel: _grpc.StreamStreamMultiCallable[_worker_pb2.ExecuteModelRequest, _worker_pb2.ExecuteModelResponse]
-    """The step stream, one for each epoch: an answer for every request, in order, until the worker says that it drains. A
-    new stream with a higher epoch ends the old one and forgets its sequences. CACHE_READY, RUNNING -> RUNNING.
+    """The step stream, one for each epoch: one answer for every request, in order, until the worker says that it is
+    draining. A new stream with a higher epoch ends the old stream, and the worker forgets its sequences. CACHE_READY,
+    RUNNING -> RUNNING.
     """
     AddLora: _grpc.UnaryUnaryMultiCallable[_worker_pb2.AddLoraRequest, _worker_pb2.AddLoraResponse]
-    """Reads an adapter (LoRA, or a soft prompt: its folder tells) into the host's cache of adapters, cut for this rank,
-    while steps go on; a step of the stream brings it into one of the device's slots. The same adapter again: no-op,
-    also while it is read. Where max_cpu_loras are there: WRONG_STATE; the scheduler removes the one that was used
-    least recently first, since steps that are on their way may use any. Without LoraLimits: FEATURE_DISABLED. LOADED,
-    CACHE_READY, RUNNING.
+    """Reads an adapter (LoRA, or a soft prompt: its folder decides) into the host's cache of adapters, split for this
+    rank, while steps continue; a step of the stream then brings it into one of the device's slots. Adding the same
+    adapter again does nothing, also while it is being read. If the cache already holds max_cpu_loras adapters:
+    WRONG_STATE. The scheduler removes the least recently used adapter first, since steps in flight may use any.
+    Without LoraLimits: FEATURE_DISABLED. LOADED, CACHE_READY, RUNNING.
     """
     RemoveLora: _grpc.UnaryUnaryMultiCallable[_worker_pb2.RemoveLoraRequest, _worker_pb2.RemoveLoraResponse]
-    """Forgets an adapter, between two steps, and empties its slot; one that is being read is not kept, and who asked for
-    it gets WRONG_STATE. Of one that is pinned or that a sequence of the epoch has: WRONG_STATE; of an unknown one:
-    no-op. LOADED, CACHE_READY, RUNNING.
+    """Forgets an adapter, between two steps, and empties its slot. An adapter that is being read is discarded, and the
+    AddLora call fails with WRONG_STATE. An adapter that is pinned or that a sequence of the epoch uses: WRONG_STATE.
+    An unknown adapter: no-op. LOADED, CACHE_READY, RUNNING.
     """
     PinLora: _grpc.UnaryUnaryMultiCallable[_worker_pb2.PinLoraRequest, _worker_pb2.PinLoraResponse]
-    """Sets whether an adapter may be removed. Of an unknown one: WRONG_STATE. LOADED, CACHE_READY, RUNNING."""
+    """Sets whether an adapter may be removed. An unknown adapter: WRONG_STATE. LOADED, CACHE_READY, RUNNING."""
     ListLoras: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ListLorasRequest, _worker_pb2.ListLorasResponse]
-    """Tells the adapters in the host's cache, and those that are being read for whoever asked. LOADED, CACHE_READY, RUNNING."""
+    """Returns the adapters in the host's cache, and those that an AddLora call is reading. LOADED, CACHE_READY, RUNNING."""
     Sleep: _grpc.UnaryUnaryMultiCallable[_worker_pb2.SleepRequest, _worker_pb2.SleepResponse]
-    """Gives memory up, and keeps its addresses: nothing that was recorded has to be recorded again. WRONG_STATE while a step
-    stream is open. On a processor level 1 keeps the weights where they are, in the host's memory. CACHE_READY; SLEEPING,
-    where it gives up what a higher level does and is a no-op otherwise.
+    """Gives up memory but keeps its addresses, so that nothing recorded has to be recorded again. WRONG_STATE while a
+    step stream is open. On a CPU, level 1 keeps the weights where they are, in the host's memory. CACHE_READY; in
+    SLEEPING it gives up what a higher level adds, and is a no-op otherwise.
     """
     WakeUp: _grpc.UnaryUnaryMultiCallable[_worker_pb2.WakeUpRequest, _worker_pb2.WakeUpResponse]
-    """Takes memory again. Blocks hold zeros then, and weights that were given up by level 2 are stale. SLEEPING, STALE."""
+    """Takes memory again. Blocks then hold zeros, and weights that level 2 gave up are stale. SLEEPING, STALE."""
     ReloadWeights: _grpc.UnaryStreamMultiCallable[_worker_pb2.ReloadWeightsRequest, _worker_pb2.ReloadWeightsResponse]
-    """Loads the weights anew, from the model's folder or another one of the same sizes, telling its progress. A folder that
-    cannot be taken is refused before anything is changed (MODEL_NOT_LOADED); what fails later leaves the worker STALE.
-    SLEEPING with the weights awake, STALE, CACHE_READY.
+    """Loads the weights again, from the model's folder or another one with the same sizes, and streams its progress. A
+    folder that cannot be used is refused before anything changes (MODEL_NOT_LOADED); a later failure leaves the worker
+    STALE. SLEEPING with the weights awake, STALE, CACHE_READY.
     """
     BeginWeightUpdate: _grpc.UnaryUnaryMultiCallable[_worker_pb2.BeginWeightUpdateRequest, _worker_pb2.BeginWeightUpdateResponse]
-    """Begins to replace the weights by others of the same names and shapes, which are named here, all of them. Heads that
-    the model does not have are refused before anything is changed (FIELD_INVALID). An update that was begun before is
-    forgotten. CACHE_READY, STALE -> STALE.
+    """Begins to replace all weights by others of the same names and shapes, which the request lists. Heads that do not
+    fit the model are refused before anything changes (FIELD_INVALID). An update that was begun before is forgotten.
+    CACHE_READY, STALE -> STALE.
     """
     UpdateWeights: _grpc.StreamUnaryMultiCallable[_worker_pb2.UpdateWeightsRequest, _worker_pb2.UpdateWeightsResponse]
-    """Takes the bytes of the tensors, in the order that BeginWeightUpdate told. For trainers: with its ticket, once. What
-    breaks off or is not what was named leaves the worker STALE, until another update or ReloadWeights. STALE.
+    """Takes the bytes of the tensors, in the order that BeginWeightUpdate returned. For trainers, with the ticket of the
+    update, once. An upload that breaks off or differs from the heads leaves the worker STALE, until another update or
+    ReloadWeights. STALE.
     """
     FinishWeightUpdate: _grpc.UnaryUnaryMultiCallable[_worker_pb2.FinishWeightUpdateRequest, _worker_pb2.FinishWeightUpdateResponse]
-    """Waits until UpdateWeights has taken everything, and lets the worker compute with it. WRONG_STATE with the tensors
-    that are missing if it broke off. STALE -> CACHE_READY; a no-op where these are the weights already.
+    """Waits until UpdateWeights has taken all tensors, and lets the worker compute with them. If the upload broke off:
+    WRONG_STATE, with the missing tensors. STALE -> CACHE_READY; a no-op if the worker already has these weights.
     """
     InspectModel: _grpc.UnaryUnaryMultiCallable[_worker_pb2.InspectModelRequest, _worker_pb2.InspectModelResponse]
-    """Describes the network: its modules, how they are held and cut. LOADED, CACHE_READY, RUNNING."""
+    """Describes the network: its modules, how their weights are stored and how they are split between ranks. LOADED,
+    CACHE_READY, RUNNING.
+    """
     CallOperation: _grpc.UnaryUnaryMultiCallable[_worker_pb2.CallOperationRequest, _worker_pb2.CallOperationResponse]
-    """Does one of a closed list of operations, in parts between steps. OPERATION_DEADLINE where it takes longer than it may.
+    """Does one of a closed list of operations, in parts between steps. OPERATION_DEADLINE if it exceeds its timeout.
     States: see Operation.
     """
     CallExtension: _grpc.UnaryUnaryMultiCallable[_worker_pb2.CallExtensionRequest, _worker_pb2.CallExtensionResponse]
     """Does an operation of an extension that the process was started with (--worker-extension), between two steps. An
-    unknown one: FIELD_INVALID, with a list; one that takes longer than it may: OPERATION_DEADLINE, and it is given up if
-    it has not begun; one that fails: EXTENSION_FAILED. LOADED, CACHE_READY, RUNNING.
+    unknown extension or operation: FIELD_INVALID, with a list. An operation that exceeds its timeout:
+    OPERATION_DEADLINE; if it has not begun, it is cancelled. An operation that fails: EXTENSION_FAILED. LOADED,
+    CACHE_READY, RUNNING.
     """
     SaveState: _grpc.UnaryStreamMultiCallable[_worker_pb2.SaveStateRequest, _worker_pb2.SaveStateResponse]
-    """Writes this rank's weights into a new folder below --worker-save-root, telling its progress; without that setting:
-    FEATURE_DISABLED. Whole or not at all: of a save that fails (NEVER_FITS where the disk is full) no file is left. A
-    worker that loads the folder computes the same bits. LOADED, CACHE_READY.
+    """Writes this rank's weights into a new folder below --worker-save-root, and streams its progress. Without that
+    setting: FEATURE_DISABLED. A save that fails (NEVER_FITS if the disk is full) leaves no file. A worker that loads
+    the folder computes the same bits. LOADED, CACHE_READY.
     """
     StartProfile: _grpc.UnaryUnaryMultiCallable[_worker_pb2.StartProfileRequest, _worker_pb2.StartProfileResponse]
-    """Begins to record what steps do, between two of them. A profile that ended and was not fetched is discarded; while one
-    is recorded: WRONG_STATE. CACHE_READY, RUNNING.
+    """Starts to record a profile of steps, between two steps. A profile that ended and was not fetched is discarded;
+    while one is being recorded: WRONG_STATE. CACHE_READY, RUNNING.
     """
     StopProfile: _grpc.UnaryStreamMultiCallable[_worker_pb2.StopProfileRequest, _worker_pb2.StopProfileResponse]
-    """Ends the profile, between two steps, and tells it: its summary, then a file, in pieces. It stays until the next one
-    begins. Without one: WRONG_STATE. CACHE_READY, RUNNING.
+    """Ends the profile, between two steps, and returns it: its summary, then a file, in pieces. It can be fetched until
+    the next profile starts. Without a profile: WRONG_STATE. CACHE_READY, RUNNING.
     """
     SetLogLevel: _grpc.UnaryUnaryMultiCallable[_worker_pb2.SetLogLevelRequest, _worker_pb2.SetLogLevelResponse]
-    """Changes what is logged, until the process ends. Any state."""
+    """Changes the log level, until the process ends. Any state."""
     Shutdown: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ShutdownRequest, _worker_pb2.ShutdownResponse]
     """Ends the process. Any state; idempotent."""
     ChecksumBlocks: _grpc.UnaryUnaryMultiCallable[_worker_pb2.ChecksumBlocksRequest, _worker_pb2.ChecksumBlocksResponse]
-    """Hashes the bytes of blocks, between two steps. For tests: refused unless the worker was started with it.
-    CACHE_READY, RUNNING.
+    """Hashes the bytes of blocks, between two steps. For tests: refused unless the worker was started with this call
+    enabled. CACHE_READY, RUNNING.
     """
 
 @_typing.type_check_only
 class WorkerServiceAsyncStub(WorkerServiceStub):
-    """Owns the KV bytes of one device and runs steps. For a scheduler.
+    """Holds the KV blocks of one device and runs steps. For a scheduler.
 
-    Each rpc is legal in the states that its comment lists, else FAILED_PRECONDITION (WRONG_STATE).
+    Each rpc is legal in the states that its comment lists; in others it is FAILED_PRECONDITION (WRONG_STATE).
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetWorkerInfo: _aio.UnaryUnaryMultiCallable[_worker_pb2.GetWorkerInfoRequest, _worker_pb2.GetWorkerInfoResponse]  # type: ignore[assignment]
-    """Tells who this is and what it can do. Any state."""
+    """Returns the worker's identity, state and setup. Any state."""
     InitDevice: _aio.UnaryUnaryMultiCallable[_worker_pb2.InitDeviceRequest, _worker_pb2.InitDeviceResponse]  # type: ignore[assignment]
     """Chooses the device and checks that it can compute in this dtype. CREATED -> DEVICE_READY."""
     LoadModel: _aio.UnaryStreamMultiCallable[_worker_pb2.LoadModelRequest, _worker_pb2.LoadModelResponse]  # type: ignore[assignment]
-    """Loads the weights, telling its progress. A rank loads its share; MODEL_NOT_LOADED where the model does not allow the
-    parallel sizes, with a list of those that it does. DEVICE_READY -> LOADED.
+    """Loads the weights, and streams its progress. A rank loads its share. MODEL_NOT_LOADED if the model does not allow
+    the parallel sizes; the message lists the allowed ones. DEVICE_READY -> LOADED.
     """
     DetermineNumAvailableBlocks: _aio.UnaryUnaryMultiCallable[_worker_pb2.DetermineNumAvailableBlocksRequest, _worker_pb2.DetermineNumAvailableBlocksResponse]  # type: ignore[assignment]
-    """Profiles a worst-case step and tells how many blocks fit. LOADED."""
+    """Profiles a worst-case step and returns how many blocks fit. LOADED."""
     OpenRendezvous: _aio.UnaryUnaryMultiCallable[_worker_pb2.OpenRendezvousRequest, _worker_pb2.OpenRendezvousResponse]  # type: ignore[assignment]
-    """Opens the meeting point of a group's ranks, at rank 0, for one epoch; one that was open before is closed. In a world
-    above 1: DEVICE_READY, LOADED, CACHE_READY, RUNNING.
+    """Opens the rendezvous of a group's ranks, at rank 0, for one epoch, and closes an earlier one. In a world above 1:
+    DEVICE_READY, LOADED, CACHE_READY, RUNNING.
     """
     SetRendezvousKey: _aio.UnaryUnaryMultiCallable[_worker_pb2.SetRendezvousKeyRequest, _worker_pb2.SetRendezvousKeyResponse]  # type: ignore[assignment]
-    """Sets a value under a key, for the ranks that meet here to read. For ranks; without the meeting point, or with another
-    secret: PERMISSION_DENIED. Any state.
+    """Sets a value under a key, for the ranks that meet at this rendezvous. For ranks. Without an open rendezvous, or
+    with another secret: PERMISSION_DENIED. Any state.
     """
     GetRendezvousKey: _aio.UnaryUnaryMultiCallable[_worker_pb2.GetRendezvousKeyRequest, _worker_pb2.GetRendezvousKeyResponse]  # type: ignore[assignment]
-    """Reads the value under a key; waits for one until the deadline of the call. Refused as SetRendezvousKey is."""
+    """Returns the value under a key; waits for the value until the deadline of the call. Refused as SetRendezvousKey is."""
     FormGroup: _aio.UnaryUnaryMultiCallable[_worker_pb2.FormGroupRequest, _worker_pb2.FormGroupResponse]  # type: ignore[assignment]
-    """Joins a group, at all ranks at once: answers when all have met and a first collective has succeeded, else
-    GROUP_BROKEN. Ends any group before it, unless that is taken over, and the step stream of an epoch before. In a world
-    above 1: DEVICE_READY, LOADED, CACHE_READY, RUNNING.
+    """Joins a group, at all ranks at once. Answers when all ranks have met and a first collective has succeeded, else
+    GROUP_BROKEN. Ends an earlier group, unless that group is taken over, and the step stream of an earlier epoch. In a
+    world above 1: DEVICE_READY, LOADED, CACHE_READY, RUNNING.
     """
     LeaveGroup: _aio.UnaryUnaryMultiCallable[_worker_pb2.LeaveGroupRequest, _worker_pb2.LeaveGroupResponse]  # type: ignore[assignment]
-    """Ends the group of this epoch or of one before: no collective begins any more, and one that waits ends by its peers'
-    closed connections, its abort or its timeout; if it does not, the process ends (70). A later group stays. Any state;
-    idempotent.
+    """Ends the group of this epoch or of an earlier one. No new collective begins; a running one ends when its peers'
+    connections close, when it is aborted or when it times out; if it does not end, the process exits (70). A group of
+    a later epoch stays. Any state; idempotent.
     """
     InitializeCache: _aio.UnaryUnaryMultiCallable[_worker_pb2.InitializeCacheRequest, _worker_pb2.InitializeCacheResponse]  # type: ignore[assignment]
     """Allocates both pools and warms up. LOADED -> CACHE_READY."""
     ExecuteModel: _aio.StreamStreamMultiCallable[_worker_pb2.ExecuteModelRequest, _worker_pb2.ExecuteModelResponse]  # type: ignore[assignment]
-    """The step stream, one for each epoch: an answer for every request, in order, until the worker says that it drains. A
-    new stream with a higher epoch ends the old one and forgets its sequences. CACHE_READY, RUNNING -> RUNNING.
+    """The step stream, one for each epoch: one answer for every request, in order, until the worker says that it is
+    draining. A new stream with a higher epoch ends the old stream, and the worker forgets its sequences. CACHE_READY,
+    RUNNING -> RUNNING.
     """
     AddLora: _aio.UnaryUnaryMultiCallable[_worker_pb2.AddLoraRequest, _worker_pb2.AddLoraResponse]  # type: ignore[assignment]
-    """Reads an adapter (LoRA, or a soft prompt: its folder tells) into the host's cache of adapters, cut for this rank,
-    while steps go on; a step of the stream brings it into one of the device's slots. The same adapter again: no-op,
-    also while it is read. Where max_cpu_loras are there: WRONG_STATE; the scheduler removes the one that was used
-    least recently first, since steps that are on their way may use any. Without LoraLimits: FEATURE_DISABLED. LOADED,
-    CACHE_READY, RUNNING.
+    """Reads an adapter (LoRA, or a soft prompt: its folder decides) into the host's cache of adapters, split for this
+    rank, while steps continue; a step of the stream then brings it into one of the device's slots. Adding the same
+    adapter again does nothing, also while it is being read. If the cache already holds max_cpu_loras adapters:
+    WRONG_STATE. The scheduler removes the least recently used adapter first, since steps in flight may use any.
+    Without LoraLimits: FEATURE_DISABLED. LOADED, CACHE_READY, RUNNING.
     """
     RemoveLora: _aio.UnaryUnaryMultiCallable[_worker_pb2.RemoveLoraRequest, _worker_pb2.RemoveLoraResponse]  # type: ignore[assignment]
-    """Forgets an adapter, between two steps, and empties its slot; one that is being read is not kept, and who asked for
-    it gets WRONG_STATE. Of one that is pinned or that a sequence of the epoch has: WRONG_STATE; of an unknown one:
-    no-op. LOADED, CACHE_READY, RUNNING.
+    """Forgets an adapter, between two steps, and empties its slot. An adapter that is being read is discarded, and the
+    AddLora call fails with WRONG_STATE. An adapter that is pinned or that a sequence of the epoch uses: WRONG_STATE.
+    An unknown adapter: no-op. LOADED, CACHE_READY, RUNNING.
     """
     PinLora: _aio.UnaryUnaryMultiCallable[_worker_pb2.PinLoraRequest, _worker_pb2.PinLoraResponse]  # type: ignore[assignment]
-    """Sets whether an adapter may be removed. Of an unknown one: WRONG_STATE. LOADED, CACHE_READY, RUNNING."""
+    """Sets whether an adapter may be removed. An unknown adapter: WRONG_STATE. LOADED, CACHE_READY, RUNNING."""
     ListLoras: _aio.UnaryUnaryMultiCallable[_worker_pb2.ListLorasRequest, _worker_pb2.ListLorasResponse]  # type: ignore[assignment]
-    """Tells the adapters in the host's cache, and those that are being read for whoever asked. LOADED, CACHE_READY, RUNNING."""
+    """Returns the adapters in the host's cache, and those that an AddLora call is reading. LOADED, CACHE_READY, RUNNING."""
     Sleep: _aio.UnaryUnaryMultiCallable[_worker_pb2.SleepRequest, _worker_pb2.SleepResponse]  # type: ignore[assignment]
-    """Gives memory up, and keeps its addresses: nothing that was recorded has to be recorded again. WRONG_STATE while a step
-    stream is open. On a processor level 1 keeps the weights where they are, in the host's memory. CACHE_READY; SLEEPING,
-    where it gives up what a higher level does and is a no-op otherwise.
+    """Gives up memory but keeps its addresses, so that nothing recorded has to be recorded again. WRONG_STATE while a
+    step stream is open. On a CPU, level 1 keeps the weights where they are, in the host's memory. CACHE_READY; in
+    SLEEPING it gives up what a higher level adds, and is a no-op otherwise.
     """
     WakeUp: _aio.UnaryUnaryMultiCallable[_worker_pb2.WakeUpRequest, _worker_pb2.WakeUpResponse]  # type: ignore[assignment]
-    """Takes memory again. Blocks hold zeros then, and weights that were given up by level 2 are stale. SLEEPING, STALE."""
+    """Takes memory again. Blocks then hold zeros, and weights that level 2 gave up are stale. SLEEPING, STALE."""
     ReloadWeights: _aio.UnaryStreamMultiCallable[_worker_pb2.ReloadWeightsRequest, _worker_pb2.ReloadWeightsResponse]  # type: ignore[assignment]
-    """Loads the weights anew, from the model's folder or another one of the same sizes, telling its progress. A folder that
-    cannot be taken is refused before anything is changed (MODEL_NOT_LOADED); what fails later leaves the worker STALE.
-    SLEEPING with the weights awake, STALE, CACHE_READY.
+    """Loads the weights again, from the model's folder or another one with the same sizes, and streams its progress. A
+    folder that cannot be used is refused before anything changes (MODEL_NOT_LOADED); a later failure leaves the worker
+    STALE. SLEEPING with the weights awake, STALE, CACHE_READY.
     """
     BeginWeightUpdate: _aio.UnaryUnaryMultiCallable[_worker_pb2.BeginWeightUpdateRequest, _worker_pb2.BeginWeightUpdateResponse]  # type: ignore[assignment]
-    """Begins to replace the weights by others of the same names and shapes, which are named here, all of them. Heads that
-    the model does not have are refused before anything is changed (FIELD_INVALID). An update that was begun before is
-    forgotten. CACHE_READY, STALE -> STALE.
+    """Begins to replace all weights by others of the same names and shapes, which the request lists. Heads that do not
+    fit the model are refused before anything changes (FIELD_INVALID). An update that was begun before is forgotten.
+    CACHE_READY, STALE -> STALE.
     """
     UpdateWeights: _aio.StreamUnaryMultiCallable[_worker_pb2.UpdateWeightsRequest, _worker_pb2.UpdateWeightsResponse]  # type: ignore[assignment]
-    """Takes the bytes of the tensors, in the order that BeginWeightUpdate told. For trainers: with its ticket, once. What
-    breaks off or is not what was named leaves the worker STALE, until another update or ReloadWeights. STALE.
+    """Takes the bytes of the tensors, in the order that BeginWeightUpdate returned. For trainers, with the ticket of the
+    update, once. An upload that breaks off or differs from the heads leaves the worker STALE, until another update or
+    ReloadWeights. STALE.
     """
     FinishWeightUpdate: _aio.UnaryUnaryMultiCallable[_worker_pb2.FinishWeightUpdateRequest, _worker_pb2.FinishWeightUpdateResponse]  # type: ignore[assignment]
-    """Waits until UpdateWeights has taken everything, and lets the worker compute with it. WRONG_STATE with the tensors
-    that are missing if it broke off. STALE -> CACHE_READY; a no-op where these are the weights already.
+    """Waits until UpdateWeights has taken all tensors, and lets the worker compute with them. If the upload broke off:
+    WRONG_STATE, with the missing tensors. STALE -> CACHE_READY; a no-op if the worker already has these weights.
     """
     InspectModel: _aio.UnaryUnaryMultiCallable[_worker_pb2.InspectModelRequest, _worker_pb2.InspectModelResponse]  # type: ignore[assignment]
-    """Describes the network: its modules, how they are held and cut. LOADED, CACHE_READY, RUNNING."""
+    """Describes the network: its modules, how their weights are stored and how they are split between ranks. LOADED,
+    CACHE_READY, RUNNING.
+    """
     CallOperation: _aio.UnaryUnaryMultiCallable[_worker_pb2.CallOperationRequest, _worker_pb2.CallOperationResponse]  # type: ignore[assignment]
-    """Does one of a closed list of operations, in parts between steps. OPERATION_DEADLINE where it takes longer than it may.
+    """Does one of a closed list of operations, in parts between steps. OPERATION_DEADLINE if it exceeds its timeout.
     States: see Operation.
     """
     CallExtension: _aio.UnaryUnaryMultiCallable[_worker_pb2.CallExtensionRequest, _worker_pb2.CallExtensionResponse]  # type: ignore[assignment]
     """Does an operation of an extension that the process was started with (--worker-extension), between two steps. An
-    unknown one: FIELD_INVALID, with a list; one that takes longer than it may: OPERATION_DEADLINE, and it is given up if
-    it has not begun; one that fails: EXTENSION_FAILED. LOADED, CACHE_READY, RUNNING.
+    unknown extension or operation: FIELD_INVALID, with a list. An operation that exceeds its timeout:
+    OPERATION_DEADLINE; if it has not begun, it is cancelled. An operation that fails: EXTENSION_FAILED. LOADED,
+    CACHE_READY, RUNNING.
     """
     SaveState: _aio.UnaryStreamMultiCallable[_worker_pb2.SaveStateRequest, _worker_pb2.SaveStateResponse]  # type: ignore[assignment]
-    """Writes this rank's weights into a new folder below --worker-save-root, telling its progress; without that setting:
-    FEATURE_DISABLED. Whole or not at all: of a save that fails (NEVER_FITS where the disk is full) no file is left. A
-    worker that loads the folder computes the same bits. LOADED, CACHE_READY.
+    """Writes this rank's weights into a new folder below --worker-save-root, and streams its progress. Without that
+    setting: FEATURE_DISABLED. A save that fails (NEVER_FITS if the disk is full) leaves no file. A worker that loads
+    the folder computes the same bits. LOADED, CACHE_READY.
     """
     StartProfile: _aio.UnaryUnaryMultiCallable[_worker_pb2.StartProfileRequest, _worker_pb2.StartProfileResponse]  # type: ignore[assignment]
-    """Begins to record what steps do, between two of them. A profile that ended and was not fetched is discarded; while one
-    is recorded: WRONG_STATE. CACHE_READY, RUNNING.
+    """Starts to record a profile of steps, between two steps. A profile that ended and was not fetched is discarded;
+    while one is being recorded: WRONG_STATE. CACHE_READY, RUNNING.
     """
     StopProfile: _aio.UnaryStreamMultiCallable[_worker_pb2.StopProfileRequest, _worker_pb2.StopProfileResponse]  # type: ignore[assignment]
-    """Ends the profile, between two steps, and tells it: its summary, then a file, in pieces. It stays until the next one
-    begins. Without one: WRONG_STATE. CACHE_READY, RUNNING.
+    """Ends the profile, between two steps, and returns it: its summary, then a file, in pieces. It can be fetched until
+    the next profile starts. Without a profile: WRONG_STATE. CACHE_READY, RUNNING.
     """
     SetLogLevel: _aio.UnaryUnaryMultiCallable[_worker_pb2.SetLogLevelRequest, _worker_pb2.SetLogLevelResponse]  # type: ignore[assignment]
-    """Changes what is logged, until the process ends. Any state."""
+    """Changes the log level, until the process ends. Any state."""
     Shutdown: _aio.UnaryUnaryMultiCallable[_worker_pb2.ShutdownRequest, _worker_pb2.ShutdownResponse]  # type: ignore[assignment]
     """Ends the process. Any state; idempotent."""
     ChecksumBlocks: _aio.UnaryUnaryMultiCallable[_worker_pb2.ChecksumBlocksRequest, _worker_pb2.ChecksumBlocksResponse]  # type: ignore[assignment]
-    """Hashes the bytes of blocks, between two steps. For tests: refused unless the worker was started with it.
-    CACHE_READY, RUNNING.
+    """Hashes the bytes of blocks, between two steps. For tests: refused unless the worker was started with this call
+    enabled. CACHE_READY, RUNNING.
     """
 
 class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Owns the KV bytes of one device and runs steps. For a scheduler.
+    """Holds the KV blocks of one device and runs steps. For a scheduler.
 
-    Each rpc is legal in the states that its comment lists, else FAILED_PRECONDITION (WRONG_STATE).
+    Each rpc is legal in the states that its comment lists; in others it is FAILED_PRECONDITION (WRONG_STATE).
     """
 
     @_abc_1.abstractmethod
@@ -276,7 +286,7 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.GetWorkerInfoRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.GetWorkerInfoResponse, _abc.Awaitable[_worker_pb2.GetWorkerInfoResponse]]:
-        """Tells who this is and what it can do. Any state."""
+        """Returns the worker's identity, state and setup. Any state."""
 
     @_abc_1.abstractmethod
     def InitDevice(
@@ -292,8 +302,8 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.LoadModelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_worker_pb2.LoadModelResponse], _abc.AsyncIterator[_worker_pb2.LoadModelResponse]]:
-        """Loads the weights, telling its progress. A rank loads its share; MODEL_NOT_LOADED where the model does not allow the
-        parallel sizes, with a list of those that it does. DEVICE_READY -> LOADED.
+        """Loads the weights, and streams its progress. A rank loads its share. MODEL_NOT_LOADED if the model does not allow
+        the parallel sizes; the message lists the allowed ones. DEVICE_READY -> LOADED.
         """
 
     @_abc_1.abstractmethod
@@ -302,7 +312,7 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.DetermineNumAvailableBlocksRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.DetermineNumAvailableBlocksResponse, _abc.Awaitable[_worker_pb2.DetermineNumAvailableBlocksResponse]]:
-        """Profiles a worst-case step and tells how many blocks fit. LOADED."""
+        """Profiles a worst-case step and returns how many blocks fit. LOADED."""
 
     @_abc_1.abstractmethod
     def OpenRendezvous(
@@ -310,8 +320,8 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.OpenRendezvousRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.OpenRendezvousResponse, _abc.Awaitable[_worker_pb2.OpenRendezvousResponse]]:
-        """Opens the meeting point of a group's ranks, at rank 0, for one epoch; one that was open before is closed. In a world
-        above 1: DEVICE_READY, LOADED, CACHE_READY, RUNNING.
+        """Opens the rendezvous of a group's ranks, at rank 0, for one epoch, and closes an earlier one. In a world above 1:
+        DEVICE_READY, LOADED, CACHE_READY, RUNNING.
         """
 
     @_abc_1.abstractmethod
@@ -320,8 +330,8 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.SetRendezvousKeyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.SetRendezvousKeyResponse, _abc.Awaitable[_worker_pb2.SetRendezvousKeyResponse]]:
-        """Sets a value under a key, for the ranks that meet here to read. For ranks; without the meeting point, or with another
-        secret: PERMISSION_DENIED. Any state.
+        """Sets a value under a key, for the ranks that meet at this rendezvous. For ranks. Without an open rendezvous, or
+        with another secret: PERMISSION_DENIED. Any state.
         """
 
     @_abc_1.abstractmethod
@@ -330,7 +340,7 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.GetRendezvousKeyRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.GetRendezvousKeyResponse, _abc.Awaitable[_worker_pb2.GetRendezvousKeyResponse]]:
-        """Reads the value under a key; waits for one until the deadline of the call. Refused as SetRendezvousKey is."""
+        """Returns the value under a key; waits for the value until the deadline of the call. Refused as SetRendezvousKey is."""
 
     @_abc_1.abstractmethod
     def FormGroup(
@@ -338,9 +348,9 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.FormGroupRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.FormGroupResponse, _abc.Awaitable[_worker_pb2.FormGroupResponse]]:
-        """Joins a group, at all ranks at once: answers when all have met and a first collective has succeeded, else
-        GROUP_BROKEN. Ends any group before it, unless that is taken over, and the step stream of an epoch before. In a world
-        above 1: DEVICE_READY, LOADED, CACHE_READY, RUNNING.
+        """Joins a group, at all ranks at once. Answers when all ranks have met and a first collective has succeeded, else
+        GROUP_BROKEN. Ends an earlier group, unless that group is taken over, and the step stream of an earlier epoch. In a
+        world above 1: DEVICE_READY, LOADED, CACHE_READY, RUNNING.
         """
 
     @_abc_1.abstractmethod
@@ -349,9 +359,9 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.LeaveGroupRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.LeaveGroupResponse, _abc.Awaitable[_worker_pb2.LeaveGroupResponse]]:
-        """Ends the group of this epoch or of one before: no collective begins any more, and one that waits ends by its peers'
-        closed connections, its abort or its timeout; if it does not, the process ends (70). A later group stays. Any state;
-        idempotent.
+        """Ends the group of this epoch or of an earlier one. No new collective begins; a running one ends when its peers'
+        connections close, when it is aborted or when it times out; if it does not end, the process exits (70). A group of
+        a later epoch stays. Any state; idempotent.
         """
 
     @_abc_1.abstractmethod
@@ -368,8 +378,9 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_worker_pb2.ExecuteModelRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_worker_pb2.ExecuteModelResponse], _abc.AsyncIterator[_worker_pb2.ExecuteModelResponse]]:
-        """The step stream, one for each epoch: an answer for every request, in order, until the worker says that it drains. A
-        new stream with a higher epoch ends the old one and forgets its sequences. CACHE_READY, RUNNING -> RUNNING.
+        """The step stream, one for each epoch: one answer for every request, in order, until the worker says that it is
+        draining. A new stream with a higher epoch ends the old stream, and the worker forgets its sequences. CACHE_READY,
+        RUNNING -> RUNNING.
         """
 
     @_abc_1.abstractmethod
@@ -378,11 +389,11 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.AddLoraRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.AddLoraResponse, _abc.Awaitable[_worker_pb2.AddLoraResponse]]:
-        """Reads an adapter (LoRA, or a soft prompt: its folder tells) into the host's cache of adapters, cut for this rank,
-        while steps go on; a step of the stream brings it into one of the device's slots. The same adapter again: no-op,
-        also while it is read. Where max_cpu_loras are there: WRONG_STATE; the scheduler removes the one that was used
-        least recently first, since steps that are on their way may use any. Without LoraLimits: FEATURE_DISABLED. LOADED,
-        CACHE_READY, RUNNING.
+        """Reads an adapter (LoRA, or a soft prompt: its folder decides) into the host's cache of adapters, split for this
+        rank, while steps continue; a step of the stream then brings it into one of the device's slots. Adding the same
+        adapter again does nothing, also while it is being read. If the cache already holds max_cpu_loras adapters:
+        WRONG_STATE. The scheduler removes the least recently used adapter first, since steps in flight may use any.
+        Without LoraLimits: FEATURE_DISABLED. LOADED, CACHE_READY, RUNNING.
         """
 
     @_abc_1.abstractmethod
@@ -391,9 +402,9 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.RemoveLoraRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.RemoveLoraResponse, _abc.Awaitable[_worker_pb2.RemoveLoraResponse]]:
-        """Forgets an adapter, between two steps, and empties its slot; one that is being read is not kept, and who asked for
-        it gets WRONG_STATE. Of one that is pinned or that a sequence of the epoch has: WRONG_STATE; of an unknown one:
-        no-op. LOADED, CACHE_READY, RUNNING.
+        """Forgets an adapter, between two steps, and empties its slot. An adapter that is being read is discarded, and the
+        AddLora call fails with WRONG_STATE. An adapter that is pinned or that a sequence of the epoch uses: WRONG_STATE.
+        An unknown adapter: no-op. LOADED, CACHE_READY, RUNNING.
         """
 
     @_abc_1.abstractmethod
@@ -402,7 +413,7 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.PinLoraRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.PinLoraResponse, _abc.Awaitable[_worker_pb2.PinLoraResponse]]:
-        """Sets whether an adapter may be removed. Of an unknown one: WRONG_STATE. LOADED, CACHE_READY, RUNNING."""
+        """Sets whether an adapter may be removed. An unknown adapter: WRONG_STATE. LOADED, CACHE_READY, RUNNING."""
 
     @_abc_1.abstractmethod
     def ListLoras(
@@ -410,7 +421,7 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.ListLorasRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.ListLorasResponse, _abc.Awaitable[_worker_pb2.ListLorasResponse]]:
-        """Tells the adapters in the host's cache, and those that are being read for whoever asked. LOADED, CACHE_READY, RUNNING."""
+        """Returns the adapters in the host's cache, and those that an AddLora call is reading. LOADED, CACHE_READY, RUNNING."""
 
     @_abc_1.abstractmethod
     def Sleep(
@@ -418,9 +429,9 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.SleepRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.SleepResponse, _abc.Awaitable[_worker_pb2.SleepResponse]]:
-        """Gives memory up, and keeps its addresses: nothing that was recorded has to be recorded again. WRONG_STATE while a step
-        stream is open. On a processor level 1 keeps the weights where they are, in the host's memory. CACHE_READY; SLEEPING,
-        where it gives up what a higher level does and is a no-op otherwise.
+        """Gives up memory but keeps its addresses, so that nothing recorded has to be recorded again. WRONG_STATE while a
+        step stream is open. On a CPU, level 1 keeps the weights where they are, in the host's memory. CACHE_READY; in
+        SLEEPING it gives up what a higher level adds, and is a no-op otherwise.
         """
 
     @_abc_1.abstractmethod
@@ -429,7 +440,7 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.WakeUpRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.WakeUpResponse, _abc.Awaitable[_worker_pb2.WakeUpResponse]]:
-        """Takes memory again. Blocks hold zeros then, and weights that were given up by level 2 are stale. SLEEPING, STALE."""
+        """Takes memory again. Blocks then hold zeros, and weights that level 2 gave up are stale. SLEEPING, STALE."""
 
     @_abc_1.abstractmethod
     def ReloadWeights(
@@ -437,9 +448,9 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.ReloadWeightsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_worker_pb2.ReloadWeightsResponse], _abc.AsyncIterator[_worker_pb2.ReloadWeightsResponse]]:
-        """Loads the weights anew, from the model's folder or another one of the same sizes, telling its progress. A folder that
-        cannot be taken is refused before anything is changed (MODEL_NOT_LOADED); what fails later leaves the worker STALE.
-        SLEEPING with the weights awake, STALE, CACHE_READY.
+        """Loads the weights again, from the model's folder or another one with the same sizes, and streams its progress. A
+        folder that cannot be used is refused before anything changes (MODEL_NOT_LOADED); a later failure leaves the worker
+        STALE. SLEEPING with the weights awake, STALE, CACHE_READY.
         """
 
     @_abc_1.abstractmethod
@@ -448,9 +459,9 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.BeginWeightUpdateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.BeginWeightUpdateResponse, _abc.Awaitable[_worker_pb2.BeginWeightUpdateResponse]]:
-        """Begins to replace the weights by others of the same names and shapes, which are named here, all of them. Heads that
-        the model does not have are refused before anything is changed (FIELD_INVALID). An update that was begun before is
-        forgotten. CACHE_READY, STALE -> STALE.
+        """Begins to replace all weights by others of the same names and shapes, which the request lists. Heads that do not
+        fit the model are refused before anything changes (FIELD_INVALID). An update that was begun before is forgotten.
+        CACHE_READY, STALE -> STALE.
         """
 
     @_abc_1.abstractmethod
@@ -459,8 +470,9 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_worker_pb2.UpdateWeightsRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.UpdateWeightsResponse, _abc.Awaitable[_worker_pb2.UpdateWeightsResponse]]:
-        """Takes the bytes of the tensors, in the order that BeginWeightUpdate told. For trainers: with its ticket, once. What
-        breaks off or is not what was named leaves the worker STALE, until another update or ReloadWeights. STALE.
+        """Takes the bytes of the tensors, in the order that BeginWeightUpdate returned. For trainers, with the ticket of the
+        update, once. An upload that breaks off or differs from the heads leaves the worker STALE, until another update or
+        ReloadWeights. STALE.
         """
 
     @_abc_1.abstractmethod
@@ -469,8 +481,8 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.FinishWeightUpdateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.FinishWeightUpdateResponse, _abc.Awaitable[_worker_pb2.FinishWeightUpdateResponse]]:
-        """Waits until UpdateWeights has taken everything, and lets the worker compute with it. WRONG_STATE with the tensors
-        that are missing if it broke off. STALE -> CACHE_READY; a no-op where these are the weights already.
+        """Waits until UpdateWeights has taken all tensors, and lets the worker compute with them. If the upload broke off:
+        WRONG_STATE, with the missing tensors. STALE -> CACHE_READY; a no-op if the worker already has these weights.
         """
 
     @_abc_1.abstractmethod
@@ -479,7 +491,9 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.InspectModelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.InspectModelResponse, _abc.Awaitable[_worker_pb2.InspectModelResponse]]:
-        """Describes the network: its modules, how they are held and cut. LOADED, CACHE_READY, RUNNING."""
+        """Describes the network: its modules, how their weights are stored and how they are split between ranks. LOADED,
+        CACHE_READY, RUNNING.
+        """
 
     @_abc_1.abstractmethod
     def CallOperation(
@@ -487,7 +501,7 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.CallOperationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.CallOperationResponse, _abc.Awaitable[_worker_pb2.CallOperationResponse]]:
-        """Does one of a closed list of operations, in parts between steps. OPERATION_DEADLINE where it takes longer than it may.
+        """Does one of a closed list of operations, in parts between steps. OPERATION_DEADLINE if it exceeds its timeout.
         States: see Operation.
         """
 
@@ -498,8 +512,9 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.CallExtensionResponse, _abc.Awaitable[_worker_pb2.CallExtensionResponse]]:
         """Does an operation of an extension that the process was started with (--worker-extension), between two steps. An
-        unknown one: FIELD_INVALID, with a list; one that takes longer than it may: OPERATION_DEADLINE, and it is given up if
-        it has not begun; one that fails: EXTENSION_FAILED. LOADED, CACHE_READY, RUNNING.
+        unknown extension or operation: FIELD_INVALID, with a list. An operation that exceeds its timeout:
+        OPERATION_DEADLINE; if it has not begun, it is cancelled. An operation that fails: EXTENSION_FAILED. LOADED,
+        CACHE_READY, RUNNING.
         """
 
     @_abc_1.abstractmethod
@@ -508,9 +523,9 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.SaveStateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_worker_pb2.SaveStateResponse], _abc.AsyncIterator[_worker_pb2.SaveStateResponse]]:
-        """Writes this rank's weights into a new folder below --worker-save-root, telling its progress; without that setting:
-        FEATURE_DISABLED. Whole or not at all: of a save that fails (NEVER_FITS where the disk is full) no file is left. A
-        worker that loads the folder computes the same bits. LOADED, CACHE_READY.
+        """Writes this rank's weights into a new folder below --worker-save-root, and streams its progress. Without that
+        setting: FEATURE_DISABLED. A save that fails (NEVER_FITS if the disk is full) leaves no file. A worker that loads
+        the folder computes the same bits. LOADED, CACHE_READY.
         """
 
     @_abc_1.abstractmethod
@@ -519,8 +534,8 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.StartProfileRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.StartProfileResponse, _abc.Awaitable[_worker_pb2.StartProfileResponse]]:
-        """Begins to record what steps do, between two of them. A profile that ended and was not fetched is discarded; while one
-        is recorded: WRONG_STATE. CACHE_READY, RUNNING.
+        """Starts to record a profile of steps, between two steps. A profile that ended and was not fetched is discarded;
+        while one is being recorded: WRONG_STATE. CACHE_READY, RUNNING.
         """
 
     @_abc_1.abstractmethod
@@ -529,8 +544,8 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.StopProfileRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_worker_pb2.StopProfileResponse], _abc.AsyncIterator[_worker_pb2.StopProfileResponse]]:
-        """Ends the profile, between two steps, and tells it: its summary, then a file, in pieces. It stays until the next one
-        begins. Without one: WRONG_STATE. CACHE_READY, RUNNING.
+        """Ends the profile, between two steps, and returns it: its summary, then a file, in pieces. It can be fetched until
+        the next profile starts. Without a profile: WRONG_STATE. CACHE_READY, RUNNING.
         """
 
     @_abc_1.abstractmethod
@@ -539,7 +554,7 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.SetLogLevelRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.SetLogLevelResponse, _abc.Awaitable[_worker_pb2.SetLogLevelResponse]]:
-        """Changes what is logged, until the process ends. Any state."""
+        """Changes the log level, until the process ends. Any state."""
 
     @_abc_1.abstractmethod
     def Shutdown(
@@ -555,8 +570,8 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.ChecksumBlocksRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.ChecksumBlocksResponse, _abc.Awaitable[_worker_pb2.ChecksumBlocksResponse]]:
-        """Hashes the bytes of blocks, between two steps. For tests: refused unless the worker was started with it.
-        CACHE_READY, RUNNING.
+        """Hashes the bytes of blocks, between two steps. For tests: refused unless the worker was started with this call
+        enabled. CACHE_READY, RUNNING.
         """
 
 def add_WorkerServiceServicer_to_server(servicer: WorkerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
