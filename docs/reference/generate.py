@@ -251,12 +251,12 @@ OPENAI = """\
 | `GET /health/ready` (and `/health`) | 200 when requests can be served now, else 503, why not, and `Retry-After` |
 | `GET /health/live`, `GET /health/startup` | 200 while the process works, and once it has started |
 | `GET /version` | the version |
-| `GET /openapi.json` | all of this for programs: bodies, ranges, answers, errors |
+| `GET /openapi.json` | all of this for programs: bodies, their ranges, and the reasons of errors |
 
 Give OpenAI's own client `http://127.0.0.1:8000/v1` as `base_url`, and any `api_key` where the gateway asks for none;
 litellm the model `openai/NAME` and the same address as `api_base`; guidellm
 `--backend kind=openai_http,target=http://127.0.0.1:8000/v1`. `tests/e2e/test_openai_clients.py` does so, with every
-feature of this page, and has schemathesis hold the answers against the document.
+feature of this page, and has schemathesis hold bodies and statuses against the document.
 A body must come with `Content-Type: application/json`; another one is refused with 415, since a web page may send it to
 any address without asking. It has at most 16 MiB (413), and the request line and headers together 16 KiB (431). Web
 pages of other origins need `--allowed-origins`: [how](../guides/security.md#web-pages-of-others).

@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 from blockyard.errors import Reason
-from gateway.fronts.anthropic.answer_shapes import (
-    EVENTS,
-    AnsweredMessage,
-    AnthropicModel,
-    AnthropicModels,
-    CountedTokens,
-    MessageFailure,
-)
 from gateway.fronts.anthropic.schema import CountBody, MessagesBody
-from gateway.fronts.http_calls.openapi import TENANT, ApiShapes, OtherForm, documented, header, named_events, streamed
+from gateway.fronts.http_calls.openapi import EVENTS, JSON, TENANT, ApiBodies, documented
 
-VERSION = "anthropic-version"
-_VERSION = header(VERSION, "asks for Anthropic's form, whatever it says")
-SHAPES = ApiShapes(
-    (MessagesBody, CountBody, AnsweredMessage, CountedTokens, AnthropicModel, AnthropicModels, *EVENTS),
-    {MessagesBody: {}},
-    {
-        "/v1/models": OtherForm(_VERSION, AnthropicModels, MessageFailure),
-        "/v1/models/{name}": OtherForm(_VERSION, AnthropicModel, MessageFailure),
-    },
+_PAGES = "https://docs.anthropic.com/en/api"
+BODIES = ApiBodies((MessagesBody, CountBody), {MessagesBody: {}})
+MESSAGES = documented(
+    f"Anthropic's [message]({_PAGES}/messages), or its events; the name of an event is the type in its data",
+    Reason,
+    bodies=(MessagesBody,),
+    parameters=(TENANT,),
+    forms=(JSON, EVENTS),
 )
-MESSAGES = streamed(
-    documented(AnsweredMessage, Reason, failure=MessageFailure, bodies=(MessagesBody,), parameters=(TENANT,)),
-    named_events(*EVENTS),
+COUNT_TOKENS = documented(
+    f"Anthropic's [count of tokens]({_PAGES}/messages-count-tokens)", Reason, bodies=(CountBody,), parameters=(TENANT,)
 )
-COUNT_TOKENS = documented(CountedTokens, Reason, failure=MessageFailure, bodies=(CountBody,), parameters=(TENANT,))

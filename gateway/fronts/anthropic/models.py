@@ -10,8 +10,8 @@ from starlette.datastructures import Headers
 from starlette.routing import Match
 
 from blockyard.errors import BlockyardError, Reason, quote
-from gateway.fronts.anthropic.document import VERSION
 from gateway.fronts.anthropic.endpoints import AnsweringRoute
+from gateway.fronts.http_calls.headers import ANTHROPIC_VERSION
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -28,7 +28,7 @@ class VersionedRoute(AnsweringRoute):
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """Returns whether a call is for this route."""
-        return super().matches(scope) if VERSION in Headers(scope=scope) else (Match.NONE, {})
+        return super().matches(scope) if ANTHROPIC_VERSION in Headers(scope=scope) else (Match.NONE, {})
 
 
 class ModelEndpoints:

@@ -17,8 +17,8 @@ from blockyard.security.authentication import Authenticator, Credentials, find_k
 from blockyard.telemetry import EventLogger
 from blockyard.wrong_doors import GRPC_PORT
 from gateway.fronts.anthropic import errors as anthropic_errors
-from gateway.fronts.anthropic.document import VERSION
 from gateway.fronts.anthropic.endpoints import PATH as MESSAGES_PATH
+from gateway.fronts.http_calls.headers import ANTHROPIC_VERSION
 from gateway.fronts.openai.errors import error_response, response
 from gateway.fronts.wrong_doors import GRPC_PREFACE, TLS_PREFACE, WrongDoorLog, http_refusal
 
@@ -96,7 +96,7 @@ def _credentials(scope: Scope) -> Credentials:
 
 
 async def _refuse(error: BlockyardError, scope: Scope, receive: Receive, send: Send) -> None:
-    is_anthropic = scope["path"].startswith(MESSAGES_PATH) or VERSION in Headers(scope=scope)
+    is_anthropic = scope["path"].startswith(MESSAGES_PATH) or ANTHROPIC_VERSION in Headers(scope=scope)
     refusal = (anthropic_errors.error_response if is_anthropic else error_response)(error)
     if error.reason is Reason.UNAUTHENTICATED:
         refusal.headers["www-authenticate"] = "Bearer"

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from fastapi import Request
 
 _KEY = "Idempotency-Key"
+# All clients of Anthropic send it.
+ANTHROPIC_VERSION = "anthropic-version"
 
 
 def read_tenant(request: Request) -> str:

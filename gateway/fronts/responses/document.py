@@ -5,18 +5,21 @@ from __future__ import annotations
 import functools
 
 from blockyard.errors import Reason
-from gateway.fronts.http_calls.openapi import TENANT, ApiShapes, call_id, documented, named_events, streamed
-from gateway.fronts.openai.schema.answers import Failure
-from gateway.fronts.responses.answer_shapes import EVENTS, CountedInput, ToldResponse
+from gateway.fronts.http_calls.openapi import EVENTS, JSON, TENANT, ApiBodies, call_id, documented
 from gateway.fronts.responses.schema import InputTokensBody, ResponseBody
 
-SHAPES = ApiShapes(
-    (ResponseBody, InputTokensBody, ToldResponse, CountedInput, *EVENTS),
-    {ResponseBody: {"max_tokens": "max_output_tokens"}},
-)
+_PAGES = "https://platform.openai.com/docs/api-reference"
+_RESPONSE = f"OpenAI's [response]({_PAGES}/responses/object)"
+_STREAMED = f"{_RESPONSE}, or its [events]({_PAGES}/responses-streaming); an event's name is the type in its data"
 _RESPONSE_ID = call_id("response_id", "the id of a response in the background")
-_documented = functools.partial(documented, ToldResponse, Reason, failure=Failure)
-CREATE = streamed(_documented(bodies=(ResponseBody,), parameters=(TENANT,)), named_events(*EVENTS))
-COUNT_TOKENS = documented(CountedInput, Reason, failure=Failure, bodies=(InputTokensBody,), parameters=(TENANT,))
-RETRIEVE = streamed(_documented(parameters=(_RESPONSE_ID, TENANT)), named_events(*EVENTS))
-CANCEL = _documented(parameters=(_RESPONSE_ID, TENANT))
+_streamed = functools.partial(documented, _STREAMED, Reason, forms=(JSON, EVENTS))
+BODIES = ApiBodies((ResponseBody, InputTokensBody), {ResponseBody: {"max_tokens": "max_output_tokens"}})
+CREATE = _streamed(bodies=(ResponseBody,), parameters=(TENANT,))
+COUNT_TOKENS = documented(
+    f"OpenAI's [count of tokens]({_PAGES}/responses/input-tokens)",
+    Reason,
+    bodies=(InputTokensBody,),
+    parameters=(TENANT,),
+)
+RETRIEVE = _streamed(parameters=(_RESPONSE_ID, TENANT))
+CANCEL = documented(_RESPONSE, Reason, parameters=(_RESPONSE_ID, TENANT))

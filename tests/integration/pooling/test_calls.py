@@ -16,7 +16,6 @@ import pytest
 from blockyard.contract.models import Task
 from blockyard.errors import Reason, from_rpc_error
 from blockyard.inference.v1 import inference_pb2
-from gateway.fronts.openai.pooling import schema
 from tests.integration.pooling.harness import LABELS, WORDS, services
 from tests.kit.oracles.pooled_numbers import NUM_NUMBERS
 from tests.kit.waiting import until
@@ -129,7 +128,6 @@ async def test_rerank_in_the_forms_of_cohere_and_jina(tmp_path: Path, sockets: s
         ]
         results = answers[0]["results"]
         assert all(answer["results"] == results for answer in answers)
-        schema.RerankList.model_validate(answers[0])
         scores = [each["relevance_score"] for each in results]
         assert scores == sorted(scores, reverse=True) and all(0 <= score <= 1 for score in scores)
         body |= {"top_n": 2, "return_documents": True, "documents": [{"text": "w3"}, {"text": "w4 w5"}, "w6"]}
@@ -137,7 +135,6 @@ async def test_rerank_in_the_forms_of_cohere_and_jina(tmp_path: Path, sockets: s
         texts = ["w3", "w4 w5", "w6"]
         assert best == [each | {"document": {"text": texts[each["index"]]}} for each in results[:2]]
         scored = await running.http.post("/v1/score", json={"text_1": "w1 w2", "text_2": texts})
-        schema.ScoreList.model_validate(scored.json())
         by_index = {each["index"]: each["score"] for each in scored.json()["data"]}
         assert by_index == {each["index"]: each["relevance_score"] for each in results}
         other = await running.http.post("/score", json={"text_1": "w1 w2", "text_2": texts, "instruction": "w9"})
@@ -158,7 +155,6 @@ async def test_scores_of_a_model_of_vectors_are_cosines(tmp_path: Path, sockets:
 async def test_labels(tmp_path: Path, sockets: str) -> None:
     async with services(tmp_path, sockets, Task.CLASSIFY) as running:
         answer = (await running.http.post("/classify", json={"input": ["w1", "w2 w3"]})).json()
-        schema.ClassifyList.model_validate(answer)
         assert answer["labels"] == list(LABELS.values())
         for each in answer["data"]:
             assert each["num_classes"] == 3 and sum(each["probs"]) == pytest.approx(1)
@@ -196,7 +192,7 @@ async def test_a_call_sent_again_has_its_answer_and_its_name_is_nobody_elses(tmp
             return await running.http.post("/v1/embeddings", json={"input": [text, "w2"]}, headers=headers)
 
         first, num_steps = await send("w1"), len(running.worker.devices)
-        schema.EmbeddingList.model_validate(first.json())
+        openai.types.CreateEmbeddingResponse.model_validate(first.json())
         again = await send("w1")
         assert first.json() == again.json() and first.json()["id"] == "mine"
         assert len(running.worker.devices) == num_steps

@@ -1,4 +1,4 @@
-"""Generates the OpenAPI document, errors and ranges included, from the types and rules of the code.
+"""Generates the OpenAPI document from the types and rules of the code: bodies, their ranges, and reasons of errors.
 
 Knows no route's implementation.
 """
@@ -12,19 +12,9 @@ from fastapi import FastAPI
 from pydantic.json_schema import models_json_schema
 
 from blockyard.errors import Reason
-from gateway.fronts.http_calls.openapi import (
-    ALWAYS,
-    JSON,
-    TENANT,
-    ApiShapes,
-    call_id,
-    data_of,
-    documented,
-    header,
-    streamed,
-)
+from gateway.fronts.http_calls.headers import ANTHROPIC_VERSION
+from gateway.fronts.http_calls.openapi import ALWAYS, EVENTS, JSON, TENANT, ApiBodies, call_id, documented, header
 from gateway.fronts.openai.pooling import schema as pooling
-from gateway.fronts.openai.schema import answers
 from gateway.fronts.openai.schema.json_limits import tell_lengths, tell_ranges
 from gateway.fronts.openai.schema.requests import ChatBody, CompletionBody
 from gateway.fronts.openai.tokenization import DetokenizeBody, TokenizeBody, TokenizeChatBody
@@ -37,95 +27,71 @@ if TYPE_CHECKING:
 
     from gateway.fronts.http_calls.body_types import Shape
 
-_MODELS = (
-    CompletionBody,
-    ChatBody,
-    TokenizeBody,
-    TokenizeChatBody,
-    DetokenizeBody,
-    pooling.EmbeddingBody,
-    pooling.RerankBody,
-    pooling.ScoreBody,
-    pooling.ClassifyBody,
-    pooling.EmbeddingList,
-    pooling.RerankList,
-    pooling.ScoreList,
-    pooling.ClassifyList,
-    answers.TextCompletion,
-    answers.CompletionChunk,
-    answers.ChatCompletion,
-    answers.ChatChunk,
-    answers.ModelList,
-    answers.ServedModel,
-    answers.Cancelled,
-    answers.Tokens,
-    answers.Detokenized,
-    answers.Health,
-    answers.Version,
-    answers.Failure,
+_PAGES = "https://platform.openai.com/docs/api-reference"
+_VLLM = "https://docs.vllm.ai/en/latest/serving/openai_compatible_server"
+_BODIES = ApiBodies(
+    (
+        CompletionBody,
+        ChatBody,
+        TokenizeBody,
+        TokenizeChatBody,
+        DetokenizeBody,
+        pooling.EmbeddingBody,
+        pooling.RerankBody,
+        pooling.ScoreBody,
+        pooling.ClassifyBody,
+    ),
+    {CompletionBody: {}, ChatBody: {"logprobs": "top_logprobs"}},
 )
-_SHAPES = ApiShapes(_MODELS, {CompletionBody: {}, ChatBody: {"logprobs": "top_logprobs"}})
 _READING = (*ALWAYS, Reason.FIELD_INVALID, Reason.MESSAGE_TOO_LARGE, Reason.CLIENT_CANCELLED)
 _REQUEST_ID = call_id("request_id", "the call's id, or its Idempotency-Key")
 _KEY = header("Idempotency-Key", "names the call, to send it again, resume it or cancel it", REQUEST_ID_PATTERN)
 _PLACE = header("Last-Event-ID", "the id of the last event that came; without it the stream comes from its beginning")
-_documented = functools.partial(documented, failure=answers.Failure)
+_FORM = header(ANTHROPIC_VERSION, "asks for the models in Anthropic's form, whatever its value")
 
 
-def _event(*chunks: type[Shape]) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "description": "The last one is [DONE], or a Failure instead.",
-        "required": ["data"],
-        "properties": {
-            "data": {"anyOf": [data_of(*chunks, answers.Failure), {"const": "[DONE]"}]},
-            "id": {"type": "string"},
-        },
-    }
-
-
-def _call(body: type[Shape], answer: type[Shape], chunk: type[Shape]) -> dict[str, Any]:
+def _call(answer: str, body: type[Shape]) -> dict[str, Any]:
     """Documents a call that generates."""
-    return streamed(_documented(answer, Reason, bodies=(body,), parameters=(_KEY, _PLACE, TENANT)), _event(chunk))
+    return documented(answer, Reason, bodies=(body,), parameters=(_KEY, _PLACE, TENANT), forms=(JSON, EVENTS))
 
 
-COMPLETIONS = _call(CompletionBody, answers.TextCompletion, answers.CompletionChunk)
-CHATS = _call(ChatBody, answers.ChatCompletion, answers.ChatChunk)
-RESUME = streamed(
-    _documented(answers.TextCompletion, Reason, parameters=(_REQUEST_ID, _PLACE, TENANT)),
-    _event(answers.CompletionChunk, answers.ChatChunk),
-    only=True,
+COMPLETIONS = _call(f"OpenAI's [completion]({_PAGES}/completions), or its chunks", CompletionBody)
+CHATS = _call(f"OpenAI's [chat completion]({_PAGES}/chat/object), or its [chunks]({_PAGES}/chat-streaming)", ChatBody)
+RESUME = documented(
+    "the chunks of the call's answer", Reason, parameters=(_REQUEST_ID, _PLACE, TENANT), forms=(EVENTS,)
 )
-CANCEL = _documented(
-    answers.Cancelled, (*ALWAYS, Reason.FIELD_INVALID, Reason.NO_READY_WORKER), parameters=(_REQUEST_ID, TENANT)
+CANCEL = documented(
+    "whether the call was running",
+    (*ALWAYS, Reason.FIELD_INVALID, Reason.NO_READY_WORKER),
+    parameters=(_REQUEST_ID, TENANT),
 )
 
 
-def _pools(body: type[Shape], answer: type[Shape]) -> dict[str, Any]:
+def _pools(answer: str, body: type[Shape]) -> dict[str, Any]:
     """Documents a call for numbers."""
-    return _documented(answer, Reason, bodies=(body,), parameters=(_KEY, TENANT))
+    return documented(answer, Reason, bodies=(body,), parameters=(_KEY, TENANT))
 
 
-EMBEDDINGS = _pools(pooling.EmbeddingBody, pooling.EmbeddingList)
-RERANK = _pools(pooling.RerankBody, pooling.RerankList)
-SCORE = _pools(pooling.ScoreBody, pooling.ScoreList)
-CLASSIFY = _pools(pooling.ClassifyBody, pooling.ClassifyList)
-MODELS = _documented(answers.ModelList, ALWAYS)
-MODEL = _documented(answers.ServedModel, (*ALWAYS, Reason.MODEL_NOT_FOUND))
-TOKENIZE = _documented(
-    answers.Tokens,
+EMBEDDINGS = _pools(f"OpenAI's [embeddings]({_PAGES}/embeddings)", pooling.EmbeddingBody)
+RERANK = _pools("Cohere's [ranking](https://docs.cohere.com/reference/rerank)", pooling.RerankBody)
+SCORE = _pools(f"vLLM's [scores]({_VLLM})", pooling.ScoreBody)
+CLASSIFY = _pools(f"vLLM's [labels]({_VLLM})", pooling.ClassifyBody)
+MODELS = documented(f"OpenAI's [list of models]({_PAGES}/models/list)", ALWAYS, parameters=(_FORM,))
+MODEL = documented(f"OpenAI's [model]({_PAGES}/models/object)", (*ALWAYS, Reason.MODEL_NOT_FOUND), parameters=(_FORM,))
+TOKENIZE = documented(
+    f"vLLM's [token ids]({_VLLM})",
     (*_READING, Reason.UNSUPPORTED_PARAMETER, Reason.MODEL_NOT_FOUND, Reason.FEATURE_DISABLED, Reason.NO_READY_WORKER),
     bodies=(TokenizeBody, TokenizeChatBody),
 )
-DETOKENIZE = _documented(answers.Detokenized, (*_READING, Reason.MODEL_NOT_FOUND), bodies=(DetokenizeBody,))
-READY = _documented(answers.Health, (Reason.NO_READY_WORKER,))
-ALIVE = _documented(answers.Health, ())
-VERSION = _documented(answers.Version, ALWAYS)
+DETOKENIZE = documented(f"vLLM's [text]({_VLLM})", (*_READING, Reason.MODEL_NOT_FOUND), bodies=(DetokenizeBody,))
+READY = documented("requests can be served now", (Reason.NO_READY_WORKER,))
+ALIVE = documented("the process works", ())
+VERSION = documented("the version", ALWAYS)
 
 
-def describe(app: FastAPI, others: Sequence[ApiShapes] = ()) -> None:
-    """Makes an application serve the document, with the shapes of other APIs that it has. The last one counts."""
-    apis = (_SHAPES, *others)
+def describe(app: FastAPI, others: Sequence[ApiBodies] = ()) -> None:
+    """Makes an application serve the document, with the bodies of other APIs that it has. The last call counts."""
+    apis = (_BODIES, *others)
     # At once, so that shapes of one name get names of their own.
     models: list[tuple[type[Shape], JsonSchemaMode]] = [(model, "validation") for api in apis for model in api.models]
 
@@ -139,8 +105,6 @@ def describe(app: FastAPI, others: Sequence[ApiShapes] = ()) -> None:
         for body in (CompletionBody, ChatBody):
             tell_lengths(schemas[body.__name__]["properties"])
         document.setdefault("components", {}).setdefault("schemas", {}).update(schemas)
-        for path, form in (item for api in apis for item in api.forms.items()):
-            form.describe(document["paths"][path]["get"])
         for path in document["paths"].values():
             for operation in path.values():
                 _leave_out_defaults(operation)

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import openai
 import pytest
-from openai.types.responses import NamespaceTool, ResponseFunctionToolCall
+from openai.types.responses import NamespaceTool, Response, ResponseFunctionToolCall
 
 from blockyard.channels import PUBLIC_MESSAGE_BYTES
 from blockyard.contract.chat import MAX_TOOLS, Conversation, Message, Tool, ToolCall
 from blockyard.errors import BlockyardError, Reason
 from gateway.fronts.http_calls.bodies import parse_body
-from gateway.fronts.responses.answer_shapes import ToldResponse
 from gateway.fronts.responses.call import understand, understand_count
 from gateway.fronts.responses.schema import InputTokensBody, ResponseBody
 from gateway.text.tokenizer_files import load_tokenizer
@@ -211,7 +210,7 @@ async def test_the_client_is_told_both_names_of_a_call(scheduler: FakeScheduler)
         raw = await client.responses.with_raw_response.create(**ASKED)
         whole: Any = raw.parse()
         events: list[Any] = [event async for event in await client.responses.create(**ASKED, stream=True)]
-    ToldResponse.model_validate(json.loads(raw.content))
+    Response.model_validate(json.loads(raw.content))
     assert calls_in(whole.output) == calls_in(events[-1].response.output) == EXPECTED
     for kind in ("added", "done"):
         items = [event.item for event in events if event.type == f"response.output_item.{kind}"]
