@@ -52,7 +52,7 @@ def make_admin_app(administration: AdminServicer) -> FastAPI:
         leave = admin_pb2.LeaveMode.Value(f"LEAVE_MODE_{mode.upper()}")
         for name in await _names(administration, replica):
             request = admin_pb2.SleepReplicaRequest(replica=name, level=level, mode=leave)
-            await administration.SleepReplica(request, None)
+            await administration.pass_on("SleepReplica", request)
         return Response()
 
     async def wake_up(
@@ -64,7 +64,7 @@ def make_admin_app(administration: AdminServicer) -> FastAPI:
         numbers = [administration_pb2.MemoryTag.Value(f"MEMORY_TAG_{tag.upper()}") for tag in tags or ()]
         for name in await _names(administration, replica):
             request = admin_pb2.WakeReplicaRequest(replica=name, tags=numbers, reload=reload)
-            await administration.WakeReplica(request, None)
+            await administration.pass_on("WakeReplica", request)
         return Response()
 
     async def is_sleeping() -> dict[str, Any]:

@@ -35,6 +35,35 @@ STATUS_TIMEOUT_SECONDS = 2.0
 CALL_TIMEOUT_SECONDS = 150.0
 # A replica may finish its requests first, or load its weights.
 OPERATION_TIMEOUT_SECONDS = 3600.0
+_SECONDS: dict[str, float] = dict.fromkeys(
+    ("SleepReplica", "WakeReplica", "SaveState", "UpdateWeights"), OPERATION_TIMEOUT_SECONDS
+)
+
+
+def _passed_on(method: str) -> Any:
+    """Makes a method that the scheduler answers with one message."""
+
+    async def pass_on(self: AdminServicer, request: Any, context: Any) -> Any:
+        return await self.pass_on(method, request)
+
+    return pass_on
+
+
+def _passed_on_stream(method: str) -> Any:
+    """Makes a method that the scheduler answers with a stream of messages."""
+
+    async def pass_on(self: AdminServicer, request: Any, context: Any) -> AsyncIterator[Any]:
+        _note(method)
+        call = self._call(method, request)
+        try:
+            async for message in call:
+                yield message
+        except grpc.RpcError as error:
+            raise _from_scheduler(error) from None
+        finally:
+            call.cancel()
+
+    return pass_on
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
@@ -122,90 +151,34 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 
     # Passed on to the scheduler.
 
-    def _stub(self) -> Any:
-        return admin_pb2_grpc.AdminServiceStub(self._link.channel())
+    DrainReplica = _passed_on("DrainReplica")
+    UndrainReplica = _passed_on("UndrainReplica")
+    SleepReplica = _passed_on("SleepReplica")
+    WakeReplica = _passed_on("WakeReplica")
+    ResetPrefixCache = _passed_on("ResetPrefixCache")
+    StartProfile = _passed_on("StartProfile")
+    PinLora = _passed_on("PinLora")
+    ListLoras = _passed_on("ListLoras")
+    InspectModel = _passed_on("InspectModel")
+    DumpState = _passed_on("DumpState")
+    SaveState = _passed_on_stream("SaveState")
+    StopProfile = _passed_on_stream("StopProfile")
+    UpdateWeights = _passed_on_stream("UpdateWeights")
 
-    async def _pass_on(self, method: str, request: Any, seconds: float = CALL_TIMEOUT_SECONDS, **fields: str) -> Any:
+    async def pass_on(self, method: str, request: Any, **fields: str) -> Any:
+        """Logs a call and returns the scheduler's answer; raises its error as a BlockyardError."""
         _note(method, **fields)
-        return await self._ask_scheduler(method, request, seconds)
+        return await self._ask_scheduler(method, request)
 
-    async def _ask_scheduler(self, method: str, request: Any, seconds: float = CALL_TIMEOUT_SECONDS) -> Any:
+    async def _ask_scheduler(self, method: str, request: Any) -> Any:
         try:
-            return await getattr(self._stub(), method)(request, timeout=seconds)
+            return await self._call(method, request)
         except grpc.RpcError as error:
             raise _from_scheduler(error) from None
 
-    async def DrainReplica(  # type: ignore[override]
-        self, request: admin_pb2.DrainReplicaRequest, context: Any
-    ) -> admin_pb2.DrainReplicaResponse:
-        """Stops a replica from taking requests."""
-        return await self._pass_on("DrainReplica", request)
-
-    async def UndrainReplica(  # type: ignore[override]
-        self, request: admin_pb2.UndrainReplicaRequest, context: Any
-    ) -> admin_pb2.UndrainReplicaResponse:
-        """Lets a replica take requests again."""
-        return await self._pass_on("UndrainReplica", request)
-
-    async def SleepReplica(  # type: ignore[override]
-        self, request: admin_pb2.SleepReplicaRequest, context: Any
-    ) -> admin_pb2.SleepReplicaResponse:
-        """Puts a replica to sleep."""
-        return await self._pass_on("SleepReplica", request, OPERATION_TIMEOUT_SECONDS)
-
-    async def WakeReplica(  # type: ignore[override]
-        self, request: admin_pb2.WakeReplicaRequest, context: Any
-    ) -> admin_pb2.WakeReplicaResponse:
-        """Wakes a replica."""
-        return await self._pass_on("WakeReplica", request, OPERATION_TIMEOUT_SECONDS)
-
-    async def SaveState(  # type: ignore[override]
-        self, request: admin_pb2.SaveStateRequest, context: Any
-    ) -> AsyncIterator[admin_pb2.SaveStateResponse]:
-        """Has a replica save its weights."""
-        _note("SaveState")
-        try:
-            async for event in self._stub().SaveState(request, timeout=OPERATION_TIMEOUT_SECONDS):
-                yield event
-        except grpc.RpcError as error:
-            raise _from_scheduler(error) from None
-
-    async def ResetPrefixCache(  # type: ignore[override]
-        self, request: admin_pb2.ResetPrefixCacheRequest, context: Any
-    ) -> admin_pb2.ResetPrefixCacheResponse:
-        """Empties the prefix cache."""
-        return await self._pass_on("ResetPrefixCache", request)
-
-    async def StartProfile(  # type: ignore[override]
-        self, request: admin_pb2.StartProfileRequest, context: Any
-    ) -> admin_pb2.StartProfileResponse:
-        """Starts the profiler of a worker."""
-        return await self._pass_on("StartProfile", request)
-
-    async def StopProfile(  # type: ignore[override]
-        self, request: admin_pb2.StopProfileRequest, context: Any
-    ) -> AsyncIterator[admin_pb2.StopProfileResponse]:
-        """Stops the profiler and streams its profile."""
-        async for piece in self._pass_stream("StopProfile", request, CALL_TIMEOUT_SECONDS):
-            yield piece
-
-    async def UpdateWeights(  # type: ignore[override]
-        self, request: admin_pb2.UpdateWeightsRequest, context: Any
-    ) -> AsyncIterator[admin_pb2.UpdateWeightsResponse]:
-        """Gives replicas other weights, and streams what happens."""
-        async for event in self._pass_stream("UpdateWeights", request, OPERATION_TIMEOUT_SECONDS):
-            yield event
-
-    async def _pass_stream(self, method: str, request: Any, seconds: float) -> AsyncIterator[Any]:
-        _note(method)
-        call = getattr(self._stub(), method)(request, timeout=seconds)
-        try:
-            async for message in call:
-                yield message
-        except grpc.RpcError as error:
-            raise _from_scheduler(error) from None
-        finally:
-            call.cancel()
+    def _call(self, method: str, request: Any) -> Any:
+        stub = admin_pb2_grpc.AdminServiceStub(self._link.channel())
+        return getattr(stub, method)(request, timeout=_SECONDS.get(method, CALL_TIMEOUT_SECONDS))
 
     async def LoadLora(  # type: ignore[override]
         self, request: admin_pb2.LoadLoraRequest, context: Any
@@ -214,7 +187,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         if request.name == self._generation.model_name:
             raise invalid([Violation("name", f"{request.name!r} is the model itself")])
         await self._generation.check_tokenizer(request.name, request.path)
-        answer: admin_pb2.LoadLoraResponse = await self._pass_on("LoadLora", request)
+        answer: admin_pb2.LoadLoraResponse = await self.pass_on("LoadLora", request)
         lora_id = answer.lora.lora_id
         await self._hear_of(lambda ids: lora_id in (0, *ids))
         return answer
@@ -224,7 +197,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     ) -> admin_pb2.UnloadLoraResponse:
         """Unloads an adapter."""
         known = self._link.loras.get(request.name)
-        answer = await self._pass_on("UnloadLora", request)
+        answer = await self.pass_on("UnloadLora", request)
         await self._hear_of(lambda ids: known is None or known.lora_id not in ids)
         return answer
 
@@ -234,41 +207,17 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             async with asyncio.timeout(STATUS_TIMEOUT_SECONDS):
                 await self._link.wait_until(lambda: is_told({each.lora_id for each in self._link.loras.values()}))
 
-    async def PinLora(  # type: ignore[override]
-        self, request: admin_pb2.PinLoraRequest, context: Any
-    ) -> admin_pb2.PinLoraResponse:
-        """Pins an adapter, or unpins it."""
-        return await self._pass_on("PinLora", request)
-
-    async def ListLoras(  # type: ignore[override]
-        self, request: admin_pb2.ListLorasRequest, context: Any
-    ) -> admin_pb2.ListLorasResponse:
-        """Lists the adapters."""
-        return await self._pass_on("ListLoras", request)
-
-    async def InspectModel(  # type: ignore[override]
-        self, request: admin_pb2.InspectModelRequest, context: Any
-    ) -> admin_pb2.InspectModelResponse:
-        """Describes the network of a replica's workers."""
-        return await self._pass_on("InspectModel", request)
-
     async def CallOperation(  # type: ignore[override]
         self, request: admin_pb2.CallOperationRequest, context: Any
     ) -> admin_pb2.CallOperationResponse:
         """Has a replica's workers do one of a closed list of operations."""
-        return await self._pass_on("CallOperation", request, operation=request.operation.WhichOneof("kind") or "none")
+        return await self.pass_on("CallOperation", request, operation=request.operation.WhichOneof("kind") or "none")
 
     async def CallExtension(  # type: ignore[override]
         self, request: admin_pb2.CallExtensionRequest, context: Any
     ) -> admin_pb2.CallExtensionResponse:
         """Has a replica's workers do an operation of an extension."""
-        return await self._pass_on("CallExtension", request, operation=f"{request.extension}.{request.operation}")
-
-    async def DumpState(  # type: ignore[override]
-        self, request: admin_pb2.DumpStateRequest, context: Any
-    ) -> admin_pb2.DumpStateResponse:
-        """Returns the scheduler's state."""
-        return await self._pass_on("DumpState", request)
+        return await self.pass_on("CallExtension", request, operation=f"{request.extension}.{request.operation}")
 
 
 def _note(method: str, **fields: str) -> None:

@@ -27,12 +27,16 @@ class Administration:
     async def status(self) -> admin_pb2.GetStatusResponse:
         return self.reading
 
-    async def SleepReplica(self, request: Any, context: Any) -> None:
+    async def pass_on(self, method: str, request: Any) -> None:
+        assert f"{method}Request" == type(request).__name__
+        await self.LoadLora(request, None)
+
+    async def LoadLora(self, request: Any, context: Any) -> None:
         self.asked.append(request)
         if self.error:
             raise self.error
 
-    WakeReplica = LoadLora = UnloadLora = SleepReplica
+    UnloadLora = LoadLora
 
 
 @pytest.fixture
