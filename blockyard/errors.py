@@ -15,7 +15,6 @@ from google.protobuf import duration_pb2
 from google.protobuf.message import DecodeError
 
 from blockyard.google_rpc import error_details_pb2, status_pb2
-from blockyard.wrong_doors import explain_failure
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -272,6 +271,18 @@ def _known(name: str, otherwise: Reason) -> Reason:
     return Reason(name) if name in Reason.__members__ else otherwise
 
 
+# Phrases of gRPC's library where a call reaches no service of ours, and what to do then.
+_ADVICE = {
+    "Method not found!": "the server is another service, or an older version",
+    "http1.x server": "this is an HTTP port, use the gRPC port",
+    "ALPN": "this is an HTTP port, use the gRPC port",
+    "WRONG_VERSION_NUMBER": "the server has no TLS, connect without it (no --tls, no tls=True)",
+    "CERTIFICATE_VERIFY_FAILED": "name the authority of the server's certificate (--tls-authority, ClientTls)",
+    "Hostname Verification Check failed": "name the server as its certificate does (--tls-server-name, ClientTls)",
+    ": Socket closed": "the server may ask for TLS, try --tls (tls=True)",
+}
+
+
 def from_rpc_error(error: grpc.RpcError) -> BlockyardError:
     """Decodes what a gRPC call raised, synchronous or not."""
     call = cast("Any", error)
@@ -283,7 +294,7 @@ def from_rpc_error(error: grpc.RpcError) -> BlockyardError:
                 packed = status_pb2.Status.FromString(value)
                 if (packed.code, packed.message) == (status.code, status.message):
                     return from_status(packed)
-    status.message = explain_failure(status.message)
+    status.message += next((f": {advice}" for said, advice in _ADVICE.items() if said in status.message), "")
     return from_status(status)
 
 

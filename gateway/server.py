@@ -35,7 +35,6 @@ from gateway.fronts.open_inference.servicer import SERVICE as OPEN_INFERENCE
 from gateway.fronts.open_inference.servicer import OpenInferenceServicer, add_open_inference_service
 from gateway.fronts.page.routes import add_page
 from gateway.fronts.page.status import StatusBoard
-from gateway.fronts.wrong_doors import Elsewhere
 from gateway.generation import GenerationService
 from gateway.live.live_requests import LiveRequests
 from gateway.live.scheduler_link import SchedulerLink
@@ -133,12 +132,6 @@ class Server:
         public_names, admin_names = [SERVICE.full_name, OPEN_INFERENCE.full_name], [ADMIN_SERVICE_NAME]
         public = self._make_server(public_names, self._access.api)
         admin = self._make_server(admin_names, self._access.admin)
-        public.add_generic_rpc_handlers(
-            (Elsewhere(admin_names, lambda: f"this is the gRPC port: the admin API is on port {self.admin_port}"),)
-        )
-        admin.add_generic_rpc_handlers(
-            (Elsewhere(public_names, lambda: f"this is the admin port: the public API is on port {self.grpc_port}"),)
-        )
         local = self._make_server([*public_names, *admin_names], None)
         for server in (public, local):
             add_inference_service(server, InferenceServicer(self.generation))

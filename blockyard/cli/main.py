@@ -19,7 +19,6 @@ from blockyard.security.tls import CertificateError
 from blockyard.service import grpc_environment
 from blockyard.service.servers import PortTaken
 from blockyard.settings import SettingsError
-from blockyard.wrong_doors import is_wrong_door
 
 app = typer.Typer(
     help="Serves large language models over gRPC and HTTP, and talks to them.",
@@ -50,8 +49,6 @@ def describe_error(error: Exception) -> str:
     """Describes an error in one line, with advice where nothing answers."""
     if not isinstance(error, BlockyardError):
         return str(error)
-    if is_wrong_door(error.message):
-        return error.message
     if error.metadata == TRANSPORT_ORIGIN and error.http_status == 503:
         return (
             f"no server answers ({error.message}): start one with `blockyard serve`, or name another"

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
 from blockyard.errors import TRANSPORT_ORIGIN, BlockyardError, Reason
-from blockyard.wrong_doors import GRPC_AT_HTTP, HTTPS_PERHAPS, NO_HTTPS
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
@@ -32,10 +31,10 @@ async def _open(url: str, body: Any, extra: Mapping[str, str]) -> AsyncGenerator
         context = ssl.create_default_context() if secure else None
         reader, writer = await asyncio.open_connection(host, port, ssl=context, limit=MAX_LINE_BYTES)
     except ssl.SSLError as error:
-        raise _make_tls_error(f"{host}:{port}", error) from None
+        reason = (error.reason or str(error)).replace("_", " ").lower()
+        raise _make_connection_error(f"{host}:{port} does not speak TLS as expected: {reason}") from None
     except OSError as error:
-        message = f"cannot connect to {host}:{port}: {error.strerror or error}"
-        raise BlockyardError(Reason.NO_READY_WORKER, message, metadata=dict(TRANSPORT_ORIGIN)) from None
+        raise _make_connection_error(f"cannot connect to {host}:{port}: {error.strerror or error}") from None
     try:
         writer.write(_head_and_body(parts.path or "/", {"Host": parts.netloc, **extra}, body))
         status, headers = await _read_head(reader)
@@ -43,33 +42,17 @@ async def _open(url: str, body: Any, extra: Mapping[str, str]) -> AsyncGenerator
         if status != 200:
             raise _make_error(status, headers, b"".join([piece async for piece in pieces]))
         yield pieces
-    except asyncio.IncompleteReadError as error:
-        raise _make_break_error(f"{host}:{port}", error.partial) from None
+    except asyncio.IncompleteReadError:
+        raise _make_connection_error(f"{host}:{port} closed the connection in the midst of its answer") from None
     except (OSError, EOFError) as error:
-        message = f"{host}:{port} closed the connection: {error}"
-        raise BlockyardError(Reason.NO_READY_WORKER, message, metadata=dict(TRANSPORT_ORIGIN)) from None
+        raise _make_connection_error(f"{host}:{port} closed the connection: {error}") from None
     finally:
         writer.close()
         with suppress(OSError):
             await writer.wait_closed()
 
 
-def _make_tls_error(address: str, error: ssl.SSLError) -> BlockyardError:
-    if error.reason == "WRONG_VERSION_NUMBER":
-        message = f"{address} {NO_HTTPS}"
-    else:
-        message = f"{address} does not speak TLS as expected: {error.reason or error}".replace("_", " ").lower()
-    return BlockyardError(Reason.NO_READY_WORKER, message, metadata=dict(TRANSPORT_ORIGIN))
-
-
-def _make_break_error(address: str, received: bytes) -> BlockyardError:
-    # The first frame of HTTP/2: no data of a stream, and the type SETTINGS.
-    if len(received) > 8 and received[3] == 4 and received[5:9] == bytes(4):
-        message = f"{address} {GRPC_AT_HTTP}"
-    elif not received:
-        message = f"{address} {HTTPS_PERHAPS}"
-    else:
-        message = f"{address} closed the connection in the midst of its answer"
+def _make_connection_error(message: str) -> BlockyardError:
     return BlockyardError(Reason.NO_READY_WORKER, message, metadata=dict(TRANSPORT_ORIGIN))
 
 

@@ -188,18 +188,17 @@ are of one sequence: the other sequences and prompts of its call go on. Its `Fin
 the error of the first: an answer at once has its status code, and a stream ends with it after the last `Finished` or
 the last chunk.
 
-## Wrong doors
+## Wrong ports
 
-A call that reaches another port than it is meant for, or speaks TLS where there is none, is told so where that is
-possible. The client library and `blockyard` say it in these words for all of these; other clients see what they make
-of it:
+A call that reaches another port than it is meant for, or speaks TLS where there is none, gets what the server's library
+answers. The client library and `blockyard` add what to try to what gRPC says:
 
 | what calls | where | what it sees |
 |---|---|---|
-| the public API | the admin port | `FEATURE_DISABLED`, with the number of the right port; and the reverse |
-| a gRPC client | the HTTP port | `UNAVAILABLE: … Trying to connect an http1.x server`; the gateway's log says so too |
+| the public API | the admin port | `UNIMPLEMENTED: Method not found!`; and the reverse |
+| a gRPC client | the HTTP port | `UNAVAILABLE: … Trying to connect an http1.x server` |
 | an HTTP client | a gRPC port | bytes that are not HTTP/1.1: curl says `Received HTTP/0.9 when not allowed` |
-| a client with TLS | a port without | `WRONG_VERSION_NUMBER`; the gateway's log says so too, of the HTTP port |
+| a client with TLS | a port without | `WRONG_VERSION_NUMBER` |
 | a client without TLS | a port with | the connection closes at once: `Socket closed`, `Empty reply from server` |
 """
 

@@ -15,12 +15,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from blockyard.errors import BlockyardError, Reason
 from blockyard.security.authentication import Authenticator, Credentials, find_key
 from blockyard.telemetry import EventLogger
-from blockyard.wrong_doors import GRPC_PORT
 from gateway.fronts.anthropic import errors as anthropic_errors
 from gateway.fronts.anthropic.endpoints import PATH as MESSAGES_PATH
 from gateway.fronts.http_calls.headers import ANTHROPIC_VERSION
 from gateway.fronts.openai.errors import error_response, response
-from gateway.fronts.wrong_doors import GRPC_PREFACE, TLS_PREFACE, WrongDoorLog, http_refusal
 
 if TYPE_CHECKING:
     import asyncio
@@ -38,8 +36,6 @@ REQUEST_SECONDS = 60.0
 # So many connections beyond the limit still get an error, and this long to ask; further ones are closed.
 MAX_REFUSED_CONNECTIONS = 1024
 REFUSED_SECONDS = 5.0
-GRPC_AT_HTTP = f"a gRPC client called the HTTP port: it should use {GRPC_PORT}"
-TLS_AT_HTTP = "a client spoke TLS to the HTTP port, which has none: see --tls-certificate"
 # Where the connection leaves the common name of the client's certificate for the middleware.
 _COMMON_NAME = "blockyard.common_name"
 
@@ -118,9 +114,7 @@ class BoundedProtocol(H11Protocol):
 
     max_connections = 0
     request_seconds = REQUEST_SECONDS
-    wrong_doors = WrongDoorLog()
     _deadline: asyncio.TimerHandle | None = None
-    _is_first = True
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begins to wait for a request."""
@@ -138,25 +132,8 @@ class BoundedProtocol(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Takes a piece of a request."""
-        if self._is_first:
-            self._is_first = False
-            if self._is_wrong_door(data):
-                return
         super().data_received(data)
         self._set_deadline()
-
-    def _is_wrong_door(self, data: bytes) -> bool:
-        """Returns whether a connection begins with gRPC or TLS, which it answers with a refusal in plain HTTP."""
-        if data.startswith(GRPC_PREFACE):
-            message = GRPC_AT_HTTP
-        elif data.startswith(TLS_PREFACE):
-            message = TLS_AT_HTTP
-        else:
-            return False
-        self.wrong_doors.note(message)
-        self.transport.write(http_refusal(message))
-        self.transport.close()
-        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Ends."""

@@ -19,7 +19,6 @@ from gateway.access import Access
 from gateway.fronts.http import access as http_access
 from gateway.fronts.http.access import MAX_HEADER_BYTES, BoundedProtocol, with_authentication
 from gateway.fronts.http.server import HttpFront
-from gateway.fronts.wrong_doors import WrongDoorLog
 from tests.kit.authority import Authority
 
 if TYPE_CHECKING:
@@ -270,19 +269,18 @@ async def test_connections_far_too_many_are_closed(tmp_path: Path, monkeypatch: 
             writer.close()
 
 
-async def test_nonsense_is_answered_and_fills_no_log(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """But for a line, now and then, on who mistakes the port."""
-    monkeypatch.setattr(BoundedProtocol, "wrong_doors", WrongDoorLog())
+async def test_nonsense_is_answered_and_fills_no_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     upgrade = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: upgrade, close\r\nUpgrade: websocket\r\n\r\n"
     with caplog.at_level("DEBUG"):
         async with serving(App(tmp_path), Access()) as port:
-            no_tls = b"\x16\x03\x01 no TLS here\r\n\r\n"
-            for said in (no_tls, b"nonsense\r\n\r\n", upgrade, no_tls):
+            for said in (
+                b"\x16\x03\x01 no TLS here",
+                b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+                b"nonsense\r\n\r\n",
+                upgrade,
+            ):
                 assert (await exchange(port, said)).startswith(b"HTTP/1.1 ")
-    (record,) = [record for record in caplog.records if record.levelname != "DEBUG"]
-    assert "spoke TLS to the HTTP port" in record.message
+    assert not [record for record in caplog.records if record.levelname != "DEBUG"]
 
 
 async def test_headers_have_a_limit(tmp_path: Path) -> None:
