@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from blockyard.contract.events import Delta, Finished
 from blockyard.contract.sampling import FinishReason
 from gateway.fronts.http_calls.parts import AnswerParts, Grown, Opened, Part, PartKind
-from gateway.fronts.http_calls.streaming import ServerSentEvent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,18 +16,12 @@ if TYPE_CHECKING:
     from gateway.fronts.anthropic.call import MessageCall
     from gateway.fronts.http_calls.parts import Step
 
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 # The delta of each kind of block: its type, and the name of its text.
 _DELTAS = {
     PartKind.TEXT: ("text_delta", "text"),
     PartKind.REASONING: ("thinking_delta", "thinking"),
     PartKind.CALL: ("input_json_delta", "partial_json"),
 }
-
-
-def encode_event(fields: dict[str, Any]) -> ServerSentEvent:
-    """Makes an event of a stream, which has its type twice."""
-    return ServerSentEvent(_encode(fields), event=fields["type"])
 
 
 class MessageAnswer:

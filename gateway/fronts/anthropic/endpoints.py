@@ -11,7 +11,7 @@ from fastapi.routing import APIRoute, APIRouter
 from starlette.exceptions import HTTPException
 
 from gateway.fronts.anthropic import document, errors
-from gateway.fronts.anthropic.answer import MessageAnswer, encode_event
+from gateway.fronts.anthropic.answer import MessageAnswer
 from gateway.fronts.anthropic.call import understand, understand_count
 from gateway.fronts.anthropic.conversation import placed_messages
 from gateway.fronts.anthropic.schema import CountBody, MessagesBody
@@ -19,18 +19,17 @@ from gateway.fronts.http_calls.bodies import parse_body, read_json
 from gateway.fronts.http_calls.errors import client_error
 from gateway.fronts.http_calls.headers import read_tenant
 from gateway.fronts.http_calls.places import told_by
-from gateway.fronts.http_calls.single_reader import read_all, started
+from gateway.fronts.http_calls.single_reader import read_all, started, typed_events
 from gateway.fronts.http_calls.streaming import Connection, EventStream
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine
+    from collections.abc import Callable, Coroutine
     from typing import Any
 
     from fastapi import FastAPI
 
-    from gateway.fronts.http_calls.streaming import ServerSentEvent
+    from blockyard.errors import BlockyardError
     from gateway.generation import GenerationService
-    from gateway.live.reader import Reader
 
 PATH = "/v1/messages"
 _COUNT_PATH = f"{PATH}/count_tokens"
@@ -77,7 +76,8 @@ class MessageEndpoints:
             answer = MessageAnswer(call, accepted)
             headers = {"request-id": accepted.request_id}
             if call.stream:
-                return EventStream(_events(answer, reader), connection, resources.pop_all(), headers)
+                events = typed_events(answer, reader, _fail)
+                return EventStream(events, connection, resources.pop_all(), headers)
             await connection.run(read_all(answer, reader))
             return Response(answer.encode(), headers=headers, media_type="application/json")
 
@@ -91,16 +91,9 @@ class MessageEndpoints:
         return JSONResponse({"input_tokens": len(token_ids)})
 
 
-async def _events(answer: MessageAnswer, reader: Reader) -> AsyncGenerator[ServerSentEvent, None]:
-    """Makes the events of a stream. One that fails ends with its error."""
-    try:
-        for event in answer.start():
-            yield encode_event(event)
-        async for item in reader:
-            for event in answer.add(item):
-                yield encode_event(event)
-    except Exception as error:  # noqa: BLE001 - the boundary of what fails after the status line
-        yield encode_event(errors.error_object(errors.rename(client_error(error))))
+def _fail(error: BlockyardError) -> list[dict[str, Any]]:
+    """Makes the event that ends a stream which fails."""
+    return [errors.error_object(errors.rename(error))]
 
 
 async def _not_served(request: Request) -> Response:

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from blockyard.contract.events import Accepted
 from blockyard.errors import BlockyardError
+from gateway.fronts.http_calls.errors import client_error
+from gateway.fronts.http_calls.streaming import ServerSentEvent, encode_json
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterable
+    from collections.abc import AsyncGenerator, Callable, Iterable
 
     from blockyard.contract.events import Event
     from gateway.generation import GenerationService
@@ -19,9 +21,13 @@ if TYPE_CHECKING:
 
 
 class Answer(Protocol):
-    """Takes what a reader brings."""
+    """Makes the events of a stream: objects with a `type`, which is also their name."""
 
-    def add(self, event: Event) -> Iterable[Any]:
+    def start(self) -> Iterable[dict[str, Any]]:
+        """Makes the events before those of the reader's."""
+        ...
+
+    def add(self, event: Event) -> Iterable[dict[str, Any]]:
         """Takes an event, and makes those of a stream of it as it is iterated."""
         ...
 
@@ -71,3 +77,22 @@ async def read_all(answer: Answer, reader: Reader) -> None:
     async for event in reader:
         for _ in answer.add(event):
             pass
+
+
+async def typed_events(
+    answer: Answer, reader: Reader, fail: Callable[[BlockyardError], Iterable[dict[str, Any]]]
+) -> AsyncGenerator[ServerSentEvent, None]:
+    """Makes the events of a stream. One that fails ends with the events that `fail` makes of its error."""
+    try:
+        for event in answer.start():
+            yield _typed(event)
+        async for item in reader:
+            for event in answer.add(item):
+                yield _typed(event)
+    except Exception as error:  # noqa: BLE001 - the boundary of what fails after the status line
+        for event in fail(client_error(error)):
+            yield _typed(event)
+
+
+def _typed(event: dict[str, Any]) -> ServerSentEvent:
+    return ServerSentEvent(encode_json(event), event=event["type"])

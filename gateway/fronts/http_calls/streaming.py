@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 # A body that is too long is read on to here, so that its sender gets to the answer instead of a broken pipe.
 MAX_DISCARDED_BYTES = 4 * PUBLIC_MESSAGE_BYTES
+
+encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 async def read_body(request: Request) -> bytes:

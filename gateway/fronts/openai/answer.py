@@ -5,7 +5,6 @@ Nothing is validated on the path of a token, and a chunk of text is joined from 
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from dataclasses import dataclass, field
 from json.encoder import encode_basestring
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from blockyard.contract.events import Accepted, Delta, PromptLogprobs, Recovered
 from blockyard.contract.sampling import FinishReason
+from gateway.fronts.http_calls.streaming import encode_json
 from gateway.fronts.openai import logprobs as shapes
 from gateway.fronts.openai.errors import make_error_fields
 from gateway.fronts.openai.schema.parsed_fields import parsed_delta, parsed_fields
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from blockyard.contract.events import Event, Finished, TokenLogprobs
     from gateway.fronts.openai.call_spec import CallSpec
-
-_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 @dataclass(slots=True)
@@ -183,7 +181,7 @@ class WholeAnswer:
             body["prompt_token_ids"] = self._call.prompt_token_ids(0)
         if self._call.is_chat and self._call.tells_prompt_logprobs:
             body["prompt_logprobs"] = shapes.prompt_logprobs(self._prompt_logprobs.get(0, ()))
-        return _encode(body).encode()
+        return encode_json(body).encode()
 
     def _choice(self, number: int, choice: _Choice) -> dict[str, Any]:
         text = choice.echo + "".join(delta.text for delta in choice.deltas)
@@ -235,14 +233,14 @@ class ChunkedAnswer:
         self._tally = Tally(count_tokens)
         for item in accepted:
             self._tally.add_prompt(item)
-        head = _encode(_head(call, accepted[0], created, chunk=True, fingerprint=fingerprint))
+        head = encode_json(_head(call, accepted[0], created, chunk=True, fingerprint=fingerprint))
         # All chunks begin and end alike; only a choice stands between.
         self._before = head[:-1] + ',"choices":['
         self._after = '],"usage":null}' if call.include_usage else "]}"
         self._warnings = _warnings(accepted)
         self._num_unfinished = call.n * len(call.requests)
         self._before_text = '"delta":{"content":' if call.is_chat else '"text":'
-        unfinished = _encode(_UNFINISHED)[1:-1]
+        unfinished = encode_json(_UNFINISHED)[1:-1]
         self._after_text = f"}},{unfinished}" if call.is_chat else f",{unfinished}"
         self._logprobs: dict[int, _ChoiceLogprobs] = {}
         if call.returns_logprobs:
@@ -316,11 +314,11 @@ class ChunkedAnswer:
         fields = {"prompt_logprobs": shapes.prompt_logprobs(entries)} if self._call.tells_prompt_logprobs else {}
         numbers = range(prompt * self._call.n, (prompt + 1) * self._call.n)
         if self._call.is_chat:
-            choice = _encode({"index": numbers[0], "delta": {}, **_UNFINISHED})
-            return f"{self._before}{choice}],{_encode(fields)[1:-1]}{self._end()[1:]}" if fields else None
+            choice = encode_json({"index": numbers[0], "delta": {}, **_UNFINISHED})
+            return f"{self._before}{choice}],{encode_json(fields)[1:-1]}{self._end()[1:]}" if fields else None
         if not (fields or self._call.echoes_logprobs):
             return None
-        choices = [_encode({**self._echo(number, prompt, entries), **fields}) for number in numbers]
+        choices = [encode_json({**self._echo(number, prompt, entries), **fields}) for number in numbers]
         return f"{self._before}{','.join(choices)}{self._end()}"
 
     def _echo(self, number: int, prompt: int, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
@@ -330,23 +328,23 @@ class ChunkedAnswer:
         return choice | {"text": self._call.echoes[prompt], "logprobs": self._logprobs[number].echo(entries)}
 
     def _chunk(self, choice: dict[str, Any]) -> str:
-        return f"{self._before}{_encode(choice)}{self._end()}"
+        return f"{self._before}{encode_json(choice)}{self._end()}"
 
     def _end(self) -> str:
         """Returns the part of a chunk behind its choices."""
         if not self._call.continuous_usage:
             return self._after
-        return f'],"usage":{_encode(self._tally.usage_so_far())}}}'
+        return f'],"usage":{encode_json(self._tally.usage_so_far())}}}'
 
     def usage(self) -> str | None:
         """Returns the last chunk, without choices, if it was asked for."""
         if not self._call.include_usage:
             return None
-        return self._with_warnings(f'{self._before}],"usage":{_encode(self._tally.usage())}}}')
+        return self._with_warnings(f'{self._before}],"usage":{encode_json(self._tally.usage())}}}')
 
     def _with_warnings(self, chunk: str) -> str:
         """Adds the client's warnings to the last chunk."""
-        return f"{chunk[:-1]},{_encode(self._warnings)[1:]}" if self._warnings else chunk
+        return f"{chunk[:-1]},{encode_json(self._warnings)[1:]}" if self._warnings else chunk
 
 
 _UNFINISHED: dict[str, Any] = {"logprobs": None, "finish_reason": None}

@@ -6,14 +6,12 @@ gateway and for every reader, however the core cuts an answer into deltas.
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from blockyard.contract.events import Delta, Finished
 from blockyard.contract.sampling import FinishReason
 from blockyard.errors import Reason
 from gateway.fronts.http_calls.parts import AnswerParts, Closed, Grown, Opened
-from gateway.fronts.http_calls.streaming import ServerSentEvent
 from gateway.fronts.responses.output import Output
 from gateway.fronts.responses.text_logprobs import TextLogprobs
 from gateway.fronts.responses.tools import told_names
@@ -26,14 +24,8 @@ if TYPE_CHECKING:
     from gateway.fronts.http_calls.parts import Part, Step
     from gateway.fronts.responses.call import ResponseCall
 
-encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 # Before the first event.
 FROM_THE_BEGINNING = -1
-
-
-def encode_event(fields: dict[str, Any]) -> ServerSentEvent:
-    """Makes an event of a stream, which has its type twice."""
-    return ServerSentEvent(encode(fields), event=fields["type"])
 
 
 class ResponseAnswer:

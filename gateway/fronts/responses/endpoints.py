@@ -12,20 +12,19 @@ from starlette.exceptions import HTTPException
 
 from blockyard.errors import BlockyardError, Reason
 from gateway.fronts.http_calls.bodies import parse_body, read_json
-from gateway.fronts.http_calls.errors import client_error
 from gateway.fronts.http_calls.headers import read_tenant
-from gateway.fronts.http_calls.single_reader import read_all, resumed, started
-from gateway.fronts.http_calls.streaming import Connection, EventStream
+from gateway.fronts.http_calls.single_reader import read_all, resumed, started, typed_events
+from gateway.fronts.http_calls.streaming import Connection, EventStream, encode_json
 from gateway.fronts.http_calls.token_counts import token_counter
-from gateway.fronts.openai import errors
 from gateway.fronts.responses import document
-from gateway.fronts.responses.answer import FROM_THE_BEGINNING, ResponseAnswer, encode, encode_event
+from gateway.fronts.responses.answer import FROM_THE_BEGINNING, ResponseAnswer
 from gateway.fronts.responses.call import call_of, rename, told_by_body, understand, understand_count
 from gateway.fronts.responses.schema import InputTokensBody, ResponseBody
+from gateway.observe.metrics import note_error
 from gateway.request import ResumeRequest
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
     from typing import Any
 
     from fastapi import FastAPI
@@ -67,10 +66,10 @@ class ResponseEndpoints:
             answer = await self._make_answer(call, accepted)
             headers = {"x-request-id": accepted.request_id}
             if call.stream:
-                return EventStream(_events(answer, reader), connection, resources.pop_all(), headers)
+                return EventStream(_stream(answer, reader), connection, resources.pop_all(), headers)
             if not call.background:
                 await connection.run(read_all(answer, reader))
-            return Response(encode(answer.response()), headers=headers, media_type="application/json")
+            return Response(encode_json(answer.response()), headers=headers, media_type="application/json")
 
     async def count_tokens(self, request: Request) -> JSONResponse:
         """Counts the tokens of an input as a prompt."""
@@ -97,10 +96,10 @@ class ResponseEndpoints:
             reader, accepted = await connection.run(resuming)
             answer = await self._make_answer(call_of(reader.request), accepted, starting_after)
             if stream:
-                return EventStream(_events(answer, reader), connection, resources.pop_all(), {})
+                return EventStream(_stream(answer, reader), connection, resources.pop_all(), {})
             if reader.has_ended:
                 await _read_to_its_end(answer, reader)
-            return Response(encode(answer.response()), media_type="application/json")
+            return Response(encode_json(answer.response()), media_type="application/json")
 
     async def cancel(self, request: Request, response_id: str) -> Response:
         """Cancels a response in the background, at whichever gateway it runs, and returns it."""
@@ -109,7 +108,7 @@ class ResponseEndpoints:
             answer = await self._make_answer(call_of(reader.request), accepted)
             await self._generation.cancel([response_id], tenant=tenant)
             await _read_to_its_end(answer, reader)
-            return Response(encode(answer.response()), media_type="application/json")
+            return Response(encode_json(answer.response()), media_type="application/json")
 
     async def _make_answer(
         self, call: ResponseCall, accepted: Accepted, starting_after: int = FROM_THE_BEGINNING
@@ -118,19 +117,14 @@ class ResponseEndpoints:
         return ResponseAnswer(call, accepted, count, starting_after)
 
 
-async def _events(answer: ResponseAnswer, reader: Reader) -> AsyncGenerator[ServerSentEvent, None]:
+def _stream(answer: ResponseAnswer, reader: Reader) -> AsyncGenerator[ServerSentEvent, None]:
     """Makes the events of a stream, of which one says how it ended."""
-    try:
-        for event in answer.start():
-            yield encode_event(event)
-        async for item in reader:
-            for event in answer.add(item):
-                yield encode_event(event)
-    except Exception as error:  # noqa: BLE001 - the boundary of what fails after the status line
-        told = client_error(error)
-        errors.error_object(told)
-        for event in answer.fail(told):
-            yield encode_event(event)
+
+    def fail(error: BlockyardError) -> Iterator[dict[str, Any]]:
+        note_error(error.reason)
+        return answer.fail(error)
+
+    return typed_events(answer, reader, fail)
 
 
 async def _read_to_its_end(answer: ResponseAnswer, reader: Reader) -> None:
