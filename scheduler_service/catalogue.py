@@ -65,9 +65,6 @@ GIVEN_BACK_BLOCKS = counter(
     "Blocks that running sequences gave back since all their later queries see other tokens: behind a window.",
     "replica",
 )
-STALLS = counter(
-    "blockyard_stalls_total", "Times that nothing could be scheduled though work was there: bugs.", "replica"
-)
 STEPS = counter("blockyard_steps_total", "Steps that were answered.", "replica")
 STEPS_IN_FLIGHT = gauge("blockyard_steps_in_flight", "Steps that were sent and are not answered.", "replica")
 WORKERS = gauge(
@@ -170,7 +167,6 @@ CATALOGUE = (
     PREEMPTIONS,
     MOVED_BLOCKS,
     GIVEN_BACK_BLOCKS,
-    STALLS,
     CANCEL_SECONDS,
     LOSSES,
     RECOVERIES,

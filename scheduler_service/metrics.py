@@ -192,7 +192,6 @@ _OF_REPLICAS: Mapping[Metric, Callable[[Engine, SchedulerStats], Labelled]] = {
     catalogue.PREEMPTIONS: _preemptions,
     catalogue.MOVED_BLOCKS: _moved_blocks,
     catalogue.GIVEN_BACK_BLOCKS: lambda _, stats: {(): stats.num_given_back_blocks_total},
-    catalogue.STALLS: lambda engine, stats: {(): stats.num_stalls_total},
     catalogue.STEPS: lambda engine, stats: {(): engine.step_loop.step_log.num_steps},
     catalogue.LORAS: _loras,
     catalogue.LORA_EVICTIONS: lambda engine, stats: {(): engine.loras.num_evicted},

@@ -31,7 +31,6 @@ class Totals:
     num_prompt_tokens: int = 0
     num_queried_tokens: int = 0
     num_completion_tokens: int = 0
-    num_stalls: int = 0
     num_given_back_blocks: int = 0
 
     def add(self, others: Totals) -> None:

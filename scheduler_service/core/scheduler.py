@@ -50,7 +50,6 @@ class Scheduler:
         self._in_flight: deque[StepInFlight] = deque()
         self._next_step_id = 1
         self._has_changed = False  # since the last schedule() that found nothing
-        self._num_stalls = 0
 
     # Requests
 
@@ -78,7 +77,6 @@ class Scheduler:
         self._planner.loras.clear()
         self._in_flight.clear()
         self._next_step_id = 1
-        self._num_stalls = 0
         self._note_change()
         return evacuated
 
@@ -133,15 +131,15 @@ class Scheduler:
         """Makes the next step; None if nothing is to be sent now.
 
         `now`: seconds, by which adapters have patience and measures grow old.
+
+        Raises RuntimeError where requests are live, no answer is due and no sequence can run: a bug of the core.
         """
         if len(self._in_flight) >= self.config.max_steps_in_flight:
             return None
         self._costs.pass_time(now)
         step = self._fill_step(now)
-        if self._is_stalled(step):
-            self._planner.preemption.all_but_first()
-            self._totals.num_stalls += 1
-            step = self._fill_step(now)
+        if step.is_idle and self._groups and not self._in_flight and not self._live.ended_ids:
+            raise RuntimeError(f"requests are live and nothing can be scheduled after step {self._next_step_id - 1}")
         self._has_changed = not step.is_idle or not self._in_flight
         output = None if step.is_idle and not self._live.ended_ids else self._send(step)
         self._check_if_asked()
@@ -150,12 +148,6 @@ class Scheduler:
     def _fill_step(self, now: float) -> StepBuilder:
         oldest = self._in_flight[0].step_id if self._in_flight else self._next_step_id
         return self._planner.fill(self._next_step_id, oldest, now)
-
-    def _is_stalled(self, step: StepBuilder) -> bool:
-        """Whether there is work, no answer to wait for, and nothing to do, for the second time: a bug."""
-        is_stuck = step.is_idle and not self._in_flight and bool(self._groups)
-        self._num_stalls = self._num_stalls + 1 if is_stuck else 0
-        return self._num_stalls > 1
 
     def _send(self, step: StepBuilder) -> SchedulerOutput:
         output, in_flight = step.build(self._live.take_ended_ids())
@@ -267,7 +259,6 @@ class Scheduler:
             num_cached_tokens_total=totals.num_cached_tokens,
             num_prompt_tokens_total=totals.num_prompt_tokens,
             num_completion_tokens_total=totals.num_completion_tokens,
-            num_stalls_total=totals.num_stalls,
             num_waiting_tokens=sum(len(sequence.token_ids) for sequence in self._queues.waiting),
             num_cached_host_blocks=host.num_cached,
             num_swaps_total=self._planner.preemption.num_swaps_total,

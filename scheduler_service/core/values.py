@@ -196,7 +196,6 @@ class SchedulerStats:
     num_cached_tokens_total: int
     num_prompt_tokens_total: int
     num_completion_tokens_total: int
-    num_stalls_total: int = 0
     num_waiting_tokens: int = 0
     num_cached_host_blocks: int = 0
     num_swaps_total: int = 0

@@ -162,10 +162,6 @@ class StepLoop:
             return None
         begin = time.perf_counter()
         output = scheduler.schedule(self._clock())
-        if output is None and not self.in_flight and scheduler.can_schedule():
-            # No answer will come that could change anything. Asked again, the core makes room by force.
-            log.error("nothing could be scheduled: a bug", epoch=epoch, after_step_id=self.last_step_id)
-            output = scheduler.schedule(self._clock())
         if output:
             self.in_flight.on_sent(output)
             seconds = time.perf_counter() - begin

@@ -50,7 +50,7 @@ def pooling_of(name: str) -> Pooling:
 def load(name: str, kernels: Kernels) -> RunnableModel:
     # It is built first, where it is not yet.
     assert kernels.backend.is_complete
-    task = Task.SCORE if name == "qwen3_reranker" else None
+    task = Task.SCORE if name == "qwen3_reranker" else Task.UNSPECIFIED
     folder, device = pooling_model(name), torch.device("cpu")
     return load_model(folder, kernels.dtype, device, lambda done_bytes, total_bytes: None, kernels.name, task=task)
 

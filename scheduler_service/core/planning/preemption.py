@@ -94,15 +94,6 @@ class Preemption:
         self.num_preemptions_total += 1
         self.start_over(victim)
 
-    def all_but_first(self) -> None:
-        """Free whatever blocks can be freed: the way out of a state that must not exist. Nothing may be in flight."""
-        queues = self._queues
-        queues.begin_step()
-        while queues.swapped:
-            self.start_over(queues.swapped.pop())
-        while len(queues.running) > 1:
-            self.take_last()
-
     # Room for one
 
     def make_room(self, sequence: Sequence, step: StepBuilder) -> bool:

@@ -83,8 +83,6 @@ class Trace:
             self._fail("not all that was taken finishes")
         self._scheduler.check_integrity()
         stats = self._scheduler.stats()
-        if stats.num_stalls_total:
-            self._fail("the core was stuck")
         if stats.num_free_device_blocks != stats.num_device_blocks:
             self._fail("blocks are left behind")
 
