@@ -240,7 +240,7 @@ class Profiler:
 
             def begin() -> Recording:
                 recording = Recording(options, device)
-                executor.recorder = recording
+                executor.record = recording.record
                 return recording
 
             self._recording = await self._thread.run(begin)
@@ -262,7 +262,7 @@ class Profiler:
     async def _end(self, recording: Recording, executor: StepExecutor, worker: str) -> Profile:
         def end() -> None:
             recording.close()
-            executor.recorder = None
+            executor.record = None
 
         await self._thread.run(end)
         profile = await asyncio.to_thread(recording.write, worker)

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -27,6 +27,8 @@ from worker_service.steps.step_results import make_result
 from worker_service.steps.validation import check_step
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kernels.launching import Launched
     from worker_service.batch.forward_batch import ForwardBatch
     from worker_service.batch.input_batch import InputBatch
@@ -36,14 +38,6 @@ if TYPE_CHECKING:
     from worker_service.steps.rank_steps import RankSteps
 
 log = EventLogger(__name__)
-
-
-class Recorder(Protocol):
-    """Takes note of the steps that are executed."""
-
-    def record(self, step: Step, begin: float, times: StepTimes) -> None:
-        """Takes a step that was just executed. `begin`: when it left the queue, by time.perf_counter()."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +78,8 @@ class StepExecutor:
         self._last_finished_at = 0.0
         self.num_late_steps = 0
         """Steps that were launched behind another one."""
-        # Only while an operator records a profile.
-        self.recorder: Recorder | None = None
+        self.record: Callable[[Step, float, StepTimes], None] | None = None
+        """Takes each executed step, and when it left the queue by time.perf_counter(), while a profile is recorded."""
 
     @property
     def num_captured_bytes(self) -> int:
@@ -191,8 +185,8 @@ class StepExecutor:
         times.forward_seconds, self._last_finished_at = now - times.begun_at, now
         sampled = Sampled(token_ids, failed & ~skipped, np.zeros_like(failed), finite=finite)
         result = make_result(step, each.forward_batch, RunnerOutput(sampled), times, skipped)
-        if self.recorder is not None:
-            self.recorder.record(step, each.begin, times)
+        if self.record is not None:
+            self.record(step, each.begin, times)
         return step, result
 
     def execute(self, step: Step, arrival: float) -> StepOutput:
@@ -207,8 +201,8 @@ class StepExecutor:
         try:
             step = self._check(step)
             result = self._execute_as_rank(step, times)
-            if self.recorder is not None:
-                self.recorder.record(step, begin, times)
+            if self.record is not None:
+                self.record(step, begin, times)
             return result
         except Exception as error:  # noqa: BLE001 - becomes a refusal
             refusal = self._explain(step, error)

@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 from blockyard.contract.workers import WorkerState
 from blockyard.errors import BlockyardError, Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from worker_service.lora.adapter import AdapterWeights, LoraRequest
     from worker_service.lora.store import LoraStore
-    from worker_service.set_up import SetUp
-
-T = TypeVar("T")
-
-
-class Owner(Protocol):
-    """The worker, as far as it matters here."""
-
-    set_up: SetUp
-
-    def require(self, *states: WorkerState) -> None:
-        """Raises BlockyardError in other states, and where the worker ends."""
-        ...
-
-    async def run(self, work: Callable[[], T]) -> T:
-        """Runs work in the device thread."""
-        ...
+    from worker_service.weights.residency import Owner
 
 
 class Adapters:

@@ -55,6 +55,10 @@ class Owner(Protocol):
         """Allows one change of state at a time; raises BlockyardError WRONG_STATE in other states."""
         ...
 
+    def require(self, *states: WorkerState) -> None:
+        """Raises BlockyardError WRONG_STATE in other states, and where the worker ends."""
+        ...
+
     async def run(self, work: Callable[[], T]) -> T:
         """Runs work in the device thread."""
         ...

@@ -6,9 +6,8 @@ A worker that is broken, or newer, or somebody else, may say anything. What cann
 
 from __future__ import annotations
 
-import math
 import re
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from blockyard.errors import BlockyardError, Reason
 from blockyard.lora.virtual_tokens import MAX_VIRTUAL_TOKENS
@@ -33,8 +32,6 @@ MAX_CHARACTERS = 1024
 # The next epoch has to be one more, for ever.
 MAX_EPOCH = 2**63
 MAX_SECONDS = 86_400.0
-# The rounding of one that is 0 may end above it.
-MAX_LOGPROB = 0.1
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -51,19 +48,6 @@ class AnswerLimits(NamedTuple):
     vocab_size: int
     max_model_len: int
     max_rows: int
-
-
-class LogprobColumns(Protocol):
-    """Columns of candidates: how many each token has, then all of them one after the other."""
-
-    @property
-    def num_candidates(self) -> Sequence[int]: ...
-    @property
-    def token_ids(self) -> Sequence[int]: ...
-    @property
-    def logprobs(self) -> Sequence[float]: ...
-    @property
-    def ranks(self) -> Sequence[int]: ...
 
 
 def require(holds: bool, message: str) -> None:
@@ -88,20 +72,6 @@ def check_rows(name: str, rows: Collection[object], limits: AnswerLimits) -> Non
 def check_distinct(name: str, sequence_ids: Sequence[int]) -> None:
     """Checks that no sequence stands twice in a column."""
     require(len(set(sequence_ids)) == len(sequence_ids), f"{name}: a sequence stands twice")
-
-
-def check_logprobs(name: str, columns: LogprobColumns, num_entries: int, limits: AnswerLimits, least: int = 1) -> None:
-    """Checks columns of log probabilities of `num_entries` tokens, each with `least` candidates or more."""
-    counts, token_ids, logprobs, ranks = columns.num_candidates, columns.token_ids, columns.logprobs, columns.ranks
-    require(len(counts) == num_entries, f"{name}: {len(counts)} entries where {num_entries} belong")
-    require(not counts or min(counts) >= least, f"{name}: an entry without a token")
-    columns_fit = sum(counts) == len(token_ids) == len(logprobs) and len(ranks) in (0, len(token_ids))
-    require(columns_fit, f"{name}: columns of different lengths")
-    if not token_ids:
-        return
-    require(max(token_ids) < limits.vocab_size, f"{name}: token id {max(token_ids)} of {limits.vocab_size}")
-    # A sum is NaN if anything in it is.
-    require(not math.isnan(sum(logprobs)) and max(logprobs) <= MAX_LOGPROB, f"{name}: no log probability")
 
 
 def check_prompt(first_position: int, num_entries: int, limits: AnswerLimits) -> None:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from blockyard.contract.codec.logprobs import split_logprobs, split_prompt_logprobs
 from blockyard.contract.codec.pooling import split_values
 from scheduler_service.replicas.steps.answer_checks import (
     check_distinct,
-    check_logprobs,
     check_pooled,
     check_prompt,
     check_rows,
+    require,
 )
 
 if TYPE_CHECKING:
+    from blockyard.common.v1.sampling_pb2 import Logprobs
     from blockyard.contract.logprobs import Candidates, PromptPiece
     from blockyard.worker.v1.worker_pb2 import ExecuteModelResponse
     from scheduler_service.replicas.steps.answer_checks import AnswerLimits
+
+# The rounding of one that is 0 may end above it.
+_MAX_LOGPROB = 0.1
 
 
 def has_logprobs(message: ExecuteModelResponse) -> bool:
@@ -30,8 +35,22 @@ def decode_logprobs(message: ExecuteModelResponse, limits: AnswerLimits) -> dict
     check_rows("logprob_sequence_ids", message.logprob_sequence_ids, limits)
     sequence_ids = message.logprob_sequence_ids[:]
     check_distinct("logprob_sequence_ids", sequence_ids)
-    check_logprobs("logprobs", message.logprobs, len(sequence_ids), limits)
+    _check_logprobs("logprobs", message.logprobs, len(sequence_ids), limits)
     return dict(zip(sequence_ids, split_logprobs(message.logprobs), strict=True))
+
+
+def _check_logprobs(name: str, columns: Logprobs, num_entries: int, limits: AnswerLimits, least: int = 1) -> None:
+    """Checks columns of log probabilities of `num_entries` tokens, each with `least` candidates or more."""
+    counts, token_ids, logprobs, ranks = columns.num_candidates, columns.token_ids, columns.logprobs, columns.ranks
+    require(len(counts) == num_entries, f"{name}: {len(counts)} entries where {num_entries} belong")
+    require(not counts or min(counts) >= least, f"{name}: an entry without a token")
+    columns_fit = sum(counts) == len(token_ids) == len(logprobs) and len(ranks) in (0, len(token_ids))
+    require(columns_fit, f"{name}: columns of different lengths")
+    if not token_ids:
+        return
+    require(max(token_ids) < limits.vocab_size, f"{name}: token id {max(token_ids)} of {limits.vocab_size}")
+    # A sum is NaN if anything in it is.
+    require(not math.isnan(sum(logprobs)) and max(logprobs) <= _MAX_LOGPROB, f"{name}: no log probability")
 
 
 def has_candidates(message: ExecuteModelResponse) -> bool:
@@ -45,7 +64,7 @@ def decode_candidates(message: ExecuteModelResponse, limits: AnswerLimits) -> di
     sequence_ids = message.beam_sequence_ids[:]
     check_distinct("beam_sequence_ids", sequence_ids)
     # One that has no possible token has no candidate.
-    check_logprobs("beam_candidates", message.beam_candidates, len(sequence_ids), limits, least=0)
+    _check_logprobs("beam_candidates", message.beam_candidates, len(sequence_ids), limits, least=0)
     entries = split_logprobs(message.beam_candidates)
     return {
         sequence_id: tuple(zip(entry.token_ids, entry.logprobs, strict=True))
@@ -61,7 +80,7 @@ def decode_prompts(message: ExecuteModelResponse, limits: AnswerLimits) -> tuple
     for piece in pieces:
         num_entries = len(piece.logprobs.num_candidates)
         check_prompt(piece.first_position, num_entries, limits)
-        check_logprobs("prompt_logprobs", piece.logprobs, num_entries, limits)
+        _check_logprobs("prompt_logprobs", piece.logprobs, num_entries, limits)
     return tuple((piece.sequence_id, split_prompt_logprobs(piece)) for piece in pieces)
 
 
