@@ -111,11 +111,10 @@ class OtlpTracer:
         name: str,
         parent: TraceContext | None,
         attributes: Mapping[str, Attribute],
-        *,
         is_server: bool,
         seconds_ago: float,
     ) -> Span:
-        """Begins a span; see Tracer."""
+        """Begins a span; NO_SPAN where sampling decides against it."""
         # An empty context, since the parent is the argument, never what happens to be current.
         above = (
             trace.set_span_in_context(NonRecordingSpan(_to_span_context(parent)), Context()) if parent else Context()

@@ -7,16 +7,18 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from blockyard.telemetry import EventLogger
-from blockyard.tracing.spans import ENDPOINT_VARIABLES, current_tracer, use_tracer
+from blockyard.tracing.spans import ENDPOINT_VARIABLES, use_tracer
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
 
     from blockyard.configuration import TracingSettings
+    from blockyard.tracing.export import OtlpTracer
 
 log = EventLogger(__name__)
 
 _STOP_SECONDS = 2.0
+_tracer: OtlpTracer | None = None
 
 
 class TracingUnavailable(Exception):
@@ -29,6 +31,7 @@ def start_tracing(service: str, settings: TracingSettings, environment: Mapping[
     Raises TracingUnavailable where the settings say so and OpenTelemetry is not installed. For the variables, which a
     platform may give to every process, a warning does.
     """
+    global _tracer
     if not (settings.trace_endpoint or _is_in(environment)):
         return
     try:
@@ -39,7 +42,8 @@ def start_tracing(service: str, settings: TracingSettings, environment: Mapping[
             raise TracingUnavailable(message) from None
         log.warning(message)
         return
-    use_tracer(make_tracer(service, settings, environment), every_step=settings.trace_every_step)
+    _tracer = make_tracer(service, settings, environment)
+    use_tracer(_tracer.begin, every_step=settings.trace_every_step)
 
 
 def _is_in(environment: Mapping[str, str]) -> bool:
@@ -51,7 +55,8 @@ def _is_in(environment: Mapping[str, str]) -> bool:
 
 def stop_tracing(seconds: float = _STOP_SECONDS) -> None:
     """Sends the spans that are left, and traces no more."""
-    tracer = current_tracer()
+    global _tracer
+    tracer, _tracer = _tracer, None
     use_tracer(None)
     if tracer is not None:
         tracer.stop(seconds)

@@ -9,12 +9,16 @@ No text of a prompt or an answer is ever passed to a span.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from blockyard.contract.trace import TraceContext
+
+    # Takes a name, the parent, attributes, whether the span is of a call from outside, and how many seconds ago it
+    # began. Returns NO_SPAN where sampling decides against the span.
+    Begin = Callable[[str, TraceContext | None, Mapping[str, "Attribute"], bool, float], "Span"]
 
 Attribute = str | bool | int | float | tuple[str, ...]
 
@@ -53,44 +57,19 @@ class Span:
 NO_SPAN = Span()
 
 
-class Tracer(Protocol):
-    """Makes spans."""
-
-    def begin(
-        self,
-        name: str,
-        parent: TraceContext | None,
-        attributes: Mapping[str, Attribute],
-        *,
-        is_server: bool,
-        seconds_ago: float,
-    ) -> Span:
-        """Begins a span; NO_SPAN where sampling decides against it."""
-        ...
-
-    def stop(self, seconds: float) -> None:
-        """Sends what is left, for so long at most."""
-        ...
-
-
-_tracer: Tracer | None = None
+_begin: Begin | None = None
 _every_step = False
 
 
-def use_tracer(tracer: Tracer | None, *, every_step: bool = False) -> None:
-    """Makes this process's spans from now on with a tracer, or not at all."""
-    global _tracer, _every_step
-    _tracer, _every_step = tracer, every_step
-
-
-def current_tracer() -> Tracer | None:
-    """Returns this process's tracer; None where nothing is traced."""
-    return _tracer
+def use_tracer(begin: Begin | None, *, every_step: bool = False) -> None:
+    """Makes this process's spans from now on by a tracer's `begin`, or not at all."""
+    global _begin, _every_step
+    _begin, _every_step = begin, every_step
 
 
 def is_tracing() -> bool:
     """Whether spans are recorded here."""
-    return _tracer is not None
+    return _begin is not None
 
 
 def traces_every_step() -> bool:
@@ -100,23 +79,23 @@ def traces_every_step() -> bool:
 
 def begin_span(name: str, parent: TraceContext | None, *, seconds_ago: float = 0.0, **attributes: Attribute) -> Span:
     """Begins a span under another one. NO_SPAN where nothing is traced here, or the parent is None."""
-    if _tracer is None or parent is None:
+    if _begin is None or parent is None:
         return NO_SPAN
-    return _tracer.begin(name, parent, attributes, is_server=False, seconds_ago=seconds_ago)
+    return _begin(name, parent, attributes, False, seconds_ago)
 
 
 def begin_server_span(name: str, parent: TraceContext | None, **attributes: Attribute) -> Span:
     """Begins the span of a call from outside: under its caller's, else as a trace of its own if it is sampled."""
-    if _tracer is None:
+    if _begin is None:
         return NO_SPAN
-    return _tracer.begin(name, parent, attributes, is_server=True, seconds_ago=0.0)
+    return _begin(name, parent, attributes, True, 0.0)
 
 
 def begin_root_span(name: str, **attributes: Attribute) -> Span:
     """Begins a trace of its own, of what no call has asked for, if it is sampled."""
-    if _tracer is None:
+    if _begin is None:
         return NO_SPAN
-    return _tracer.begin(name, None, attributes, is_server=False, seconds_ago=0.0)
+    return _begin(name, None, attributes, False, 0.0)
 
 
 def active_trace_metadata() -> tuple[tuple[str, str], ...]:

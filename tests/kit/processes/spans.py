@@ -141,7 +141,7 @@ def recorded_spans(*, ratio: float = 1.0, every_step: bool = False) -> Iterator[
     provider = make_provider("test", settings, SimpleSpanProcessor(exporter), {})
     unended = _Open()
     provider.add_span_processor(unended)
-    use_tracer(OtlpTracer(provider), every_step=every_step)
+    use_tracer(OtlpTracer(provider).begin, every_step=every_step)
     try:
         yield Recorder(exporter, unended)
     finally:
