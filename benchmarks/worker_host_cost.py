@@ -30,7 +30,7 @@ from blockyard.contract.sampling import SamplingParams
 from kernels.select import get_backend
 from worker_service.batch.input_batch import BatchLimits, InputBatch
 from worker_service.cache_engine import BlockFormat, CacheEngine
-from worker_service.lora.slots import LoraSlots
+from worker_service.lora.slots import AdapterSlots
 from worker_service.runner.model_runner import ModelRunner, RunnerOutput
 from worker_service.sampling.sampler import Sampled
 from worker_service.step import NewRow, Step
@@ -62,7 +62,7 @@ class FreeRunner:
     """A model runner that answers fixed tokens, having asked the batch for what it has to."""
 
     depth = 1
-    slots = LoraSlots()
+    slots = AdapterSlots()
 
     def run(self, forward_batch: ForwardBatch, batch: InputBatch, kv_pool: torch.Tensor) -> RunnerOutput:
         """Samples token 7 everywhere."""

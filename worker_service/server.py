@@ -25,7 +25,7 @@ from worker_service.device.device import AllowedDevice
 from worker_service.groups.joining import GroupSettings
 from worker_service.groups.membership import Membership
 from worker_service.operations.extensions import WorkerView, load_extensions
-from worker_service.operations.operations import Operations
+from worker_service.operations.operations import WorkerOperations
 from worker_service.rendezvous_link import RendezvousLink
 from worker_service.servicer import WorkerServicer
 from worker_service.set_up import LoadOptions
@@ -82,7 +82,7 @@ class Server:
             make_membership=self._make_membership,
         )
         extensions = load_extensions(self._settings.worker_extension, WorkerView(self.worker))
-        self.operations = Operations(self.worker, extensions)
+        self.operations = WorkerOperations(self.worker, extensions)
         self._server = make_server(
             INTERNAL_MESSAGE_BYTES,
             [SERVICE_NAME],

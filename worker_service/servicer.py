@@ -25,7 +25,7 @@ from worker_service.operations.codec import (
     encode_profile,
     encode_profile_options,
 )
-from worker_service.operations.operations import Operations
+from worker_service.operations.operations import WorkerOperations
 from worker_service.operations.rpcs import OperationsRpcs
 from worker_service.weights.saving import Saving
 
@@ -57,11 +57,11 @@ class WorkerServicer(OperationsRpcs, worker_pb2_grpc.WorkerServiceServicer):
         shut_down: Callable[[], None],
         placement: Placement = Placement(),
         port: int = 0,
-        operations: Operations | None = None,
+        operations: WorkerOperations | None = None,
         save_root: Path | None = None,
     ) -> None:
         """`port`: of this; 0: at a Unix socket. `operations`: None: no extensions. `save_root`: see `Saving`."""
-        super().__init__(operations or Operations(worker, {}))
+        super().__init__(operations or WorkerOperations(worker, {}))
         self._worker = worker
         self._saving = Saving(worker, save_root, worker.metrics.on_save)
         self._worker_id = worker_id

@@ -37,7 +37,7 @@ from worker_service.cache_engine import BlockFormat, CacheEngine
 from worker_service.collectives.silent import make_silence
 from worker_service.device import memory
 from worker_service.device.device import AllowedDevice, check_dtype, choose_device
-from worker_service.lora.slots import LoraSlots
+from worker_service.lora.slots import AdapterSlots
 from worker_service.models.determinism import determinism_id
 from worker_service.models.loader import load_model
 from worker_service.runner.dry_runs import profile, settle_threads, warm_up
@@ -212,7 +212,7 @@ def _measure_usage(
 
     before = read(0) if device.type == "cuda" else None
     try:
-        runner = make_runner(loaded, LoraSlots(loras.limits.max_loras) if loras else None)
+        runner = make_runner(loaded, AdapterSlots(loras.limits.max_loras) if loras else None)
         if choice.parallel.world_size > 1:
             # A rank that fails alone leaves nobody in a collective.
             runner.join(make_silence(choice.parallel))

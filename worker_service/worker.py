@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     )
     from blockyard.errors import Violation
     from worker_service.models.loader import RunnableModel
-    from worker_service.observe.profiler import Detail, Profile, ProfileOptions
+    from worker_service.observe.profiler import Profile, ProfileDetail, ProfileOptions
     from worker_service.set_up import DeviceChoice
     from worker_service.step import Step
     from worker_service.steps.step_executor import StepExecutor
@@ -299,7 +299,7 @@ class Worker:
         if self._streams.close(stream) and stream.epoch is not None:
             self.membership.on_stream_end(stream.epoch)
 
-    async def start_profile(self, detail: Detail | None, max_steps: int) -> ProfileOptions:
+    async def start_profile(self, detail: ProfileDetail | None, max_steps: int) -> ProfileOptions:
         """Begins a profile; None and 0 leave the choice to the worker. Raises BlockyardError WRONG_STATE."""
         executor, device = self._require_executor(), self._choice().device
         options = choose_options(detail, max_steps, device)

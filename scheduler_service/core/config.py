@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from scheduler_service.core.kv_groups import KvGroups
+from scheduler_service.core.kv_groups import KvBlockGroups
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -102,14 +102,14 @@ class CoreConfig:
         return min(self.max_num_seqs, self.max_num_batched_tokens)
 
     @property
-    def kv_groups(self) -> KvGroups:
+    def kv_groups(self) -> KvBlockGroups:
         """The KV groups. A prefill has room for two pieces behind its window: one is in flight, one is next."""
         window = max(self.kv_windows)
         if not window:
-            return KvGroups(self.block_size, self.kv_windows)
+            return KvBlockGroups(self.block_size, self.kv_windows)
         piece = min(self.max_num_batched_tokens, self.max_prefill_chunk or self.max_num_batched_tokens)
         num_tokens = window + max(2, self.num_virtual_engines) * piece + self.max_steps_in_flight
-        return KvGroups(self.block_size, self.kv_windows, -(-num_tokens // self.block_size) + 2)
+        return KvBlockGroups(self.block_size, self.kv_windows, -(-num_tokens // self.block_size) + 2)
 
     @property
     def max_tokens(self) -> int:
@@ -223,7 +223,7 @@ class Room:
     )
 
     def __init__(
-        self, num_tokens: int, num_rows: int, num_blocks: int, kv_groups: KvGroups, loras: LoraRoom | None = None
+        self, num_tokens: int, num_rows: int, num_blocks: int, kv_groups: KvBlockGroups, loras: LoraRoom | None = None
     ) -> None:
         self.outranks: Callable[[Group], bool] = lambda _: False
         self.urgent_tenants: set[str] = set()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class KvGroups:
+class KvBlockGroups:
     """The groups of a model. `windows`: for each the keys that a query sees, its own among them; 0: all.
 
     `num_ahead`: a prefill has blocks for so many blocks of tokens, from the first one on that a window still sees; no

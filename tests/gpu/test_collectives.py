@@ -19,7 +19,7 @@ from worker_service.collectives.lifetime import GroupLifetime
 from worker_service.groups.joining import GroupSettings, find_route
 
 if TYPE_CHECKING:
-    from worker_service.collectives.group import Group
+    from worker_service.collectives.group import RankGroup
 
 pytestmark = pytest.mark.gpu
 
@@ -27,7 +27,7 @@ SECONDS = 30.0
 
 
 @pytest.fixture
-def group(device: torch.device) -> Group:
+def group(device: torch.device) -> RankGroup:
     """Connected as a worker does it that is started with `--collectives nccl`, or gloo on a processor."""
     kind = "nccl" if device.type == "cuda" else "gloo"
     route = find_route(GroupSettings(kind), device, "unix:/rank-0")
@@ -38,7 +38,7 @@ def group(device: torch.device) -> Group:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32], ids=str)
-def test_rows_come_back_as_they_are(group: Group, dtype: torch.dtype, device: torch.device):
+def test_rows_come_back_as_they_are(group: RankGroup, dtype: torch.dtype, device: torch.device):
     world: Any = group.world
     rows = torch.arange(15, device=device).reshape(3, 5).to(dtype)
     with group.lifetime.work(SECONDS):
@@ -50,7 +50,7 @@ def test_rows_come_back_as_they_are(group: Group, dtype: torch.dtype, device: to
     assert not world.is_broken
 
 
-def test_a_group_that_was_aborted_begins_nothing(group: Group, device: torch.device):
+def test_a_group_that_was_aborted_begins_nothing(group: RankGroup, device: torch.device):
     world: Any = group.world
     rows = torch.zeros(1, 1, device=device)
     world._all_gather(rows)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from worker_service.models.vocabulary import SharedVocabulary
-from worker_service.sampling.sampler import Candidates, Sampled, Sampler
+from worker_service.sampling.sampler import BeamCandidates, Sampled, Sampler
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,15 +51,17 @@ class Chooser:
 
     def choose(
         self, logits: Tensor, layout: StepLayout, batch: InputBatch, finite: Flags | None = None
-    ) -> tuple[Sampled, Candidates]:
+    ) -> tuple[Sampled, BeamCandidates]:
         """Samples the first rows and finds the candidates of the others, which are beams'."""
         if self.shared is None:
             return self._choose_here(logits, layout, batch, finite)
-        return self._choose_together(self.shared, logits, layout, batch) if len(logits) else (Sampled(), Candidates())
+        return (
+            self._choose_together(self.shared, logits, layout, batch) if len(logits) else (Sampled(), BeamCandidates())
+        )
 
     def choose_replayed(
         self, outputs: StepOutputs, layout: StepLayout, batch: InputBatch
-    ) -> tuple[Sampled, Candidates]:
+    ) -> tuple[Sampled, BeamCandidates]:
         """Does so with the outputs of a captured step, which made no logits where all rows are plain greedy."""
         if outputs.logits is not None:
             return self.choose(outputs.logits, layout, batch, outputs.finite)
@@ -70,12 +72,12 @@ class Chooser:
             ids = best + self.shared.first_token
             assert outputs.best_values is not None
             best, finite = self.shared.collectives.exchange_best(outputs.best_values, ids, finite)
-        return Sampled(best, ~finite, np.zeros_like(finite), finite=finite), Candidates()
+        return Sampled(best, ~finite, np.zeros_like(finite), finite=finite), BeamCandidates()
 
     def _choose_here(
         self, logits: Tensor, layout: StepLayout, batch: InputBatch, finite: Flags | None
-    ) -> tuple[Sampled, Candidates]:
-        sampled, candidates, num_sampled = Sampled(), Candidates(), len(layout.sampled)
+    ) -> tuple[Sampled, BeamCandidates]:
+        sampled, candidates, num_sampled = Sampled(), BeamCandidates(), len(layout.sampled)
         masks, self._masks = self._masks, None
         of_sampled, of_beams = (None, None) if finite is None else (finite[:num_sampled], finite[num_sampled:])
         if num_sampled:
@@ -87,7 +89,7 @@ class Chooser:
 
     def _choose_together(
         self, shared: SharedVocabulary, logits: Tensor, layout: StepLayout, batch: InputBatch
-    ) -> tuple[Sampled, Candidates]:
+    ) -> tuple[Sampled, BeamCandidates]:
         """Has rank 0 choose, and takes its choice: the token of each row, or -1 where it failed."""
         whole, num_sampled = shared.gather(logits), len(layout.sampled)
         choice = np.zeros(len(logits), np.int32)
@@ -102,4 +104,4 @@ class Chooser:
         of_sampled, of_beams = failed[:num_sampled], failed[num_sampled:]
         token_ids = choice[:num_sampled].astype(np.int64)
         sampled = Sampled(token_ids, of_sampled, np.zeros_like(of_sampled), finite=~of_sampled)
-        return sampled, Candidates(of_beams, finite=~of_beams)
+        return sampled, BeamCandidates(of_beams, finite=~of_beams)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PromptPiece:
+class PromptRows:
     """Prompt tokens whose log probabilities a step can compute, since it computes what stands before them.
 
     `token_ids` [n] stand in the prompt from `first_position` on; the hidden row of the first is `first_hidden`. Each
@@ -61,7 +61,7 @@ class ForwardBatch:
     seq_lens: Array
     block_tables: npt.NDArray[np.int32]
     token_ids: Array
-    prompts: tuple[PromptPiece, ...]
+    prompts: tuple[PromptRows, ...]
     computed_lengths: Array
     pooled: tuple[PooledPiece, ...] = ()
     rejections: tuple[tuple[int, BlockyardError], ...] = ()

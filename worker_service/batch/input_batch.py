@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from worker_service.batch.forward_batch import ForwardBatch, PromptPiece, divide_tables, find_pooled, find_rejections
+from worker_service.batch.forward_batch import ForwardBatch, PromptRows, divide_tables, find_pooled, find_rejections
 from worker_service.batch.late_rows import UNKNOWN, LateRows
 from worker_service.batch.row_requests import RequestTable, with_rows
 from worker_service.batch.step_layout import StepLayout, layout_key, make_layout
@@ -48,7 +48,7 @@ PROGRESS = np.dtype(
 
 
 @dataclass(slots=True)
-class Progress:
+class RowProgress:
     """The progress of one sequence: a record PROGRESS as a value."""
 
     num_tokens: int = 0
@@ -169,9 +169,9 @@ class InputBatch:
         rows = np.array([self._row_of.get(each, -1) for each in sequence_ids or self._row_of], np.int64)
         return np.where(self._progress["ended"][rows] | (rows < 0), 0, self._requests.columns["lora_id"][rows])
 
-    def progress(self, sequence_id: int) -> Progress:
+    def progress(self, sequence_id: int) -> RowProgress:
         """Returns the progress of a sequence; an unknown one has not begun."""
-        return Progress(*self._progress[self._row_of.get(sequence_id, -1)].item())
+        return RowProgress(*self._progress[self._row_of.get(sequence_id, -1)].item())
 
     def _find_rows(self, sequence_ids: tuple[int, ...]) -> Array:
         """Returns the rows of sequences, -1 for an unknown one; the same array until a row changes hands."""
@@ -313,7 +313,7 @@ class InputBatch:
             self._layout = make_layout(step, rows, ended, is_due, self._requests)
         return self._layout
 
-    def _prompts(self, step: Step, layout: StepLayout) -> Iterator[PromptPiece]:
+    def _prompts(self, step: Step, layout: StepLayout) -> Iterator[PromptRows]:
         """Finds the pieces of prompts whose log probabilities the step can compute."""
         for place in layout.prompt_places:
             row = layout.step_rows[place]
@@ -322,7 +322,7 @@ class InputBatch:
             token_ids = self._token_ids[row, first : min(end, int(request["prompt_length"]))].astype(np.int64)
             if len(token_ids):
                 first_hidden, num_best = int(layout.last_hidden[place]) + 1 - end + first, request["prompt_logprobs"]
-                yield PromptPiece(step.sequence_ids[place], first, token_ids, first_hidden, int(num_best))
+                yield PromptRows(step.sequence_ids[place], first, token_ids, first_hidden, int(num_best))
 
     def _tables(self, rows: Array, seq_lens: Array) -> npt.NDArray[np.int32]:
         widest, num_groups = -(-int(seq_lens.max(initial=0)) // self.limits.block_size), self.limits.num_kv_groups

@@ -14,14 +14,14 @@ import numpy.typing as npt
 
 from blockyard.contract.pooling import PoolingKind
 from worker_service.pooling.rows import PooledRows, PoolingRequest
-from worker_service.sampling.sampling_state import SAMPLING_FIELDS, SequenceLists, TokenCounts, write_sampling
+from worker_service.sampling.sampling_state import SAMPLING_FIELDS, PenaltyCounts, SequenceLists, write_sampling
 
 if TYPE_CHECKING:
     from blockyard.model_config.pooling.rule import PoolingRule
     from worker_service.grammars.matchers import Grammars, GrammarState
     from worker_service.step import Array, NewRow
 
-    Followers = list[tuple[int, TokenCounts | GrammarState]]
+    Followers = list[tuple[int, PenaltyCounts | GrammarState]]
 
 ROW = np.dtype(
     [

@@ -17,11 +17,11 @@ from worker_service.collectives.process_group import ProcessGroupCollectives
 
 if TYPE_CHECKING:
     from blockyard.contract.parallel import Parallel
-    from worker_service.collectives.group import Group
+    from worker_service.collectives.group import RankGroup
     from worker_service.collectives.lifetime import GroupLifetime
 
 
-def join_gloo(store: c10d.Store, parallel: Parallel, lifetime: GroupLifetime, host: str, seconds: float) -> Group:
+def join_gloo(store: c10d.Store, parallel: Parallel, lifetime: GroupLifetime, host: str, seconds: float) -> RankGroup:
     """Connects this rank to every other one; raises RuntimeError where that fails or takes longer than `seconds`.
 
     Args:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Group(Ranks):
+class RankGroup(Ranks):
     """The ranks of a replica. Where there is one stage, its collectives are those of all."""
 
     lifetime: GroupLifetime
@@ -26,10 +26,10 @@ class Group(Ranks):
 
 def connect_group(
     connect: Callable[[str, int, int], Collectives], parallel: Parallel, lifetime: GroupLifetime
-) -> Group:
+) -> RankGroup:
     """Makes a group of what `connect` makes: given a name that no other has, this rank's place, and the size."""
     world = connect("world", parallel.rank, parallel.world_size)
     if parallel.pipeline_parallel_size == 1:
-        return Group(world, world, lifetime)
+        return RankGroup(world, world, lifetime)
     name = f"stage {parallel.pipeline_rank}"
-    return Group(world, connect(name, parallel.tensor_rank, parallel.tensor_parallel_size), lifetime)
+    return RankGroup(world, connect(name, parallel.tensor_rank, parallel.tensor_parallel_size), lifetime)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
 
     from blockyard.contract.parallel import Parallel
-    from worker_service.collectives.group import Group
+    from worker_service.collectives.group import RankGroup
     from worker_service.collectives.lifetime import GroupLifetime
 
 # Asks Linux for the IPv4 address of an interface.
@@ -61,7 +61,7 @@ def join_nccl(
     lifetime: GroupLifetime,
     device: torch.device,
     make: Callable[[c10d.Store, int, int], Any] = make_process_group,
-) -> Group:
+) -> RankGroup:
     """Connects this rank's GPU to every other one's; raises RuntimeError where that fails.
 
     NCCL connects at the first operation of each kind, which may fail where memory is short: the caller begins with one

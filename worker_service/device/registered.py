@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 log = EventLogger(__name__)
 
 
-class Registry(Protocol):
+class MemoryRegistry(Protocol):
     """Knows which memory of the host a GPU can reach."""
 
     def register(self, address: int, num_bytes: int) -> str:
@@ -59,7 +59,7 @@ class CudaRegistry:
 class _Memory(mmap.mmap):
     """Memory that is unregistered before it is unmapped."""
 
-    registered: tuple[Registry, int] | None = None
+    registered: tuple[MemoryRegistry, int] | None = None
 
     def __del__(self) -> None:
         if self.registered is not None:
@@ -67,7 +67,7 @@ class _Memory(mmap.mmap):
             registry.unregister(address)
 
 
-def allocate_registered(num_bytes: int, device: torch.device, registry: Registry | None = None) -> Tensor:
+def allocate_registered(num_bytes: int, device: torch.device, registry: MemoryRegistry | None = None) -> Tensor:
     """Allocates zeroed bytes [num_bytes] uint8 for a GPU. Where they cannot be registered, copies are slow, and right.
 
     Args:

@@ -23,7 +23,7 @@ from worker_service.collectives.gloo import join_gloo
 if TYPE_CHECKING:
     from blockyard.contract.parallel import Parallel
     from blockyard.contract.workers import GroupRequest
-    from worker_service.collectives.group import Group
+    from worker_service.collectives.group import RankGroup
     from worker_service.collectives.lifetime import GroupLifetime
     from worker_service.groups.store import RendezvousStore
 
@@ -91,7 +91,7 @@ def _find_host(rendezvous_address: str) -> str:
 
 def join(
     store: RendezvousStore, parallel: Parallel, route: Route, device: torch.device, lifetime: GroupLifetime
-) -> Group:
+) -> RankGroup:
     """Meets the other ranks and connects to them; raises BlockyardError, RuntimeError or TimeoutError."""
     faults.reach(faults.BEFORE_JOIN)
     _compare_set_ups(store, parallel, route.kind)
@@ -116,7 +116,9 @@ def _compare_set_ups(store: RendezvousStore, parallel: Parallel, kind: str) -> N
             raise BlockyardError(Reason.WRONG_STATE, message)
 
 
-def greet(group: Group, parallel: Parallel, device: torch.device, request: GroupRequest, fingerprint: bytes) -> bytes:
+def greet(
+    group: RankGroup, parallel: Parallel, device: torch.device, request: GroupRequest, fingerprint: bytes
+) -> bytes:
     """Does the first operation of each kind; raises BlockyardError GROUP_BROKEN for a peer that is not in the group.
 
     The connections between ranks know no passwords, so each rank proves over them that it was told the secret.
@@ -148,7 +150,7 @@ def greet(group: Group, parallel: Parallel, device: torch.device, request: Group
     return _exchange(group, parallel, device, fingerprint)
 
 
-def _exchange(group: Group, parallel: Parallel, device: torch.device, fingerprint: bytes) -> bytes:
+def _exchange(group: RankGroup, parallel: Parallel, device: torch.device, fingerprint: bytes) -> bytes:
     known = torch.zeros(parallel.world_size, FINGERPRINT_BYTES // 4, dtype=torch.int32)
     if fingerprint:
         known[parallel.rank] = torch.from_numpy(np.frombuffer(fingerprint, np.int32).copy())
@@ -157,7 +159,7 @@ def _exchange(group: Group, parallel: Parallel, device: torch.device, fingerprin
     return next((row.numpy().tobytes() for row in known.cpu() if row.any()), b"")
 
 
-def _greet_stages(group: Group, parallel: Parallel, rows: torch.Tensor) -> None:
+def _greet_stages(group: RankGroup, parallel: Parallel, rows: torch.Tensor) -> None:
     """Uses the connections of the pipeline once, in its direction."""
     if parallel.pipeline_rank > 0:
         group.receive(rows)

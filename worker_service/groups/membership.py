@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import torch
 
     from blockyard.contract.parallel import Parallel
-    from worker_service.collectives.group import Group
+    from worker_service.collectives.group import RankGroup
     from worker_service.device.thread import DeviceThread
     from worker_service.groups.joining import Route
 
@@ -42,7 +42,7 @@ EXIT_CODE = 70
 MAX_INCARNATION_BYTES = 256
 
 
-class Link(RendezvousPoint, Protocol):
+class GroupLink(RendezvousPoint, Protocol):
     """A connection to the meeting point at rank 0."""
 
     async def close(self) -> None:
@@ -58,10 +58,10 @@ class _Member:
     lifetime: GroupLifetime
     kind: str = ""
     store: RendezvousStore | None = None
-    group: Group | None = None
+    group: RankGroup | None = None
 
 
-def _nowhere(request: GroupRequest) -> Link:
+def _nowhere(request: GroupRequest) -> GroupLink:
     raise BlockyardError(Reason.FEATURE_DISABLED, "this worker was made without a way to others")
 
 
@@ -73,7 +73,7 @@ class Membership:
         thread: DeviceThread,
         incarnation: str,
         settings: GroupSettings = DEFAULT_SETTINGS,
-        connect: Callable[[GroupRequest], Link] = _nowhere,
+        connect: Callable[[GroupRequest], GroupLink] = _nowhere,
         end_process: Callable[[int], None] = end_process,
     ) -> None:
         """`connect`: opens the way to rank 0, for other ranks. `end_process`: is given the exit code."""
@@ -99,7 +99,7 @@ class Membership:
         reusable = member.group is not None and not problem and member.lifetime.is_idle
         return GroupInfo(member.request.epoch, reusable, problem, _digest(member.request.members))
 
-    def find(self, epoch: int | None = None) -> Group | None:
+    def find(self, epoch: int | None = None) -> RankGroup | None:
         """Returns the group of an epoch, or of whichever was last, whole or broken. For any thread."""
         member = self._member
         return member.group if member is not None and epoch in (None, member.request.epoch) else None
@@ -156,7 +156,7 @@ class Membership:
         member.request = replace(request, secret=member.request.secret)
         return member
 
-    async def _connect_member(self, member: _Member, parallel: Parallel, device: torch.device) -> Group:
+    async def _connect_member(self, member: _Member, parallel: Parallel, device: torch.device) -> RankGroup:
         """Meets the other ranks, unless they are connected already, and greets them."""
         request, group = member.request, member.group
         if group is not None:
@@ -182,13 +182,13 @@ class Membership:
 
     async def _join(
         self, member: _Member, point: RendezvousPoint, route: Route, parallel: Parallel, device: torch.device
-    ) -> Group:
+    ) -> RankGroup:
         store = member.store = RendezvousStore(point, asyncio.get_running_loop(), member.request.timeout_seconds)
         return await self._run(member, lambda: join(store, parallel, route, device, member.lifetime), parallel, device)
 
     async def _run(
-        self, member: _Member, connect: Callable[[], Group], parallel: Parallel, device: torch.device
-    ) -> Group:
+        self, member: _Member, connect: Callable[[], RankGroup], parallel: Parallel, device: torch.device
+    ) -> RankGroup:
         """Connects to the other ranks and greets them, in the device thread."""
         return await self._thread.run(lambda: _join_in_thread(member, connect, parallel, device, self.fingerprint))
 
@@ -245,11 +245,11 @@ class Membership:
 
 def _join_in_thread(
     member: _Member,
-    connect: Callable[[], Group],
+    connect: Callable[[], RankGroup],
     parallel: Parallel,
     device: torch.device,
     fingerprint: bytes,
-) -> Group:
+) -> RankGroup:
     """Connects and greets; raises BlockyardError, and then the group has ended."""
     lifetime, failure = member.lifetime, None
     # Behind whatever step of the epoch before was about to begin in this thread: it has found the group suspended.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from blockyard.model_config.fields import unusable
-from worker_service.models.weight_files import STORED_DTYPES, Entry, map_tensor
+from worker_service.models.weight_files import STORED_DTYPES, TensorEntry, map_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,8 +55,8 @@ class AdapterFiles:
         inner, outer = (map_tensor(entry, reads_ahead=True).float() for entry in self._pairs[module])
         return inner, outer * self.config.scale_of(module)[1]
 
-    def _find_pairs(self, max_rank: int) -> dict[str, tuple[Entry, Entry]]:
-        found: dict[str, dict[str, Entry]] = {}
+    def _find_pairs(self, max_rank: int) -> dict[str, tuple[TensorEntry, TensorEntry]]:
+        found: dict[str, dict[str, TensorEntry]] = {}
         for name, entry in self._folder.header().items():
             match = _TENSOR.fullmatch(name)
             if match is None or entry.stored_dtype not in STORED_DTYPES:
@@ -64,7 +64,9 @@ class AdapterFiles:
             found.setdefault(match["module"], {})[match["factor"]] = entry
         return dict(self._pairs_of(found, max_rank))
 
-    def _pairs_of(self, found: dict[str, dict[str, Entry]], max_rank: int) -> Iterator[tuple[str, tuple[Entry, Entry]]]:
+    def _pairs_of(
+        self, found: dict[str, dict[str, TensorEntry]], max_rank: int
+    ) -> Iterator[tuple[str, tuple[TensorEntry, TensorEntry]]]:
         for module, factors in sorted(found.items()):
             if len(factors) < 2:
                 raise unusable(f"{self._path}: {module} has one factor alone")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from blockyard.errors import BlockyardError
-    from worker_service.models.weight_files import Entry
+    from worker_service.models.weight_files import TensorEntry
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -67,7 +67,7 @@ class PeftFolder:
             if value not in (None, False, neutral, [], {}):
                 raise unusable(f"{self.config_path}: {name} is {value!r}, which is not served")
 
-    def header(self) -> dict[str, Entry]:
+    def header(self) -> dict[str, TensorEntry]:
         """Reads which tensors there are, at least one."""
         try:
             header = read_header(self.weights_path, self._root)

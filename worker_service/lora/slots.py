@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 NO_ADAPTERS: Mapping[int, AdapterWeights] = MappingProxyType({})
 
 
-class LoraSlots:
+class AdapterSlots:
     """Slots of so many adapters."""
 
     def __init__(

@@ -24,7 +24,7 @@ from blockyard.service import faults
 from blockyard.telemetry import EventLogger
 from kernels.select import make_arena
 from worker_service.lora.reader import AdapterReader
-from worker_service.lora.slots import LoraSlots
+from worker_service.lora.slots import AdapterSlots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -56,7 +56,7 @@ class LoraStore:
         self.pinned: set[int] = set()
         self.on_loaded: Callable[[float], None] = lambda seconds: None
         self.on_removed: Callable[[], None] = lambda: None
-        self._slots = LoraSlots()
+        self._slots = AdapterSlots()
         self._reader = reader
         self._root = root
         self._reading: dict[int, tuple[LoraRequest, asyncio.Task[AdapterWeights]]] = {}
@@ -140,10 +140,12 @@ class LoraStore:
         """Of the device's memory, that adapters still to come may take outside of the slots."""
         return (self.limits.max_cpu_loras - len(self.adapters)) * self._reader.max_adapter_bytes
 
-    def make_slots(self) -> LoraSlots:
+    def make_slots(self) -> AdapterSlots:
         """Makes the slots of the network."""
         limits = self.limits
-        self._slots = LoraSlots(limits.max_loras, self.adapters, self._reader.write, limits.max_prompt_adapter_tokens)
+        self._slots = AdapterSlots(
+            limits.max_loras, self.adapters, self._reader.write, limits.max_prompt_adapter_tokens
+        )
         return self._slots
 
     @property

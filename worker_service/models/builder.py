@@ -20,14 +20,14 @@ from kernels.shapes import Activation, LogitTransform, QueryKeyNorms
 from worker_service.models.decoder import DecoderModel
 from worker_service.models.feeds.feed import MixtureFeed, MlpFeed
 from worker_service.models.feeds.tensors import ExpertTensors
-from worker_service.models.layers import Beginning, DecoderLayer, Ending, Norm, Norms
+from worker_service.models.layers import DecoderLayer, Embedding, LMHead, NormLayer, Norms
 from worker_service.models.packed_files import PackedWeights
 from worker_service.models.projections import (
     WHOLE,
     Cut,
     ModuleNames,
     Projection,
-    Rows,
+    ProjectionRows,
     concatenate,
     halves_order,
     join,
@@ -111,21 +111,21 @@ class PartReader:
         assert self._backend.mixture is not None, "it has all ops"
         return self._backend.mixture.pack_experts(experts, shape, self._arena)
 
-    def _norm(self, name: str, norm: decoder_config.Norm, width: int) -> Norm:
+    def _norm(self, name: str, norm: decoder_config.Norm, width: int) -> NormLayer:
         dtype = torch.float32 if norm.is_held_wide else self._config.dtype
         weight = self._norm_tensor(f"{name}.weight", width, dtype, norm.offset) if norm.has_weight else None
         bias = self._norm_tensor(f"{name}.bias", width, dtype) if norm.has_bias else None
-        return Norm(norm.kind, norm.epsilon, weight, bias)
+        return NormLayer(norm.kind, norm.epsilon, weight, bias)
 
     def _norm_tensor(self, name: str, width: int, dtype: torch.dtype, offset: float = 0.0) -> Tensor:
         tensor = self._read(name, width).to(dtype)
         return self._keep(tensor + offset if offset and not tensor.is_meta else tensor)
 
-    def _weight(self, module: Rows) -> Tensor:
+    def _weight(self, module: ProjectionRows) -> Tensor:
         stored = self._read(f"{module.name}.weight", *module.stored_shape, part=module.stored_part)
         return module.arrange(stored.t().contiguous() if module.is_transposed else stored)
 
-    def _weights(self, modules: tuple[Rows, ...]) -> WeightRows:
+    def _weights(self, modules: tuple[ProjectionRows, ...]) -> WeightRows:
         """Reads weights of the same input: as they are, or quantized."""
         reader = self._quantized
         are_quantized = {reader is not None and self._is_quantized(reader.stored, module.name) for module in modules}
@@ -142,7 +142,7 @@ class PartReader:
     def _is_quantized(self, stored: StoredWeights, module: str) -> bool:
         return (module != self._names.head or stored.has_head) and stored.covers(module)
 
-    def _bias(self, modules: Sequence[Rows]) -> Tensor:
+    def _bias(self, modules: Sequence[ProjectionRows]) -> Tensor:
         read = (self._read(f"{module.name}.bias", module.out_features, part=(module.parts,)) for module in modules)
         return concatenate([module.arrange(bias) for module, bias in zip(modules, read, strict=True)]).clone()
 
@@ -181,7 +181,7 @@ class NetworkBuilder(PartReader):
         model.has_two_tables = self._has_found_two
         return model
 
-    def read(self) -> tuple[Beginning | None, list[DecoderLayer], Ending | None]:
+    def read(self) -> tuple[Embedding | None, list[DecoderLayer], LMHead | None]:
         """Goes through all tensors in the order in which they are packed."""
         config, share, names = self._config, self._share, self._names
         # The largest come first, while there is room for a file's pages beside them.
@@ -195,15 +195,15 @@ class NetworkBuilder(PartReader):
         final_norm = config.final_norm and self._norm(names.final_norm, config.final_norm, config.hidden_size)
         pooling = self._pooling_head(beginning) if config.pooling is not None else None
         has_end = share.is_last_stage and (head is not None or pooling is not None)
-        ending = Ending(final_norm, head, pooling) if has_end else None
+        ending = LMHead(final_norm, head, pooling) if has_end else None
         return beginning, layers, ending
 
-    def _ends(self) -> tuple[Beginning | None, PackedLinear | None]:
+    def _ends(self) -> tuple[Embedding | None, PackedLinear | None]:
         """Reads the embedding and the head, of which some networks have one for both."""
         config, share, names = self._config, self._share, self._names
         if config.pooling is not None:
             table = self._keep(self._read(names.embedding + ".weight", config.vocab_size, config.hidden_size))
-            return Beginning(table, self._positions(), *self._token_types()), None
+            return Embedding(table, self._positions(), *self._token_types()), None
         shape, tokens = (config.vocab_size, config.hidden_size), ((_slice(share.vocabulary),),)
         logits = LogitTransform(config.head.scale, config.head.softcap)
         if not config.head.is_tied or self._has_two_tables(shape):
@@ -211,20 +211,20 @@ class NetworkBuilder(PartReader):
             table: Tensor | PackedLinear = self._keep(self._read(names.embedding + ".weight", *shape, part=tokens))
             positions = self._positions()
             self._passes_over = not share.is_last_stage
-            cut = Rows(names.head, *shape, tokens[0])
+            cut = ProjectionRows(names.head, *shape, tokens[0])
             head = self._linear((cut,), bias=config.head.has_bias, logits=logits).packed
         else:
             stored = (f"{names.embedding}.weight", f"{names.head}.weight")
             self._passes_over = not (share.is_first_stage or share.is_last_stage)
             tied = self._read(next((name for name in stored if name in self._files), stored[0]), *shape, part=tokens)
-            bias = self._bias((Rows(names.head, *shape, tokens[0]),)) if config.head.has_bias else None
+            bias = self._bias((ProjectionRows(names.head, *shape, tokens[0]),)) if config.head.has_bias else None
             head = self._pack([tied], bias, logits=logits) if share.is_last_stage else None
             table = head if head is not None and head.is_table else self._keep(tied) if share.is_first_stage else tied
             positions = self._positions()
-        beginning = Beginning(table, positions) if share.is_first_stage else None
+        beginning = Embedding(table, positions) if share.is_first_stage else None
         return beginning, (head if share.is_last_stage else None)
 
-    def _pooling_head(self, beginning: Beginning | None) -> PoolingHead:
+    def _pooling_head(self, beginning: Embedding | None) -> PoolingHead:
         """Reads what is behind the rows of a network that pools."""
         config, rule = self._config, self._config.pooling
         assert rule is not None and beginning is not None
@@ -244,7 +244,7 @@ class NetworkBuilder(PartReader):
         part = ((slice(first, first + count),),)
         return self._keep(self._read(self._names.positions + ".weight", first + count, config.hidden_size, part=part))
 
-    def _token_types(self) -> tuple[Tensor | None, Norm | None]:
+    def _token_types(self) -> tuple[Tensor | None, NormLayer | None]:
         """Reads what else an encoder has before its layers: the table of token types, and a norm."""
         encoder, names, hidden = self._config.encoder, self._names, self._config.hidden_size
         if encoder is None:
@@ -303,7 +303,7 @@ class NetworkBuilder(PartReader):
 
     def _mixture(self, prefix: str, feed: Experts, inner: Cut) -> MixtureFeed:
         names, hidden = self._config.names.experts, self._config.hidden_size
-        module = Rows(prefix + names.router, feed.num_experts, hidden)
+        module = ProjectionRows(prefix + names.router, feed.num_experts, hidden)
         weight = self._weight(module)
         router = self._pack_router(weight, self._bias((module,)) if feed.router.has_bias else None)
         tensors = ExpertTensors(prefix, names, feed, hidden, inner)
@@ -330,7 +330,7 @@ class NetworkBuilder(PartReader):
         key = Cut(attention.num_kv_heads, share.kv_heads, attention.head_dim)
         return query, key, Cut(layer.feed.inner_features, share.mlp)
 
-    def _qkv(self, prefix: str, layer: Layer) -> tuple[Rows, ...]:
+    def _qkv(self, prefix: str, layer: Layer) -> tuple[ProjectionRows, ...]:
         config, names, attention = self._config, self._config.names, layer.attention
         query, key, _ = self._cuts(layer)
         modules = ((names.query, query), (names.key, key), (names.value, key))
@@ -347,12 +347,12 @@ class NetworkBuilder(PartReader):
             for (name, cut), order in zip(modules, [*orders, None], strict=True)
         )
 
-    def _inner(self, prefix: str, layer: Layer) -> tuple[Rows, ...]:
+    def _inner(self, prefix: str, layer: Layer) -> tuple[ProjectionRows, ...]:
         names, inner = self._config.names, self._cuts(layer)[2]
         gates = ((names.gate, inner),) if layer.feed.is_gated else ()
         return self._columns(prefix, (*gates, (names.up, inner)))
 
-    def _columns(self, prefix: str, modules: Sequence[tuple[str, Cut]]) -> tuple[Rows, ...]:
+    def _columns(self, prefix: str, modules: Sequence[tuple[str, Cut]]) -> tuple[ProjectionRows, ...]:
         """Cuts modules of the same input by their outputs: those of one name are stored as one."""
         if len({name for name, _ in modules}) == len(modules):
             return tuple(self._rows(prefix + name, cut.size, (cut.part,)) for name, cut in modules)
@@ -364,9 +364,9 @@ class NetworkBuilder(PartReader):
         total = sum(cut.size for _, cut in modules)
         return (self._rows(prefix + modules[0][0], total, join(parts)),)
 
-    def _rows(self, name: str, size: int, parts: tuple[slice, ...], order: Tensor | None = None) -> Rows:
+    def _rows(self, name: str, size: int, parts: tuple[slice, ...], order: Tensor | None = None) -> ProjectionRows:
         is_transposed = self._config.names.are_transposed
-        return Rows(name, size, self._config.hidden_size, parts, order=order, is_transposed=is_transposed)
+        return ProjectionRows(name, size, self._config.hidden_size, parts, order=order, is_transposed=is_transposed)
 
     def _qk_norms(self, prefix: str, layer: Layer) -> QueryKeyNorms | None:
         attention, names, norm = layer.attention, self._config.names, layer.attention.qk_norm
@@ -382,7 +382,7 @@ class NetworkBuilder(PartReader):
         assert query.weight is not None and key.weight is not None
         return QueryKeyNorms(query.weight, key.weight, norm.epsilon, attention.norms_whole_rows, attention.norms_turned)
 
-    def _linear(self, modules: tuple[Rows, ...], *, bias: bool, **how: Any) -> Projection:
+    def _linear(self, modules: tuple[ProjectionRows, ...], *, bias: bool, **how: Any) -> Projection:
         """Reads projections of the same input and packs this rank's outputs as one."""
         weights = self._weights(modules)
         return Projection(self._pack(weights, self._bias(modules) if bias else None, **how), modules)
@@ -390,7 +390,7 @@ class NetworkBuilder(PartReader):
     def _row_parallel(self, name: str, inputs: Cut, leaves: int, *, bias: bool) -> Projection:
         """Reads a projection back to the hidden size, and packs this rank's inputs of it, with the whole bias."""
         hidden, is_transposed = self._config.hidden_size, self._config.names.are_transposed
-        module = Rows(name, hidden, inputs.size, WHOLE, inputs.part, is_transposed=is_transposed)
+        module = ProjectionRows(name, hidden, inputs.size, WHOLE, inputs.part, is_transposed=is_transposed)
         weights = self._weights((module,))
         added = self._read(name + ".bias", hidden).clone() if bias else None
         return Projection(self._pack(weights, added, leaves=leaves, partial=self._share.is_cut), (module,))

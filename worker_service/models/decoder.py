@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from kernels.ops import AttentionBatch, Backend
     from kernels.packed import PackedLinear
     from worker_service.models.description import Module, OtherModule
-    from worker_service.models.layers import Beginning, DecoderLayer, Ending
+    from worker_service.models.layers import DecoderLayer, Embedding, LMHead
     from worker_service.models.model_config import ModelConfig
     from worker_service.models.projections import ModuleNames
     from worker_service.pooling.head import PoolingHead
@@ -55,9 +55,9 @@ class DecoderModel:
         self,
         config: ModelConfig,
         backend: Backend,
-        beginning: Beginning | None,
+        beginning: Embedding | None,
         layers: Sequence[DecoderLayer],
-        ending: Ending | None,
+        ending: LMHead | None,
         share: Share,
         names: ModuleNames,
     ) -> None:

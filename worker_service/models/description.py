@@ -13,7 +13,7 @@ from torch import Tensor
 
 from blockyard.model_config.decoder_config import NormKind
 from worker_service.models.feeds.feed import MlpFeed
-from worker_service.models.projections import Rows
+from worker_service.models.projections import ProjectionRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from blockyard.model_config.share import Share
     from kernels.packed import PackedLinear
     from worker_service.models.feeds.feed import MixtureFeed
-    from worker_service.models.layers import Beginning, DecoderLayer, Ending, Norm
+    from worker_service.models.layers import DecoderLayer, Embedding, LMHead, NormLayer
     from worker_service.models.model_config import ModelConfig
     from worker_service.models.projections import ModuleNames, Projection
     from worker_service.pooling.head import PoolingHead
@@ -37,7 +37,7 @@ class Module:
     """Within its layer, or the network: "self_attn.qkv_proj"."""
     kind: str
     weight: Tensor | PackedLinear
-    tensors: tuple[Rows, ...]
+    tensors: tuple[ProjectionRows, ...]
     """What this rank has of each tensor."""
     layer: int | None = None
     """Counted from the network's first; None: in none."""
@@ -101,15 +101,15 @@ def list_modules(
     config: ModelConfig,
     share: Share,
     names: ModuleNames,
-    beginning: Beginning | None,
+    beginning: Embedding | None,
     layers: Sequence[DecoderLayer],
-    ending: Ending | None,
+    ending: LMHead | None,
 ) -> list[Module | OtherModule]:
     """Lists the modules of a decoder in the order of a step; arguments as `DecoderModel` has them."""
     tokens = _part("tokens", share.vocabulary, config.vocab_size) if share.is_cut else ""
     modules = list[Module | OtherModule]()
     if beginning is not None:
-        rows = Rows(names.embedding, config.vocab_size, config.hidden_size, (_slice(share.vocabulary),))
+        rows = ProjectionRows(names.embedding, config.vocab_size, config.hidden_size, (_slice(share.vocabulary),))
         modules.append(Module(rows.name, "Embedding", beginning.table, (rows,), cut=tokens))
         if beginning.positions is not None:
             modules.append(_whole(names.positions, "Embedding", beginning.positions))
@@ -123,7 +123,7 @@ def list_modules(
         modules += _norm(names.final_norm, ending.norm) if ending.norm else ()
         # A table that is used at both ends is one tensor.
         if ending.head is not None and (beginning is None or ending.head is not beginning.table):
-            rows = Rows(names.head, config.vocab_size, config.hidden_size, (_slice(share.vocabulary),))
+            rows = ProjectionRows(names.head, config.vocab_size, config.hidden_size, (_slice(share.vocabulary),))
             modules.append(Module(names.head, "Linear", ending.head, (rows,), cut=tokens))
         if ending.pooling is not None:
             modules += _pooling_modules(config, names, ending.pooling, beginning)
@@ -131,12 +131,14 @@ def list_modules(
 
 
 def _pooling_modules(
-    config: ModelConfig, names: ModuleNames, head: PoolingHead, beginning: Beginning | None
+    config: ModelConfig, names: ModuleNames, head: PoolingHead, beginning: Embedding | None
 ) -> Iterator[Module]:
     if head.table is not None and (beginning is None or head.table is not beginning.table):
         yield _whole(names.head, "Linear", head.table)
     for dense, product in zip(head.rule.products, head.products, strict=True):
-        yield Module(dense.name, "Linear", product, (Rows(dense.name, dense.out_features, dense.in_features),))
+        yield Module(
+            dense.name, "Linear", product, (ProjectionRows(dense.name, dense.out_features, dense.in_features),)
+        )
     for dense, weight in zip(head.rule.products, head.norms, strict=True):
         if weight is not None:
             yield _whole(dense.norm, "LayerNorm", weight)
@@ -218,14 +220,14 @@ def _experts(feed: MixtureFeed, layer: int, cut: str) -> OtherModule:
     )
 
 
-def _norm(full_name: str, norm: Norm, name: str | None = None, layer: int | None = None) -> Iterator[Module]:
+def _norm(full_name: str, norm: NormLayer, name: str | None = None, layer: int | None = None) -> Iterator[Module]:
     kind = "RMSNorm" if norm.kind is NormKind.RMS else "LayerNorm"
     for tensor in norm.tensors:
         yield _whole(full_name, kind, tensor, name, layer)
 
 
 def _whole(full_name: str, kind: str, tensor: Tensor, name: str | None = None, layer: int | None = None) -> Module:
-    return Module(name or full_name, kind, tensor, (Rows(full_name, len(tensor), 1),), layer)
+    return Module(name or full_name, kind, tensor, (ProjectionRows(full_name, len(tensor), 1),), layer)
 
 
 def _slice(numbers: range) -> slice:

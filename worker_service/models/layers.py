@@ -50,7 +50,7 @@ class StepContext:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Norm:
+class NormLayer:
     """A norm with its weights."""
 
     kind: NormKind
@@ -76,12 +76,12 @@ class Norm:
 class Norms:
     """The norms of a layer that its placement has."""
 
-    pre_attention: Norm | None = None
-    post_attention: Norm | None = None
-    pre_feed: Norm | None = None
-    post_feed: Norm | None = None
+    pre_attention: NormLayer | None = None
+    post_attention: NormLayer | None = None
+    pre_feed: NormLayer | None = None
+    post_feed: NormLayer | None = None
 
-    def __iter__(self) -> Iterator[tuple[str, Norm]]:
+    def __iter__(self) -> Iterator[tuple[str, NormLayer]]:
         for name in NORM_NAMES:
             if (norm := getattr(self, name)) is not None:
                 yield name, norm
@@ -156,7 +156,7 @@ class DecoderLayer:
                 total = backend.add(self._attend(normed, context), total, scale)
                 return self._feed(fed, context), total
 
-    def _add(self, norm: Norm | None, hidden: Tensor, residual: Tensor, context: StepContext) -> Tensor:
+    def _add(self, norm: NormLayer | None, hidden: Tensor, residual: Tensor, context: StepContext) -> Tensor:
         assert norm is not None and norm.kind is NormKind.RMS
         scale = self.config.residual_scale
         return context.backend.add_normed(hidden, norm.weight, norm.epsilon, residual, scale)
@@ -177,7 +177,7 @@ class DecoderLayer:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Beginning:
+class Embedding:
     """What the first stage has before its layers."""
 
     table: Tensor | PackedLinear
@@ -186,7 +186,7 @@ class Beginning:
     """[positions, hidden_size]: a row of each position; None: they turn queries and keys."""
     token_types: Tensor | None = None
     """[types, hidden_size]: a row of each type."""
-    norm: Norm | None = None
+    norm: NormLayer | None = None
     """Of the sum of all."""
 
     @property
@@ -198,10 +198,10 @@ class Beginning:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Ending:
+class LMHead:
     """What the last stage has after its layers."""
 
-    norm: Norm | None
+    norm: NormLayer | None
     head: PackedLinear | None
     """What makes logits; None: rows are pooled."""
     pooling: PoolingHead | None = None

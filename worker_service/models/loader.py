@@ -55,7 +55,7 @@ NO_COMPANIONS: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class WeightsOrigin:
     """Where a load took weights from, and what it cost."""
 
     load_format: str
@@ -82,7 +82,7 @@ class RunnableModel:
     """How the weights of products are held: one of `kernels.select.QUANTIZATIONS`, or as their checkpoint has them."""
     folder: Path
     """Where it was loaded from."""
-    origin: Origin
+    origin: WeightsOrigin
     parallel: Parallel
     """The rank whose share of the weights this is."""
     arena: Arena
@@ -203,7 +203,7 @@ def _load_by_transformers(
         found.model.parameter_bytes,
         "none",
         folder,
-        Origin("auto", "files", time.perf_counter() - started),
+        WeightsOrigin("auto", "files", time.perf_counter() - started),
         ALONE,
         found.arena,
         found.files.tensors,
@@ -241,7 +241,7 @@ class _Target:
             model.parameter_bytes,
             self.quantization,
             self.folder,
-            Origin(self.load_format, _source_of(files, self.load_format), time.perf_counter() - self.started),
+            WeightsOrigin(self.load_format, _source_of(files, self.load_format), time.perf_counter() - self.started),
             self.parallel,
             arena,
             files.tensors,

@@ -86,7 +86,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rows:
+class ProjectionRows:
     """What a rank has of one module of a checkpoint: some of its outputs, and of each some of its inputs."""
 
     name: str
@@ -136,7 +136,7 @@ class Projection:
     """A packed weight, and the modules whose rows it holds, in order."""
 
     packed: PackedLinear
-    modules: tuple[Rows, ...]
+    modules: tuple[ProjectionRows, ...]
 
 
 def take(tensor: Tensor, part: Sequence[Sequence[slice]]) -> Tensor:

@@ -66,7 +66,7 @@ _DTYPES_OF: dict[Numbers, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorEntry:
     """The place of a tensor, from the header of its file."""
 
     path: Path
@@ -179,12 +179,12 @@ class WeightFiles:
         entry = self._find(name, shape, _ALL_DTYPES)
         self._note(name, entry, map_tensor(entry, reads_ahead=False))
 
-    def _note(self, name: str, entry: Entry, tensor: Tensor) -> None:
+    def _note(self, name: str, entry: TensorEntry, tensor: Tensor) -> None:
         self._digests[name] = sample_digest(name, entry.shape, entry.stored_dtype, tensor)
         self._done_bytes += entry.num_bytes
         self._on_progress(self._done_bytes, self._total_bytes)
 
-    def _find(self, name: str, shape: Sequence[int], dtypes: Collection[str]) -> Entry:
+    def _find(self, name: str, shape: Sequence[int], dtypes: Collection[str]) -> TensorEntry:
         entry = self._entries.get(name)
         if entry is None:
             raise unusable(f"{self._folder} has no tensor {name}: the weights do not belong to its config.json")
@@ -223,7 +223,7 @@ def sample_digest(name: str, shape: Sequence[int], stored_dtype: str, tensor: Te
     return tensor_digest(name, shape, stored_dtype, tensor.flatten().view(torch.uint8).numpy().data)
 
 
-def map_tensor(entry: Entry, *, reads_ahead: bool) -> Tensor:
+def map_tensor(entry: TensorEntry, *, reads_ahead: bool) -> Tensor:
     """Maps a tensor and nothing else of its file, so that its pages go with it."""
     dtype = _ALL_DTYPES[entry.stored_dtype]
     if not entry.num_bytes:
@@ -242,8 +242,8 @@ def map_tensor(entry: Entry, *, reads_ahead: bool) -> Tensor:
     return torch.frombuffer(memory, dtype=dtype, offset=begin, count=math.prod(entry.shape)).view(entry.shape)
 
 
-def _read_headers(paths: Sequence[Path], root: Path | None) -> dict[str, Entry]:
-    entries: dict[str, Entry] = {}
+def _read_headers(paths: Sequence[Path], root: Path | None) -> dict[str, TensorEntry]:
+    entries: dict[str, TensorEntry] = {}
     for path in paths:
         try:
             entries |= read_header(path, root)
@@ -254,7 +254,7 @@ def _read_headers(paths: Sequence[Path], root: Path | None) -> dict[str, Entry]:
     return entries
 
 
-def read_header(path: Path, root: Path | None = None) -> dict[str, Entry]:
+def read_header(path: Path, root: Path | None = None) -> dict[str, TensorEntry]:
     """Reads where each tensor of a file lies; raises ValueError and its like where the file does not hold them all.
 
     `root`: as of `open_file`, whose OSErrors it raises. The format: https://huggingface.co/docs/safetensors#format
@@ -265,13 +265,13 @@ def read_header(path: Path, root: Path | None = None) -> dict[str, Entry]:
             raise ValueError(f"a header of {header_bytes} bytes")
         header = json.loads(file.read(header_bytes))
         data_bytes = file.seek(0, os.SEEK_END) - 8 - header_bytes
-    entries: dict[str, Entry] = {}
+    entries: dict[str, TensorEntry] = {}
     for name, fields in header.items():
         if name == "__metadata__":
             continue
         begin, end = map(int, fields["data_offsets"])
         shape, offset = tuple(map(int, fields["shape"])), 8 + header_bytes + begin
-        entry = Entry(path, shape, str(fields["dtype"]), offset, root)
+        entry = TensorEntry(path, shape, str(fields["dtype"]), offset, root)
         if not 0 <= begin <= end <= data_bytes or entry.num_bytes not in (0, end - begin):
             raise ValueError(f"{name} does not lie where it should")
         entries[name] = entry

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 log = EventLogger(__name__)
 
 
-class Detail(Enum):
+class ProfileDetail(Enum):
     """The detail of a profile: the phases of steps, or also the operations that torch's profiler sees."""
 
     STEPS = "STEPS"
@@ -43,7 +43,7 @@ class Detail(Enum):
 
 
 # The most steps of a profile: a file of some megabytes, and what takes some seconds to write.
-MAX_STEPS = {Detail.STEPS: 20_000, Detail.OPERATIONS: 200}
+MAX_STEPS = {ProfileDetail.STEPS: 20_000, ProfileDetail.OPERATIONS: 200}
 _COMPRESSION = 6
 # Tracks of ours; those of torch are named after processes and threads.
 _STEP_TRACK, _QUEUE_TRACK = 1, 2
@@ -53,7 +53,7 @@ _STEP_TRACK, _QUEUE_TRACK = 1, 2
 class ProfileOptions:
     """The detail to record, and the most steps."""
 
-    detail: Detail
+    detail: ProfileDetail
     max_steps: int
 
 
@@ -81,14 +81,14 @@ class _Record(NamedTuple):
     times: StepTimes
 
 
-def choose_options(detail: Detail | None, max_steps: int, device: torch.device) -> ProfileOptions:
+def choose_options(detail: ProfileDetail | None, max_steps: int, device: torch.device) -> ProfileOptions:
     """Fills in the defaults for no detail and for 0 steps."""
-    chosen = detail or (Detail.OPERATIONS if device.type == "cuda" else Detail.STEPS)
+    chosen = detail or (ProfileDetail.OPERATIONS if device.type == "cuda" else ProfileDetail.STEPS)
     most = MAX_STEPS[chosen]
     return ProfileOptions(chosen, min(max_steps or most, most))
 
 
-class Recording:
+class ProfileRecording:
     """A profile in the making. Used in the device thread; `write` in any other."""
 
     def __init__(self, options: ProfileOptions, device: torch.device) -> None:
@@ -97,7 +97,7 @@ class Recording:
         self._records: list[_Record] = []
         # What turns the clock of steps into nanoseconds since 1970, which torch's profiler counts.
         self._clock_offset_ns = time.time_ns() - time.perf_counter_ns()
-        self._torch = _start_torch(device) if options.detail is Detail.OPERATIONS else None
+        self._torch = _start_torch(device) if options.detail is ProfileDetail.OPERATIONS else None
 
     def record(self, step: Step, begin: float, times: StepTimes) -> None:
         """Takes a step that was just executed. `begin`: when it left the queue, by time.perf_counter()."""
@@ -225,7 +225,7 @@ class Profiler:
 
     def __init__(self, thread: DeviceThread) -> None:
         self._thread = thread
-        self._recording: Recording | None = None
+        self._recording: ProfileRecording | None = None
         self._profile: Profile | None = None
         self._changing = asyncio.Lock()
 
@@ -235,11 +235,11 @@ class Profiler:
             if self._recording is not None and self._recording.is_open:
                 raise BlockyardError(Reason.WRONG_STATE, "a profile is recorded already: stop it first")
             self._profile = None
-            if options.detail is Detail.OPERATIONS:
+            if options.detail is ProfileDetail.OPERATIONS:
                 await asyncio.to_thread(_prepare_torch, device)
 
-            def begin() -> Recording:
-                recording = Recording(options, device)
+            def begin() -> ProfileRecording:
+                recording = ProfileRecording(options, device)
                 executor.record = recording.record
                 return recording
 
@@ -259,7 +259,7 @@ class Profiler:
                 raise BlockyardError(Reason.WRONG_STATE, "no profile was begun")
             return self._profile
 
-    async def _end(self, recording: Recording, executor: StepExecutor, worker: str) -> Profile:
+    async def _end(self, recording: ProfileRecording, executor: StepExecutor, worker: str) -> Profile:
         def end() -> None:
             recording.close()
             executor.record = None

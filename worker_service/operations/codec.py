@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from blockyard.common.v1 import administration_pb2, operations_pb2
 from blockyard.errors import Violation, invalid
 from blockyard.worker.v1 import worker_pb2
-from worker_service.observe.profiler import Detail
+from worker_service.observe.profiler import ProfileDetail
 from worker_service.weights.update import TensorHead
 
 if TYPE_CHECKING:
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
     from google.protobuf.duration_pb2 import Duration
 
     from worker_service.observe.profiler import Profile, ProfileOptions
-    from worker_service.operations.operations import Operations
+    from worker_service.operations.operations import WorkerOperations
     from worker_service.operations.reports import Report
     from worker_service.set_up import SetUp
 
 PROFILE_DETAILS = {
-    administration_pb2.PROFILE_DETAIL_STEPS: Detail.STEPS,
-    administration_pb2.PROFILE_DETAIL_OPERATIONS: Detail.OPERATIONS,
+    administration_pb2.PROFILE_DETAIL_STEPS: ProfileDetail.STEPS,
+    administration_pb2.PROFILE_DETAIL_OPERATIONS: ProfileDetail.OPERATIONS,
 }
 # Of one message; the rest of a file waits until this was sent.
 PIECE_BYTES = 1 << 20
 
-_CALLS: dict[str, Callable[[Operations, operations_pb2.Operation], Awaitable[Report]]] = {
+_CALLS: dict[str, Callable[[WorkerOperations, operations_pb2.Operation], Awaitable[Report]]] = {
     "check_numerics": lambda worker, _: worker.check_numerics(),
     "measure_bandwidth": lambda worker, asked: worker.measure_bandwidth(asked.measure_bandwidth.num_bytes),
     "weight_norms": lambda worker, asked: worker.weight_norms(asked.weight_norms.names),
@@ -38,7 +38,9 @@ _CALLS: dict[str, Callable[[Operations, operations_pb2.Operation], Awaitable[Rep
 }
 
 
-async def call_operation(operations: Operations, asked: operations_pb2.Operation) -> operations_pb2.OperationResult:
+async def call_operation(
+    operations: WorkerOperations, asked: operations_pb2.Operation
+) -> operations_pb2.OperationResult:
     """Does what a message asks for, and encodes what was found; raises BlockyardError, FIELD_INVALID for what is not
     in the list."""
     kind = asked.WhichOneof("kind")

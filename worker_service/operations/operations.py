@@ -48,7 +48,7 @@ DEFAULT_BUFFER_BYTES, MAX_BUFFER_BYTES = 1 << 26, 1 << 30
 BLOCKS_OF_A_PIECE = 64
 
 
-class Operations:
+class WorkerOperations:
     """What operators have one worker do."""
 
     def __init__(self, worker: Worker, extensions: Mapping[str, WorkerExtension]) -> None:

@@ -9,13 +9,13 @@ from worker_service.operations.codec import call_operation, decode_timeout
 from worker_service.operations.operations import deadline
 
 if TYPE_CHECKING:
-    from worker_service.operations.operations import Operations
+    from worker_service.operations.operations import WorkerOperations
 
 
 class OperationsRpcs:
     """A part of the worker's servicer."""
 
-    def __init__(self, operations: Operations) -> None:
+    def __init__(self, operations: WorkerOperations) -> None:
         self._operations = operations
 
     async def InspectModel(self, request: worker_pb2.InspectModelRequest, context: Any) -> Any:

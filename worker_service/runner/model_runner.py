@@ -18,9 +18,9 @@ from kernels.launching import upload
 from kernels.lora import LoraRows
 from worker_service.batch.chooser import Chooser
 from worker_service.batch.late_rows import UNKNOWN
-from worker_service.lora.slots import LoraSlots
+from worker_service.lora.slots import AdapterSlots
 from worker_service.sampling import logprobs
-from worker_service.sampling.sampler import Candidates, Sampled, SampleRows, worst_rows
+from worker_service.sampling.sampler import BeamCandidates, Sampled, SampleRows, worst_rows
 from worker_service.step import MAX_LOGPROBS, NOTHING_POOLED, Logprobs, Pooled, PromptPieceLogprobs, Step
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from kernels.collectives import Ranks
     from kernels.launching import Launched
     from kernels.ops import AttentionBatch
-    from worker_service.batch.forward_batch import ForwardBatch, PromptPiece
+    from worker_service.batch.forward_batch import ForwardBatch, PromptRows
     from worker_service.batch.input_batch import InputBatch
     from worker_service.batch.step_layout import StepLayout
     from worker_service.cache_engine import CacheEngine
@@ -45,7 +45,7 @@ class RunnerOutput:
     """The output of a step: what is sampled or pooled, candidates of beams, logprobs of prompts, and seconds."""
 
     sampled: Sampled = field(default_factory=Sampled)
-    candidates: Candidates = field(default_factory=Candidates)
+    candidates: BeamCandidates = field(default_factory=BeamCandidates)
     prompt_logprobs: tuple[PromptPieceLogprobs, ...] = ()
     forward_seconds: float = 0.0
     sample_seconds: float = 0.0
@@ -55,9 +55,9 @@ class RunnerOutput:
 class ModelRunner:
     """One model on one device. Used by the device thread alone."""
 
-    def __init__(self, loaded: RunnableModel, slots: LoraSlots | None = None) -> None:
+    def __init__(self, loaded: RunnableModel, slots: AdapterSlots | None = None) -> None:
         """`slots`: of LoRA adapters."""
-        self.slots = slots or LoraSlots()
+        self.slots = slots or AdapterSlots()
         self._has_slots = self.slots.lora_ids.size > 0
         self.config = loaded.config
         self.model = loaded.model
@@ -195,7 +195,7 @@ class ModelRunner:
         sampled, candidates = self._chooser.choose_replayed(outputs, layout, batch)
         return RunnerOutput(sampled, candidates, (), computed - started, time.perf_counter() - computed)
 
-    def _prompt_logprobs(self, pieces: Sequence[PromptPiece], hidden: Tensor) -> tuple[PromptPieceLogprobs, ...]:
+    def _prompt_logprobs(self, pieces: Sequence[PromptRows], hidden: Tensor) -> tuple[PromptPieceLogprobs, ...]:
         lengths = [len(piece.token_ids) for piece in pieces]
         places = [np.arange(piece.first_hidden, piece.first_hidden + len(piece.token_ids)) for piece in pieces]
         found = self._logprobs(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from worker_service.batch.forward_batch import ForwardBatch
     from worker_service.batch.input_batch import InputBatch
-    from worker_service.lora.slots import LoraSlots
+    from worker_service.lora.slots import AdapterSlots
     from worker_service.models.loader import RunnableModel
     from worker_service.pooling.head import PoolingHead
     from worker_service.pooling.rows import PoolingRequest
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 class PoolingRunner(ModelRunner):
     """One model that pools, on one device. Used by the device thread alone."""
 
-    def __init__(self, loaded: RunnableModel, slots: LoraSlots | None = None) -> None:
+    def __init__(self, loaded: RunnableModel, slots: AdapterSlots | None = None) -> None:
         """`slots`: of LoRA adapters."""
         super().__init__(loaded, slots)
         # Steps make no logits of the vocabulary.
@@ -114,6 +114,6 @@ class PoolingRunner(ModelRunner):
         return (normalise(rows) if pooling.normalise else rows).flatten()
 
 
-def make_runner(loaded: RunnableModel, slots: LoraSlots | None = None) -> ModelRunner:
+def make_runner(loaded: RunnableModel, slots: AdapterSlots | None = None) -> ModelRunner:
     """Makes what runs a model for its task; `slots`: of LoRA adapters."""
     return (ModelRunner if loaded.config.pooling is None else PoolingRunner)(loaded, slots)

@@ -77,7 +77,7 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Candidates:
+class BeamCandidates:
     """The candidates of those rows [R] that did not fail; rows fail as in `Sampled`."""
 
     failed: Flags = field(default_factory=lambda: np.zeros(0, np.bool_))
@@ -158,7 +158,7 @@ class Sampler:
         return self._ops.launch_choose(logits, _choices(rows)), finite
 
     @torch.inference_mode()
-    def candidates(self, logits: Tensor, rows: SampleRows, finite: Flags | None = None) -> Candidates:
+    def candidates(self, logits: Tensor, rows: SampleRows, finite: Flags | None = None) -> BeamCandidates:
         """Finds the likeliest tokens of each row of a beam search, after the edits that come before the temperature.
 
         Args: as of `sample`.
@@ -172,7 +172,7 @@ class Sampler:
         has_some = found.num_candidates > 0
         failed = np.ones(len(rows), np.bool_)
         failed[places[has_some]] = False
-        return Candidates(failed, replace(found, num_candidates=found.num_candidates[has_some]), finite)
+        return BeamCandidates(failed, replace(found, num_candidates=found.num_candidates[has_some]), finite)
 
     def _tensor(self, column: npt.NDArray[Any]) -> Tensor:
         return upload(column, self._device)

@@ -41,7 +41,7 @@ SAMPLING_FIELDS: list[tuple[str, type[np.generic]]] = [
 ]
 
 
-class TokenCounts:
+class PenaltyCounts:
     """The distinct tokens of a sequence and how often each stands in its output, grown token by token."""
 
     def __init__(self, prompt_token_ids: Array, output_token_ids: Array) -> None:
@@ -71,9 +71,9 @@ class TokenCounts:
         """How often each stands in the output: float32 [n]; 0 for one of the prompt alone."""
         return self._counts[: len(self._place)]
 
-    def copy(self) -> TokenCounts:
+    def copy(self) -> PenaltyCounts:
         """Makes a copy that grows on its own."""
-        twin = object.__new__(TokenCounts)
+        twin = object.__new__(PenaltyCounts)
         twin._place = dict(self._place)
         twin._token_ids = self._token_ids.copy()
         twin._counts = self._counts.copy()
@@ -93,10 +93,10 @@ class SequenceLists:
         self.allowed_token_ids = np.array(sequence.sampling.allowed_token_ids, np.int64)
         words = sequence.sampling.bad_token_sequences
         self.bad_words = BadWords(words, vocab_size) if words else None
-        self.counts: TokenCounts | None = None
+        self.counts: PenaltyCounts | None = None
         if sequence.sampling.has_penalties:
             ids, first = sequence.token_ids, sequence.num_virtual_tokens
-            self.counts = TokenCounts(ids[first : sequence.prompt_length], ids[sequence.prompt_length :])
+            self.counts = PenaltyCounts(ids[first : sequence.prompt_length], ids[sequence.prompt_length :])
         # Which ranks sample is no part of what is decided here alike by all.
         self._has_grammar = bool(sequence.sampling.grammar)
         self.grammar: GrammarState | None = None
@@ -111,7 +111,7 @@ class SequenceLists:
         return some_lists or self.counts is not None or self._has_grammar
 
     @property
-    def followers(self) -> list[TokenCounts | GrammarState]:
+    def followers(self) -> list[PenaltyCounts | GrammarState]:
         """What each token of the output is to be added to."""
         return [each for each in (self.counts, self.grammar) if each is not None]
 

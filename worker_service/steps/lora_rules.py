@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from worker_service.batch.input_batch import InputBatch
-    from worker_service.lora.slots import LoraSlots
+    from worker_service.lora.slots import AdapterSlots
     from worker_service.step import Array, Step
 
 
-def wrong_loras(step: Step, batch: InputBatch, slots: LoraSlots) -> Iterable[Violation]:
+def wrong_loras(step: Step, batch: InputBatch, slots: AdapterSlots) -> Iterable[Violation]:
     """Finds adapters that are not known, slots that are not there, and sequences whose adapter is in none of them."""
     for index, new in enumerate(step.new_sequences):
         if new.lora_id and not slots.knows(new.lora_id):
@@ -32,7 +32,7 @@ def wrong_loras(step: Step, batch: InputBatch, slots: LoraSlots) -> Iterable[Vio
         yield Violation("sequence_ids", f"sequences {names}: their adapters are in no slot")
 
 
-def _wrong_activations(step: Step, slots: LoraSlots) -> Iterable[Violation]:
+def _wrong_activations(step: Step, slots: AdapterSlots) -> Iterable[Violation]:
     chosen, lora_ids = step.activated_lora_slots, step.activated_lora_ids
     if len(chosen) != len(lora_ids):
         yield Violation("activated_lora_ids", "must have the length of activated_lora_slots")

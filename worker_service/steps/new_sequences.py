@@ -16,7 +16,7 @@ import numpy as np
 from blockyard.errors import Violation, invalid
 from blockyard.lora.virtual_tokens import virtual_ids
 from blockyard.telemetry import EventLogger
-from worker_service.lora.slots import LoraSlots
+from worker_service.lora.slots import AdapterSlots
 from worker_service.step import MAX_BEAMS, MAX_LOGPROBS, MAX_VIOLATIONS
 from worker_service.steps.pooling_rules import wrong_pooling
 
@@ -32,10 +32,10 @@ log = EventLogger(__name__)
 # A checkpoint may name ends that its vocabulary does not have.
 _MAX_FOREIGN_STOPS = 64
 
-NO_SLOTS = LoraSlots()
+NO_SLOTS = AdapterSlots()
 
 
-def reject_wrong(step: Step, limits: BatchLimits, slots: LoraSlots = NO_SLOTS) -> Step:
+def reject_wrong(step: Step, limits: BatchLimits, slots: AdapterSlots = NO_SLOTS) -> Step:
     """Returns the step with every new sequence rejected that is wrong by itself."""
     if not step.new_sequences:
         return step
@@ -45,7 +45,7 @@ def reject_wrong(step: Step, limits: BatchLimits, slots: LoraSlots = NO_SLOTS) -
     return replace(step, new_sequences=checked)
 
 
-def _check(new: NewRow, limits: BatchLimits, slots: LoraSlots, activated: Collection[int]) -> NewRow:
+def _check(new: NewRow, limits: BatchLimits, slots: AdapterSlots, activated: Collection[int]) -> NewRow:
     error = new.rejection
     if error is None:
         found = chain(
@@ -119,7 +119,7 @@ def wrong_sampling(sampling: SamplingParams, vocab_size: int) -> Iterable[tuple[
             yield name, f"{asked} is more than {MAX_LOGPROBS}"
 
 
-def _wrong_lora(new: NewRow, slots: LoraSlots, activated: Collection[int]) -> Iterator[tuple[str, str]]:
+def _wrong_lora(new: NewRow, slots: AdapterSlots, activated: Collection[int]) -> Iterator[tuple[str, str]]:
     if not new.lora_id:
         return
     if slots.knows(new.lora_id):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from blockyard.contract.parallel import Parallel
     from kernels.collectives import Ranks
     from worker_service.batch.forward_batch import ForwardBatch
-    from worker_service.collectives.group import Group
+    from worker_service.collectives.group import RankGroup
     from worker_service.runner.model_runner import RunnerOutput
     from worker_service.step import Step
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 class RankSteps:
     """The steps of one rank, under one epoch at a time."""
 
-    def __init__(self, parallel: Parallel, find_group: Callable[[int | None], Group | None]) -> None:
+    def __init__(self, parallel: Parallel, find_group: Callable[[int | None], RankGroup | None]) -> None:
         """`find_group`: finds the group of an epoch, which exists before its first step, or whichever was last."""
         self.silence = make_silence(parallel)
         self._parallel = parallel
         self._find_group = find_group
-        self._group: Group | None = None
+        self._group: RankGroup | None = None
         self._digest = StepDigest()
 
     def begin_epoch(self, epoch: int) -> None:
@@ -44,7 +44,7 @@ class RankSteps:
         """The ranks of this epoch."""
         return self.silence if self._group is None else self._group
 
-    def require_group(self) -> Group:
+    def require_group(self) -> RankGroup:
         """Returns the group that is there, before any epoch; raises BlockyardError WRONG_STATE."""
         group = self._find_group(None)
         if group is None:

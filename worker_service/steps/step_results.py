@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from worker_service.batch.row_requests import RowRequests
     from worker_service.grammars.matchers import GrammarState
     from worker_service.runner.model_runner import RunnerOutput
-    from worker_service.sampling.sampler import Candidates, Sampled
+    from worker_service.sampling.sampler import BeamCandidates, Sampled
 
 
 def make_result(
@@ -66,7 +66,7 @@ def make_result(
     )
 
 
-def _failures(requests: RowRequests, output: Sampled | Candidates) -> Iterator[tuple[int, BlockyardError]]:
+def _failures(requests: RowRequests, output: Sampled | BeamCandidates) -> Iterator[tuple[int, BlockyardError]]:
     """Gives each row that failed its error."""
     if not np.count_nonzero(output.failed):
         return

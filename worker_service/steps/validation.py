@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blockyard.errors import BlockyardError, Violation, invalid
-from worker_service.batch.input_batch import Progress
+from worker_service.batch.input_batch import RowProgress
 from worker_service.step import MAX_VIOLATIONS
 from worker_service.steps.lora_rules import wrong_loras
 from worker_service.steps.new_sequences import NO_SLOTS
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from worker_service.batch.input_batch import InputBatch
-    from worker_service.lora.slots import LoraSlots
+    from worker_service.lora.slots import AdapterSlots
     from worker_service.step import Array, BlockPairs, ForkedRow, NewRow, Step
 
 
@@ -34,7 +34,7 @@ class _Enough(Exception):
 
 
 def check_step(
-    step: Step, batch: InputBatch, num_device_blocks: int, num_host_blocks: int, slots: LoraSlots = NO_SLOTS
+    step: Step, batch: InputBatch, num_device_blocks: int, num_host_blocks: int, slots: AdapterSlots = NO_SLOTS
 ) -> BlockyardError | None:
     """Returns the violations of a step as one error; None: there are none.
 
@@ -61,7 +61,7 @@ class _StepCheck:
         self._num_device_blocks = num_device_blocks
         self._finished = set(step.finished_sequence_ids)
         self._new = {sequence.sequence_id for sequence in step.new_sequences}
-        self._changed: dict[int, Progress] = {}
+        self._changed: dict[int, RowProgress] = {}
 
     def run(self) -> None:
         """Finds every violation."""
@@ -83,7 +83,7 @@ class _StepCheck:
         known = sequence_id in self._batch and sequence_id not in self._finished
         return known or sequence_id in self._changed
 
-    def _progress(self, sequence_id: int) -> Progress:
+    def _progress(self, sequence_id: int) -> RowProgress:
         """Returns the progress of a live sequence, to be changed."""
         if sequence_id not in self._changed:
             self._changed[sequence_id] = self._batch.progress(sequence_id)
@@ -116,7 +116,7 @@ class _StepCheck:
             elif sequence_id in self._batch and sequence_id not in self._finished:
                 self.add_violation(f"{name}.sequence_id", f"sequence {sequence_id} is known already")
             self._check_new_sequence(name, sequence)
-            self._changed[sequence_id] = Progress(
+            self._changed[sequence_id] = RowProgress(
                 len(sequence.token_ids),
                 sequence.num_computed_tokens,
                 len(sequence.block_ids),
@@ -146,7 +146,7 @@ class _StepCheck:
             if fork.child_id not in self._finished:
                 self._changed[fork.child_id] = self._child_progress(fork)
 
-    def _child_progress(self, fork: ForkedRow) -> Progress:
+    def _child_progress(self, fork: ForkedRow) -> RowProgress:
         parent = fork.parent_id
         progress = self._changed[parent] if parent in self._new else self._batch.progress(parent)
         return replace(progress, num_blocks=len(fork.block_ids))

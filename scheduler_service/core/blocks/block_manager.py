@@ -17,7 +17,7 @@ from scheduler_service.core.blocks.holdings import Holdings
 from scheduler_service.core.blocks.host_tier import HostTier
 from scheduler_service.core.blocks.prefix_lookup import Prefix, PrefixLookup
 from scheduler_service.core.blocks.swapping import Swapping
-from scheduler_service.core.blocks.windows import Windows
+from scheduler_service.core.blocks.windows import WindowBlocks
 from scheduler_service.core.values import BlockPair, CacheReset
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class BlockManager:
         self.host = self._tier.pool
         self._prefixes = PrefixLookup(self.groups, self.device, self._tier, costs, is_enabled=caches)
         self._prefixes.weights_version = config.weights_version
-        self.windows = Windows(self.groups, self.device, self.host, self._prefixes, self._allocate)
+        self.windows = WindowBlocks(self.groups, self.device, self.host, self._prefixes, self._allocate)
         self._swapping = Swapping(self.windows, self.device, self._tier, self._prefixes, self._allocate)
         self.holdings = Holdings(self.device)
         self._held_device: dict[int, int] = {}

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from scheduler_service.core.blocks.block_pool import BlockPool
     from scheduler_service.core.blocks.host_tier import HostTier
     from scheduler_service.core.cost import CostModel
-    from scheduler_service.core.kv_groups import KvGroups
+    from scheduler_service.core.kv_groups import KvBlockGroups
     from scheduler_service.core.sequence import Sequence
 
 
@@ -58,7 +58,7 @@ class PrefixLookup:
     )
 
     def __init__(
-        self, groups: KvGroups, device: BlockPool, tier: HostTier, costs: CostModel, *, is_enabled: bool
+        self, groups: KvBlockGroups, device: BlockPool, tier: HostTier, costs: CostModel, *, is_enabled: bool
     ) -> None:
         self._groups = groups
         self._block_size, self._num_groups = groups.block_size, groups.num_groups

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from scheduler_service.core.blocks.block_pool import BlockPool
     from scheduler_service.core.blocks.host_tier import HostTier
     from scheduler_service.core.blocks.prefix_lookup import PrefixLookup
-    from scheduler_service.core.blocks.windows import Windows
+    from scheduler_service.core.blocks.windows import WindowBlocks
     from scheduler_service.core.sequence import Sequence
     from scheduler_service.core.step import StepBuilder
 
@@ -24,7 +24,7 @@ class Swapping:
 
     def __init__(
         self,
-        windows: Windows,
+        windows: WindowBlocks,
         device: BlockPool,
         tier: HostTier,
         prefixes: PrefixLookup,

@@ -17,18 +17,23 @@ if TYPE_CHECKING:
 
     from scheduler_service.core.blocks.block_pool import BlockPool
     from scheduler_service.core.blocks.prefix_lookup import PrefixLookup
-    from scheduler_service.core.kv_groups import KvGroups
+    from scheduler_service.core.kv_groups import KvBlockGroups
     from scheduler_service.core.sequence import Sequence
     from scheduler_service.core.step import StepBuilder
 
 
-class Windows:
+class WindowBlocks:
     """The blocks of groups that have a window. `allocate` hands out a free device block."""
 
     __slots__ = ("_allocate", "_device", "_host", "_prefixes", "groups", "num_given_back_total")
 
     def __init__(
-        self, groups: KvGroups, device: BlockPool, host: BlockPool, prefixes: PrefixLookup, allocate: Callable[[], int]
+        self,
+        groups: KvBlockGroups,
+        device: BlockPool,
+        host: BlockPool,
+        prefixes: PrefixLookup,
+        allocate: Callable[[], int],
     ) -> None:
         self.groups = groups
         self.num_given_back_total = 0

@@ -18,7 +18,7 @@ from tests.kit.kernels.triton_interpreter import DEVICE, IS_INTERPRETED
 from tests.unit.worker_service.executor import Epoch, make_executor, new_sequence
 from worker_service.lora.adapter import LoraRequest
 from worker_service.lora.reader import AdapterReader
-from worker_service.lora.slots import LoraSlots
+from worker_service.lora.slots import AdapterSlots
 from worker_service.models import loader
 
 from kernels.cuda import graphs  # isort: skip
@@ -54,7 +54,7 @@ def executor_of(
         assert backend.lora is not None
         reader = AdapterReader(loaded.model, backend.lora, LoraLimits(1, 8, len(adapters)))
         known = {i: reader.read(LoraRequest(i, folder.name, ""), folder) for i, folder in enumerate(adapters, 1)}
-        slots = LoraSlots(1, known, reader.write)
+        slots = AdapterSlots(1, known, reader.write)
     return make_executor(loaded, max_captured_tokens=4, is_invariant=is_invariant, slots=slots)
 
 

@@ -17,7 +17,9 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from blockyard.channels import INTERNAL_MESSAGE_BYTES
-from blockyard.common.v1 import pooling_pb2, sampling_pb2, status_pb2
+from blockyard.common.v1 import sampling_pb2, status_pb2
+from blockyard.contract.codec.models import decode_task, encode_task
+from blockyard.contract.models import Task
 from blockyard.contract.scheduling import SequenceError
 from blockyard.errors import BlockyardError, Reason, Violation, invalid, to_status
 from blockyard.service.health import add_health
@@ -58,7 +60,7 @@ class FakeWorkerOptions:
     worker_group: str = ""
     worker_index: int = 0
     # What it serves where it is not told, by its number, and whether a prompt is computed in one step.
-    task: int = 1
+    task: Task = Task.GENERATE
     whole_prompts: bool = False
 
 
@@ -82,7 +84,7 @@ class FakeWorker(FakeOperations, FakeMemory, FakeLoras, FakeGroup, worker_pb2_gr
         self.configuration_digest = ""
         self.incarnation = uuid.uuid4().hex
         self.api_version = "v1"
-        self.task = 0
+        self.task = Task.UNSPECIFIED
         # It stops loading at so many bytes until it may go on.
         self.pause_at: int | None = None
         self.may_load = asyncio.Event()
@@ -170,7 +172,7 @@ class FakeWorker(FakeOperations, FakeMemory, FakeLoras, FakeGroup, worker_pb2_gr
             parameter_bytes=1000,
             dtype=worker_pb2.DTYPE_FLOAT32,
             weights_version=self.weights_version,
-            task=pooling_pb2.Task.ValueType(self.task or self.options.task),
+            task=encode_task(self.options.task if self.task is Task.UNSPECIFIED else self.task),
             whole_prompts=self.options.whole_prompts,
         )
 
@@ -205,7 +207,7 @@ class FakeWorker(FakeOperations, FakeMemory, FakeLoras, FakeGroup, worker_pb2_gr
     async def LoadModel(self, request: worker_pb2.LoadModelRequest, context: Any) -> AsyncIterator[Any]:
         self._require(status_pb2.WORKER_STATE_DEVICE_READY)
         self.num_loads += 1
-        self.task = request.task
+        self.task = decode_task(request.task)
         self.lora_limits = request.lora if request.HasField("lora") else None
         for done in (0, 500, 1000):
             progress = worker_pb2.LoadProgress(done_bytes=done, total_bytes=1000)

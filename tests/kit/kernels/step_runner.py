@@ -16,7 +16,7 @@ from kernels.select import get_backend
 from worker_service.cache_engine import BlockFormat
 from worker_service.lora.adapter import LoraRequest
 from worker_service.lora.reader import AdapterReader
-from worker_service.lora.slots import LoraSlots
+from worker_service.lora.slots import AdapterSlots
 from worker_service.models.builder import build_decoder
 from worker_service.models.model_config import read_config
 from worker_service.models.weight_files import WeightFiles
@@ -72,7 +72,7 @@ class StepRunner:
         """Whether the backend promised, when it was asked, that a row is the same bits in every batch."""
         self.num_replayed = 0
         """Steps that were replayed, and not computed op by op."""
-        self.slots = LoraSlots()
+        self.slots = AdapterSlots()
         self._lora_ids: dict[Hashable, int] = {}
         random.Random(seed).shuffle(self._free)
 
@@ -170,7 +170,7 @@ class StepRunner:
         limits = LoraLimits(len(folders), max_rank, len(folders), max_virtual_tokens)
         reader = AdapterReader(self.model, self._backend.lora, limits)
         adapters = {i: reader.read(LoraRequest(i, folder.name, ""), folder) for i, folder in enumerate(folders, 1)}
-        self.slots = LoraSlots(len(folders), adapters, reader.write, max_virtual_tokens)
+        self.slots = AdapterSlots(len(folders), adapters, reader.write, max_virtual_tokens)
         ids = np.arange(len(folders))
         self.slots.activate(Step(1, 1, activated_lora_slots=ids, activated_lora_ids=ids + 1))
         self.slots.bring(self.slots.take_due())

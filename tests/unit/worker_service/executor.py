@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from blockyard.contract.sampling import SamplingParams
-    from worker_service.lora.slots import LoraSlots
+    from worker_service.lora.slots import AdapterSlots
     from worker_service.models.loader import RunnableModel
     from worker_service.step import Logprobs, StepOutput
     from worker_service.steps.rank_steps import RankSteps
@@ -37,7 +37,7 @@ def make_executor(
     max_captured_tokens: int = 0,
     ranks: RankSteps | None = None,
     is_invariant: bool = True,
-    slots: LoraSlots | None = None,
+    slots: AdapterSlots | None = None,
 ) -> StepExecutor:
     """An executor of a loaded model, which replays steps of up to so many tokens where its backend can."""
     runner = make_runner(loaded, slots)

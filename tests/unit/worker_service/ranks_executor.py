@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from blockyard.contract.parallel import Parallel
-from worker_service.collectives.group import Group
+from worker_service.collectives.group import RankGroup
 from worker_service.collectives.lifetime import GroupLifetime
 from worker_service.collectives.threads import ThreadMeeting
 from worker_service.steps.rank_steps import RankSteps
@@ -35,7 +35,7 @@ class RanksExecutor:
         places = [collectives for stage in stages for collectives in stage.make_collectives()]
         for rank, (everybody, neighbours) in enumerate(zip(world.make_collectives(), places, strict=True)):
             parallel = Parallel(tensor_size, pipeline_size, rank)
-            group = Group(everybody, neighbours, GroupLifetime(rank))
+            group = RankGroup(everybody, neighbours, GroupLifetime(rank))
             self.ranks.append(make_rank(parallel, RankSteps(parallel, lambda _epoch, group=group: group)))
             if parallel.is_sampling_rank:
                 self._sampling_rank = rank

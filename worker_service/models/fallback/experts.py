@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class PackedExperts:
+class FallbackExperts:
     """The weights of a layer's experts: up, or gate and up, and down; each in the order of the experts."""
 
     backend: Backend
@@ -53,7 +53,7 @@ def compute_experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top
     """
     if hidden_states.is_meta:
         return torch.empty_like(hidden_states)
-    packed: PackedExperts = module.packed
+    packed: FallbackExperts = module.packed
     backend, num_chosen = packed.backend, top_k_index.shape[1]
     chosen = top_k_index.flatten()
     made = hidden_states.new_empty(len(chosen), packed.outer[0].out_features)

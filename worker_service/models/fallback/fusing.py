@@ -32,7 +32,7 @@ TOLERANCE = 2e-5
 
 
 @dataclass(slots=True)
-class Inputs:
+class FusedInputs:
     """Notes which linear layers of a pass read the same rows, one directly after another."""
 
     names: Mapping[nn.Module, str]

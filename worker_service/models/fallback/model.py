@@ -15,7 +15,7 @@ from worker_service.models.decoder import DecoderModel
 from worker_service.models.description import Module
 from worker_service.models.fallback.battery import Battery
 from worker_service.models.fallback.norms import ExactNorm
-from worker_service.models.projections import ModuleNames, Rows
+from worker_service.models.projections import ModuleNames, ProjectionRows
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -116,5 +116,5 @@ class TransformersModel(DecoderModel):
 def _module(name: str, kind: str, weight: Tensor | PackedLinear) -> Module:
     if isinstance(weight, torch.Tensor):
         shape = weight.shape[0] if weight.dim() else 1, weight[0].numel() if weight.dim() and len(weight) else 1
-        return Module(name, kind, weight, (Rows(name.removesuffix(".weight"), *shape),))
-    return Module(name, kind, weight, (Rows(name, weight.out_features, weight.in_features),))
+        return Module(name, kind, weight, (ProjectionRows(name.removesuffix(".weight"), *shape),))
+    return Module(name, kind, weight, (ProjectionRows(name, weight.out_features, weight.in_features),))

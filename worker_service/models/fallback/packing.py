@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from kernels.select import get_backend
-from worker_service.models.fallback.experts import PackedExperts, are_experts, expert_weights
+from worker_service.models.fallback.experts import FallbackExperts, are_experts, expert_weights
 from worker_service.models.fallback.fusing import MLP_PARTS, GatedMlp, PartOfProduct, TogetherProduct, find_gated_mlp
 from worker_service.models.fallback.norms import find_norm
 
@@ -197,7 +197,7 @@ def _pack_experts(module: nn.Module, name: str, packer: Packer) -> None:
         for parameter in (which, f"{which}_bias"):
             if getattr(module, parameter, None) is not None:
                 setattr(module, parameter, None)
-    module.__dict__["packed"] = PackedExperts(packer.backend_of(dtype), *packed)
+    module.__dict__["packed"] = FallbackExperts(packer.backend_of(dtype), *packed)
 
 
 def _replace(model: nn.Module, name: str, module: nn.Module) -> None:

@@ -17,7 +17,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from blockyard.model_config.fields import unusable
 from kernels.shapes import AttentionShape
 from worker_service.models.fallback.attention import IMPLEMENTATION, Site, attending
-from worker_service.models.fallback.fusing import Inputs
+from worker_service.models.fallback.fusing import FusedInputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
@@ -164,7 +164,7 @@ def survey_network(model: nn.Module, body: nn.Module, architecture: str, max_mod
     survey.check_rotaries()
     ids = torch.zeros(1, SURVEY_TOKENS, dtype=torch.int64, device="meta")
     positions = torch.empty_like(ids)
-    inputs = Inputs(survey.names)
+    inputs = FusedInputs(survey.names)
     hooks = [module.register_forward_pre_hook(inputs.note) for module in survey.names if type(module) is nn.Linear]
     with attending(survey), _masks_of(survey):
         # With a mask of its own a network does not look for several texts in one row.

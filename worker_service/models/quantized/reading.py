@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from blockyard.model_config.stored_weights import StoredWeights
     from kernels.packed import QuantizedWeight
-    from worker_service.models.projections import Rows
+    from worker_service.models.projections import ProjectionRows
     from worker_service.models.weight_files import Weights
 
 
@@ -33,13 +33,13 @@ class QuantizedReader:
     dtype: torch.dtype
     """Of what the weights multiply."""
 
-    def pass_over(self, modules: Sequence[Rows]) -> None:
+    def pass_over(self, modules: Sequence[ProjectionRows]) -> None:
         """Takes note of modules that another stage reads."""
         for module in modules:
             for part, shape, _ in self._tensors(module):
                 self.files.pass_over(f"{module.name}.{part}", shape)
 
-    def read(self, modules: Sequence[Rows]) -> QuantizedWeight:
+    def read(self, modules: Sequence[ProjectionRows]) -> QuantizedWeight:
         """Reads this rank's rows of modules of one input, one module behind another.
 
         Raises:
@@ -57,7 +57,7 @@ class QuantizedReader:
             zeros=concatenate(zeros) if zeros else None,
         )
 
-    def _read_one(self, module: Rows) -> QuantizedWeight:
+    def _read_one(self, module: ProjectionRows) -> QuantizedWeight:
         name, shape = module.name, (module.out_features, module.in_features)
         parts = {part: self.files.read(f"{name}.{part}", size, kind) for part, size, kind in self._tensors(module)}
         if all(tensor.is_meta for tensor in parts.values()):
@@ -68,16 +68,16 @@ class QuantizedReader:
             whole = unpack(self.stored, name, shape, parts, self.dtype)
         return self._cut(whole, module)
 
-    def _check_shape(self, module: Rows, told: Tensor | None) -> None:
+    def _check_shape(self, module: ProjectionRows, told: Tensor | None) -> None:
         shape = [module.out_features, module.in_features]
         if told is not None and told.tolist() != shape:
             raise unusable(f"{module.name}.weight_shape is {told.tolist()}, not {shape}: download the model again")
 
-    def _check_zeros(self, module: Rows, zeros: Tensor | None) -> None:
+    def _check_zeros(self, module: ProjectionRows, zeros: Tensor | None) -> None:
         if zeros is not None and zeros.any():
             raise unusable(f"{module.name} has zero points, though config.json says that its weights are symmetric")
 
-    def _cut(self, whole: QuantizedWeight, module: Rows) -> QuantizedWeight:
+    def _cut(self, whole: QuantizedWeight, module: ProjectionRows) -> QuantizedWeight:
         """Takes this rank's outputs and inputs, which are whole groups."""
         inputs = range(module.in_features)[module.columns]
         first, last = (place // whole.group for place in (inputs.start, inputs.stop))
@@ -89,7 +89,7 @@ class QuantizedReader:
         zeros = None if rows.zeros is None else rows.zeros[:, groups]
         return replace(rows, levels=rows.levels[:, module.columns], scales=rows.scales[:, groups], zeros=zeros)
 
-    def _tensors(self, module: Rows) -> Iterator[tuple[str, tuple[int, ...], Numbers]]:
+    def _tensors(self, module: ProjectionRows) -> Iterator[tuple[str, tuple[int, ...], Numbers]]:
         """Lists the tensors that a module has: the ends of their names, shapes, and what they are."""
         stored, outputs, inputs = self.stored, module.out_features, module.in_features
         groups, words = inputs // (stored.group or inputs), -(-outputs // PER_WORD)

@@ -7,7 +7,7 @@ import pytest
 from blockyard.contract.sampling import FinishReason
 from blockyard.contract.scheduling import SequenceRecord
 from scheduler_service.core.config import Room
-from scheduler_service.core.kv_groups import KvGroups
+from scheduler_service.core.kv_groups import KvBlockGroups
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.core.sequence import Group, SequenceStatus
 from scheduler_service.core.values import StepResult
@@ -163,7 +163,7 @@ def test_room_is_what_a_step_could_admit() -> None:
 
 
 def test_blocks_count_as_room() -> None:
-    room = Room(100, 10, 5, KvGroups(4))
+    room = Room(100, 10, 5, KvBlockGroups(4))
     assert room.fits(16, 1) and not room.fits(17, 1)
     room.take(8, 1)
     assert room.num_blocks == 2

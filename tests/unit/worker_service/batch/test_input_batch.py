@@ -10,7 +10,7 @@ import pytest
 
 from blockyard.contract.sampling import SamplingParams
 from tests.unit.worker_service.rows import block_table_of
-from worker_service.batch.input_batch import BatchLimits, InputBatch, Progress
+from worker_service.batch.input_batch import BatchLimits, InputBatch, RowProgress
 from worker_service.step import Array, ForkedRow, NewRow, Step
 
 LIMITS = BatchLimits(max_model_len=64, max_num_seqs=4, block_size=8, vocab_size=100, max_num_batched_tokens=70)
@@ -196,11 +196,11 @@ def test_how_far_an_unknown_sequence_is_reads_as_zero(batch: InputBatch) -> None
     run(batch, new_sequences=(new(5, [1, 2], [1]),), sequence_ids=(5,), num_new_tokens=[2])
     table = batch.progress_of((5, 6))
     assert table.tolist() == [(3, 2, 1, False), (0, 0, 0, False)]
-    assert [batch.progress(5), batch.progress(6)] == [Progress(3, 2, 1), Progress()]
+    assert [batch.progress(5), batch.progress(6)] == [RowProgress(3, 2, 1), RowProgress()]
     assert batch.unknown({5, 6, 7}) == {6, 7}
     table["num_tokens"] = 99
     batch.progress(5).num_tokens = 99
-    assert batch.progress(5) == Progress(3, 2, 1)
+    assert batch.progress(5) == RowProgress(3, 2, 1)
 
 
 def test_tables_of_several_kv_groups_are_taken_apart() -> None:

@@ -16,7 +16,7 @@ from worker_service.collectives.threads import ThreadMeeting
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from worker_service.collectives.group import Group
+    from worker_service.collectives.group import RankGroup
 
 T = TypeVar("T")
 JOIN_SECONDS = 20.0
@@ -28,11 +28,11 @@ def all_ranks(work: Callable[[Any], T], ranks: Sequence[Any]) -> list[T]:
         return list(pool.map(work, ranks))
 
 
-def gloo_groups(tensor: int, pipeline: int = 1) -> list[Group]:
+def gloo_groups(tensor: int, pipeline: int = 1) -> list[RankGroup]:
     """Groups over loopback, by rank."""
     store = c10d.HashStore()
 
-    def join(rank: int) -> Group:
+    def join(rank: int) -> RankGroup:
         parallel = Parallel(tensor, pipeline, rank)
         return join_gloo(store, parallel, GroupLifetime(rank), "127.0.0.1", JOIN_SECONDS)
 

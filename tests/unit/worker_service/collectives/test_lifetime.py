@@ -18,7 +18,7 @@ from worker_service.collectives.lifetime import MAX_QUEUED_SENDS, GroupLifetime
 from worker_service.collectives.nccl import abort_nccl, find_interface, join_nccl
 
 if TYPE_CHECKING:
-    from worker_service.collectives.group import Group
+    from worker_service.collectives.group import RankGroup
 
 SECONDS = 20.0
 
@@ -178,10 +178,10 @@ class HangingGroup(AbortableGroup):
         self.aborted.wait(SECONDS)
 
 
-def nccl_groups(make: Any) -> list[Group]:
+def nccl_groups(make: Any) -> list[RankGroup]:
     store = c10d.HashStore()
 
-    def join(rank: int) -> Group:
+    def join(rank: int) -> RankGroup:
         lifetime = GroupLifetime(rank, abort_nccl)
         return join_nccl(store, Parallel(2, 1, rank), lifetime, torch.device("cpu"), make)
 
@@ -189,7 +189,7 @@ def nccl_groups(make: Any) -> list[Group]:
 
 
 def test_a_group_of_nccl_adds_as_others_do() -> None:
-    def add(group: Group) -> float:
+    def add(group: RankGroup) -> float:
         rows = torch.tensor([[float(group.world.rank + 1)]])
         group.world.add(rows)
         return rows.item()

@@ -22,7 +22,7 @@ from worker_service.groups.membership import Membership
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from worker_service.collectives.group import Group
+    from worker_service.collectives.group import RankGroup
 
 CPU = torch.device("cpu")
 Formed = tuple[Membership, list[int]]
@@ -66,7 +66,7 @@ class _Nearby:
 
 
 @asynccontextmanager
-async def working(thread: DeviceThread, group: Group, seconds: float) -> AsyncIterator[None]:
+async def working(thread: DeviceThread, group: RankGroup, seconds: float) -> AsyncIterator[None]:
     """Keeps the device thread in work that has so long, and in it until the end of the block."""
     inside, come_back = threading.Event(), threading.Event()
 
@@ -83,7 +83,7 @@ async def working(thread: DeviceThread, group: Group, seconds: float) -> AsyncIt
         come_back.set()
 
 
-def group_of(member: Membership, epoch: int) -> Group:
+def group_of(member: Membership, epoch: int) -> RankGroup:
     group = member.find(epoch)
     assert group is not None
     return group

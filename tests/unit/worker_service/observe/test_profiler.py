@@ -17,7 +17,14 @@ from blockyard.errors import Reason
 from blockyard.worker.v1 import worker_pb2 as pb
 from tests.unit.worker_service.driver import fails, new_sequence, sampling
 from worker_service.observe import profiler
-from worker_service.observe.profiler import MAX_STEPS, Detail, Profile, ProfileOptions, Recording, choose_options
+from worker_service.observe.profiler import (
+    MAX_STEPS,
+    Profile,
+    ProfileDetail,
+    ProfileOptions,
+    ProfileRecording,
+    choose_options,
+)
 from worker_service.operations.codec import PIECE_BYTES, encode_profile
 from worker_service.step import Step, StepTimes
 
@@ -52,7 +59,7 @@ async def test_a_profile_has_each_step_with_its_phases(worker: WorkerDriver) -> 
     steps = await begin_sequence(worker)
     options = await start(worker)
     assert options.detail == administration_pb2.PROFILE_DETAIL_STEPS
-    assert options.max_steps == MAX_STEPS[Detail.STEPS]
+    assert options.max_steps == MAX_STEPS[ProfileDetail.STEPS]
     await steps.decode(1, 5)
     summary, data = await stop(worker)
     assert (summary.num_steps, summary.num_bytes) == (5, len(data))
@@ -130,7 +137,7 @@ async def test_a_profile_goes_on_in_the_next_epoch(worker: WorkerDriver) -> None
 async def test_a_profile_of_operations_has_those_of_torch_too(worker: WorkerDriver) -> None:
     steps = await begin_sequence(worker)
     options = await start(worker, detail=administration_pb2.PROFILE_DETAIL_OPERATIONS, max_steps=10**6)
-    assert options.max_steps == MAX_STEPS[Detail.OPERATIONS]
+    assert options.max_steps == MAX_STEPS[ProfileDetail.OPERATIONS]
     tokens = await steps.decode(1, 4)
     # A prompt is computed by torch where a decode is one call of the kernels.
     await steps.step(
@@ -216,20 +223,20 @@ async def test_log_levels_change_while_it_runs(fresh_worker: WorkerDriver) -> No
 @pytest.mark.parametrize(
     ("detail", "max_steps", "device", "chosen"),
     [
-        (None, 0, "cpu", ProfileOptions(Detail.STEPS, 20_000)),
-        (None, 0, "cuda", ProfileOptions(Detail.OPERATIONS, 200)),
-        (Detail.STEPS, 7, "cuda", ProfileOptions(Detail.STEPS, 7)),
-        (Detail.OPERATIONS, 10**9, "cpu", ProfileOptions(Detail.OPERATIONS, 200)),
+        (None, 0, "cpu", ProfileOptions(ProfileDetail.STEPS, 20_000)),
+        (None, 0, "cuda", ProfileOptions(ProfileDetail.OPERATIONS, 200)),
+        (ProfileDetail.STEPS, 7, "cuda", ProfileOptions(ProfileDetail.STEPS, 7)),
+        (ProfileDetail.OPERATIONS, 10**9, "cpu", ProfileOptions(ProfileDetail.OPERATIONS, 200)),
     ],
 )
 def test_what_is_left_open_is_chosen(
-    detail: Detail | None, max_steps: int, device: str, chosen: ProfileOptions
+    detail: ProfileDetail | None, max_steps: int, device: str, chosen: ProfileOptions
 ) -> None:
     assert choose_options(detail, max_steps, torch.device(device)) == chosen
 
 
 def test_a_profile_of_no_steps_is_a_file_too() -> None:
-    recording = Recording(ProfileOptions(Detail.STEPS, 10), CPU)
+    recording = ProfileRecording(ProfileOptions(ProfileDetail.STEPS, 10), CPU)
     recording.close()
     profile = recording.write("w x")
     assert profile.num_steps == 0
@@ -237,7 +244,7 @@ def test_a_profile_of_no_steps_is_a_file_too() -> None:
 
 
 def test_the_largest_profile_stays_small() -> None:
-    recording = Recording(ProfileOptions(Detail.STEPS, 2000), CPU)
+    recording = ProfileRecording(ProfileOptions(ProfileDetail.STEPS, 2000), CPU)
     for number in range(3000):
         recording.record(Step(1, number), 0.0, StepTimes(0.001, 0.0, 0.002, 0.001, 0.0))
     assert not recording.is_open
@@ -248,6 +255,6 @@ def test_the_largest_profile_stays_small() -> None:
 
 def test_a_large_file_goes_in_pieces() -> None:
     data = bytes(2 * PIECE_BYTES + 5)
-    first, *pieces = encode_profile(Profile("w", ProfileOptions(Detail.STEPS, 1), 1, data))
+    first, *pieces = encode_profile(Profile("w", ProfileOptions(ProfileDetail.STEPS, 1), 1, data))
     assert first.summary.num_bytes == len(data)
     assert [len(piece.data) for piece in pieces] == [PIECE_BYTES, PIECE_BYTES, 5]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from tests.unit.worker_service.driver import WorkerDriver
     from worker_service.models.loader import RunnableModel
-    from worker_service.sampling.sampler import Candidates
+    from worker_service.sampling.sampler import BeamCandidates
     from worker_service.step import NewRow, StepOutput
 
 PROMPT = [(5 * place * place + 11) % 300 for place in range(12)]
@@ -48,7 +48,7 @@ def beam(num_candidates: int = 4, **fields: Any) -> NewRow:
     return sequence(num_beam_candidates=num_candidates, **fields)
 
 
-def candidates(logits: torch.Tensor, *sequences: NewRow) -> Candidates:
+def candidates(logits: torch.Tensor, *sequences: NewRow) -> BeamCandidates:
     return make_sampler().candidates(logits.clone(), rows_of(*sequences))
 
 

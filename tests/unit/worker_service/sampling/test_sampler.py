@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.unit.worker_service.rows import VOCAB, make_sampler, rows_of, sequence
-from worker_service.sampling.sampling_state import TokenCounts
+from worker_service.sampling.sampling_state import PenaltyCounts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,7 +98,7 @@ def test_penalties_come_after_the_bias(sample: Sample) -> None:
 
 
 def test_penalties_count_what_is_sampled() -> None:
-    counts = TokenCounts(np.array([3, 3, 5], np.int64), np.array([7], np.int64))
+    counts = PenaltyCounts(np.array([3, 3, 5], np.int64), np.array([7], np.int64))
     twin = counts.copy()
     for token_id in [7, 5, *range(100, 150)]:
         counts.add(token_id)

@@ -11,7 +11,7 @@ from blockyard.lora.virtual_tokens import virtual_ids
 from tests.unit.worker_service.steps.test_validation import LIMITS, NUM_DEVICE_BLOCKS, NUM_HOST_BLOCKS, ints, new
 from worker_service.batch.input_batch import InputBatch
 from worker_service.lora.adapter import AdapterWeights, LoraRequest
-from worker_service.lora.slots import LoraSlots
+from worker_service.lora.slots import AdapterSlots
 from worker_service.step import ForkedRow, Step
 from worker_service.steps.new_sequences import reject_wrong
 from worker_service.steps.validation import check_step
@@ -48,7 +48,7 @@ class Rows:
     """Rows 1 (adapter 5) and 2 (none), in the middle of their prompts, and two slots, of which the first has 5."""
 
     def __init__(self) -> None:
-        self.batch, self.slots = InputBatch(LIMITS), LoraSlots(2, KNOWN)
+        self.batch, self.slots = InputBatch(LIMITS), AdapterSlots(2, KNOWN)
         first = step(
             new_sequences=(new(1, 9, (1, 2), lora_id=5), new(2, 9, (3, 4))),
             sequence_ids=(1, 2),
@@ -165,7 +165,7 @@ def test_a_row_whose_adapter_or_virtual_tokens_are_wrong_is_rejected_alone(rows:
 
 def test_a_worker_without_slots_takes_no_adapter() -> None:
     rows = Rows()
-    rows.slots = LoraSlots()
+    rows.slots = AdapterSlots()
     assert "there are 0 slots" in rows.problem(step(**activation(s0=5)))
     assert "is not in the cache" in rows.rejection(step(new_sequences=(new(9, lora_id=5),)))
 
@@ -176,7 +176,7 @@ def test_an_epoch_begins_with_empty_slots(rows: Rows) -> None:
 
 
 def test_soft_prompts_are_found_by_their_ids_and_others_by_their_rows() -> None:
-    slots = LoraSlots(3, KNOWN, max_virtual_tokens=4)
+    slots = AdapterSlots(3, KNOWN, max_virtual_tokens=4)
     slots.activate(step(**activation(s1=SOFT, s2=5)))
     lora_ids, num_rows = ints(SOFT, 0, 5, SOFT), ints(3, 1, 2, 1)
     rows = slots.find_rows(lora_ids, num_rows)

@@ -22,7 +22,7 @@ from worker_service.steps.step_executor import StepExecutor
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from worker_service.collectives.group import Group
+    from worker_service.collectives.group import RankGroup
 
 GREEDY = SamplingParams(temperature=0.0)
 FIRST = {"new_sequences": (new_sequence(1, [5, 6, 7], [1], GREEDY),), "work": [(1, 3)]}
@@ -36,7 +36,7 @@ def alone(model: Path) -> StepExecutor:
     return make_executor(loaded, num_device_blocks=8)
 
 
-def rank_executor(alone: StepExecutor, parallel: Parallel, group: Group | None) -> StepExecutor:
+def rank_executor(alone: StepExecutor, parallel: Parallel, group: RankGroup | None) -> StepExecutor:
     """A rank that computes everything, with the cache and the network of the others: here nothing is summed."""
     ranks = RankSteps(parallel, lambda epoch: group)
     runner = copy.copy(alone._runner)
@@ -45,12 +45,12 @@ def rank_executor(alone: StepExecutor, parallel: Parallel, group: Group | None) 
 
 
 @pytest.fixture
-def groups() -> list[Group]:
+def groups() -> list[RankGroup]:
     return gloo_groups(2)
 
 
 @pytest.fixture
-def pair(alone: StepExecutor, groups: list[Group]) -> tuple[Epoch, Epoch]:
+def pair(alone: StepExecutor, groups: list[RankGroup]) -> tuple[Epoch, Epoch]:
     """Both ranks of a group, at their first epoch."""
     executors = [rank_executor(alone, Parallel(2, 1, rank), groups[rank]) for rank in (0, 1)]
     return Epoch(executors[0], 1), Epoch(executors[1], 1)
@@ -84,27 +84,27 @@ def test_ranks_that_were_told_otherwise_never_agree_again(pair: tuple[Epoch, Epo
     assert first.digests[0] != second.digests[0]
 
 
-def test_digests_begin_anew_with_an_epoch(alone: StepExecutor, groups: list[Group]) -> None:
+def test_digests_begin_anew_with_an_epoch(alone: StepExecutor, groups: list[RankGroup]) -> None:
     executor = rank_executor(alone, Parallel(2, 1, 0), groups[0])
     digests = [Epoch(executor, epoch).execute(**FIRST).digests for epoch in (1, 2)]
     assert digests[0] == digests[1]
 
 
-def test_only_the_last_stage_tells_what_was_sampled(alone: StepExecutor, groups: list[Group]) -> None:
+def test_only_the_last_stage_tells_what_was_sampled(alone: StepExecutor, groups: list[RankGroup]) -> None:
     first, last = (Epoch(rank_executor(alone, Parallel(1, 2, rank), groups[rank]), 1) for rank in (0, 1))
     before, after = (stage.execute(**FIRST, ids_from_scheduler=True) for stage in (first, last))
     assert before.digests == (after.digests[0], 0)
     assert (before.token_ids, len(after.token_ids)) == ((), 1)
 
 
-def test_a_stage_refuses_steps_that_leave_samples_to_it(alone: StepExecutor, groups: list[Group]) -> None:
+def test_a_stage_refuses_steps_that_leave_samples_to_it(alone: StepExecutor, groups: list[RankGroup]) -> None:
     refusal = Epoch(rank_executor(alone, Parallel(1, 2, 0), groups[0]), 1).answer(**FIRST).refusal
     assert refusal is not None
     assert refusal.reason is Reason.WRONG_STATE
     assert groups[0].world.is_broken
 
 
-def test_a_quiet_step_is_answered_by_the_sampling_rank_alone(alone: StepExecutor, groups: list[Group]) -> None:
+def test_a_quiet_step_is_answered_by_the_sampling_rank_alone(alone: StepExecutor, groups: list[RankGroup]) -> None:
     executors = [rank_executor(alone, Parallel(2, 1, rank), groups[rank]) for rank in (0, 1)]
     for quiet in (True, False):
         results = []
@@ -115,7 +115,7 @@ def test_a_quiet_step_is_answered_by_the_sampling_rank_alone(alone: StepExecutor
         assert results == [False, quiet]
 
 
-def test_a_quiet_step_that_fails_is_answered(alone: StepExecutor, groups: list[Group]) -> None:
+def test_a_quiet_step_that_fails_is_answered(alone: StepExecutor, groups: list[RankGroup]) -> None:
     executor = rank_executor(alone, Parallel(2, 1, 1), groups[1])
     epoch = Epoch(executor, 1)
     step = epoch.make(work=[(77, 1)], quiet=True)
@@ -131,7 +131,7 @@ def test_all_ranks_reject_the_same_sequence(pair: tuple[Epoch, Epoch]) -> None:
     assert (len(first.sequence_ids), second.failures) == (1, ())
 
 
-def test_a_rank_that_refuses_a_step_frees_its_peers(pair: tuple[Epoch, Epoch], groups: list[Group]) -> None:
+def test_a_rank_that_refuses_a_step_frees_its_peers(pair: tuple[Epoch, Epoch], groups: list[RankGroup]) -> None:
     refused = pair[0].answer(work=[(77, 1)])
     assert refused.refusal is not None
     assert refused.refusal.reason is Reason.FIELD_INVALID
@@ -141,7 +141,7 @@ def test_a_rank_that_refuses_a_step_frees_its_peers(pair: tuple[Epoch, Epoch], g
 
 
 def test_a_rank_that_breaks_in_a_step_frees_its_peers(
-    alone: StepExecutor, groups: list[Group], monkeypatch: pytest.MonkeyPatch
+    alone: StepExecutor, groups: list[RankGroup], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executor = rank_executor(alone, Parallel(2, 1, 0), groups[0])
 
@@ -156,7 +156,7 @@ def test_a_rank_that_breaks_in_a_step_frees_its_peers(
         groups[1].world.add(torch.ones(1, 1))
 
 
-def test_steps_in_a_broken_group_say_so(pair: tuple[Epoch, Epoch], groups: list[Group]) -> None:
+def test_steps_in_a_broken_group_say_so(pair: tuple[Epoch, Epoch], groups: list[RankGroup]) -> None:
     groups[0].lifetime.abort("a test")
     refusal = pair[0].answer(**FIRST).refusal
     assert refusal is not None
@@ -164,7 +164,7 @@ def test_steps_in_a_broken_group_say_so(pair: tuple[Epoch, Epoch], groups: list[
 
 
 def test_what_was_computed_while_the_group_broke_is_not_believed(
-    alone: StepExecutor, groups: list[Group], monkeypatch: pytest.MonkeyPatch
+    alone: StepExecutor, groups: list[RankGroup], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executor = rank_executor(alone, Parallel(2, 1, 0), groups[0])
     monkeypatch.setattr(executor.cache, "transfer", lambda *args: groups[0].lifetime.abort("a test"))
@@ -181,7 +181,7 @@ def test_a_step_without_a_group_is_refused(alone: StepExecutor) -> None:
 
 
 def test_the_time_of_a_step_is_that_of_its_operations(
-    alone: StepExecutor, groups: list[Group], monkeypatch: pytest.MonkeyPatch
+    alone: StepExecutor, groups: list[RankGroup], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     executor = rank_executor(alone, Parallel(2, 1, 0), groups[0])
     seen: list[float] = []

@@ -10,7 +10,7 @@ import pytest
 
 from worker_service.batch.forward_batch import ForwardBatch
 from worker_service.runner.model_runner import RunnerOutput
-from worker_service.sampling.sampler import Candidates, Sampled
+from worker_service.sampling.sampler import BeamCandidates, Sampled
 from worker_service.step import BlockPairs, ForkedRow, NewRow, Step
 from worker_service.steps.step_digest import StepDigest
 
@@ -110,7 +110,7 @@ def test_a_difference_shows_in_every_later_digest() -> None:
 def outputs_digest(token_ids: list[int], failed: list[bool], beams_failed: tuple[bool, ...] = ()) -> int:
     digest = StepDigest()
     sampled = Sampled(column(*token_ids), np.array(failed, np.bool_))
-    digest.add_outputs(resolved(), RunnerOutput(sampled, Candidates(np.array(beams_failed, np.bool_))))
+    digest.add_outputs(resolved(), RunnerOutput(sampled, BeamCandidates(np.array(beams_failed, np.bool_))))
     return digest.outputs
 
 

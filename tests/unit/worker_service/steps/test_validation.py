@@ -11,7 +11,7 @@ import pytest
 from blockyard.contract.sampling import SamplingParams
 from blockyard.errors import Reason
 from tests.unit.worker_service.rows import block_table_of
-from worker_service.batch.input_batch import BatchLimits, InputBatch, Progress
+from worker_service.batch.input_batch import BatchLimits, InputBatch, RowProgress
 from worker_service.step import MAX_VIOLATIONS, Array, BlockPairs, ForkedRow, NewRow, Step
 from worker_service.steps.new_sequences import reject_wrong
 from worker_service.steps.validation import check_step
@@ -316,7 +316,7 @@ class CountingBatch(InputBatch):
         self.num_asked += 1
         return super().__contains__(sequence_id)
 
-    def progress(self, sequence_id: int) -> Progress:
+    def progress(self, sequence_id: int) -> RowProgress:
         self.num_asked += 1
         return super().progress(sequence_id)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from blockyard.capacity.kv_blocks import KvBlocks
-from scheduler_service.core.kv_groups import KvGroups
+from scheduler_service.core.kv_groups import KvBlockGroups
 from scheduler_service.core.scheduler import NeverFits
 from scheduler_service.core.sequence import Group
 from tests.unit.scheduler_service.core.harness import Bench, configure, make_spec
@@ -142,7 +142,7 @@ def test_a_plan_counts_blocks_as_the_core_does() -> None:
 
 def test_so_many_tokens_are_held_by_so_many_blocks() -> None:
     for windows, num_blocks in product(((0,), (0, 6, 6), (0, 0, 9)), range(1, 200)):
-        groups = KvGroups(4, windows, 5 if max(windows) else 0)
+        groups = KvBlockGroups(4, windows, 5 if max(windows) else 0)
         num_tokens = groups.count_tokens(num_blocks)
         assert num_tokens is not None
         assert groups.count_blocks(num_tokens) <= num_blocks < groups.count_blocks(num_tokens + 1)
