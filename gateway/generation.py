@@ -347,7 +347,7 @@ def _dialect_name(tokenizer: Tokenizer) -> str:
 
 
 def _make_card(adapter: Adapter, model: Model, tokenizers: AdapterTokenizers) -> Model:
-    # Of one that nobody has used here its files were not read: it may have a template that the model has not.
+    # This adapter's tokenizer is not loaded yet; its chat template may differ from the model's.
     tokenizer = tokenizers.of(adapter) if tokenizers.knows(adapter) else tokenizers.model
     return replace(
         model,

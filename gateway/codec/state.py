@@ -20,7 +20,7 @@ from gateway.request import GenerationRequest
 if TYPE_CHECKING:
     from blockyard.contract.scheduling import Submission
 
-# What is the same request though it differs: its times, its trace, and what it became on the way.
+# Fields that may differ between two sendings of one request: its times, its trace, its prompt's form.
 _NOT_ASKED = frozenset(
     (
         "max_queue_seconds",

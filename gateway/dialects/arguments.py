@@ -13,7 +13,7 @@ _SCALAR = re.compile(r"[^,}\]\s]*")
 _HEX = "[0-9a-fA-F]"
 _HIGH, _LOW = rf"\\u[dD][89abAB]{_HEX}{{2}}", rf"\\u[dD][c-fC-F]{_HEX}{{2}}"
 _ESCAPE = re.compile(rf"{_HIGH}{_LOW}|\\u{_HEX}{{4}}|\\[^u]", re.DOTALL)
-# What comes cannot change it: neither half a pair at the end, nor half an escape.
+# Text that later text cannot change: it ends neither in half a surrogate pair nor in half an escape.
 _CERTAIN = re.compile(
     rf"(?:[^\\]+|{_HIGH}{_LOW}|{_HIGH}(?=[^\\]|\\[^u]|\\u[^dD]|\\u[dD][^c-fC-F])|\\u(?![dD][89abAB]){_HEX}{{4}}"
     rf"|\\[^u]|\\u(?={_HEX}{{0,3}}[^0-9a-fA-F]))*",

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from gateway.dialects.markers import Markers
 
-# What a name may have; a longer one is none, and need not be held back.
+# The longest name of a tool. A longer text is no name and need not be held back.
 MAX_NAME_CHARACTERS = 256
 _SPACE = re.compile(r"\s*")
 WORD = re.compile(r"[\w.-]+")

@@ -26,7 +26,7 @@ _MAX_SCALAR_CHARACTERS = 4096
 _PLAIN = {quote: re.compile(rf"[^\\{quote}]*") for quote in "\"'"}
 _HEX = "[0-9a-fA-F]"
 _ESCAPE = re.compile(rf"\\(?:x{_HEX}{{2}}|u{_HEX}{{4}}|U{_HEX}{{8}}|[0-7]{{1,3}}|.)", re.DOTALL)
-# What comes cannot make it longer.
+# Later text cannot extend these escapes.
 _CERTAIN_ESCAPE = re.compile(
     rf"\\(?:[^xuU0-7]|x(?:{_HEX}{{2}}|(?={_HEX}?[^0-9a-fA-F]))|u(?:{_HEX}{{4}}|(?={_HEX}{{0,3}}[^0-9a-fA-F]))"
     rf"|U(?:{_HEX}{{8}}|(?={_HEX}{{0,7}}[^0-9a-fA-F]))|[0-7]{{3}}|[0-7]{{1,2}}(?=[^0-7]))",
@@ -78,7 +78,7 @@ class _Literals:
         self._emit = emit
         self._quotes = quotes
         self._depth = 0
-        # What is told before what comes next.
+        # Text to release before the next piece.
         self._waiting = ""
 
     def _tell(self, text: str) -> None:

@@ -47,7 +47,7 @@ class _ObjectReader:
         self._ends = calls.ends
         self._sink = sink
         self._name: str | None = None
-        # None before they came; afterwards those that wait for the name.
+        # None before arguments came; afterwards the pieces that wait for the call's name.
         self._arguments: list[str] | None = None
         self._is_whole = False
 

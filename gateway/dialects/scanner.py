@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gateway.dialects.dialect import Calls, Dialect
 
 _NO_SPAN = Span((), ())
-# What a call that nothing marks begins with.
+# The first characters of a call without a marker.
 _OPENERS = frozenset("{[")
 
 
@@ -97,13 +97,13 @@ class Scanner:
         self._dropped = (*dialect.dropped, *(self._calls.dropped if self._calls else ()))
         self._feed = Feed()
         self._parts = Parts()
-        # Those before, of the same piece.
+        # Earlier parts of the same piece.
         self._before: list[Parts] = []
-        # Of calls that were begun; the last one may not be whole.
+        # Calls that have begun; the last one may not be whole.
         self._num_begun = 0
         # The marker that ends the call before has not come yet.
         self._is_in_call = False
-        # What is copied, and up to which markers, while nothing of it is held back.
+        # The kind of text that is copied, and the markers that end it, while no text is held back.
         self._copied: tuple[Kind, Markers] | None = None
         self._machine = self._run(reasoning_is_open=reasoning_is_open)
 
@@ -132,7 +132,7 @@ class Scanner:
             self._parts = self._before.pop()
             self._parts.num_bytes_behind = 0
 
-    # What readers of calls tell: CallSink.
+    # CallSink: the parsers of calls report here.
 
     def knows(self, name: str) -> bool:
         """Returns whether there is a tool of this name."""
@@ -262,7 +262,7 @@ class Scanner:
         except _Enough:
             feed.commit()
         except NotACall:
-            # What nothing marks need not have been meant as one.
+            # A text without a marker may not have been meant as a call.
             self.num_invalid_calls += is_marked or self._num_begun > num_begun
             if self._one_call and self.num_calls:
                 feed.commit()

@@ -75,7 +75,7 @@ class _Types:
 
     def _follow(self, reference: str, depth: int) -> frozenset[str]:
         if reference not in self._known:
-            # What it says of itself while it is followed.
+            # A reference to itself finds nothing while it is followed.
             self._known[reference] = frozenset()
             self._known[reference] = self.find(resolve(reference, self._schema), depth + 1)
         return self._known[reference]
@@ -83,7 +83,7 @@ class _Types:
 
 def _branches(part: Schema) -> Iterator[object]:
     for name in ("anyOf", "oneOf", "allOf"):
-        # Nobody has checked the schemas of tools that are not strict.
+        # Schemas of tools that are not strict are unchecked.
         if isinstance(branches := part.get(name), list):
             yield from cast("list[object]", branches)
 

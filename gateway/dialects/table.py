@@ -7,7 +7,7 @@ from gateway.dialects.dialect import CallForm, Calls, Dialect, Span, Style, Type
 
 _THINK = Span(("<think>",), ("</think>",))
 _NAME_KEY, _ARGUMENTS_KEY = '{"name": "', '", "arguments": '
-# Which names there are is for the tools of a request to say.
+# The request's tools decide which names exist.
 _NAME = r"(?P<name>.+?)"
 
 

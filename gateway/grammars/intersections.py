@@ -165,7 +165,7 @@ class _Meetings:
             for key in {key: None for each in having for key in each}:
                 self._count(_path(*parts, *choices))
                 yield [node for each in having for node in each.get(key, each.get(_rest_of(key), []))]
-            # What only a branch says of its value.
+            # Constraints that only a branch puts on the value.
             yield from (branch for choice in choices for branch in choice.branches)
 
     def _inner_of(self, choice: _Choice, depth: int) -> _Inner:

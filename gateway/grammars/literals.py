@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gateway.grammars.grammar import Grammar
 
 _TYPES = ("string", "number", "integer", "boolean", "null", "array", "object")
-# What llguidance follows besides types; all else it refuses, or it says nothing of a value's form.
+# Keywords that llguidance follows besides types. It refuses the others, or they do not constrain a value's form.
 _KEYWORDS = frozenset(
     {"$ref", "allOf", "anyOf", "const", "enum", "oneOf"}
     | {"format", "maxLength", "minLength", "pattern"}
@@ -37,7 +37,7 @@ _FOLLOWED: Mapping[str, frozenset[str]] = {
     "array": frozenset({"items", "minItems", "maxItems"}),
     "object": frozenset({"properties", "required", "additionalProperties"}),
 }
-# What a schema that names no type is meant for.
+# The type that a schema without a type is meant for.
 _IMPLIED = {"properties": "object", "additionalProperties": "object", "items": "array"}
 _NOTHING = '""'
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
@@ -234,7 +234,7 @@ class Literals:
         if not properties:
             return self._free_members(schema.get("additionalProperties", "properties" not in schema), equals)
         keys = sorted(properties, key=str.lower) if self._is_gemma else [*properties]
-        # Of each key from the last to the first: what may stand from it on, behind another one and as the first one.
+        # Build the rules from the last key to the first: `behind` after another key, `first` as the first.
         behind, first = "", ""
         for key in reversed(keys):
             pair = f"{self._key(key, equals)} {self._value(properties[key])}"

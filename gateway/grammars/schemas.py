@@ -17,7 +17,7 @@ _SCHEMA = frozenset({"items", "additionalItems", "additionalProperties", "not", 
 _SCHEMAS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems", "items"})
 _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 _UNIMPLEMENTED = re.compile(r"Unimplemented keys: (\[.*\])")
-# Of a schema with thousands of patterns, not each is tried.
+# A schema may have thousands of patterns: only the first ones are tried.
 _MAX_PROBES = 200
 
 
@@ -111,7 +111,7 @@ def find_place(schema: Any, complaint: str, complain: Callable[[Any], str]) -> s
         kind = {"pattern": {"type": "string"}, "format": {"type": "string"}}.get(place.keyword, {})
         if complain({**kind, place.keyword: place.value}) == complaint:
             return place.path
-    # What is told of a reference or of branches names its keyword, or what it leads to.
+    # A complaint about a reference or about branches names the keyword, or the reference's target.
     for place in places:
         if place.keyword in ("$ref", "oneOf") and (place.keyword in complaint or str(place.value)[1:] in complaint):
             return place.path

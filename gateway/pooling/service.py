@@ -141,7 +141,7 @@ class PoolingService:
         given = {"query": call.queries, "documents": call.documents}
         model, results, facts = await self._run(call.options, "score", tasks, iter(violations), prepare, given)
         if model.task is Task.SCORE:
-            # Of two labels it is the last one that says yes.
+            # With two labels the last one means yes.
             scores = [read_values(each.values)[-1] for each in results]
         else:
             scores = _cosines([read_values(each.values) for each in results], len(call.queries))
@@ -266,7 +266,7 @@ def _cosines(vectors: Sequence[array[float]], num_queries: int) -> list[float]:
     """Returns the cosine of each document's vector with its query's; all have the length 1."""
     queries, documents = vectors[:num_queries], vectors[num_queries:]
     pairs = zip(queries if num_queries > 1 else [queries[0]] * len(documents), documents, strict=True)
-    # Of one vector with itself it may be a little above 1 otherwise.
+    # Rounding could make the product of a vector with itself a little larger than 1.
     return [min(max(fsum(map(mul, query, document)), -1.0), 1.0) for query, document in pairs]
 
 

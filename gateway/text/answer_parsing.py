@@ -42,7 +42,7 @@ def with_parsing(request: GenerationRequest, dialect: Dialect | None) -> Generat
         request = replace(request, warnings=(*request.warnings, warning))
     is_limited = bool(allowed) and len(tools) < len(prompt.tools)
     rule = ParsingRule(name, schemas, prompt.one_tool_call, must_call, is_limited)
-    # What is not parsed, and has to have a form, is refused with the reason for it.
+    # An answer that must have a form but cannot be parsed is refused later, with the reason.
     return replace(request, parsing=rule) if name or rule.needs_grammar else request
 
 

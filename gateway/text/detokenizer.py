@@ -77,7 +77,7 @@ class DetokenizerFactory:
             self._byte_ids = {token_id: bytes.fromhex(match[1]) for token_id, match in found if match}
             self._text_ids -= self._byte_ids.keys()
         texts = ((token_id, backend.decode([token_id])) for token_id in sorted(self._text_ids))
-        # What any token can continue.
+        # A token that any token can follow.
         self._neighbour = [next((token_id for token_id, text in texts if text.strip()), 0)]
 
     def make(
@@ -204,5 +204,5 @@ class WindowDetokenizer:
 
     @panics_as_errors()
     def _decode(self, token_ids: list[int]) -> str:
-        # What is to be skipped is gone already.
+        # Special tokens that are skipped have been removed already.
         return self._backend.decode(token_ids, skip_special_tokens=False)

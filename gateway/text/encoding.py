@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MAX_INLINE_CHARACTERS = 2048
 """A text of at most this many characters is encoded at once, in the event loop."""
-# That are rendered in the time in which one is encoded, or more.
+# Characters that are rendered in the time in which one is encoded.
 _RENDERED_CHARACTERS = 16
 # A token's text is some characters.
 _CHARACTERS_OF_TOKEN = 4

@@ -48,7 +48,7 @@ def encode_pair(
     """
     backend = vocabulary.backend
     if max_tokens is not None:
-        # What is beyond the length of all is cut from either, and how long a text is makes no difference there.
+        # Tokens beyond the limit are cut in any case, so the full length of a text makes no difference.
         enough = max_tokens if enough is None else min(max_tokens, enough)
     from_end = max_tokens is not None and side == "left"
     texts: list[tokenizers.Encoding] = []

@@ -80,7 +80,7 @@ def cuts_of(description: Json, pieces: Iterable[str]) -> SafeCuts | None:
     if any(map(_reaches_across, description["added_tokens"])):
         return None
     is_local = all(step["type"] in _LOCAL_NORMALIZERS for step in normalizer)
-    # What comes behind the first step sees its words one by one.
+    # Later steps see each word alone.
     if is_local and cutting and _cuts_at_spaces(cutting[0]):
         return SafeCuts()
     return SafeCuts() if _merges_within_words(description["model"], normalizer, cutting, pieces) else None
@@ -94,7 +94,7 @@ def _reaches_across(token: Json) -> bool:
         _ACROSS.search(content) is not None
         or (token["rstrip"] and ends_in_letter)
         or (token["single_word"] and content[:1].isspace())
-        # What it becomes may have a space.
+        # Its normalized form may contain a space.
         or (token["normalized"] and not content.isascii())
     )
 

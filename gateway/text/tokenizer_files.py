@@ -48,7 +48,7 @@ _GENERATION_DEFAULTS: dict[str, Callable[[float], bool]] = {
     "min_p": lambda value: 0 <= value <= 1,
     "repetition_penalty": lambda value: 0 < value < math.inf,
 }
-# Of the others those that would change an answer, and the values with which they do not; null is always one of them.
+# Other fields that would change an answer, each with the values that change nothing; null always changes nothing.
 _NOT_APPLIED: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("num_beams", "num_beam_groups", "typical_p", "length_penalty", "guidance_scale"), (1,)),
     **dict.fromkeys(("encoder_repetition_penalty",), (1,)),

@@ -134,7 +134,7 @@ class Turns:
             self._start()
             return await job.future
         finally:
-            # Nobody waits any more: what is still in its line lets go of the text.
+            # Nobody waits any more: the jobs that are still queued release their texts.
             job.steps = None
             for key in held:
                 self._held[key] -= size
@@ -145,7 +145,7 @@ class Turns:
 
     def _line_of(self, tenant: str) -> _Line:
         if tenant not in self._lines:
-            # Those that have had no more than everybody else need not be remembered.
+            # Tenants that had no more than everybody else need not be remembered.
             self._lines = {
                 name: line for name, line in self._lines.items() if not line.is_empty or line.served > self._served
             }
@@ -198,7 +198,7 @@ class Turns:
                 self._go_on(job, *done.result())
         self._start()
         if self._num_free == self._num_threads:
-            # Nobody waits, so nobody is compared with what others have had.
+            # Nobody waits, so no shares are compared.
             self._lines.clear()
 
     def _go_on(self, job: _Job, has_ended: bool, result: Any) -> None:

@@ -108,7 +108,7 @@ def _check_sequence(sequence: Sequence, blocks: BlockManager) -> None:
     missing = set(blocks.windows.find_missing(sequence))
     if sequence.status is SequenceStatus.RUNNING:
         if sequence.is_prefilling:
-            # What it has given back it gets with the next step.
+            # It gets the blocks that it has given back with the next step.
             missing = {place for place in missing if place // num_groups < sequence.num_ready}
         assert not missing and not sequence.host_blocks, f"{sequence} runs and is not all on the device"
     filled = -(-sequence.num_scheduled // block_size) * num_groups

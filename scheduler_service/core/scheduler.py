@@ -171,7 +171,7 @@ class Scheduler:
         sampled = step.match(result)
         self._in_flight.popleft()
         if not result.failures:
-            # What failed may not have been computed: then the step's time says nothing of its work.
+            # A failed row may not have been computed, so the step's time says nothing about its work.
             self._costs.note_step(step.work, result.forward_seconds, result.cache_seconds)
         updates = self._answers.take(step, sampled, result)
         self._note_change()
@@ -230,7 +230,7 @@ class Scheduler:
         """The adapters of all requests."""
         return {group.spec.lora_id for group in self._groups.values()} - {0}
 
-    # What operators ask
+    # Operators' calls
 
     def reset_prefix_cache(self) -> CacheReset:
         """Forgets the content of all blocks that no sequence holds."""

@@ -10,7 +10,7 @@ NUM_MEASURED = 8
 _FORGETTING = 0.98  # of its kind's older steps a step leaves so much: some fifty count
 _MAX_SURPRISE = 3.0  # a step that takes longer than so many times what was expected counts as if it took that
 _MAX_UNFITTED = 16  # steps that may be noted without a new fit
-# What is believed of a direction in which the steps never differ: seconds of a step, of a prefilled token, of a decode.
+# Prior for coefficients that the observed steps do not determine: seconds of a step, of a prefilled token, of a decode.
 _PRIOR = (1e-3, 1e-4, 1e-4)
 _PRIOR_WEIGHTS = (1e-2, 1e2, 1e0)
 

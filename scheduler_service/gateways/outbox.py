@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 MERGE_SECONDS = 6e-3
 # but if that takes longer than they did, no longer than this.
 MAX_WAIT_SECONDS = 10e-3
-# What is resumed, log probabilities and numbers of prompts: with more of these a message does not merge. It stays well
-# below the limit of 64 MiB.
+# A message with more bytes of resumed requests, log probabilities and pooled numbers than this does not merge, so that
+# it stays well below the limit of 64 MiB.
 MAX_LARGE_BYTES = 8 * 2**20
 # An id at most; and of a log probability an id, a number and a rank.
 _ID_BYTES, _CANDIDATE_BYTES = 5, 12

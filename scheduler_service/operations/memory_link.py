@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # Pages of a terabyte are given up or copied in this.
 MEMORY_SECONDS = 600.0
-# What a trainer may take to send its tensors.
+# The longest time that a trainer may take to send its tensors.
 UPDATE_SECONDS = 3600.0
 
 

@@ -169,7 +169,7 @@ class Operations:
         self._dispatcher.on_readiness_changed(engine)
         await engine.drain.wait_until_done()
         async with asyncio.timeout(STREAM_END_SECONDS):
-            # What another process says of itself: there is no event to wait for.
+            # The state is another process's, so there is no event to wait for.
             while await self._is_running(engine):  # noqa: ASYNC110
                 await asyncio.sleep(POLL_SECONDS)
 

@@ -77,7 +77,7 @@ async def update(operations: Operations, engines: Sequence[Engine], wanted: Upda
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            # Nobody asks for it where the caller has left.
+            # If the caller has left, nobody reads the result.
             await asyncio.gather(everything, return_exceptions=True)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from blockyard.contract.workers import AvailableBlocks, CacheInfo
     from scheduler_service.config import SchedulerConfiguration
 
-# What fits is measured, and a little less may be found at a process that takes another's place.
+# The memory for blocks is measured, so a process that takes another's place may find a little less.
 MAX_SHORTAGE = 1 / 32
 
 

@@ -150,7 +150,7 @@ def decode_receipt(message: worker_pb2.ExecuteModelResponse) -> Receipt:
     return Receipt(message.step_id, message.input_digest, message.output_digest, seconds)
 
 
-# That somebody is gone is no reason to refuse a step.
+# A step is not refused because another process is gone.
 _NO_REFUSALS = (Reason.NO_READY_WORKER, Reason.DRAINING, Reason.CLIENT_CANCELLED)
 
 

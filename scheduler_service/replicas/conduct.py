@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from scheduler_service.replicas.replica import Replica
 
-# So many answers show that the worker can do what it is asked.
+# Answers after which an epoch counts as sound.
 SOUND_STEPS = 2
-# So many epochs in a row that are not sound are tolerated.
+# Unsound epochs in a row after which the replica pauses.
 MAX_UNSOUND_EPOCHS = 3
 FIRST_PAUSE_SECONDS = 1.0
 LAST_PAUSE_SECONDS = 30.0

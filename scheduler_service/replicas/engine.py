@@ -107,7 +107,7 @@ class Engine:
         self.scheduler: Scheduler | None = None
         self.facts: ModelFacts | None = None
         self.readiness = Readiness(False, "the scheduler has just started")
-        # What it was last put to sleep with; 0: it was not, or was woken.
+        # The level at which it sleeps; 0: it is awake.
         self.sleep_level = 0
         self._configuration = configuration
         self._events = events

@@ -68,7 +68,7 @@ class Fleet:
         self._known: list[str] = []
         self._has_names = any(_is_name(target) for target in self._targets)
         self._unknown: set[str] = set()
-        # Of workers that were found by names and have said where they belong.
+        # Placements of the workers that were found by name, by address.
         self._placements: dict[str, Placement] = {}
         self._missing = ""
         self._check_sizes(may_be_smaller=parallel.pipeline_parallel_size == 1)

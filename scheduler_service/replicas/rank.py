@@ -56,8 +56,8 @@ log = EventLogger(__name__)
 
 API_VERSION = "v1"
 PROGRESS_SECONDS = 2.0
-# What passes by itself: a rank says it of another one that is gone, and while a group is formed also of one that was
-# started again, or that hangs.
+# Errors that pass by themselves. A rank reports them about another rank that is gone or, while a group is formed, that
+# was started again or hangs.
 _TRANSIENT = (Reason.GROUP_BROKEN, Reason.DRAINING)
 _TRANSIENT_OF_GROUPS = (*_TRANSIENT, Reason.WRONG_STATE, Reason.GENERATION_DEADLINE)
 
@@ -100,7 +100,7 @@ class Rank:
         self.worker: WorkerInfo | None = None
         # How much of the model it has loaded, from 0 to 1.
         self.loaded_share = 0.0
-        # What is done to set it up now; None: nothing is.
+        # The phase of its set-up; None: it is not being set up.
         self.start: StartProgress | None = None
         self._configuration = configuration
         self._digest = configuration_digest(configuration, parallel)

@@ -44,7 +44,7 @@ FIRST_RETRY_SECONDS = 0.1
 # Services that start together need not warn of each other.
 START_SECONDS = 10.0
 FORM_GROUP_SECONDS = 30.0
-# What is equal at all ranks of a replica, or they would not compute one model alike.
+# Facts that must be equal at all ranks of a replica: otherwise the ranks would compute different models.
 _OF_THE_MODEL = ("model_digest", "vocab_size", "max_model_len", "task")
 _OF_THE_WEIGHTS = ("weights_digest",)
 _OF_THE_CACHE = ("determinism_id", "batch_invariant", "kv_windows")
@@ -80,7 +80,7 @@ class Replica:
         self._may_serve = may_serve
         # The incarnations that cannot serve this configuration, and why.
         self._hopeless: tuple[tuple[str, ...], str] | None = None
-        # What an operator had it loaded with last.
+        # The weights that an operator loaded last.
         self.weights = WeightsSource()
         # The epoch that the group was formed for.
         self._group_epoch = 0
@@ -166,7 +166,7 @@ class Replica:
         except Misconfigured as error:
             self._hopeless = (self.incarnations, str(error))
             raise
-        # What the workers say of themselves now, their epochs above all.
+        # The workers' present state is needed, above all their epochs.
         await self.each(Rank.ask)
         facts = _make_facts(model, cache, self._configuration.scheduler)
         if not self._may_serve(facts):
@@ -198,7 +198,7 @@ class Replica:
         if not self._is_group:
             await self._initialize_caches(models[0])
             return await self._align_weights()
-        # What the group takes of a device's memory is not free for blocks: it is formed before they are counted.
+        # The group takes device memory, so it is formed before blocks are counted.
         epoch = self._group_epoch = 1 + max(rank.last_epoch for rank in self.ranks)
         try:
             await self._form_group(epoch)

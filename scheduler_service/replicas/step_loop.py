@@ -155,7 +155,7 @@ class StepLoop:
         if len(self.in_flight) >= self._pipeline.depth:
             return None
         if self._drain.is_wanted and self._leaves_at_once():
-            # What it has goes on elsewhere or later, once the steps on their way are answered.
+            # Its requests go on elsewhere or later, once the steps in flight are answered.
             return None
         self._events.dispatch()
         if not scheduler.can_schedule():

@@ -133,7 +133,7 @@ class Admission:
             return
         self._set_deadlines(request, addition)
         if not self._backlog:
-            # What was got of an idle machine is not counted.
+            # Tokens that a tenant got from an idle machine are not charged.
             self._note_outputs()
         self._dispatcher.submit(request)
         log.debug(

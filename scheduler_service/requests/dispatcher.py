@@ -270,7 +270,7 @@ class Dispatcher:
         self._fail_hopeless(loss)
         self._fail_poison(loss)
         self.suspects.replace(self._requests.live[request_id].group for request_id in self.suspect_request_ids)
-        # Those that are ready go on with them at once.
+        # Ready replicas go on with these requests at once.
         self.wake()
 
     def _fail_stranded(self, engine: Engine) -> None:
@@ -291,7 +291,7 @@ class Dispatcher:
         """Counts a death against the requests in hand, and fails those that were there three times in a row."""
         if loss.error.reason is Reason.DRAINING:
             return
-        # What is wrong with an answer is the worker's fault, unless it has shown that it answers others well.
+        # A wrong answer is the worker's fault, unless the worker has answered other requests well.
         is_proof = loss.was_sound or not isinstance(loss.error, WrongAnswer)
         self._deaths.note(loss.in_hand, self._requests.live, is_proof=is_proof)
         if poison := self._deaths.poison:

@@ -66,7 +66,7 @@ class Loras:
         engine.loras.find_wanted = lambda: [*self.registry.all, *self._loading]
         engine.loras.on_changed = self._on_changed
 
-    # What operators ask.
+    # Operators' calls.
 
     async def load(self, name: str, path: str, *, load_inplace: bool = False) -> Adapter:
         """Loads an adapter at all replicas that are ready; others follow. One that is loaded from there is that one.
@@ -106,7 +106,7 @@ class Loras:
             self._demand_room(found[0])
         finally:
             self._loading.remove(wanted)
-            # What some could load and others not is not wanted any more.
+            # An adapter that only some replicas could load is not wanted any more.
             for engine in engines:
                 engine.loras.reconsider()
         return found[0]
@@ -167,7 +167,7 @@ class Loras:
             raise invalid([Violation("path", f"must be below {root}, which --lora-root says")])
         return full
 
-    # What gateways say.
+    # Gateways' reports.
 
     def take_over(self, adapters: Iterable[Adapter]) -> None:
         """Takes over what a gateway knows of before."""

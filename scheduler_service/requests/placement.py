@@ -24,7 +24,7 @@ def assign(backlog: Backlog, rooms: Mapping[Engine, Room]) -> Iterator[tuple[Gro
             _ask_for_adapter(group.spec.lora_id, rooms)
             continue
         if engine is None:
-            # Those that ran before keep nobody out for whom others make room.
+            # A request that ran before must not block one for which others are preempted.
             group = backlog.peek_new(passed)
             engine = choose_engine(group, rooms) if group is not None and is_urgent(group, rooms) else None
         if group is None or engine is None:

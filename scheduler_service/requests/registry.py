@@ -53,7 +53,7 @@ class Request:
         self.engine: Engine | None = None
         self.lost: Lost | None = None
         self.num_charged = 0
-        # Of the weights that its readers know it to be computed with.
+        # The weights' version that its readers were told.
         self.weights_version = weights_version
         # Rather than go on with other weights than it began with.
         self.fails_on_update = addition.fails_on_update
@@ -84,7 +84,7 @@ class RequestRegistry:
             max_age_seconds=window_seconds, max_entries=MAX_RETAINED, max_weight=MAX_RETAINED_TOKENS
         )
         self._outboxes: dict[str, GatewayOutbox] = {}
-        # Who gets the updates of an owner: one gateway, or all readers of one request.
+        # The gateways that get an owner's updates: one gateway, or all readers of one request.
         self._channels: dict[str, tuple[GatewayOutbox, ...]] = {}
         # Requests that nobody reads, and when they are given up; in that order.
         self._orphans: dict[Request, float] = {}

@@ -166,9 +166,9 @@ class RequestSpans:
     def __init__(self) -> None:
         self._watched: dict[str, _WatchedRequest] = {}
         self._by_sequence: dict[int, _WatchedRequest] = {}
-        # Those that wait for their first token.
+        # Requests that wait for their first token.
         self._prefilling: set[_WatchedRequest] = set()
-        # Of each replica the rows of the step before.
+        # The rows of each replica's previous step.
         self._rows: dict[int, tuple[int, ...]] = {}
 
     def on_begun(self, group: Group) -> None:

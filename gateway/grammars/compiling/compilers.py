@@ -80,7 +80,7 @@ class _Compiler:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            # What a terminal sends is for the gateway, with which its input ends.
+            # A terminal's signals are for the gateway; this process ends when its input does.
             start_new_session=True,
         )
         try:

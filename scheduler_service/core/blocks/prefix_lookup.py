@@ -66,7 +66,7 @@ class PrefixLookup:
         self._tier = tier
         self._costs = costs
         self.is_enabled = is_enabled
-        # Of the weights that all KV here comes from: what others have left is not found.
+        # The version of the weights that computed this KV: blocks of other weights are not found.
         self.weights_version = ""
 
     @property
@@ -128,7 +128,7 @@ class PrefixLookup:
                 place = index * num_groups + group
                 content = found.get(place) or self._look_up(sequence, place, reads_host=reads_host)
                 if content is None:
-                    # What stands before it may do: from there all groups are looked at again.
+                    # Blocks before this one may still match, so all groups are looked at again from there.
                     depth, group = index, -1
                     break
                 found[place] = content

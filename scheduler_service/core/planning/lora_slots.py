@@ -52,7 +52,7 @@ class LoraSlots:
         self._remaining: dict[int, int] | None = None
         # Since when an adapter waits.
         self._waiting: dict[int, float] = {}
-        # Who has waited for too long, in this order, and the adapter that is drained for it.
+        # Adapters that have waited for too long, in this order, and the adapter that is drained for each.
         self._claims: dict[int, int] = {}
         self.passed_seconds = defaultdict[str, float](float)
 
@@ -77,7 +77,7 @@ class LoraSlots:
         self._claims.clear()
         self.recount()
 
-    # Who may begin.
+    # Sequences that may begin.
 
     def may_start(self, sequence: Sequence) -> bool:
         """Whether a waiting sequence has no adapter, or one that is in a slot, or may take one. Else it waits.
@@ -126,7 +126,7 @@ class LoraSlots:
         if candidates:
             self._claims[lora_id] = min(candidates, key=self._in_use.__getitem__)
 
-    # Who begins.
+    # A sequence begins.
 
     def start(self, sequence: Sequence, step: StepBuilder) -> None:
         """Gives the adapter of a sequence that begins a slot, unless it has one. It was found to have its place."""

@@ -95,7 +95,7 @@ class Planner:
         queues = self._queues
         refused: set[Sequence] = set()
         while len(refused) <= MAX_REFUSED and (sequence := queues.find_urgent(refused)) is not None:
-            # Nobody gives way for a slot.
+            # No sequence is preempted to free a slot.
             may_begin = self._has_slot(sequence) and not self._is_held_back(sequence)
             if self._is_in_flight(sequence) or not (may_begin and self._admit_before_others(sequence, step)):
                 refused.add(sequence)

@@ -61,7 +61,7 @@ class AdapterLines:
     def __init__(self, *, by_key: bool) -> None:
         self._by_key = by_key
         self._lines: dict[int, _Line] = {}
-        # What adapters were served of which nothing waits while others do.
+        # Tokens that adapters got of which nothing waits, while others wait.
         self._owed = OrderedDict[int, int]()
         self.num_waiting = 0
 

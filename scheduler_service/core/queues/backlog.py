@@ -153,7 +153,7 @@ class Backlog:
         tenant = self._find_next()
         group = tenant.lines.find(passed) if tenant else None
         if group is None and passed:
-            # Of this tenant all are passed. With nothing to pass the first has one.
+            # All requests of this tenant are passed over: take the first tenant that has another one.
             tenants = sorted(self._tenants.values(), key=lambda tenant: tenant.key)
             return next((group for each in tenants if (group := each.lines.find(passed))), None)
         return group

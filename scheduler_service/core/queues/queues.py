@@ -99,7 +99,7 @@ class Queues:
         num_left = len(sequence.token_ids) - sequence.num_scheduled
         return self._class(sequence), not sequence.hurries, num_left if sequence.hurries else 0
 
-    # Who gives way
+    # Preemption
 
     def _class(self, sequence: Sequence) -> int:
         return sequence.priority if self.waiting.ranks else 0

@@ -52,9 +52,10 @@ class ReplicaLoras:
         self.on_loaded: Callable[[float], None] = lambda seconds: None
         self._ranks = ranks
         self._max_cpu_loras = max_cpu_loras
-        # That were wanted: others of an earlier scheduler may be heard of yet, and stay while there is room.
+        # Adapters that were wanted here. Workers may have others of an earlier scheduler, which stay while there is
+        # room.
         self._known: set[int] = set()
-        # Those that requests wait for, in order.
+        # Adapters that requests wait for, in order.
         self._asked: dict[int, None] = {}
         self._retry_at: dict[int, float] = {}
         self._lock = asyncio.Lock()

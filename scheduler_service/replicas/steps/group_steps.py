@@ -36,7 +36,7 @@ log = EventLogger(__name__)
 # Worlds above this size have quiet steps: all but each so manieth.
 LOUD_WORLD_SIZE = 4
 COMPARED_STEPS = 8
-# So many hashes of each rank are kept for the log.
+# Hashes of each rank that are kept for the log.
 NUM_HASHES = 16
 # A rank that says that its group is broken names an effect. The cause follows within this time, if anybody can tell it.
 CAUSE_SECONDS = 0.25

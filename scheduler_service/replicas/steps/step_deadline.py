@@ -24,7 +24,7 @@ class StepDeadline:
 
     def __init__(self, fixed_seconds: float = 0.0) -> None:
         self._fixed_seconds = fixed_seconds
-        # Of steps with similar numbers of tokens: those whose numbers have as many bits.
+        # Durations by the number of bits of a step's token count: such steps have similar sizes.
         self._recent: dict[int, deque[float]] = {}
         self._num_answered = 0
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # A watch that wakes so much too late was stopped itself, with its whole process or machine.
 _LATE_SECONDS = 0.5
-# What ranks get beyond a step's deadline.
+# The time that ranks get beyond a step's deadline.
 _RANKS_SECONDS = 0.5
 
 
@@ -97,7 +97,7 @@ class StepsInFlight:
             await asyncio.sleep(due - self._clock())
             now = self._clock()
             if now - due > _LATE_SECONDS:
-                # What came meanwhile is still to be read.
+                # Answers that came meanwhile have not been read yet.
                 self._busy_since = now
             if self._sent and now >= self._due():
                 step = self._sent[0]
