@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-# What the services import, by the extra that brings it; a test holds it against pyproject.toml.
+# The packages that services import, by the extra that brings them; a test compares them with pyproject.toml.
 PACKAGES = {
     "cli": ("typer", "rich", "psutil"),
     "service": ("grpc_health", "grpc_reflection", "pydantic", "yaml"),

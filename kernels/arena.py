@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CHUNK_BYTES = 64 << 20
-# What a part of a chunk begins at: a cache line.
+# Parts of a chunk begin at a multiple of this: a cache line.
 ALIGNMENT = 64
 
 

@@ -13,7 +13,7 @@ grpc_environment.prepare()
 # scheduler (measured: a step 8 times as long on two busy cores). 500 turns, some 50 µs, span the gaps inside a step.
 os.environ.setdefault("GOMP_SPINCOUNT", "500")
 
-# What the imports make stays as long as the process: to look through it again and again is a tenth of the start.
+# Imported objects stay as long as the process: collecting among them again and again takes a tenth of the start.
 gc.disable()
 
 from blockyard.settings import load  # noqa: E402

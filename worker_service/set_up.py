@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 log = EventLogger(__name__)
 
-# What the ranks have to meet in, before the first step.
+# The time in which the ranks have to exchange fingerprints before the first step.
 FINGERPRINT_SECONDS = 60.0
 
 # Numbers of blocks have 31 bits in every kernel.
@@ -281,7 +281,7 @@ def make_executor(
     lengths = request.max_model_len, request.max_num_seqs, request.block_size, request.max_num_batched_tokens
     limits = BatchLimits.of(loaded.config, loaded.model.kv_groups.windows, *lengths)
     executor = StepExecutor(InputBatch(limits, set_up.grammars), cache, runner, ranks, fingerprint)
-    # What lives now lives as long as the process: the collector need not look at it again.
+    # All objects of now live as long as the process: the collector need not look at them again.
     gc.collect()
     gc.freeze()
     if any(loaded.config.windows) and not any(loaded.model.kv_groups.windows):

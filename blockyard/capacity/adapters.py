@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MAX_LORAS = 256
 MAX_RANK = 512
 MAX_CPU_LORAS = 2**16
-# What a processor's kernels multiply at a time along the inner dimension, in bytes.
+# Bytes that a processor's kernels multiply at a time along the inner dimension.
 CPU_WORD_BYTES = 4
 GPU_WIDTH_MULTIPLE, GPU_HEADER_BYTES, GPU_ALIGNMENT = 16, 64, 64
 

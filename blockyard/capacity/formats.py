@@ -20,7 +20,7 @@ CPU_WORD_BYTES, CPU_SCALE_BYTES = 4, 8
 GPU_SCALE_BYTES = 4
 # Dtypes that the kernels for processors compute in; torch computes in others.
 CPU_DTYPES = ("float32", "bfloat16")
-# What may be asked of the products that a checkpoint has not quantized, such as its head.
+# Quantizations of products that a checkpoint has left unquantized, such as its head.
 _BESIDE_STORED = ("none", "int8")
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
 DEFAULT_BLOCK_SIZE = {"cpu": 32, "cuda": 16}
-# Of a step: what is larger is a mistake, and would be found out only by the memory that it takes.
+# The largest step. A larger number is a mistake that would be noticed only by the memory that it takes.
 MAX_TOKENS, MAX_SEQS = 2**20, 2**16
 # Beyond twice what all sequences at full length hold, blocks only cost their bookkeeping.
 USEFUL_SHARE = 2

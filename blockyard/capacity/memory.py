@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # Cached files make way, the model's own that was just read among them; not so what is mapped, programs and libraries.
 _CACHED_FILES = {"inactive_file": 1, "active_file": 1, "file_mapped": -1}
 _CACHED_FILES_1 = {"total_inactive_file": 1, "total_active_file": 1, "total_mapped_file": -1}
-# What the allocator, fragmentation and growing lists may take beyond the profile, on a CPU.
+# Memory that the allocator, fragmentation and growing lists may take beyond the profile, on a CPU.
 CPU_RESERVE_BYTES = 64 * 1024 * 1024
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from blockyard.errors import Violation
     from blockyard.model_config.decoder_config import DecoderConfig
 
-# What a worker's process holds beside weights, blocks and steps: Python, torch and their libraries. Measured on a CPU
+# Memory of a worker's process beside weights, blocks and steps: Python, torch and their libraries. Measured on a CPU
 # (x86-64, Linux, torch 2.11); on a GPU its libraries' handles are left to the reserve of the utilization.
 PROCESS_BYTES = {"cpu": 310 << 20, "cuda": 256 << 20}
 KEYS_AND_VALUES = 2
@@ -176,7 +176,7 @@ def _plan_rank(
     activation = step_bytes(network, share, held, request, scratch)
     other = PROCESS_BYTES[kind] + (CPU_RESERVE_BYTES if kind == "cpu" else 0)
     loras = _lora_bytes(network, configuration, hardware, parallel)
-    # Those that share a device load before any has blocks.
+    # Workers that share a device all load before one of them has blocks.
     available = max(0, hardware.available_bytes - num_sharing * (num_bytes + other))
     planned = plan_cache(
         set_aside(Usage(hardware.total_bytes, available, num_bytes, activation, other), loras),

@@ -23,13 +23,13 @@ LOGITS_COPIES = 2
 # Rows of prompts whose logits are made at a time, and their elements (16 MiB).
 MAX_PROMPT_ROWS = 512
 MAX_PROMPT_LOGITS = 1 << 22
-# What the kernels for processors keep of a row that they quantize, beside its bytes: two cache lines and a scale.
+# Memory of a row that the kernels for processors quantize, beside its bytes: two cache lines and a scale.
 QUANTIZED_ROW_BYTES = 2 * 64 + FLOAT_BYTES
 # And of each group of weights of four bits: a scale and a sum.
 GROUP_BYTES = 2 * FLOAT_BYTES
-# What they sort with, for each number of a row of logits and each thread.
+# Memory for sorting, for each number of a row of logits and each thread.
 CPU_SCRATCH_BYTES = 25
-# What torch's ops sort at a time, and in how many copies.
+# Numbers that torch's ops sort at a time, and their copies.
 MAX_CHOSEN_LOGITS = 1 << 21
 SORTING_COPIES = 12
 

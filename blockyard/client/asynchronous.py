@@ -111,7 +111,7 @@ class AsyncStream:
         self._resumption = resumption
         self._closed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        # Of the span in which it was begun, wherever it is read.
+        # The span in which the stream began, wherever it is read.
         self._trace = active_trace_metadata()
         self._open()
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from blockyard.client.retry import Attempts
 
 Request = inference_pb2.StreamGenerateRequest | inference_pb2.StreamChatRequest | inference_pb2.ResumeGenerateRequest
-# What the transport calls a connection that broke in the midst: without a word from the server, these mean nothing.
+# Reasons that the transport gives for a broken connection. Without a word from the server they mean nothing.
 _BREAKS = frozenset({Reason.CLIENT_CANCELLED, Reason.BUG})
 
 
@@ -177,11 +177,11 @@ class Resumption:
     def delay_after(self, error: BlockyardError) -> float:
         """Takes a failure and returns the seconds to wait before the next call; raises it where there is none."""
         if not self._outlives(error):
-            # Of what the transport alone says, the request may know nothing: a call that took too long, for one.
+            # An error of the transport alone, such as a call that took too long, does not end the request.
             self._is_over = not _is_of_transport(error)
             raise error
         # A server that does not keep its word has less patience coming than one that is away.
-        # What somebody else has started is there, or refused: a server that says when to ask again is asked.
+        # A request that another client started exists or was refused, so a server that says when to ask again is asked.
         is_asked_back = self._spec is None and error.retry_after_seconds is not None
         has_begun = (self.has_begun or is_asked_back) and not isinstance(error, EventsLost)
         return self._attempts.delay_after(error, has_begun=has_begun)

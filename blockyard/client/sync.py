@@ -96,7 +96,7 @@ class Stream:
         self._canceller = canceller
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        # Of the span in which it was begun, wherever it is read.
+        # The span in which the stream began, wherever it is read.
         self._trace = active_trace_metadata()
         self._open()
 

@@ -146,7 +146,7 @@ def update_weights(
                     sending.add_done_callback(lambda done: call.cancel() if done.exception() else None)
                     sendings.append(sending)
     except grpc.RpcError as error:
-        # What a worker says comes before what its scheduler makes of it.
+        # A worker's error says more than the one that its scheduler makes of it.
         failures = [failure for sending in sendings if isinstance(failure := sending.exception(), grpc.RpcError)]
         raise from_rpc_error(failures[0] if failures else error) from None
     return identities
@@ -185,7 +185,7 @@ def _begin_sending(
 def _send(access: ClientAccess, address: str, pieces: Iterator[bytes]) -> None:
     with access.make_channel(address) as channel:
         read = worker_pb2.UpdateWeightsResponse.FromString
-        # What is bytes already is taken as it is.
+        # The pieces are bytes already.
         send = channel.stream_unary(UPDATE_WEIGHTS, request_serializer=bytes, response_deserializer=read)
         send(pieces, timeout=UPDATE_SECONDS)
 

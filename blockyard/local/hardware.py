@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 _UNITS = {"": GIB, "gib": GIB, "g": GIB, "gb": 10**9, "mib": 2**20, "m": 2**20, "mb": 10**6, "tib": 2**40}
-# What a driver tells of each, in GiB, rounded down, and its compute capability.
+# The driver's name of each GPU, its memory in GiB, rounded down, and its compute capability.
 NAMED_GPUS = {
     "t4": ("Tesla T4", 14.5, (7, 5)),
     "v100": ("V100", 31.7, (7, 0)),

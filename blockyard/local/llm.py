@@ -199,7 +199,7 @@ class LLM:
         """Turns token ids into text."""
         return self._client.detokenize(token_ids)
 
-    # What operators do.
+    # Operators' calls.
 
     def sleep(self, level: int = 1) -> None:
         """Gives the workers' memory up, until `wake_up`: level 1 keeps the weights in the host's memory, 2 nothing.

@@ -50,14 +50,14 @@ if TYPE_CHECKING:
 
 # A worker's settings, with or without those that it alone has.
 Settings = TypeVar("Settings", bound=WorkerProcessSettings)
-# What the kernel takes as the path of a Unix socket, with room for the longest name in the folder.
+# The kernel's limit for the path of a Unix socket, less the longest name in the folder.
 MAX_FOLDER_BYTES = 107 - len("/scheduler")
 # Between sockets that only this user can open nobody needs a certificate, whatever the environment says.
 _PRIVATE = InternalSecuritySettings()
 # This package came by pip: nobody has run what `make setup` runs.
 IS_INSTALLED = bool({"site-packages", "dist-packages"} & set(ROOT.parts))
 DEVICES = Path("/dev")
-# What a gateway gets to stop after it has drained.
+# The time that a gateway gets to stop after it has drained.
 GRACE_SECONDS = 10.0
 LOAD_LORA_SECONDS = 150.0
 

@@ -104,7 +104,7 @@ class Child:
     def _on_line(self, line: bytes) -> None:
         text = line.decode("utf-8", "replace").rstrip("\r")
         self.last_lines.append(text)
-        # Nobody may read it any more: the service must not wait for room in its pipe for ever.
+        # The reader may be gone: the service must not wait for room in its pipe for ever.
         with suppress(OSError, ValueError):
             self._write_line(text)
 

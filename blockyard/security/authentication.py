@@ -38,7 +38,7 @@ OPEN = (
     "/page/*",
     "/favicon.ico",
 )
-# What a key of any role opens, and no limit of its calls counts: who looks at a system that is busy has to see it.
+# A key of any role opens these, and its limit of calls does not count here: operators must see a busy system.
 MONITORING = ("/metrics", "/status")
 
 REFUSALS_SECONDS = 10.0

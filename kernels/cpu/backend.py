@@ -124,7 +124,7 @@ class CpuBackend:
         loras = self.lora = CpuLoraOps(self._library, dtype)
         self._products = Products(self._ops, dtype, loras)
         self.mixture: MixtureOps | None = CpuMixtureOps(self._ops, self._products, self._linear_type)
-        # None: not one that the library knows.
+        # None if the library knows no such arithmetic.
         self.arithmetic = self_test.find_arithmetic(
             self._library, self._product, dtype, self_test.candidates(instruction_set, dtype, quantization)
         )
@@ -340,7 +340,7 @@ class CpuBackend:
         weight = cast("CpuWeight | None", head)
         return self._ops.record(
             Recording(token_ids, batch.positions),
-            # What adapters need is recorded, and passed over in steps without them.
+            # Ops of adapters are recorded, and skipped in steps without adapters.
             lambda: forward(token_ids, replace(batch, lora=LoraRows(np.zeros(1, np.int32)))),
             lambda hidden: None if weight is None else self._products.linear_op(Kind.HEAD, hidden, weight),
             sizes,

@@ -27,7 +27,7 @@ COMMON_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-pthread", "-fno-math-
 WARNING_FLAGS = ("-Wall", "-Wextra", "-Wno-uninitialized", "-Wno-maybe-uninitialized")
 AVX512_FLAGS = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c")
 INSTRUCTION_SETS: dict[str, tuple[str, ...]] = {
-    # What tiles do not compute is made in float32: processors that have them are slow at AVX512's own bfloat16.
+    # Work outside tiles is done in float32: processors with tiles are slow at AVX512's own bfloat16.
     "amx": (*AVX512_FLAGS, "-DBLOCKYARD_AMX"),
     "avx512_bf16": (*AVX512_FLAGS, "-mavx512bf16", "-mavx512vnni"),
     "avx512": AVX512_FLAGS,

@@ -50,7 +50,7 @@ class LoraRoom:
     def __init__(self, num_slots: int, max_width: int) -> None:
         self.max_width = max_width
         self._factors = (LoraFactors * num_slots)()
-        # What is pointed to has to live.
+        # The factors point into these, so they have to stay alive.
         self._held: list[CpuLora | None] = [None] * num_slots
 
     @property

@@ -58,7 +58,7 @@ class OpStream:
     def emit(self, op: Op, *results: Tensor, batch: AttentionBatch | None = None, lora: LoraRows | None = None) -> None:
         """Records an op, or executes it: over the rows of its first result, or over those of a batch."""
         if self._recording is not None:
-            # What is replayed has the tables of all groups, a batch those of its own.
+            # A replayed plan has the tables of all groups, a batch only its own.
             op.kv_group = batch.kv_group if batch is not None else 0
             self._recording.ops.append(op)
             self._recording.results.extend(results)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kernels.cpu.library import Executor
     from kernels.sampling import Choices, Flags, Integers
 
-# Of a thread, for each token of the vocabulary: candidates of 8 bytes in a vector that grows by doubling.
+# Bytes of each thread for each token of the vocabulary: 8 for a candidate, in a vector that grows by doubling.
 SCRATCH_BYTES = 25
 
 

@@ -85,7 +85,7 @@ def attend(
     partials = query.new_empty(num_partials, shape.head_dim, dtype=torch.float32)
     statistics = query.new_empty(num_partials, 2, dtype=torch.float32)
     heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
-    # Of a bounded score twice that, in units of the bound: see `kernels.cuda.epilogue.bounded`.
+    # A bounded score has twice that scale, in units of the bound: see `kernels.cuda.epilogue.bounded`.
     scale = shape.scale * math.log2(math.e) * (2 / shape.softcap if shape.softcap else 1)
     tables = work.lengths.block_tables
     for kind in range(tiling.num_kinds if len(tables) else 0):

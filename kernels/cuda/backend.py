@@ -63,7 +63,7 @@ class CudaBackend:
         kinds = {"invariant": invariant, quantization: quantization != "none"}
         self.name = "/".join(["cuda", *(kind for kind, holds in kinds.items() if holds)])
         self._eight_bits = FORMATS[quantization]
-        # What the last norm gave: the next product is most often of these rows.
+        # The rows of the last norm: most often the next product reads these.
         self._normed: Quantized | None = None
         on_gpu = device.type == "cuda"
         self.launcher: Launcher = CudaLauncher(device) if on_gpu else IMMEDIATE

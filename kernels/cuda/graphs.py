@@ -45,7 +45,7 @@ TOKEN_MULTIPLE = 64
 MIXED_SEQUENCES = (8, 32, 128, 512)
 # The most graphs of mixes: as many are reckoned with where blocks are counted.
 MAX_MIXES = 48
-# What the start may spend on capturing.
+# The time that a start may spend on capturing.
 CAPTURE_SECONDS = 20.0
 
 

@@ -35,7 +35,7 @@ SHAPE = AttentionShape(8, 2, 128, 128**-0.5)
 BOUNDED = replace(SHAPE, softcap=2.0)
 LOGITS = LogitTransform(0.7, 3.0)
 LORA_WIDTH = 24
-# Of the largest number of the result.
+# Errors as a share of the largest number of the result.
 TOLERANCES = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 
 

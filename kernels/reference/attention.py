@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # Keys widened to float32 at a time: small enough to stay in the cache until they are multiplied.
 SLAB_BYTES = 2 << 20
-# What the rows of a tile may be padded to a multiple of, the cheapest first.
+# Multiples to which a tile's rows may be padded, the cheapest first.
 ROW_MULTIPLES = (4, 8, 16, 32, 64)
 
 

@@ -55,7 +55,7 @@ class ReferenceBackend:
         self._loras = self.lora = ReferenceLoraOps()
         # torch's version is what it depends on.
         self.identity = torch.__version__
-        # What the tiles of attention are padded to a multiple of, where the probe found that more is needed.
+        # Attention's tiles are padded to a multiple of this, where the probe found that it is needed.
         self._row_multiples: dict[AttentionShape, int] = {}
         self._method = _first_method(device)
         self._joined: Ranks | None = None
@@ -247,7 +247,7 @@ class ReferenceBackend:
         row_multiple = probe.find_row_multiple(replace(shape, is_causal=True))
         if row_multiple is not None:
             self._row_multiples[shape] = row_multiple
-        # What is quantized is exact as it is.
+        # Quantized products are exact already.
         settled = probe.settle_linears(linear for linear in packed if not isinstance(linear, ReferenceQuantized))
         found = (row_multiple is not None, settled, probe.elementwise_is_independent(packed))
         return all(found)

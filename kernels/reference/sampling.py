@@ -35,7 +35,7 @@ CANDIDATE_COUNTS = (64, 1024)
 # Logits from which tokens are chosen at a time: sorting a whole vocabulary takes many times their memory.
 MAX_CHOSEN_LOGITS = 1 << 21
 SORTING_COPIES = 12
-# What log probabilities of all tokens take, with their working copy.
+# Copies of the logits that log probabilities of all tokens take.
 LOGPROB_COPIES = 2
 # In the place of a number of candidates: the first token is chosen, or one of all is drawn.
 GREEDY, UNFILTERED = -1, 0

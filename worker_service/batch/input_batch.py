@@ -37,7 +37,7 @@ PROGRESS = np.dtype(
     [
         # Known ids: prompt and output.
         ("num_tokens", np.int64),
-        # Of those, the ones whose KV exists.
+        # Tokens whose KV exists.
         ("num_computed_tokens", np.int64),
         ("num_blocks", np.int64),
         # A stop token was sampled, or the row failed: it computes nothing more.
@@ -70,7 +70,7 @@ class BatchLimits:
     block_size: int
     vocab_size: int
     max_num_batched_tokens: int
-    # Of each KV group the keys that a query sees; 0: all.
+    # The keys that a query sees in each KV group; 0: all.
     kv_windows: tuple[int, ...] = (0,)
     rule: PoolingRule | None = None
     """Of a model that pools."""
@@ -123,10 +123,10 @@ class InputBatch:
     def __init__(self, limits: BatchLimits, grammars: Grammars | None = None) -> None:
         # There are grammars where rows are sampled.
         self.limits, self.grammars = limits, grammars
-        # What is sampled comes back with the scheduler's next steps: nothing is appended or ends here.
+        # Sampled ids return with the next step; this rank never appends or finishes.
         self.takes_ids = False
         self._row_of: dict[int, int] = {}
-        # Of sequences that were wrong from the beginning, and of their children. They have ended.
+        # Errors of sequences that were rejected at their beginning, and of their children. These have ended.
         self._rejections: dict[int, BlockyardError] = {}
         self._free: list[int] = []
         self._requests = RequestTable(limits.vocab_size, limits.rule, grammars)

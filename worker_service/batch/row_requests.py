@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 ROW = np.dtype(
     [
         ("prompt_length", np.int64),
-        # What it asks for follows from tokens that the host has to know, or is more than a token: no step with it is
-        # launched before the step before it is finished.
+        # The host has to know its tokens, or it asks for more than a token: no step with it is launched before the
+        # previous step is finished.
         ("must_wait", np.bool_),
         # Its adapter; 0: none.
         ("lora_id", np.int64),

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 log = EventLogger(__name__)
 
-# What an operation gets that begins at the last moment.
+# The least time that an operation gets, even if it begins at the last moment.
 MIN_SECONDS = 0.001
 # Sends that may be on their way together: a stage runs on to its next steps while the one behind it is busy.
 MAX_QUEUED_SENDS = 4

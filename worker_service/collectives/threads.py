@@ -61,7 +61,7 @@ class ThreadCollectives(GatheringCollectives):
         self._meeting.rows[self.rank] = rows
         self._meet()
         gathered = torch.stack(self._meeting.rows)
-        # Nobody writes to its rows while another one reads them.
+        # No rank may write to its rows while another rank reads them.
         self._meet()
         return gathered
 

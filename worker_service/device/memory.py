@@ -35,7 +35,7 @@ def is_exhausted(error: Exception) -> bool:
 
 def give_back(device: torch.device) -> None:
     """Has allocators give back to the system what they keep of memory that was freed."""
-    # Of the C library; another one than GNU's has no such function.
+    # Only GNU's C library has this function.
     with suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
     if device.type == "cuda":

@@ -58,7 +58,7 @@ class DeviceThread:
     def _wait(self) -> None:
         while True:
             launched, job = self._launched.get()
-            # What went wrong is told where it is finished.
+            # An error is reported when the job is finished.
             with suppress(Exception):
                 launched.wait()
             self.post(job)

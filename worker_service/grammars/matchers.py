@@ -39,7 +39,7 @@ log = EventLogger(__name__)
 WORD_BITS = 32
 # Grammars that are kept compiled: requests of one application have the same few.
 _MAX_COMPILED = 64
-# Of all of them, when all are full, which those of usual schemas never are.
+# The most that all compiled grammars may take; those of usual schemas never reach it.
 _MAX_COMPILED_BYTES = 1024 * 1024 * 1024
 _MAX_COMPLAINT = 300
 
@@ -202,7 +202,7 @@ class GrammarState:
     def _advance(self, matcher: LLMatcher, words: Words) -> None:
         for token_id in self._token_ids[self._num_consumed :]:
             if not self._is_masked:
-                # What a matcher does for a mask counts for its limits: one that catches up has to do it, too.
+                # A mask counts against a matcher's limits, so a matcher that catches up has to make the masks, too.
                 _mask(matcher)
             self._is_masked = False
             # An end is no part of what the grammar says. Before min_tokens there may be several.

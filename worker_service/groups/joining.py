@@ -139,7 +139,7 @@ def greet(
     seen = torch.zeros_like(proofs)
     seen[parallel.rank] = proofs[parallel.rank]
     seen = seen.to(device)
-    # Of all ranks: whoever comes back knows that nobody needs the meeting point any more.
+    # The bits of all ranks: a rank that returns knows that no rank needs the meeting point any more.
     group.world.add_bits(seen)
     seen = seen.cpu()
     if group.world.is_broken:

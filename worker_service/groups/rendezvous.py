@@ -74,6 +74,6 @@ class Rendezvous:
         for place in self._values.values():
             if not place.done():
                 place.set_exception(BlockyardError(Reason.GROUP_BROKEN, self._problem))
-                # Nobody may be waiting for it.
+                # The exception is read here, since there may be no waiter.
                 place.exception()
         self._values.clear()

@@ -28,7 +28,7 @@ PIECE_BYTES = 1 << 20
 LORA = "LORA"
 PROMPT_TUNING = "PROMPT_TUNING"
 
-# What changes what an adapter computes, and the value that changes nothing; one that is null or empty does neither.
+# Fields that change an adapter's results, each with the value that changes nothing; null and empty change nothing.
 _NEUTRAL: dict[str, object] = {
     "bias": "none",
     "use_dora": False,

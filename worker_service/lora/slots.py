@@ -46,7 +46,7 @@ class AdapterSlots:
         """
         self.lora_ids: Array = np.zeros(num_slots, np.int64)
         """The adapter in each slot; 0: none."""
-        # Of those, the ones that change weights: the others are soft prompts.
+        # Slots whose adapter changes weights; the other adapters are soft prompts.
         self._has_factors = np.zeros(num_slots, np.bool_)
         self._max_virtual_tokens = max_virtual_tokens
         self._adapters = adapters

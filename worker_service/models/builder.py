@@ -262,7 +262,7 @@ class NetworkBuilder(PartReader):
         if not all(name in self._files for name in names):
             return False
         embedding, head = (self._files.read(name, shape) for name in names)
-        # What was saved, without numbers or cut, has the same table only once.
+        # A saved model, a model on the meta device and a cut one have a tied table only once.
         is_saved = embedding.is_meta or tuple(embedding.shape) != shape
         self._has_found_two = is_saved or not torch.equal(embedding, head)
         return self._has_found_two

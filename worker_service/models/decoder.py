@@ -182,7 +182,7 @@ class DecoderModel:
             return hidden
         if self._ending is not None and self._ending.norm is not None:
             return self._ending.norm.apply(backend, hidden, residual, scale)[0]
-        # What travels is the sum, which is all that the next layer begins with.
+        # Only the sum is sent: the next layer needs nothing else.
         total = hidden if residual is None else backend.add(hidden, residual, scale)
         backend.send(total)
         return total

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 MARK = b"BLOCKYARD PACKED WEIGHTS 1\n"
 _END = struct.Struct(f"<QI{len(MARK)}s")
 CHECKED_BYTES = 1 << 20
-# What a thread reads at once, in pieces that are still in the processor's cache when they are checked.
+# Bytes that a thread reads at once: pieces that are still in the processor's cache when they are checked.
 _READ_BYTES = 8 << 20
 _MAX_THREADS = 4
 

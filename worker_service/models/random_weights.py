@@ -56,7 +56,7 @@ class RandomWeights:
         self._digest = hashlib.sha256(b"random weights 1\n")
 
     def __contains__(self, name: str) -> bool:
-        # Of what may be quantized the numbers are made.
+        # Tensors that may be quantized are made as plain numbers.
         is_tied_head = self._config.head.is_tied and name in {f"{head}.weight" for head in self._config.names.heads}
         is_left_out = name.endswith(BLOCKS) or (self._config.stored is not None and name.endswith(OPTIONAL))
         return not is_tied_head and not is_left_out

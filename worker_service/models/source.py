@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _WORKER = Path(__file__).parents[1]
-# Those whose code decides what a model answers.
+# Packages whose code decides a model's answers.
 _WINGS = ("models", "sampling", "grammars", "pooling", "lora")
 
 

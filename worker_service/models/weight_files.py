@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-# Of the names that safetensors gives to dtypes: the ones that are plain numbers.
+# safetensors' names of the dtypes that hold plain numbers.
 STORED_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # Bytes that stand for numbers, and whole numbers of weights that are quantized.
 _READ_DTYPES = {**STORED_DTYPES, "U8": torch.uint8}

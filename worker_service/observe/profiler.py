@@ -95,7 +95,7 @@ class ProfileRecording:
         self.options = options
         self.is_open = True
         self._records: list[_Record] = []
-        # What turns the clock of steps into nanoseconds since 1970, which torch's profiler counts.
+        # Added to the steps' clock, this gives nanoseconds since 1970, as torch's profiler counts.
         self._clock_offset_ns = time.time_ns() - time.perf_counter_ns()
         self._torch = _start_torch(device) if options.detail is ProfileDetail.OPERATIONS else None
 

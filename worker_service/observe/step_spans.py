@@ -42,12 +42,12 @@ class StepSpans:
 
     def __init__(self) -> None:
         self._is_on = is_tracing()
-        # Of the traced sequences that the worker has after the step that was answered last.
+        # The traced sequences that the worker has after the last answered step.
         self._traced: dict[int, _Traced] = {}
         self._runs: dict[int, _Run] = {}
         self._unanswered: deque[Step] = deque()
         self._rows: tuple[int, ...] = ()
-        # Of a traced sequence: what it does next may be something else, with the same rows.
+        # A traced sequence was prefilled: its next step may decode, with the same rows.
         self._had_prefill = False
         self._last_step_id = 0
         # By time.perf_counter(), as the times of steps are.

@@ -25,7 +25,7 @@ PROFILE_DETAILS = {
     administration_pb2.PROFILE_DETAIL_STEPS: ProfileDetail.STEPS,
     administration_pb2.PROFILE_DETAIL_OPERATIONS: ProfileDetail.OPERATIONS,
 }
-# Of one message; the rest of a file waits until this was sent.
+# Bytes of one message; the rest of a file waits until it is sent.
 PIECE_BYTES = 1 << 20
 
 _CALLS: dict[str, Callable[[WorkerOperations, operations_pb2.Operation], Awaitable[Report]]] = {

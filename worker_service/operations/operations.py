@@ -39,12 +39,12 @@ if TYPE_CHECKING:
 log = EventLogger(__name__)
 
 T = TypeVar("T")
-# Those with a model whose weights can be read.
+# States with a model whose weights can be read.
 _READABLE = WorkerState.LOADED, WorkerState.CACHE_READY, WorkerState.RUNNING
 _WITH_DEVICE = tuple(state for state in WorkerState if state is not WorkerState.CREATED)
 DEFAULT_SECONDS, MAX_SECONDS = 30.0, 120.0
 DEFAULT_BUFFER_BYTES, MAX_BUFFER_BYTES = 1 << 26, 1 << 30
-# Of one piece: a step that waits for it is not late by much.
+# Blocks of one piece: few, so that a step that waits for the piece is not late by much.
 BLOCKS_OF_A_PIECE = 64
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Floats = npt.NDArray[np.float32]
 
 
-# What torch divides by at least.
+# torch divides by at least this length.
 SHORTEST = np.float32(1e-12)
 
 

@@ -101,7 +101,7 @@ def profile(runner: ModelRunner, block_size: int, max_num_batched_tokens: int, m
     sizes = CaptureSizes(max_num_batched_tokens, max_num_seqs, block_size, runner.config.sliding_window)
     captured = runner.model.capture(pool, sizes)
     if captured is not None:
-        # What such a backend allocates is known: nothing need run. Prompts' log probabilities are never replayed.
+        # Such a backend's allocations are known, so nothing need run. Prompts' log probabilities are never replayed.
         return captured.num_bytes + _least_activation(runner, num_tokens, num_sequences)
     return _profile_cpu(runner, pool, block_size, num_tokens, num_sequences)
 

@@ -49,7 +49,7 @@ class StepDigest:
     def add_outputs(self, forward_batch: ForwardBatch, output: RunnerOutput) -> None:
         """Adds what a step sampled, of all ranks of the last stage the same."""
         sampled = output.sampled
-        # What a row that failed got has no meaning.
+        # The token of a failed row has no meaning.
         token_ids = np.where(sampled.failed, FAILED, sampled.token_ids)
         columns = (token_ids, output.candidates.failed, forward_batch.layout.skipped_ids)
         self._outputs = _chain(self._outputs, columns)

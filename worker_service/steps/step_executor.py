@@ -158,7 +158,7 @@ class StepExecutor:
     def wait(self) -> None:
         """Waits until nothing runs on the device; finishes nothing."""
         for each in self._launched:
-            # What went wrong is told where the step is finished.
+            # An error is reported when the step is finished.
             with suppress(Exception):
                 each.launched.wait()
 

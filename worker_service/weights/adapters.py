@@ -45,7 +45,7 @@ class Adapters:
 
         def remove() -> None:
             if executor is not None and lora_id not in store.pinned:
-                # What is launched may have it still.
+                # Launched steps may still read the adapter.
                 executor.wait()
                 executor.runner.slots.release(lora_id, executor.batch.lora_ids())
             store.remove(lora_id)

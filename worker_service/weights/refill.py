@@ -50,7 +50,7 @@ def refill(
     batch_invariant = cache.batch_invariant
     if not backend.packs_into_arenas:
         model.replace_weights(built)
-        # What was chosen for the old weights is gone with them.
+        # Choices that were made for the old weights are gone with them.
         batch_invariant = executor.runner.prove_batch_invariance()
     loaded = replace(loaded, weights_digest=source.finish(), version=version)
     is_alone = loaded.parallel.world_size == 1

@@ -183,13 +183,13 @@ class WeightUpdate:
         self.version = version
         self.num_bytes = 0
         self.num_tensors = 0
-        # What the device thread made of it, once all has come.
+        # The model that the device thread made, once all tensors have come.
         self.renewed: tuple[RunnableModel, CacheInfo] | None = None
         self.is_over = asyncio.Event()
         self._ticket: bytes | None = ticket
         self._heads, self._order = heads, order
         self._names = frozenset(names)
-        # Of tensors that do not come, what is told of them has to do.
+        # The digests of tensors that are not sent come from their heads.
         missing = self._names.difference(heads[index].name for index in order)
         self._digests = {head.name: head.sample_sha256 for head in heads if head.name in missing}
         self._tensors: queue.SimpleQueue[tuple[TensorHead, Tensor] | Exception] = queue.SimpleQueue()

@@ -81,8 +81,8 @@ class CpuMixtureOps:
             "top_k": top_k,
             "expert_stride": held.stride,
         }
-        # Of each row all copies: those of all rows lie in the order of experts. In a plan sums take the place of
-        # copies, which therefore is as large.
+        # The copies of all rows, in the order of experts. In a plan sums take the place of copies, so it has the
+        # same size.
         gathered, inner, sums = (
             torch.empty(num_rows, top_k * width),
             hidden.new_empty(num_rows, top_k * first.out_features),

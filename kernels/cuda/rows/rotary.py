@@ -96,7 +96,7 @@ def _rotary_and_cache(
     inside = exists & (column < half)
     source = qkv + (token * (num_heads + 2 * num_kv_heads) + head) * head_dim
     first, second = tl.load(source + column, inside, 0), tl.load(source + column + half, inside, 0)
-    # Of values nothing is normed or rotated.
+    # V is copied unchanged; only Q and K are normalized and rotated.
     plain_first, plain_second, rest = first, second, first
     if REST:
         behind = rotated + tl.arange(0, REST)[None, :]

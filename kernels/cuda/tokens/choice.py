@@ -109,7 +109,7 @@ def _list_groups(
                 maxima, groups, num_groups, num_groups, temperature, low, high, top_k, best, 0.0, False, False, BLOCK
             )
         else:
-            # What is below weighs less than top_p leaves out of the best alone.
+            # Tokens below this weigh less than top_p leaves out beside the best one alone.
             low = tl.maximum(low, order_of(best + tl.log((1 - top_p) / size) - 0.125))
         places = tl.arange(0, GROUPS)
         values = tl.load(maxima + places, places < num_groups, float("-inf"))

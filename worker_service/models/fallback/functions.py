@@ -61,7 +61,7 @@ class ExactFunctions(TorchFunctionMode):
         self._packer = packer
         self._names: dict[int, str] = {id(parameter): name for name, parameter in parameters.items()}
         self._parameters = parameters
-        # What casts of parameters gave: they never change, and their products are packed once.
+        # Casts of parameters: they never change, and their products are packed once.
         self._casts: dict[tuple[int, torch.dtype], Tensor] = {}
 
     def __torch_function__(

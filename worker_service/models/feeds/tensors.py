@@ -149,7 +149,7 @@ class ExpertTensors:
         return slice(2 * self.inner.part.start, 2 * self.inner.part.stop)
 
     def _paired(self, rows: Tensor, bias: Tensor, down: Tensor, down_bias: Tensor) -> ExpertWeights:
-        # Of a bias without numbers torch would load its compiler.
+        # Indexing a bias on the meta device would load torch's compiler.
         ordered = torch.empty_like(bias) if bias.is_meta else torch.cat([bias[::2], bias[1::2]])
         return ExpertWeights([rows[::2], rows[1::2]], ordered, down, down_bias)
 
