@@ -26,7 +26,7 @@ def channel_options(
         ("grpc.max_send_message_length", INTERNAL_MESSAGE_BYTES),
         ("grpc.keepalive_time_ms", int(keepalive_seconds * 1000)),
         ("grpc.keepalive_timeout_ms", int(keepalive_seconds * 1000)),
-        # What counts for a ping without an answer; a minute by default.
+        # The time after which a ping counts as unanswered; a minute by default.
         ("grpc.http2.ping_timeout_ms", int(keepalive_seconds * 1000)),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),

@@ -115,7 +115,7 @@ TABLE: Mapping[Reason, Rule] = {
     Reason.OPERATION_DEADLINE: Rule(grpc.StatusCode.DEADLINE_EXCEEDED, 504),
 }
 
-# What an error of the transport itself means, where no details came with it.
+# The reasons of the transport's own errors, which bring no details.
 _REASON_OF_CODE = {
     grpc.StatusCode.INVALID_ARGUMENT: Reason.FIELD_INVALID,
     grpc.StatusCode.UNAUTHENTICATED: Reason.UNAUTHENTICATED,

@@ -30,7 +30,7 @@ DEMO_FOLDER = _REPOSITORY if _REPOSITORY.is_dir() else _PACKAGE
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _CONFIG_FILES = ("config.json", "generation_config.json")
-# What sentence-transformers writes beside them. Its modules have folders of their own: "1_Pooling".
+# Files that sentence-transformers writes beside them. Its modules have folders of their own: "1_Pooling".
 _POOLING_FILES = (
     "modules.json",
     "config_sentence_transformers.json",

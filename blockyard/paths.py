@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # Far below what a system takes for a path (4,096), so that a root fits before it.
 MAX_PATH_BYTES = 1024
-# What file systems take for one name.
+# The longest name that file systems take.
 MAX_PART_BYTES = 255
 MAX_NAME_CHARACTERS = 256
 # A configuration or a tokenizer is read as a whole: the largest have some 40 MB.

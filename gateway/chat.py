@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 MAX_VALUES = 2**18
 """The values of an object in JSON: arguments of a call, or a schema."""
 _ROLES = tuple(Role)
-# What a template is given by the call itself.
+# Variables that the call itself gives a template.
 RESERVED_ARGUMENTS = frozenset({"messages", "tools", "add_generation_prompt"})
-# What a template writes of a message beside its content, about.
+# About how many characters a template writes for a message beside its content.
 _MESSAGE_CHARACTERS = 16
 _PARTS_CHARACTERS = 4096
 # Goes behind the message that is continued, so that its end is found in the prompt. Nobody writes it: U+10FFFF is no
@@ -97,7 +97,7 @@ def _cut_behind_final_message(rendered: str) -> str:
     if end < 0:
         description = "the model's chat template leaves out the final message, or changes it"
         raise invalid([Violation("conversation.continue_final_message", description)])
-    # Of a template that trims its messages the prompt ends without white space too.
+    # If the template trims its messages, the prompt ends without white space, too.
     return rendered[:end] if rendered.startswith(_END_OF_MESSAGE, end) else rendered[:end].rstrip()
 
 

@@ -147,7 +147,7 @@ class Preparation:
         known = facts_of_adapter()
         if adapter is not None and tokenizer is not self._tokenizers.model:
             require_vocabulary(adapter.name, tokenizer, known.vocab_size)
-        # What the tokenizer has and the model has not can never be generated.
+        # Ids beyond the model's vocabulary cannot be generated.
         bad_word_ids = tuple(ids for ids in bad_word_ids or () if max(ids, default=0) < known.vocab_size)
         limits = ModelLimits(
             adapter.name if adapter else self._model_name,

@@ -41,7 +41,7 @@ MAX_LOGPROBS = 20
 MIN_BEAM_WIDTH, MAX_BEAM_WIDTH = 2, 32
 # Each stop token makes every beam propose as many more tokens as there are beams.
 MAX_BEAM_STOP_IDS = 32
-# Of a Duration.
+# The largest Duration.
 _MAX_SECONDS = 315_576_000_000
 _MAX_INT32 = 2**31 - 1
 _MAX_UINT32 = 2**32 - 1

@@ -37,7 +37,7 @@ PARSER_LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 100_000,
     "step_lexer_fuel": 200_000,
     "step_max_items": 50_000,
-    # Of one to two kilobytes each, for each sequence.
+    # Each state takes one to two kilobytes, for each sequence.
     "max_lexer_states": 25_000,
     "max_grammar_size": 60_000,
     # No grammars and no output in what is told and logged.
@@ -54,7 +54,7 @@ MAX_LEXER_BYTES = 16 * 1024 * 1024
 _STATE_BYTES, _PATTERN_BYTES = 600, 8
 # Compiled, a grammar takes up to 300 times its text.
 _COMPILED_FACTOR = 300
-# What is passed over before a pattern is looked for: comments, and texts, which hold those of schemas, too.
+# Comments and texts are skipped before a pattern is looked for; texts hold the patterns of schemas, too.
 _PATTERN = re.compile(r'(?:#|//)[^\n]*|"(?:\\.|[^"\\])*"|(?P<pattern>/(?:\\.|[^/\\])+/)', re.DOTALL)
 
 # Ends a grammar of rules that may be ambiguous, as a comment.
@@ -110,7 +110,7 @@ def identity() -> str:
     return f"llguidance {library_version()} {PARSER_LIMITS} {RULE_LIMITS} {MAX_LEXER_BYTES}"
 
 
-# What llguidance says where a limit is reached, and what it quotes, which are names of the client's.
+# Words of llguidance's messages about limits, and its quotations, which are the client's names.
 _QUOTED = re.compile(r"(['\"]).*?\1")
 _LIMIT_WORDS = ("fuel", "limit", "max is", "too many", "too big", "too large", "too complex")
 

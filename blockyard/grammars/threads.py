@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-# What the deepest grammar of MAX_GRAMMAR_BYTES needs, and as much again. It costs memory only as far as it is used.
+# Twice the stack that the deepest grammar of MAX_GRAMMAR_BYTES needs. It costs memory only as far as it is used.
 STACK_BYTES = 512 * 1024 * 1024
 
 

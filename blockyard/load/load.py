@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 # Common words, most of them one token in most vocabularies.
 _WORDS = ("the", "of", "and", "to", "in", "is", "was", "for", "on", "that", "with", "as", "at", "by", "it", "from")
 PERCENTILES = (50, 90, 99)
-# What a server says that is full now and will not be later.
+# Reasons of a server that is full for now.
 _REJECTIONS = frozenset({Reason.QUEUE_FULL, Reason.TOKEN_BACKLOG, Reason.TENANT_QUOTA})
 # A request that was sent so often has failed.
 MAX_REJECTIONS = 100
@@ -192,7 +192,7 @@ async def _send(api: Api, request: Request, sample: Sample) -> None:
             if error.reason not in _REJECTIONS or hint is None or sample.num_rejections == MAX_REJECTIONS:
                 raise
         sample.num_rejections += 1
-        # Those refused at the same time do not come back at the same time.
+        # Requests that were refused at the same time must not come back at the same time.
         await asyncio.sleep(hint * random.uniform(1.0, 1.25))
 
 

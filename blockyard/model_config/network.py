@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from blockyard.model_config.pooling.rule import PoolingRule
     from blockyard.model_config.stored_weights import StoredWeights
 
-# What a config.json of several models says of all of them.
+# Fields of a config.json of several models that hold for all of them.
 _OF_ALL_MODELS = ("architectures", "model_type", *OWN_CODE, "dtype", "torch_dtype", "tie_word_embeddings")
 _TEXT = "text_config"
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-# What a file was made by and for.
+# Fields about a file's origin and purpose.
 _BOOKKEEPING = """
     _name_or_path name_or_path _commit_hash transformers_version license tokenizer_class prefix
     id2label label2id num_labels problem_type finetuning_task task_specific_params

@@ -84,11 +84,11 @@ ROTARY_KINDS = {
         frozenset({"alpha"}), frozenset({"factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"})
     ),
 }
-# What config.json calls those that any family may have.
+# config.json's names of the kinds that any family may have.
 COMMON_KINDS = {name: name for name in ("default", "linear", "llama3", "yarn", "longrope")}
 _FACTORS = ("short_factor", "long_factor")
 _GROWTH = "llama_4_scaling_beta"
-# Of any kind. The last three change nothing where all of a prompt is text.
+# Fields of any kind. The last three change nothing where all of a prompt is text.
 _GENERAL = frozenset(
     {"rope_type", "type", "rope_theta", "partial_rotary_factor", _LENGTH, "finetuned"}
     | {"mrope_section", "mrope_interleaved"}

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from blockyard.service.metrics import Counter
 
-# What probes and tools call says nothing of a service.
+# Calls of probes and tools say nothing about a service.
 _UNCOUNTED = ("/grpc.health.", "/grpc.reflection.")
 _MAKERS = {
     (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),

@@ -22,7 +22,7 @@ from blockyard.telemetry import EventLogger
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
 
-    # What answers each name.
+    # The function that answers for each name.
     Probes = Mapping[str, Callable[[], bool]]
 
 log = EventLogger(__name__)

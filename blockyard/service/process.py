@@ -37,7 +37,7 @@ SWITCH_SECONDS = 1e-4
 # which the process does nothing else: with ten thousand open streams for half a second and more. Python's own 700 had
 # that happen fourteen times while they were opened, for a third of the CPU time.
 YOUNG_OBJECTS = 10_000
-# What is left once a service has stopped: to send spans, and to end threads.
+# Time for the rest once a service has stopped: sending spans and ending threads.
 TEARDOWN_SECONDS = 5.0
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from blockyard.security.tls import Peer
 
 MAX_PORT = 65535
-# Of one call, names and values together; gRPC itself allows twice as much before it closes the connection.
+# Metadata of one call, names and values together; gRPC allows twice as much before it closes the connection.
 MAX_METADATA_BYTES = 16 * 1024
 # Calls on one connection at once; those of a client that has more wait there, without a word: so that it gets
 # QUEUE_FULL, this is more than a gateway takes.

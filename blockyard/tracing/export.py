@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 
 log = EventLogger(__name__)
 
-# What a process that is killed has not sent is lost: less than OpenTelemetry's five seconds.
+# A process that is killed loses the spans that it has not sent, so they are sent more often than OpenTelemetry's five
+# seconds.
 _SEND_EVERY_MILLISECONDS = 1_000
 _LAST_WORDS_SECONDS = 0.5
 _PREFIX = "blockyard."

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Attribute = str | bool | int | float | tuple[str, ...]
 
-# What says where to send traces, the first that is set.
+# Variables that say where to send traces: the first that is set counts.
 ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 
 
@@ -100,7 +100,7 @@ def begin_root_span(name: str, **attributes: Attribute) -> Span:
 
 def active_trace_metadata() -> tuple[tuple[str, str], ...]:
     """Returns the headers of the span that a client's user is in, if their process has OpenTelemetry."""
-    # Who is in a span has imported it.
+    # A caller that is in a span has imported it.
     if "opentelemetry.trace" not in sys.modules:
         return ()
     from opentelemetry.trace.propagation.tracecontext import (  # noqa: PLC0415 - only where the user has it

@@ -96,7 +96,7 @@ class SequenceAnswer:
                 rules.stop.stop_strings, include_in_output=rules.stop.include_stop_in_output
             )
         self._min_tokens = rules.stop.min_tokens or 0
-        # What came last of the text, and where it begins: all that a reader who keeps up asks for.
+        # The last piece of the text and its place: a reader that keeps up asks for nothing else.
         self._piece, self._piece_start = "", 0
         # Tokens, and their log probabilities, that will come though they are here already.
         self._num_repeats = 0

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gateway.live.request_state import RequestState
 
 _NOTHING = Position()
-# Of a client that has nothing.
+# The positions of a client that has nothing.
 NOWHERE: Mapping[int, Position] = MappingProxyType({})
 
 

@@ -86,7 +86,7 @@ class _Cursor:
                 delta.text, delta.reasoning_text = "", delta.text
             return [delta]
         is_last = answer.ended is not None and delta.num_text_bytes == len(answer.text)
-        # What was held back is told with the last of the tokens: who has these has that too.
+        # Flush held-back text with the last token, so that a client that resumes behind it misses nothing.
         is_last = is_last and (self.pause is None or delta.num_tokens == answer.num_tokens)
         pieces = parser.push(delta.text, is_last=is_last)
         if not (any(pieces[0]) or delta.token_ids or delta.logprobs):

@@ -149,7 +149,7 @@ class RequestState:
         """Returns the sequence id of one of its answers at the scheduler that accepted it last."""
         return self._first_sequence_id + answer.index
 
-    # What comes.
+    # Events of the scheduler.
 
     def on_accepted(self, first_sequence_id: int) -> None:
         """Takes note that the scheduler has queued it."""
@@ -187,7 +187,7 @@ class RequestState:
     def on_recovered(self, event: Recovered) -> None:
         """Continues after a failure, behind the tokens that came before."""
         if not event.exact:
-            # What is one answer of two workers repeats neither's.
+            # An answer of two different workers repeats neither's.
             self.determinism_id = ""
         self.request_log.on_recovered(event)
         for reader in self.readers:
@@ -213,7 +213,7 @@ class RequestState:
         for reader in self.readers:
             reader.wake()
 
-    # What goes out.
+    # Messages.
 
     def make_finished_event(self, answer: SequenceAnswer) -> Finished:
         """Makes the event of an answer that has ended."""
@@ -236,7 +236,7 @@ class RequestState:
 
     def _identify(self, answer: SequenceAnswer) -> str:
         if len(answer.weight_versions) > 1:
-            # What two networks have computed repeats neither's.
+            # An answer of two networks repeats neither's.
             return ""
         adapter = self.submission.lora
         return adapter.identify(self.determinism_id) if adapter else self.determinism_id

@@ -38,7 +38,7 @@ _OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
 _FINISH_REASONS = "gen_ai.response.finish_reasons"
 # A request's name with its tenant's is shorter.
 _MAX_NAME = 200
-# Of a request that is refused, those that the log names.
+# Fields of a refused request that the log names.
 _MAX_FIELDS = 10
 # Errors of which the user is not the cause.
 _OUR_FAULT = (Reason.BUG, Reason.NOT_FINITE, Reason.POISON_REQUEST)

@@ -32,7 +32,7 @@ def best_tokens(scores: Tensor, count: int) -> Tensor:
         return torch.empty(len(scores), 0, dtype=torch.int64, device=scores.device)
     values, token_ids = scores.topk(count, dim=-1)
     threshold = values[:, -1:]
-    # Which of the tokens that tie at the last place are among the best is torch's whim.
+    # torch chooses freely among tokens that tie at the last place.
     whims = ((scores == threshold).sum(-1) > (values == threshold).sum(-1)).nonzero()[:, 0]
     if whims.numel():
         token_ids[whims] = _with_lowest_ties(scores[whims], values[whims], token_ids[whims])

@@ -226,7 +226,7 @@ class Dispatcher:
         self.on_requests_ended(engine.scheduler.take_ended())
         engine.wake()
 
-    # What comes back.
+    # Answers of replicas.
 
     def on_step_scheduled(self, replica_id: int, output: SchedulerOutput) -> None:
         """Notes a step that is about to be sent."""

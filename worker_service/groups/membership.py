@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 log = EventLogger(__name__)
 
 MAX_FORM_SECONDS = 3600.0
-# What the device thread gets to come back from an operation, beyond the time that the operation itself has.
+# Time that the device thread gets to come back from an operation, beyond the operation's own.
 RETURN_SECONDS = 5.0
 EXIT_CODE = 70
 MAX_INCARNATION_BYTES = 256
@@ -78,7 +78,7 @@ class Membership:
     ) -> None:
         """`connect`: opens the way to rank 0, for other ranks. `end_process`: is given the exit code."""
         self.epoch = 0
-        # What this worker's network computes, for ranks that come later; empty: not known yet.
+        # The fingerprint of this worker's network, for ranks that come later; empty: not known yet.
         self.fingerprint = b""
         self._thread = thread
         self._incarnation = incarnation
@@ -174,7 +174,7 @@ class Membership:
         try:
             return await self._join(member, point, route, parallel, device)
         except BlockyardError as error:
-            # Those who still wait here are told why.
+            # The reason is reported to those that still wait here.
             reason = error.message
             raise
         finally:

@@ -97,7 +97,7 @@ class SequenceLists:
         if sequence.sampling.has_penalties:
             ids, first = sequence.token_ids, sequence.num_virtual_tokens
             self.counts = PenaltyCounts(ids[first : sequence.prompt_length], ids[sequence.prompt_length :])
-        # Which ranks sample is no part of what is decided here alike by all.
+        # All ranks decide this alike, whether they sample or not.
         self._has_grammar = bool(sequence.sampling.grammar)
         self.grammar: GrammarState | None = None
         if grammars is not None and self._has_grammar:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from blockyard.client.targets import Metadata
 
 DEFAULT_ADMIN_ADDRESS = "127.0.0.1:50052"
-# What an operator waits for at most, where nothing has to be set up or moved.
+# The longest wait of an operator, where nothing has to be set up or moved.
 CALL_SECONDS = 10.0
 
 AdminAddress = Annotated[

@@ -27,7 +27,7 @@ LEAST_MEMORY_BYTES = 2 << 30
 # Files of a process beside its connections.
 OTHER_FILES = 256
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-# What adjtimex answers while nothing keeps the clock right, and room for what it fills in.
+# adjtimex's answer while nothing keeps the clock right, and room for the structure that it fills in.
 CLOCK_ERROR, TIMEX_BYTES = 5, 512
 
 

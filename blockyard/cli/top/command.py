@@ -20,7 +20,7 @@ from blockyard.errors import BlockyardError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-# Of a frame that goes into a file or a pipe.
+# The width of a frame that goes into a file or a pipe.
 _PLAIN_WIDTH = 80
 
 
@@ -59,7 +59,7 @@ def top(
 ) -> None:
     """Watch a running system; q or Ctrl-C ends."""
     console, view = Console(), View(address)
-    # Nobody watches a gateway that was never there.
+    # A gateway that never answered is an error, not a view.
     view.read()
     if once or not console.is_terminal:
         console = Console(width=_PLAIN_WIDTH) if not console.is_terminal else console

@@ -62,7 +62,7 @@ def qwen3_moe(fields: Fields) -> DecoderConfig:
     rotary, max_model_len = read_rotary(fields)
     fields.require("decoder_sparse_step", 1)
     fields.require("mlp_only_layers", [])
-    # Which layers have windows is not asked, if there are any.
+    # If there are windows, it does not matter which layers have them.
     window = read_window(fields, max_model_len)
     has_windows = fields.flag("use_sliding_window")
     if has_windows and not fields.has("sliding_window"):

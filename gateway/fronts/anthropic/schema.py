@@ -141,7 +141,7 @@ class PromptShape(Shape):
     tool_choice: ToolChoiceShape | None = None
     thinking: Annotated[ThinkingShape | None, BeforeValidator(_check_thinking)] = None
     output_config: OutputConfig | None = None
-    # What output_config.format was called before.
+    # The former name of output_config.format.
     output_format: OutputFormat | None = None
 
     # They label a request, or tune what works by itself here.

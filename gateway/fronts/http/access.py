@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 log = EventLogger(__name__)
 
-# Of a request line and the headers together.
+# A request line and its headers together.
 MAX_HEADER_BYTES = 16 * 1024
 # From the first byte of a request, or from the beginning of its connection, to its last byte.
 REQUEST_SECONDS = 60.0
-# So many connections beyond the limit still get an error, and this long to ask; further ones are closed.
+# Connections beyond the limit that still get an error, and their time to ask; further ones are closed.
 MAX_REFUSED_CONNECTIONS = 1024
 REFUSED_SECONDS = 5.0
 # Where the connection leaves the common name of the client's certificate for the middleware.
@@ -75,7 +75,7 @@ def with_bounded_head(app: ASGIApp) -> ASGIApp:
             "param": None,
             "code": "headers_too_large",
         }
-        # What else the client is sending is not waited for.
+        # The rest that the client is sending is not read.
         await response(fields, 431, {"connection": "close"})(scope, receive, send)
 
     return bound
@@ -96,7 +96,7 @@ async def _refuse(error: BlockyardError, scope: Scope, receive: Receive, send: S
     refusal = (anthropic_errors.error_response if is_anthropic else error_response)(error)
     if error.reason is Reason.UNAUTHENTICATED:
         refusal.headers["www-authenticate"] = "Bearer"
-    # What else the client is sending is not waited for.
+    # The rest that the client is sending is not read.
     refusal.headers["connection"] = "close"
     await refusal(scope, receive, send)
 

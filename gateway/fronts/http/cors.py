@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 _METHODS = ("GET", "POST", "DELETE")
-# What a script may read of an answer beside what it always may.
+# Headers of an answer that scripts may read besides those that they always may.
 _EXPOSED = ("x-request-id", "request-id", "retry-after", "retry-after-ms", "x-should-retry", "www-authenticate")
 _PREFLIGHT_SECONDS = 600
 

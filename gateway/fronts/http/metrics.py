@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gateway.observe.metrics import GatewayMetrics
 
 PATH = "/metrics"
-# What every program knows; others must not become labels.
+# Methods that every program knows; others must not become labels.
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 OTHER = "other"
 # A probe of a gateway that is not ready gets an error, which does not count as one.

@@ -54,7 +54,7 @@ def _has_too_many_values(raw: bytes, marks: bytes) -> bool:
     # Most bodies of this size are one text, which is read in no time.
     if len(raw) <= MAX_VALUES or not _has_more(raw, marks):
         return False
-    # What is in texts does not count. Of what quotes divide every second part is one.
+    # Marks inside texts do not count. Quotes divide the body: every second part is a text.
     plain = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
     if b"," in marks and plain.count(b'"') > 2 * MAX_VALUES:
         return True

@@ -54,11 +54,11 @@ class Neutral:
 def _read_type(value: Any) -> str | None:
     if isinstance(value, dict):
         return f"[{cast('dict[str, Any]', value).get('type')}]"
-    # Of a shape, which is written again.
+    # A shape that is written again is a model already.
     return f"[{getattr(value, 'type', None)}]" if isinstance(value, BaseModel) else None
 
 
-# Of a union whose shapes have tags: their types in brackets, which are left out of an error's path.
+# Tags of a union's shapes: their types in brackets, which are left out of an error's path.
 BY_TYPE = Discriminator(
     _read_type, custom_error_type="type", custom_error_message="should be an object with a type that is known"
 )

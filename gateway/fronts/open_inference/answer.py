@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from blockyard.errors import BlockyardError
     from gateway.fronts.open_inference.call import InferCall
 
-# What Triton's vLLM backend says of a choice that has not ended.
+# The value that Triton's vLLM backend gives for a choice that has not ended.
 _UNFINISHED = b"None"
 
 

@@ -46,7 +46,7 @@ _FLAGS = ("stream", "exclude_input_in_output", *(kind.flag for kind in OUTPUTS.v
 # Name to datatype. Those that are not the prompts have one element.
 INPUTS = {"text_input": "BYTES", "sampling_parameters": "BYTES"} | dict.fromkeys(_FLAGS, "BOOL")
 
-# What a completion's body says that a request here says otherwise.
+# Fields of a completion's body for which requests here have another place.
 _ELSEWHERE = {
     "echo": "use exclude_input_in_output",
     "model": "use model_name",
@@ -98,7 +98,7 @@ class InferCall:
 
     def of_caller(self, tenant: str, remaining_seconds: float | None) -> InferCall:
         """Returns the call with its tenant and the time that its client waits."""
-        # What outlives its connection outlives the connection's deadline.
+        # A request that outlives its connection outlives the connection's deadline.
         is_kept = self.call.requests[0].on_disconnect is OnDisconnect.KEEP
         waits = (self.timeout_seconds, None if is_kept else remaining_seconds)
         remaining = min((seconds for seconds in waits if seconds is not None), default=None)
@@ -236,7 +236,7 @@ class _Reading:
     def sampling(self) -> dict[str, Any]:
         """Reads the sampling parameters; those in the JSON object override those among the request's parameters."""
         text = self._single("sampling_parameters")
-        # What is left of the parameters when all others have been read.
+        # The parameters that are left when all others have been read.
         fields = self._parameters | self._object("sampling_parameters", text)
         for name, where in _ELSEWHERE.items():
             if name in fields:

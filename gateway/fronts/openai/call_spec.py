@@ -46,7 +46,7 @@ class CallSpec:
     default_length: bool = False
     # Put before each prompt's texts.
     echoes: tuple[str, ...] = ()
-    # Of each prompt the first token's text and bytes, for echoes with log probabilities.
+    # Each prompt's first token, its text and its bytes, for echoes with log probabilities.
     first_tokens: tuple[tuple[str, bytes], ...] = ()
     # Not, where they are only computed for an echo.
     tells_prompt_logprobs: bool = False
@@ -54,7 +54,7 @@ class CallSpec:
     tokens_as_ids: bool = False
     # The answer leaves out what the model thinks.
     hides_reasoning: bool = False
-    # What the caller knows the core's fields as, where this differs from call to call.
+    # The caller's names for the core's fields, where they differ from call to call.
     names: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property

@@ -30,7 +30,7 @@ class CallState:
     tokens_as_ids: bool = False
     echo_text: str = ""
     hides_reasoning: bool = False
-    # Of a response in the background: the fields of its answer that repeat its body, as JSON.
+    # For a response in the background: the fields of its answer that repeat its body, as JSON.
     response: str = ""
 
 

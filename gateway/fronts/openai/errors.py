@@ -47,7 +47,7 @@ _PARAMETERS = {
     "one_tool_call": "parallel_tool_calls",
 }
 _PATH = re.compile(r"(?:sampling\.|stop\.|beam_search\.|conversation\.)?(\w+)(.*)", re.DOTALL)
-# What the proto says of a tool and of a call, the API says of their function.
+# Fields of a tool and a call in the proto are fields of their function in the API.
 _OF_FUNCTION = re.compile(r"((?:tools|tool_calls)\[\d+\])\.(name|description|parameters|strict|arguments)")
 
 

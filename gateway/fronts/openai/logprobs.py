@@ -82,7 +82,7 @@ def join_rows(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
 
 def _by_text(chosen: TokenLogprob, top: Sequence[TokenLogprob]) -> dict[str, float]:
     logprobs: dict[str, float] = {}
-    # Of several with one text the likeliest counts, which comes first.
+    # If several tokens have one text, the likeliest counts, which comes first.
     for token in (*top, chosen):
         logprobs.setdefault(token.text, _finite(token.logprob))
     return logprobs

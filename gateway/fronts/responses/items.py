@@ -130,7 +130,7 @@ def _check_item(item: Any) -> Any:
     fields = cast("dict[str, Any]", item)
     kind = fields.get("type", "message")
     if fields.get("type") is None and "id" in fields and "role" not in fields:
-        # What has neither a type nor a role, but an id, is the API's reference to a stored item.
+        # An item with an id and neither a type nor a role is the API's reference to a stored item.
         kind = "item_reference"
     if isinstance(kind, str) and kind not in _ITEM_KINDS:
         raise unsupported(f"is of the type {kind!r}, which is not supported")

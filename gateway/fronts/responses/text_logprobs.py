@@ -24,7 +24,7 @@ class TextLogprobs:
     def take(self, delta: Delta) -> list[Entry]:
         """Returns the entries of the tokens of a delta's text; keeps those whose text is to come."""
         if delta.reasoning_text or delta.tool_calls:
-            # What was waiting became that.
+            # The waiting tokens became reasoning or calls.
             self._waiting = []
         if delta.logprobs:
             self._waiting += chat_logprobs(delta.logprobs)["content"]
@@ -34,7 +34,7 @@ class TextLogprobs:
         """Returns those of the text's tokens, and drops those before them."""
         begin = b"".join(bytes(entry["bytes"] or ()) for entry in self._waiting).rfind(text)
         if begin < 0:
-            # Of bytes that are no character it has something else.
+            # The text has something else for bytes that are no character.
             taken, self._waiting = self._waiting, []
             return taken
         taken, behind, place = list[Entry](), list[Entry](), 0

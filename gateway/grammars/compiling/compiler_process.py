@@ -33,7 +33,7 @@ _STATM = Path("/proc/self/statm")
 # A token that the vocabulary of bytes has; which one it is changes no cost.
 _SPECIAL = "<[1]>"
 _NUM_BYTES = 8
-# What any vocabulary can follow.
+# A grammar that any vocabulary can follow.
 _SIMPLEST = 'start: "a"'
 FAILED = "cannot be compiled: llguidance fails on it unexpectedly"
 """The complaint of a grammar that llguidance should have refused, and did not."""

@@ -101,7 +101,7 @@ class _Compiler:
         assert process is not None
         self._process = None
         for stream in (process.stdin, process.stdout):
-            # What was not written any more is of no use.
+            # Unwritten output is of no use any more.
             with suppress(OSError):
                 cast("BinaryIO", stream).close()
         return process.wait()
@@ -164,7 +164,7 @@ class Checks:
 
     def __init__(self, compilers: Compilers) -> None:
         self._compilers = compilers
-        # Of the thread that asks, which is one.
+        # Only one thread asks.
         self._begin: float | None = None
         self.num_seconds = 0.0
         """Of the processes' time, so far."""

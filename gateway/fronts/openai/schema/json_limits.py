@@ -21,7 +21,7 @@ from gateway.validation import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# What is above it is infinite to a float32.
+# Larger numbers are infinite as float32.
 _FINITE = 1e38
 _MAX_BIAS = 100
 
@@ -53,7 +53,7 @@ def _bounds(low: float, high: float, *, low_is_open: bool) -> dict[str, float]:
 
 def tell_lengths(properties: dict[str, Any]) -> None:
     """Adds the other limits to the schemas of the parameters of a completion or a chat, which are changed in place."""
-    # Which is off too, here.
+    # -1 is off, too, over HTTP.
     _form(properties["top_k"], "integer")["minimum"] = -1
     _form(properties["truncate_prompt_tokens"], "integer").update({"minimum": -1, "not": {"const": 0}})
     stop = {"minLength": 1, "maxLength": MAX_STOP_STRING_CHARACTERS}

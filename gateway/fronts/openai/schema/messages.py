@@ -225,7 +225,7 @@ def _chosen(choice: Any) -> tuple[ToolChoice, str, tuple[str, ...]]:
 class ChatShape(Shape):
     """The fields that make the prompt of a chat."""
 
-    # Of several that have a wrong shape the first is reported.
+    # If several have a wrong shape, the first is reported.
     messages: Annotated[
         list[RequestMessage], Field(fail_fast=True, json_schema_extra={"minItems": 1}), at_most(chat.MAX_MESSAGES)
     ]
