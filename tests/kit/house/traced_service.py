@@ -47,7 +47,9 @@ class Trace:
         self._replace("{}")
 
     def _write(self) -> None:
-        calls = {name: when for name, when in self._first_calls.items() if name.startswith(f"{ROOT}/")}
+        # A copy, since other threads go on to add files.
+        seen = self._first_calls.copy()
+        calls = {name: when for name, when in seen.items() if name.startswith(f"{ROOT}/")}
         self._replace(json.dumps({os.path.relpath(name, ROOT): when for name, when in calls.items()}))
 
     def _replace(self, text: str) -> None:
