@@ -12,13 +12,14 @@ import pytest
 from blockyard import Client
 from blockyard.admin.v1 import admin_pb2
 from blockyard.configuration import ModelSettings, PublicSettings, SecuritySettings
-from blockyard.contract.events import Delta, Recovered, TokenLogprob, TokenLogprobs
+from blockyard.contract.events import Delta, Recovered, TokenLogprobs
 from blockyard.security.keys import Key, add_key, digest, make_secret
 from blockyard.service import faults
 from gateway.config import GatewayConfiguration, ServiceSettings
 from gateway.fronts.openai.app import make_app
 from gateway.fronts.page.routes import add_page
 from gateway.fronts.page.status import StatusBoard
+from gateway.request import ReturnedLogprob
 from gateway.server import Server
 from tests.kit.fakes.fake_scheduler import FakeScheduler
 from tests.kit.processes.browser import Browser
@@ -239,8 +240,8 @@ def attacking(request: GenerationRequest) -> list[Any]:
     for number, text in enumerate(ATTACKS):
         raw = text.encode()
         num_bytes += len(raw)
-        token = TokenLogprob(number, text, -0.5, 1, raw)
-        other = TokenLogprob(99, ATTACKS[1], -1.0, 2, ATTACKS[1].encode())
+        token = ReturnedLogprob(number, text, -0.5, 1, raw)
+        other = ReturnedLogprob(99, ATTACKS[1], -1.0, 2, ATTACKS[1].encode())
         logprobs = (TokenLogprobs(token, (token, other)),)
         steps.append(Delta(0, text, (number,), number + 1, num_bytes, logprobs))
     return [*steps, Recovered("lost", 1, True), finished(len(ATTACKS), matched=ATTACKS[0])]
