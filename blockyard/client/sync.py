@@ -24,7 +24,7 @@ from blockyard.client.targets import (
     Targets,
     make_never_ready_error,
 )
-from blockyard.contract.codec.models import decode_model
+from blockyard.contract.codec.models import MODEL
 from blockyard.contract.events import Delta, Event
 from blockyard.errors import BlockyardError, from_rpc_error
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
@@ -331,7 +331,7 @@ class Client(PoolingCalls):
     def list_models(self, *, timeout: float | None = None) -> list[Model]:
         """Lists the models that are served."""
         response = self._call("ListModels", inference_pb2.ListModelsRequest(), timeout)
-        return [decode_model(model) for model in response.models]
+        return [MODEL.decode(model) for model in response.models]
 
     def wait_until_ready(self, timeout: float | None = None) -> None:
         """Returns when a gateway takes requests. Raises BlockyardError (NO_READY_WORKER) when time runs out."""

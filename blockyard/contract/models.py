@@ -1,4 +1,4 @@
-"""What a model is served for, and the models that a gateway lists."""
+"""The task of a model, and the models that a gateway lists."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Task(StrEnum):
-    """What a model is served for. UNSPECIFIED: as its files say, or not known."""
+    """The task that a model is served for. UNSPECIFIED: as its files say, or not known."""
 
     UNSPECIFIED = "unspecified"
     GENERATE = "generate"
@@ -42,10 +42,10 @@ class Model:
     batch_invariant: bool
     parent: str = ""
     task: Task = Task.UNSPECIFIED
-    """What the model is served for; its value is its name: "generate", "embed", "classify" or "score"."""
+    """The task that the model is served for; its value is its name: "generate", "embed", "classify" or "score"."""
     embedding_size: int = 0
     """Numbers of a vector; 0: the model makes none, or its files do not say."""
     warnings: tuple[str, ...] = ()
-    """What a user of the model should know, a sentence each."""
+    """Warnings for users of the model, a sentence each."""
     dialect: str = ""
     """How the model writes calls of tools and reasoning; empty: not known, and its answers are text."""

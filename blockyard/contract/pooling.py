@@ -1,4 +1,4 @@
-"""Which numbers are made of a prompt instead of tokens after it."""
+"""The kinds of numbers that are made of a prompt instead of tokens after it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class PoolingKind(StrEnum):
-    """Which numbers are made of a sequence's rows: see pooling.proto."""
+    """The kinds of numbers that are made of a sequence's rows: see pooling.proto."""
 
     LAST = "last"
     FIRST = "first"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingFacts:
-    """What made the numbers of a call. `usage` has the tokens of all its inputs."""
+    """The model and the cost of a call. `usage` has the tokens of all its inputs."""
 
     request_id: str
     model: str

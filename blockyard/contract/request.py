@@ -51,14 +51,14 @@ OutputFormat = JsonSchema | JsonObject | Regex | Choices | Lark
 
 
 class OnDisconnect(StrEnum):
-    """What happens to a request when its last reader leaves."""
+    """The fate of a request whose last reader leaves."""
 
     ABORT = "abort"
     KEEP = "keep"
 
 
 class OnUpdate(StrEnum):
-    """What happens to a request that has begun when only other weights can go on with it."""
+    """The fate of a request that has begun when only other weights can go on with it."""
 
     CONTINUE = "continue"
     FAIL = "fail"

@@ -25,7 +25,7 @@ class DeviceType(StrEnum):
 
 
 class Dtype(StrEnum):
-    """What to compute in; the values are those of `--dtype`, and torch's names."""
+    """The type of the numbers that a model is computed in; the values are those of `--dtype`, and torch's names."""
 
     UNSPECIFIED = "auto"
     FLOAT32 = "float32"
@@ -189,7 +189,7 @@ class MemoryBreakdown:
 
 @dataclass(frozen=True, slots=True)
 class AvailableBlocks:
-    """What fits into a worker's memory. `kv_windows`: of each KV group the keys that a query sees; 0: all."""
+    """The blocks that fit into a worker's memory. `kv_windows`: of each KV group the keys that a query sees; 0: all."""
 
     block_size: int
     num_device_blocks: int

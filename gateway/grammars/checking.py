@@ -84,12 +84,11 @@ class GrammarChecks:
         FEATURE_DISABLED where llguidance is not installed; UNSUPPORTED_PARAMETER for calls whose form is not known.
         """
         output, given, rule = request.format, request.sampling.grammar, request.parsing
-        needs_calls = rule is not None and rule.needs_grammar
-        if output is None and not given and not needs_calls:
+        if not request.has_form:
             return ""
         if not library_version():
             raise BlockyardError(Reason.FEATURE_DISABLED, f"this gateway checks no grammars: {HINT}")
-        if given and (output is not None or needs_calls):
+        if given and (output is not None or (rule is not None and rule.needs_grammar)):
             beside = "a format" if output is not None else "calls that have to have a form"
             raise invalid([Violation("sampling.grammar", f"is not allowed beside {beside}")])
         question = _Question(output, given, rule, speech, tuple(schema_places(request)))

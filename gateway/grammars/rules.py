@@ -21,8 +21,7 @@ def wrong_format(request: GenerationRequest, tokenizer: Tokenizer, model: Tokeni
         tokenizer: of the request.
         model: that of the model, which workers make masks by.
     """
-    needs_calls = request.parsing is not None and request.parsing.needs_grammar
-    if request.format is None and not request.sampling.grammar and not needs_calls:
+    if not request.has_form:
         return
     field = (
         "format" if request.format else "sampling.grammar" if request.sampling.grammar else "conversation.tool_choice"

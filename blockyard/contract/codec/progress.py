@@ -14,7 +14,8 @@ from blockyard.contract.codec.logprobs import (
     split_logprobs,
     split_prompt_logprobs,
 )
-from blockyard.contract.codec.models import decode_task, encode_task
+from blockyard.contract.codec.messages import MessageCodec
+from blockyard.contract.codec.models import TASKS
 from blockyard.contract.codec.pooling import join_values, split_values
 from blockyard.contract.codec.sampling import (
     decode_reason,
@@ -48,36 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def _encode_facts(facts: ModelFacts) -> scheduler_pb2.ModelFacts:
-    return scheduler_pb2.ModelFacts(
-        model_digest=facts.model_digest,
-        vocab_size=facts.vocab_size,
-        max_model_len=facts.max_model_len,
-        block_size=facts.block_size,
-        determinism_id=facts.determinism_id,
-        batch_invariant=facts.batch_invariant,
-        max_num_seqs=facts.max_num_seqs,
-        weights_version=facts.weights_version,
-        task=encode_task(facts.task),
-        max_prompt_len=facts.max_prompt_len,
-        warnings=facts.warnings,
-    )
-
-
-def _decode_facts(message: scheduler_pb2.ModelFacts) -> ModelFacts:
-    return ModelFacts(
-        model_digest=message.model_digest,
-        vocab_size=message.vocab_size,
-        max_model_len=message.max_model_len,
-        block_size=message.block_size,
-        determinism_id=message.determinism_id,
-        batch_invariant=message.batch_invariant,
-        max_num_seqs=message.max_num_seqs,
-        weights_version=message.weights_version,
-        task=decode_task(message.task),
-        max_prompt_len=message.max_prompt_len,
-        warnings=tuple(message.warnings),
-    )
+_FACTS = MessageCodec(ModelFacts, scheduler_pb2.ModelFacts, task=TASKS)
 
 
 def encode_progress(progress: Progress) -> scheduler_pb2.AttachResponse:
@@ -104,7 +76,7 @@ def encode_progress(progress: Progress) -> scheduler_pb2.AttachResponse:
     for request_id, version in progress.weights:
         message.weights.add(request_id=request_id, version=version)
     if progress.facts:
-        message.facts.CopyFrom(_encode_facts(progress.facts))
+        message.facts.CopyFrom(_FACTS.encode(progress.facts))
     if progress.readiness:
         message.readiness.ready = progress.readiness.ready
         message.readiness.message = progress.readiness.message
@@ -120,7 +92,7 @@ def decode_progress(message: scheduler_pb2.AttachResponse) -> Progress:
         # To look at each of the other fields costs more than to read these two.
         return Progress(update=TokenUpdate(sequence_ids, token_ids))
     return Progress(
-        facts=_decode_facts(message.facts) if message.HasField("facts") else None,
+        facts=_FACTS.decode(message.facts) if message.HasField("facts") else None,
         readiness=(
             Readiness(message.readiness.ready, message.readiness.message) if message.HasField("readiness") else None
         ),

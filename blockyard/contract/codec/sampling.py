@@ -72,7 +72,7 @@ def decode_beams(message: sampling_pb2.BeamSearch) -> BeamSearch:
     return BeamSearch(
         message.width,
         message.length_penalty if message.HasField("length_penalty") else 1.0,
-        EARLY_STOPPING.find(message.early_stopping) or EarlyStopping.HEURISTIC,
+        EARLY_STOPPING.decode(message.early_stopping),
     )
 
 

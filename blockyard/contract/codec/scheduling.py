@@ -198,7 +198,7 @@ def decode_abort(message: scheduler_pb2.AbortRequest) -> Abort:
     return Abort(
         message.handle,
         message.request_id,
-        _ABORT_REASONS.find(message.reason) or AbortReason.CLIENT,
+        _ABORT_REASONS.decode(message.reason),
         message.sequence_index if message.HasField("sequence_index") else None,
         message.num_tokens,
     )

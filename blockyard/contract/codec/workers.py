@@ -1,4 +1,4 @@
-"""Encodes and decodes what a scheduler and a worker tell each other of its device, model, blocks and memory.
+"""Encodes and decodes a worker's device, model, blocks and memory.
 
 What a worker decodes is refused with BlockyardError FIELD_INVALID where it has a number that is not known. What a
 scheduler decodes is checked by the scheduler (`scheduler_service.replicas.steps.answer_checks`).
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from blockyard.common.v1 import administration_pb2
 from blockyard.contract.codec.enums import EnumCodec
 from blockyard.contract.codec.messages import FieldCodec, MessageCodec
-from blockyard.contract.codec.models import decode_task, encode_task, find_task
+from blockyard.contract.codec.models import TASKS
 from blockyard.contract.parallel import Parallel
 from blockyard.contract.workers import (
     AvailableBlocks,
@@ -48,12 +48,11 @@ QUANTIZATIONS = EnumCodec(Quantization, worker_pb2.Quantization.items(), "QUANTI
 LOAD_FORMATS = EnumCodec(LoadFormat, worker_pb2.LoadFormat.items(), "LOAD_FORMAT_", zero=LoadFormat.AUTO)
 STATE_FORMATS = EnumCodec(StateFormat, administration_pb2.StateFormat.items(), "STATE_FORMAT_")
 TAGS = EnumCodec(MemoryTag, administration_pb2.MemoryTag.items(), "MEMORY_TAG_")
-_TASK = FieldCodec(encode_task, decode_task)
 
 PARALLEL = MessageCodec(Parallel, worker_pb2.Parallel)
 LORA_LIMITS = MessageCodec(LoraLimits, worker_pb2.LoraLimits)
 PROGRESS = MessageCodec(LoadProgress, worker_pb2.LoadProgress)
-MODEL = MessageCodec(LoadedModel, worker_pb2.LoadedModel, dtype=DTYPES, quantization=QUANTIZATIONS, task=_TASK)
+MODEL = MessageCodec(LoadedModel, worker_pb2.LoadedModel, dtype=DTYPES, quantization=QUANTIZATIONS, task=TASKS)
 WEIGHTS_SOURCE = MessageCodec(WeightsSource, worker_pb2.ReloadWeightsRequest)
 PROFILE_REQUEST = MessageCodec(ProfileRequest, worker_pb2.DetermineNumAvailableBlocksRequest)
 AVAILABLE_BLOCKS = MessageCodec(
@@ -73,7 +72,7 @@ _LOAD_REQUEST = MessageCodec(
     quantization=QUANTIZATIONS,
     format=LOAD_FORMATS,
     lora=LORA_LIMITS,
-    task=_TASK,
+    task=TASKS,
 )
 _SAVE_REQUEST = MessageCodec(SaveRequest, worker_pb2.SaveStateRequest, format=STATE_FORMATS)
 
@@ -126,7 +125,7 @@ def decode_load_request(message: worker_pb2.LoadModelRequest) -> LoadRequest:
     quantization = QUANTIZATIONS.find(message.quantization)
     # A checkpoint may hold its weights so; nobody asks for it.
     quantization = None if quantization is Quantization.INT4_GROUP else quantization
-    load_format, task = LOAD_FORMATS.find(message.format), find_task(message.task)
+    load_format, task = LOAD_FORMATS.find(message.format), TASKS.find(message.task)
     _refuse_unknown(message, quantization=quantization, format=load_format, task=task)
     request = _LOAD_REQUEST.decode(message)
     lora = request.lora

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from blockyard.contract.codec.events import encode_accepted, encode_event, encode_prompt_logprobs
-from blockyard.contract.codec.models import encode_model
+from blockyard.contract.codec.models import MODEL
 from blockyard.contract.codec.pooling_answers import encode_classifications, encode_embeddings, encode_scores
 from blockyard.contract.events import Accepted, Delta, Finished, PromptLogprobs
 from blockyard.contract.request import OnDisconnect
@@ -132,7 +132,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.ListModelsRequest, context: Any
     ) -> inference_pb2.ListModelsResponse:
         """Lists the models that are served."""
-        return inference_pb2.ListModelsResponse(models=map(encode_model, self._generation.models()))
+        return inference_pb2.ListModelsResponse(models=map(MODEL.encode, self._generation.models()))
 
 
 def _watched(reader: Reader, context: Any) -> Reader:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from blockyard.channels import INTERNAL_MESSAGE_BYTES
 from blockyard.common.v1 import sampling_pb2, status_pb2
-from blockyard.contract.codec.models import decode_task, encode_task
+from blockyard.contract.codec.models import TASKS
 from blockyard.contract.models import Task
 from blockyard.contract.scheduling import SequenceError
 from blockyard.errors import BlockyardError, Reason, Violation, invalid, to_status
@@ -172,7 +172,7 @@ class FakeWorker(FakeOperations, FakeMemory, FakeLoras, FakeGroup, worker_pb2_gr
             parameter_bytes=1000,
             dtype=worker_pb2.DTYPE_FLOAT32,
             weights_version=self.weights_version,
-            task=encode_task(self.options.task if self.task is Task.UNSPECIFIED else self.task),
+            task=TASKS.encode(self.options.task if self.task is Task.UNSPECIFIED else self.task),
             whole_prompts=self.options.whole_prompts,
         )
 
@@ -207,7 +207,7 @@ class FakeWorker(FakeOperations, FakeMemory, FakeLoras, FakeGroup, worker_pb2_gr
     async def LoadModel(self, request: worker_pb2.LoadModelRequest, context: Any) -> AsyncIterator[Any]:
         self._require(status_pb2.WORKER_STATE_DEVICE_READY)
         self.num_loads += 1
-        self.task = decode_task(request.task)
+        self.task = TASKS.decode(request.task)
         self.lora_limits = request.lora if request.HasField("lora") else None
         for done in (0, 500, 1000):
             progress = worker_pb2.LoadProgress(done_bytes=done, total_bytes=1000)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from blockyard.contract.codec.models import decode_model, encode_model
+from blockyard.contract.codec.models import MODEL
 from blockyard.contract.models import Model, Task
 
 MODELS = (
@@ -15,15 +15,15 @@ MODELS = (
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_model_survives(model: Model) -> None:
-    assert decode_model(encode_model(model)) == model
+    assert MODEL.decode(MODEL.encode(model)) == model
 
 
 def test_every_field_is_told() -> None:
-    message = encode_model(MODELS[1])
+    message = MODEL.encode(MODELS[1])
     assert len(message.ListFields()) == len(message.DESCRIPTOR.fields)
 
 
 def test_a_task_of_a_later_version_is_not_known() -> None:
-    message = encode_model(MODELS[0])
+    message = MODEL.encode(MODELS[0])
     message.task = 77  # type: ignore[assignment]
-    assert decode_model(message).task is Task.UNSPECIFIED
+    assert MODEL.decode(message).task is Task.UNSPECIFIED
