@@ -13,10 +13,10 @@ import itertools
 import math
 import struct
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from blockyard.contract.request import OnUpdate
-from blockyard.contract.sampling import NEUTRAL
+from blockyard.contract.sampling import MAX_FLOAT32, NUMBERS, Range
 from blockyard.contract.scheduling import Submission
 from blockyard.errors import Reason, Violation, quote
 from gateway.naming import REQUEST_ID_RULE, is_request_id
@@ -63,18 +63,15 @@ class ModelLimits(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Range:
-    """A number's range; `low_is_open`: the lower bound itself is out. An absent number is always right.
+class _Rule:
+    """The range of a request's number. An absent number is always right.
 
     `is_duration`: it travels as one, which has nanoseconds; other fractions travel as a float32.
     """
 
     field: str
     read: Callable[[GenerationRequest], float | None]
-    low: float
-    high: float
-    description: str
-    low_is_open: bool = False
+    range: Range
     is_duration: bool = False
 
     def violations(self, request: GenerationRequest) -> Iterator[Violation]:
@@ -82,69 +79,35 @@ class _Range:
         if value is None:
             return
         number = value if isinstance(value, int) else self._as_sent(value)
-        above = number > self.low if self.low_is_open else number >= self.low
-        # A NaN is neither.
-        if not (above and number <= self.high):
+        if not self.range.holds(number):
             # As many digits as a float32 has: what came over gRPC as 1.01 reads like that.
             given = value if isinstance(value, int) else f"{number:.7g}"
-            yield Violation(self.field, f"must be {self.description}, not {given}")
+            yield Violation(self.field, f"must be {self.range.description}, not {given}")
 
     def _as_sent(self, value: float) -> float:
         return round(value, 9) if self.is_duration else as_float32(value)
 
 
-_MAX_FLOAT = struct.unpack("<f", b"\xff\xff\x7f\x7f")[0]
-RANGES = (
-    _Range("n", lambda r: r.n, 1, MAX_N, f"from 1 to {MAX_N}"),
-    _Range("sampling.temperature", lambda r: r.sampling.temperature, 0, _MAX_FLOAT, "a finite number, at least 0"),
-    _Range("sampling.top_p", lambda r: r.sampling.top_p, 0, 1, "above 0 and at most 1", low_is_open=True),
-    _Range("sampling.top_k", lambda r: r.sampling.top_k, 0, _MAX_UINT32, "at least 0, where 0 is off"),
-    _Range("sampling.min_p", lambda r: r.sampling.min_p, 0, 1, "from 0 to 1"),
-    _Range("sampling.presence_penalty", lambda r: r.sampling.presence_penalty, -2, 2, "from -2 to 2"),
-    _Range("sampling.frequency_penalty", lambda r: r.sampling.frequency_penalty, -2, 2, "from -2 to 2"),
-    _Range(
-        "sampling.repetition_penalty",
-        lambda r: r.sampling.repetition_penalty,
-        0,
-        _MAX_FLOAT,
-        "a finite number above 0",
-        low_is_open=True,
-    ),
-    _Range("sampling.seed", lambda r: r.sampling.seed, 0, _MAX_UINT64, "from 0 to 2^64 - 1"),
-    _Range("sampling.logprobs", lambda r: r.sampling.logprobs, 0, MAX_LOGPROBS, f"from 0 to {MAX_LOGPROBS}"),
-    _Range(
-        "sampling.prompt_logprobs",
-        lambda r: r.sampling.prompt_logprobs,
-        0,
-        MAX_LOGPROBS,
-        f"from 0 to {MAX_LOGPROBS}",
-    ),
-    _Range("stop.max_tokens", lambda r: r.stop.max_tokens, 1, _MAX_UINT32, "at least 1"),
-    _Range("stop.min_tokens", lambda r: r.stop.min_tokens, 0, _MAX_UINT32, "at least 0"),
-    _Range("priority", lambda r: r.priority, -_MAX_INT32 - 1, _MAX_INT32, "from -2^31 to 2^31 - 1"),
-    _Range(
-        "max_queue_time",
-        lambda r: r.max_queue_seconds,
-        0,
-        _MAX_SECONDS,
-        f"above 0 and at most {_MAX_SECONDS} seconds",
-        low_is_open=True,
-        is_duration=True,
-    ),
-    _Range(
-        "beam_search.width",
-        lambda r: r.beam_search and r.beam_search.width,
-        MIN_BEAM_WIDTH,
-        MAX_BEAM_WIDTH,
-        f"from {MIN_BEAM_WIDTH} to {MAX_BEAM_WIDTH}",
-    ),
-    _Range(
-        "beam_search.length_penalty",
-        lambda r: r.beam_search and r.beam_search.length_penalty,
-        -_MAX_FLOAT,
-        _MAX_FLOAT,
-        "a finite number",
-    ),
+def _sampling_rule(name: str, bounds: Range) -> _Rule:
+    return _Rule(f"sampling.{name}", lambda request: getattr(request.sampling, name), bounds)
+
+
+_LOGPROBS = Range(0, MAX_LOGPROBS, f"from 0 to {MAX_LOGPROBS}")
+_QUEUE_SECONDS = Range(0, _MAX_SECONDS, f"above 0 and at most {_MAX_SECONDS} seconds", low_is_open=True)
+_BEAM_WIDTH = Range(MIN_BEAM_WIDTH, MAX_BEAM_WIDTH, f"from {MIN_BEAM_WIDTH} to {MAX_BEAM_WIDTH}")
+_FINITE = Range(-MAX_FLOAT32, MAX_FLOAT32, "a finite number")
+RULES = (
+    _Rule("n", lambda r: r.n, Range(1, MAX_N, f"from 1 to {MAX_N}")),
+    *(_sampling_rule(name, number) for name, number in NUMBERS.items()),
+    _sampling_rule("seed", Range(0, _MAX_UINT64, "from 0 to 2^64 - 1")),
+    _sampling_rule("logprobs", _LOGPROBS),
+    _sampling_rule("prompt_logprobs", _LOGPROBS),
+    _Rule("stop.max_tokens", lambda r: r.stop.max_tokens, Range(1, _MAX_UINT32, "at least 1")),
+    _Rule("stop.min_tokens", lambda r: r.stop.min_tokens, Range(0, _MAX_UINT32, "at least 0")),
+    _Rule("priority", lambda r: r.priority, Range(-_MAX_INT32 - 1, _MAX_INT32, "from -2^31 to 2^31 - 1")),
+    _Rule("max_queue_time", lambda r: r.max_queue_seconds, _QUEUE_SECONDS, is_duration=True),
+    _Rule("beam_search.width", lambda r: r.beam_search and r.beam_search.width, _BEAM_WIDTH),
+    _Rule("beam_search.length_penalty", lambda r: r.beam_search and r.beam_search.length_penalty, _FINITE),
 )
 
 
@@ -175,7 +138,7 @@ def find_violations(
         *_identity(request, limits),
         *(() if prompt_token_ids is None else _prompt(request, prompt_token_ids, limits)),
         *_truncation(request),
-        *(violation for rule in RANGES for violation in rule.violations(request)),
+        *(violation for rule in RULES for violation in rule.violations(request)),
         *_logit_bias(request, limits),
         *_bad_words(request, limits),
         *_allowed_token_ids(request, bad_word_ids, limits),
@@ -376,13 +339,14 @@ def _complete_sampling(
     bad_word_ids: Sequence[tuple[int, ...]],
 ) -> SamplingParams:
     own = request.sampling
-    silent = {name: value for name, value in {**NEUTRAL, **generation_defaults}.items() if getattr(own, name) is None}
+    defaults = {name: generation_defaults.get(name, number.neutral) for name, number in NUMBERS.items()}
+    silent: dict[str, Any] = {name: value for name, value in defaults.items() if getattr(own, name) is None}
     seed = derive_seed(gateway_seed, request.request_id, tenant=request.tenant) if own.seed is None else own.seed
     return replace(
         own,
         **silent,
         seed=seed,
-        # Said a million times, an id is allowed as well.
+        # A client may repeat an id a million times.
         allowed_token_ids=tuple(dict.fromkeys(own.allowed_token_ids)),
         bad_words=(),
         bad_token_sequences=tuple(dict.fromkeys((*own.bad_token_sequences, *bad_word_ids))),

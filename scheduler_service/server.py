@@ -9,7 +9,7 @@ from blockyard.addresses import host_of, join_address, with_port
 from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
 from blockyard.channels import INTERNAL_MESSAGE_BYTES
 from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
-from blockyard.service.call_metrics import CallCounter
+from blockyard.service.interceptors import CallCounter
 from blockyard.service.process import Monitoring, run_process, tune_collector
 from blockyard.service.servers import bind, make_server
 from blockyard.service.signals import on_stop_signal

@@ -44,21 +44,48 @@ class BeamSearch:
     early_stopping: EarlyStopping = EarlyStopping.HEURISTIC
 
 
-NEUTRAL: Mapping[str, float] = {
-    "temperature": 1.0,
-    "top_p": 1.0,
-    "top_k": 0,
-    "min_p": 0.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "repetition_penalty": 1.0,
+MAX_FLOAT32 = 3.4028234663852886e38
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The values that a number may have. `low_is_open`: `low` itself is not among them."""
+
+    low: float
+    high: float
+    description: str
+    """Completes "must be …"."""
+    low_is_open: bool = False
+
+    def holds(self, value: float) -> bool:
+        """Returns whether a value lies in the range. A NaN lies in none."""
+        return (value > self.low if self.low_is_open else value >= self.low) and value <= self.high
+
+
+@dataclass(frozen=True, slots=True)
+class Number(Range):
+    """A number of SamplingParams. `neutral`: its value where neither the request nor the model gives one."""
+
+    neutral: float = 0.0
+
+
+NUMBERS: Mapping[str, Number] = {
+    "temperature": Number(0, MAX_FLOAT32, "a finite number, at least 0", neutral=1.0),
+    "top_p": Number(0, 1, "above 0 and at most 1", low_is_open=True, neutral=1.0),
+    "top_k": Number(0, 2**32 - 1, "at least 0, where 0 is off", neutral=0),
+    "min_p": Number(0, 1, "from 0 to 1"),
+    "presence_penalty": Number(-2, 2, "from -2 to 2"),
+    "frequency_penalty": Number(-2, 2, "from -2 to 2"),
+    "repetition_penalty": Number(0, MAX_FLOAT32, "a finite number above 0", low_is_open=True, neutral=1.0),
 }
-"""The value of each number that neither the request nor the model gives."""
+"""The parameters that are one number each: their ranges, which gateway and worker check, and their neutral values. The
+codec, the fronts, the defaults of generation_config.json and the worker's columns follow this table. A whole number has
+an int as its neutral value."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are chosen. None: the model's default, then the neutral value. `gateway.validation` has the ranges."""
+    """How tokens are chosen. None: the model's default, then the neutral value of `NUMBERS`."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -78,15 +105,15 @@ class SamplingParams:
     """A grammar for llguidance, which the gateway makes of a request's format. Empty: none."""
 
     def value(self, name: str) -> float:
-        """Returns a number of `NEUTRAL`, the neutral one where it is None."""
+        """Returns a parameter of `NUMBERS`, its neutral value where it is None."""
         given: float | None = getattr(self, name)
-        return NEUTRAL[name] if given is None else given
+        return NUMBERS[name].neutral if given is None else given
 
     @property
     def has_penalties(self) -> bool:
         """Whether tokens that the sequence already has are penalized."""
         penalties = ("repetition_penalty", "frequency_penalty", "presence_penalty")
-        return any(self.value(name) != NEUTRAL[name] for name in penalties)
+        return any(self.value(name) != NUMBERS[name].neutral for name in penalties)
 
 
 @dataclass(frozen=True, slots=True)

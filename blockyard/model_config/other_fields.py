@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from blockyard.contract.sampling import NUMBERS
+
 # Fields about a file's origin and purpose.
 _BOOKKEEPING = """
     _name_or_path name_or_path _commit_hash transformers_version license tokenizer_class prefix
@@ -26,14 +28,14 @@ _TRAINING = """
 _GENERATION = """
     bos_token_id eos_token_id pad_token_id sep_token_id unk_token_id decoder_start_token_id
     max_length max_new_tokens min_length min_new_tokens early_stopping max_time stop_strings do_sample num_beams
-    num_beam_groups use_mamba_cache temperature top_k top_p min_p top_h typical_p epsilon_cutoff eta_cutoff
-    diversity_penalty repetition_penalty encoder_repetition_penalty length_penalty no_repeat_ngram_size
+    num_beam_groups use_mamba_cache top_h typical_p epsilon_cutoff eta_cutoff
+    diversity_penalty encoder_repetition_penalty length_penalty no_repeat_ngram_size
     encoder_no_repeat_ngram_size bad_words_ids renormalize_logits forced_bos_token_id forced_eos_token_id
     remove_invalid_values exponential_decay_length_penalty suppress_tokens begin_suppress_tokens sequence_bias
     token_healing guidance_scale watermarking_config num_return_sequences output_scores output_logits
     return_dict_in_generate cache_implementation cache_config return_legacy_cache
 """
-HARMLESS = frozenset(f"{_BOOKKEEPING} {_TRAINING} {_GENERATION}".split())
+HARMLESS = NUMBERS.keys() | f"{_BOOKKEEPING} {_TRAINING} {_GENERATION}".split()
 
 _OFF: tuple[Any, ...] = (False, 0)
 _ONE: tuple[Any, ...] = (1,)

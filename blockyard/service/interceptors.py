@@ -1,28 +1,33 @@
-"""Interceptors between gRPC and our handlers: one checks the caller, one turns exceptions into status codes."""
+"""Interceptors between gRPC and our handlers: they check callers, turn exceptions into status codes, count calls."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-from contextlib import aclosing, suppress
+from contextlib import aclosing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 import grpc.aio
 
-from blockyard.errors import BlockyardError, Reason, to_call_status
+from blockyard.errors import TABLE, BlockyardError, Reason, to_call_status
 from blockyard.security.authentication import Authenticator, Credentials, find_key
 from blockyard.security.tls import peer_common_name, peer_names
 from blockyard.telemetry import EventLogger
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
     from contextlib import AbstractContextManager
+
+    from blockyard.service.metrics import Counter
 
     Coroutine = Callable[[Any, Any], Awaitable[Any]]
     Stream = Callable[[Any, Any], AsyncGenerator[Any]]
 
 log = EventLogger(__name__)
+
+# Calls of probes and tools say nothing about a service.
+_UNCOUNTED = ("/grpc.health.", "/grpc.reflection.")
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BlockyardError) -> None:
@@ -166,3 +171,51 @@ async def _answer(error: BaseException, context: grpc.aio.ServicerContext[Any, A
     with suppress(grpc.aio.InternalError):
         await abort(context, reported)
     raise asyncio.CancelledError
+
+
+class CallCounter(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """Counts calls by method and status code, and reports the errors that end them.
+
+    Stands behind the ErrorInterceptor, where errors still are what they were raised as.
+
+    Args:
+        calls: by method and status code.
+        on_error: called with the reason of each call that ends with an error.
+    """
+
+    def __init__(self, calls: Counter, on_error: Callable[[Reason], None] = lambda reason: None) -> None:
+        self._calls = calls
+        self._on_error = on_error
+
+    async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        """Wraps the handler of one call."""
+        handler = await continuation(handler_call_details)
+        method: str = handler_call_details.method  # type: ignore[attr-defined]
+        # Names that no service has must not become labels.
+        if handler is None or method.startswith(_UNCOUNTED):
+            return handler
+        return within(handler, lambda _: self._count(method.removeprefix("/")))
+
+    @contextmanager
+    def _count(self, method: str) -> Generator[None]:
+        try:
+            yield
+        except BaseException as error:
+            reason = _reason_of(error)
+            self._calls.add(method, TABLE[reason].code.name)
+            self._on_error(reason)
+            raise
+        self._calls.add(method, grpc.StatusCode.OK.name)
+
+
+def _reason_of(error: BaseException) -> Reason:
+    """Finds why a call ended, as ErrorInterceptor reports it to the client.
+
+    A handler is cancelled when its client has left, and cannot distinguish that from a server that stops; but then
+    ours end their calls themselves.
+    """
+    if isinstance(error, BlockyardError):
+        return error.reason
+    if isinstance(error, asyncio.CancelledError | GeneratorExit) or call_has_ended(error):
+        return Reason.CLIENT_CANCELLED
+    return Reason.BUG

@@ -11,10 +11,10 @@ import math
 from array import array
 from collections import deque
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from blockyard.contract.events import Accepted, Finished
-from blockyard.contract.sampling import SamplingParams, StopCriteria
+from blockyard.contract.sampling import NUMBERS, SamplingParams, StopCriteria
 from blockyard.contract.scheduling import Submission
 from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
@@ -40,16 +40,8 @@ log = EventLogger(__name__)
 WINDOW = 512
 """Inputs of a call that are with the scheduler at once: enough for its largest steps, and others have places too."""
 _RULES = AnswerRules(StopCriteria(), frozenset(), frozenset(), return_token_ids=False)
-_NEUTRAL = SamplingParams(
-    temperature=0.0,
-    top_p=1.0,
-    top_k=0,
-    min_p=0.0,
-    presence_penalty=0.0,
-    frequency_penalty=0.0,
-    repetition_penalty=1.0,
-    seed=0,
-)
+_NEUTRAL: dict[str, Any] = {name: number.neutral for name, number in NUMBERS.items()}
+_GREEDY = replace(SamplingParams(**_NEUTRAL), temperature=0.0, seed=0)
 
 
 class Part(NamedTuple):
@@ -152,7 +144,7 @@ def _submit(name: str, part: Part, options: CallOptions, context: TraceContext |
         request_id=name,
         prompt_token_ids=array("I", part.token_ids),
         n=1,
-        sampling=_NEUTRAL,
+        sampling=_GREEDY,
         max_tokens=0,
         min_tokens=0,
         stop_token_ids=(),

@@ -5,10 +5,10 @@ Reads nothing else, and runs no code of theirs.
 
 from __future__ import annotations
 
-import math
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+from blockyard.contract.sampling import NUMBERS
 from blockyard.errors import BlockyardError, Reason
 from blockyard.model_config.fields import read_object
 from blockyard.model_config.own_code import asks_for_own_code
@@ -39,16 +39,8 @@ _SPECIAL_TOKEN_NAMES = (
     "cls_token",
     "mask_token",
 )
-# The fields of generation_config.json that are defaults, and what they may be: one out of range would pass by the
-# checks of requests and be refused by the worker, with its whole step.
-_GENERATION_DEFAULTS: dict[str, Callable[[float], bool]] = {
-    "temperature": lambda value: 0 <= value < math.inf,
-    "top_p": lambda value: 0 < value <= 1,
-    "top_k": lambda value: -1 <= value < 2**32,
-    "min_p": lambda value: 0 <= value <= 1,
-    "repetition_penalty": lambda value: 0 < value < math.inf,
-}
-# Other fields that would change an answer, each with the values that change nothing; null always changes nothing.
+# Fields of generation_config.json, apart from the numbers of sampling, that would change an answer, each
+# with the values that change nothing; null always changes nothing.
 _NOT_APPLIED: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("num_beams", "num_beam_groups", "typical_p", "length_penalty", "guidance_scale"), (1,)),
     **dict.fromkeys(("encoder_repetition_penalty",), (1,)),
@@ -185,17 +177,21 @@ def _end_token_ids(
 
 
 def _generation_defaults(generation_config: Json) -> dict[str, float]:
-    """Reads the fields that the file has, as vLLM does: do_sample is ignored. A top_k of -1 means 0, off."""
-    found = {name: generation_config.get(name) for name in _GENERATION_DEFAULTS}
+    """Reads the sampling numbers of the file, as vLLM does: do_sample is ignored. A top_k of -1 means 0, off."""
+    found = {name: generation_config.get(name) for name in NUMBERS}
     defaults: dict[str, float] = {name: value for name, value in found.items() if isinstance(value, int | float)}
     if wrong := sorted(name for name, value in found.items() if value is not None and name not in defaults):
         raise _not_loaded(f"generation_config.json: {wrong[0]} must be a number, not {found[wrong[0]]!r}: correct it")
+    if defaults.get("top_k") == -1:
+        defaults["top_k"] = 0
+    # Requests are checked before these defaults are filled in, so that a wrong one would reach the worker.
     for name, value in defaults.items():
-        if not _GENERATION_DEFAULTS[name](value):
-            raise _not_loaded(f"generation_config.json: {name} cannot be {value}: correct it, or take it out")
+        if not NUMBERS[name].holds(value):
+            wanted = NUMBERS[name].description
+            raise _not_loaded(f"generation_config.json: {name} must be {wanted}, not {value}: correct or remove it")
     names = [name for name, neutral in _NOT_APPLIED.items() if generation_config.get(name) not in (None, *neutral)]
     if names:
         log.warning("fields of generation_config.json that are not applied", fields=",".join(sorted(names)))
     if "top_k" in defaults:
-        defaults["top_k"] = max(0, int(defaults["top_k"]))
+        defaults["top_k"] = int(defaults["top_k"])
     return defaults

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from blockyard.contract.sampling import NUMBERS
 from worker_service.sampling.bad_words import BadWords
 
 if TYPE_CHECKING:
@@ -22,14 +23,7 @@ GREEDY_TEMPERATURE = 1e-5
 
 SAMPLING_FIELDS: list[tuple[str, type[np.generic]]] = [
     ("edits_logits", np.bool_),
-    # 0: the likeliest token.
-    ("temperature", np.float32),
-    ("top_k", np.int64),
-    ("top_p", np.float32),
-    ("min_p", np.float32),
-    ("repetition_penalty", np.float32),
-    ("frequency_penalty", np.float32),
-    ("presence_penalty", np.float32),
+    *((name, np.int64 if isinstance(number.neutral, int) else np.float32) for name, number in NUMBERS.items()),
     ("seed", np.int64),
     ("sequence_index", np.int64),
     ("min_tokens", np.int64),
@@ -127,11 +121,13 @@ def write_sampling(row: Any, sequence: NewRow, lists: SequenceLists, vocab_size:
     """Writes a sequence's scalars into its row, a numpy record with SAMPLING_FIELDS."""
     sampling = sequence.sampling
     row["edits_logits"] = lists.edit_logits or (sequence.min_tokens > 0 and len(lists.stop_token_ids) > 0)
-    top_k, temperature = sampling.value("top_k"), sampling.value("temperature")
-    row["top_k"] = top_k if top_k < vocab_size else 0
-    row["temperature"] = 0 if temperature < GREEDY_TEMPERATURE else temperature
-    for name in ("top_p", "min_p", "repetition_penalty", "frequency_penalty", "presence_penalty"):
+    for name in NUMBERS:
         row[name] = sampling.value(name)
+    if sampling.value("top_k") >= vocab_size:
+        row["top_k"] = 0
+    if sampling.value("temperature") < GREEDY_TEMPERATURE:
+        # The sampler takes the likeliest token.
+        row["temperature"] = 0
     # 64 bits, whatever their sign.
     row["seed"] = np.uint64(sampling.seed or 0).astype(np.int64)
     row["sequence_index"] = sequence.sequence_index

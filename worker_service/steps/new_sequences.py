@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from blockyard.contract.sampling import NUMBERS
 from blockyard.errors import Violation, invalid
 from blockyard.lora.virtual_tokens import virtual_ids
 from blockyard.telemetry import EventLogger
@@ -90,20 +91,10 @@ def _wrong_request(new: NewRow, vocab_size: int) -> Iterator[tuple[str, str]]:
 
 def wrong_sampling(sampling: SamplingParams, vocab_size: int) -> Iterable[tuple[str, str]]:
     """Finds what would break the sampler in sampling parameters: (field, description)."""
-    for name, low, high in (
-        ("temperature", 0, math.inf),
-        ("top_p", 0, 1),
-        ("min_p", 0, 1),
-        ("presence_penalty", -math.inf, math.inf),
-        ("frequency_penalty", -math.inf, math.inf),
-        ("repetition_penalty", 0, math.inf),
-    ):
+    for name, number in NUMBERS.items():
         value = sampling.value(name)
-        if not (math.isfinite(value) and low <= value <= high):
-            yield name, f"{value} is not from {low} to {high}"
-    for name in ("top_p", "repetition_penalty"):
-        if sampling.value(name) == 0:
-            yield name, "must be above 0"
+        if not number.holds(value):
+            yield name, f"must be {number.description}, not {value:g}"
     for token_id, bias in sampling.logit_bias.items():
         if token_id >= vocab_size or not math.isfinite(bias):
             yield "logit_bias", f"{bias} for token id {token_id} of {vocab_size}"

@@ -8,18 +8,16 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from blockyard.contract.codec.logprobs import (
-    encode_prompt_logprobs,
-    join_logprobs,
-    split_logprobs,
-    split_prompt_logprobs,
-)
 from blockyard.contract.codec.messages import MessageCodec
 from blockyard.contract.codec.models import TASKS
 from blockyard.contract.codec.pooling import join_values, split_values
 from blockyard.contract.codec.sampling import (
     decode_reason,
+    encode_prompt_logprobs,
     encode_reason,
+    join_logprobs,
+    split_logprobs,
+    split_prompt_logprobs,
 )
 from blockyard.contract.codec.scheduling import (
     decode_adapter,

@@ -1,27 +1,34 @@
-"""Encodes and decodes sampling parameters, stop criteria, beam searches and finish reasons."""
+"""Encodes and decodes sampling parameters, stop criteria, beam searches, finish reasons and log probabilities.
+
+Gateway and scheduler keep the log probabilities of each token beside it; a message between them, and a worker's answer,
+holds columns of many.
+"""
 
 from __future__ import annotations
 
+import itertools
+from typing import TYPE_CHECKING, Any
+
 from blockyard.common.v1 import sampling_pb2
 from blockyard.contract.codec.enums import EnumCodec
-from blockyard.contract.sampling import BeamSearch, EarlyStopping, FinishReason, SamplingParams, StopCriteria
+from blockyard.contract.logprobs import Candidates, PromptPiece
+from blockyard.contract.sampling import (
+    NUMBERS,
+    BeamSearch,
+    EarlyStopping,
+    FinishReason,
+    SamplingParams,
+    StopCriteria,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _REASONS = EnumCodec(FinishReason, sampling_pb2.FinishReason.items(), "FINISH_REASON_")
 EARLY_STOPPING = EnumCodec(
     EarlyStopping, sampling_pb2.EarlyStopping.items(), "EARLY_STOPPING_", zero=EarlyStopping.HEURISTIC
 )
-_NUMBERS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "seed",
-    "logprobs",
-    "prompt_logprobs",
-)
+_OPTIONAL: tuple[Any, ...] = (*NUMBERS, "seed", "logprobs", "prompt_logprobs")
 
 
 def encode_reason(reason: FinishReason | None) -> sampling_pb2.FinishReason.ValueType:
@@ -37,7 +44,7 @@ def decode_reason(number: int) -> FinishReason | None:
 def encode_sampling(params: SamplingParams) -> sampling_pb2.SamplingParams:
     """Encodes sampling parameters; None is left out."""
     return sampling_pb2.SamplingParams(
-        **{name: getattr(params, name) for name in _NUMBERS},
+        **{name: getattr(params, name) for name in _OPTIONAL},
         logit_bias=params.logit_bias,
         allowed_token_ids=params.allowed_token_ids,
         grammar=params.grammar,
@@ -49,7 +56,7 @@ def encode_sampling(params: SamplingParams) -> sampling_pb2.SamplingParams:
 def decode_sampling(message: sampling_pb2.SamplingParams) -> SamplingParams:
     """Decodes sampling parameters; what is absent becomes None or empty."""
     return SamplingParams(
-        **{name: getattr(message, name) for name in _NUMBERS if message.HasField(name)},
+        **{name: getattr(message, name) for name in _OPTIONAL if message.HasField(name)},
         logit_bias=dict(message.logit_bias),
         allowed_token_ids=tuple(message.allowed_token_ids[:]),
         grammar=message.grammar,
@@ -97,4 +104,39 @@ def decode_stop(message: sampling_pb2.StopCriteria) -> StopCriteria:
         stop_token_ids=tuple(message.stop_token_ids[:]),
         ignore_eos=message.ignore_eos,
         include_stop_in_output=message.include_stop_in_output,
+    )
+
+
+def split_logprobs(message: sampling_pb2.Logprobs) -> list[Candidates]:
+    """Splits columns into one entry for each token."""
+    token_ids, logprobs, ranks = message.token_ids[:], message.logprobs[:], message.ranks[:]
+    entries: list[Candidates] = []
+    start = 0
+    for count in message.num_candidates:
+        end = start + count
+        entries.append(Candidates(token_ids[start:end], logprobs[start:end], ranks[start:end]))
+        start = end
+    return entries
+
+
+def join_logprobs(entries: Iterable[Candidates]) -> sampling_pb2.Logprobs:
+    """Joins entries to columns."""
+    rows = list(entries)
+    return sampling_pb2.Logprobs(
+        num_candidates=[len(entry.token_ids) for entry in rows],
+        token_ids=itertools.chain.from_iterable(entry.token_ids for entry in rows),
+        logprobs=itertools.chain.from_iterable(entry.logprobs for entry in rows),
+        ranks=itertools.chain.from_iterable(entry.ranks for entry in rows),
+    )
+
+
+def split_prompt_logprobs(message: sampling_pb2.PromptLogprobs) -> PromptPiece:
+    """Decodes the log probabilities of a piece of a prompt."""
+    return PromptPiece(message.first_position, split_logprobs(message.logprobs))
+
+
+def encode_prompt_logprobs(sequence_id: int, piece: PromptPiece) -> sampling_pb2.PromptLogprobs:
+    """Encodes the log probabilities of a piece of a sequence's prompt."""
+    return sampling_pb2.PromptLogprobs(
+        sequence_id=sequence_id, first_position=piece.first_position, logprobs=join_logprobs(piece.candidates)
     )

@@ -9,10 +9,6 @@ from google.protobuf.duration_pb2 import Duration
 
 from blockyard.common.v1 import pooling_pb2, sampling_pb2
 from blockyard.contract.codec.enums import EnumCodec
-from blockyard.contract.codec.logprobs import (
-    join_logprobs,
-    split_logprobs,
-)
 from blockyard.contract.codec.pooling import (
     decode_pooling,
     encode_pooling,
@@ -24,6 +20,8 @@ from blockyard.contract.codec.sampling import (
     encode_beams,
     encode_reason,
     encode_sampling,
+    join_logprobs,
+    split_logprobs,
 )
 from blockyard.contract.codec.trace import decode_trace_context, encode_trace_context
 from blockyard.contract.scheduling import (

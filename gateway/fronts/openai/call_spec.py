@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from blockyard.contract.chat import Role
 from blockyard.contract.request import OnDisconnect, OnUpdate
-from blockyard.contract.sampling import BeamSearch, EarlyStopping, SamplingParams, StopCriteria
+from blockyard.contract.sampling import NUMBERS, BeamSearch, EarlyStopping, SamplingParams, StopCriteria
 from blockyard.errors import BlockyardError
 from gateway.fronts.openai.schema.formats import read_format
 from gateway.fronts.openai.schema.requests import StreamOptions
@@ -173,17 +173,14 @@ async def _echoes_of(call: CallSpec, prompts: list[tuple[int, ...]], service: Ge
 
 
 def _request(body: GenerationBody, max_tokens: int | None) -> GenerationRequest:
+    numbers: dict[str, Any] = {name: getattr(body, name) for name in NUMBERS}
+    if body.top_k == -1:
+        numbers["top_k"] = 0
     return GenerationRequest(
         prompt="",
         model=body.model or "",
         sampling=SamplingParams(
-            temperature=body.temperature,
-            top_p=body.top_p,
-            top_k=0 if body.top_k == -1 else body.top_k,
-            min_p=body.min_p,
-            presence_penalty=body.presence_penalty,
-            frequency_penalty=body.frequency_penalty,
-            repetition_penalty=body.repetition_penalty,
+            **numbers,
             seed=body.seed,
             logit_bias=body.logit_bias or {},
             allowed_token_ids=tuple(body.allowed_token_ids or ()),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from blockyard.contract.codec.logprobs import split_logprobs, split_prompt_logprobs
 from blockyard.contract.codec.pooling import split_values
+from blockyard.contract.codec.sampling import split_logprobs, split_prompt_logprobs
 from scheduler_service.replicas.steps.answer_checks import (
     check_distinct,
     check_pooled,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from blockyard.contract.sampling import MAX_FLOAT32
 from gateway.fronts.openai import errors
 from gateway.naming import REQUEST_ID_PATTERN
 from gateway.validation import (
@@ -15,14 +16,14 @@ from gateway.validation import (
     MAX_LOGIT_BIASES,
     MAX_STOP_STRING_CHARACTERS,
     MAX_STOP_STRINGS,
-    RANGES,
+    RULES,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# Larger numbers are infinite as float32.
-_FINITE = 1e38
+    from blockyard.contract.sampling import Range
+
 _MAX_BIAS = 100
 
 
@@ -33,21 +34,21 @@ def tell_ranges(properties: dict[str, Any], names: Mapping[str, str]) -> None:
         properties: by the parameters' names, changed in place.
         names: what the body calls the core's fields, where this differs from the general names.
     """
-    for rule in RANGES:
+    for rule in RULES:
         # best_of has a range as the width of a beam search alone.
         if rule.field == "beam_search.width":
             continue
         for form in properties.get(errors.parameter(rule.field, names), {}).get("anyOf", ()):
             if form.get("type") in ("integer", "number"):
-                form |= _bounds(rule.low, rule.high, low_is_open=rule.low_is_open)
+                form |= _bounds(rule.range)
 
 
-def _bounds(low: float, high: float, *, low_is_open: bool) -> dict[str, float]:
+def _bounds(values: Range) -> dict[str, float]:
     bounds: dict[str, float] = {}
-    if low > -_FINITE:
-        bounds["exclusiveMinimum" if low_is_open else "minimum"] = low
-    if high < _FINITE:
-        bounds["maximum"] = high
+    if values.low > -MAX_FLOAT32:
+        bounds["exclusiveMinimum" if values.low_is_open else "minimum"] = values.low
+    if values.high < MAX_FLOAT32:
+        bounds["maximum"] = values.high
     return bounds
 
 

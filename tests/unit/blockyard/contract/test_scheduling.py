@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from blockyard.common.v1 import sampling_pb2
-from blockyard.contract.codec.logprobs import join_logprobs, split_logprobs
 from blockyard.contract.codec.progress import decode_progress, encode_progress
+from blockyard.contract.codec.sampling import join_logprobs, split_logprobs
 from blockyard.contract.codec.scheduling import (
     decode_abort,
     decode_adapter,

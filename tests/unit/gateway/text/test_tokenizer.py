@@ -130,7 +130,7 @@ def test_only_the_defaults_that_the_file_has_apply(folder: Path) -> None:
 )
 def test_a_default_that_no_request_may_have_is_told(folder: Path, name: str, value: float) -> None:
     change(folder / "generation_config.json", **{name: value})
-    assert f"generation_config.json: {name} cannot be" in refusal(folder)
+    assert f"generation_config.json: {name} must be" in refusal(folder)
 
 
 def test_a_folder_needs_no_files_but_two(folder: Path) -> None:

@@ -156,4 +156,4 @@ def test_every_rule_has_a_case(results: Results) -> None:
 
 def test_every_range_has_a_case(results: Results) -> None:
     told = {name for site, name in results.told if (site.module, site.function) == (validation.__name__, "violations")}
-    assert told == {rule.field for rule in validation.RANGES}
+    assert told == {rule.field for rule in validation.RULES}

@@ -13,8 +13,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from blockyard.channels import PUBLIC_MESSAGE_BYTES
 from blockyard.errors import BlockyardError, Reason
-from blockyard.service.call_metrics import CallCounter
 from blockyard.service.health import add_health
+from blockyard.service.interceptors import CallCounter
 from blockyard.service.metrics import Counter
 from blockyard.service.servers import bind, make_server
 
