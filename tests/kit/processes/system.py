@@ -28,6 +28,10 @@ START_SECONDS = 60.0
 _MODULES = {"gateway": "gateway", "scheduler": "scheduler_service"}
 
 
+def _kind_of(name: str) -> str:
+    return name.rstrip("0123456789")
+
+
 class Service:
     """One process: `python -m module flags`, its standard error in a file."""
 
@@ -78,8 +82,9 @@ class System:
     """Gateway, scheduler and the workers of one replica on Unix sockets and free loopback ports.
 
     Use as a context manager. Rank 0 is `worker`, the others are `worker1`, `worker2`, ...; `access`: what the public
-    gRPC port asks for. `launcher`: a module that runs the module of a service; `environments`: variables of a service,
-    by its name. `next_faults`: what a service gets as BLOCKYARD_FAULTS when it is started next, and not after.
+    gRPC port asks for. A test may start a second gateway, `gateway1`. `launcher`: a module that runs the module of
+    a service; `environments`: variables of a service, by its name. `next_faults`: what a service gets as
+    BLOCKYARD_FAULTS when it is started next, and not after.
     """
 
     model: Path
@@ -129,14 +134,14 @@ class System:
         flags = [*self._flags_of(name), "--log-level", "debug"]
         environment = {**self.environments.get(name, {}), faults.VARIABLE: self.next_faults.pop(name, "")}
         log = self.folder / f"{name}-{restarts}.log"
-        module = _MODULES.get(name, self.worker_module)
+        module = _MODULES.get(_kind_of(name), self.worker_module)
         module, flags = (self.launcher, [module, *flags]) if self.launcher else (module, flags)
         service = Service(module, flags, log, environment)
         self.services[name] = service
         return service
 
     def _flags_of(self, name: str) -> list[str]:
-        match name:
+        match _kind_of(name):
             case "gateway":
                 ports = ("--grpc-port", "0", "--http-port", "0", "--admin-port", "0")
                 return [*self._flags("model", "scheduler_address"), *ports, *self.gateway_flags]
@@ -159,14 +164,15 @@ class System:
     def __exit__(self, *_: object) -> None:
         with ExitStack() as stack:
             stack.callback(self._sockets.cleanup)
+            gateways = [name for name in self.services if _kind_of(name) == "gateway"]
             # Called from the last to the first, each whatever the others do.
-            for name in (*self.workers, "scheduler", "gateway"):
+            for name in (*self.workers, "scheduler", *gateways):
                 if name in self.services:
                     stack.callback(self.services[name].stop)
 
-    def port(self, kind: str) -> int:
-        """The port that the gateway tells in its log: grpc, http or admin."""
-        return int(self.services["gateway"].wait_for_log(rf"listening.* {kind}=\S*?:(\d+)").group(1))
+    def port(self, kind: str, gateway: str = "gateway") -> int:
+        """The port that a gateway tells in its log: grpc, http or admin."""
+        return int(self.services[gateway].wait_for_log(rf"listening.* {kind}=\S*?:(\d+)").group(1))
 
     @property
     def grpc_target(self) -> str:
