@@ -23,7 +23,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kernels.shapes import AS_THEY_ARE
+from kernels.shapes import PLAIN_LINEAR, LinearSpec
 
 if TYPE_CHECKING:
     from kernels.arena import Arena
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from kernels.mixture.ops import MixtureOps
     from kernels.packed import PackedLinear, WeightRows
     from kernels.sampling import SamplingOps
-    from kernels.shapes import Activation, AttentionShape, LogitTransform, QueryKeyNorms
+    from kernels.shapes import AttentionShape, QueryKeyNorms
 
 BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
 BlockTables = Sequence[Sequence[int] | Tensor] | npt.NDArray[np.integer[Any]]
@@ -154,12 +154,7 @@ class Backend(Protocol):
         self,
         weight: WeightRows,
         bias: Tensor | None = None,
-        *,
-        gated: bool = False,
-        activation: Activation | None = None,
-        logits: LogitTransform = AS_THEY_ARE,
-        leaves: int = 1,
-        partial: bool = False,
+        spec: LinearSpec = PLAIN_LINEAR,
         arena: Arena | None = None,
     ) -> PackedLinear:
         """Packs a weight [rows, in_features] and a bias [rows].
@@ -168,18 +163,11 @@ class Backend(Protocol):
         weight in parts it keeps nothing: they may lie in a file.
 
         Args:
-            weight: out_features rows, or twice as many if `gated`; or its rows in parts, one after another, as of
+            weight: out_features rows, or twice as many if the spec is `gated`; or its rows in parts, in order, as of
                 projections that read the same input and are packed as one. One that is quantized stays as it is given:
                 `kernels.reference.int4` defines its product.
             bias: as many, or None.
-            gated: the first half of the rows are gates, the others ups: products come out as `activation(gate) * up`.
-            activation: of the products, rounded to the dtype, or of the gates alone; None: none, or SiLU of gates. Not
-                for a partial weight.
-            logits: what becomes of `wide` results.
-            leaves: slices of in_features that are summed apart and added as `kernels.leaves` says: a power of two, at
-                most 8. A backend that does not promise batch invariance may sum them in one.
-            partial: in_features are this rank's, and the other ranks' follow or come before: sums in float32 go through
-                the group that the backend has joined, and the bias is added once, after them. Not for a gated weight.
+            spec: its activation, its logits and how its inner dimension is summed.
             arena: where all that is held goes, if the backend `packs_into_arenas`; None: memory of its own.
         """
         ...

@@ -69,3 +69,29 @@ class LogitTransform:
 
 
 AS_THEY_ARE = LogitTransform()
+
+
+@dataclass(frozen=True, slots=True)
+class LinearSpec:
+    """Options of a packed linear layer: its activation, its logits and how its inner dimension is summed."""
+
+    gated: bool = False
+    """The first half of the rows are gates, the second half ups: products come out as `activation(gate) * up`."""
+    activation: Activation | None = None
+    """Applied to the products, rounded to the dtype, or to the gates, where None becomes SiLU. Not for a partial
+    weight."""
+    logits: LogitTransform = AS_THEY_ARE
+    """Applied to `wide` results."""
+    leaves: int = 1
+    """Slices of in_features that are summed apart and added as `kernels.leaves` says: a power of two, at most 8. A
+    backend that does not promise batch invariance may sum them in one."""
+    partial: bool = False
+    """Whether other ranks hold the rest of in_features: sums in float32 go through the group that the backend has
+    joined, and the bias is added once, after them. Not for a gated weight."""
+
+    def __post_init__(self) -> None:
+        if self.gated and self.activation is None:
+            object.__setattr__(self, "activation", Activation.SILU)
+
+
+PLAIN_LINEAR = LinearSpec()

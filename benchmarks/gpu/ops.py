@@ -21,7 +21,7 @@ from kernels.cuda.backend import CudaBackend
 from kernels.cuda.linear import Method, Way
 from kernels.cuda.plan import StepLengths, make_work_list
 from kernels.ops import kv_pool_shape
-from kernels.shapes import AttentionShape
+from kernels.shapes import AttentionShape, LinearSpec
 from tests.kit.kernels.triton_interpreter import IS_INTERPRETED
 from worker_service.models.random_weights import random_tensor
 
@@ -65,9 +65,12 @@ class OpTable:
         ):
             weight, most = self._random(num_out, num_in), 512 if name == "head" else max(row_counts)
             for way, backend in {"": self._backend, ", our kernel": self._backend, **self._in_8_bits}.items():
-                packed = cast("CudaLinear", backend.pack_linear([weight], gated=gated))
+                packed = cast("CudaLinear", backend.pack_linear([weight], spec=LinearSpec(gated=gated)))
                 count = 1 if IS_INTERPRETED else -(-UNCACHED_BYTES // packed.num_bytes)
-                again = [cast("CudaLinear", backend.pack_linear([weight], gated=gated)) for _ in range(count - 1)]
+                again = [
+                    cast("CudaLinear", backend.pack_linear([weight], spec=LinearSpec(gated=gated)))
+                    for _ in range(count - 1)
+                ]
                 for each in (packed, *again) if way == ", our kernel" else ():
                     each.way = Way(Method.TILED)
                 for rows in (rows for rows in row_counts if rows <= most):

@@ -33,7 +33,7 @@ from kernels.invariance import NUM_ROWS, attention_keeps_rows, keeps_rows, rando
 from kernels.launching import IMMEDIATE
 from kernels.lora import LoraRows
 from kernels.packed import QuantizedWeight
-from kernels.shapes import AS_THEY_ARE
+from kernels.shapes import PLAIN_LINEAR, LinearSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from kernels.mixture.ops import MixtureOps
     from kernels.ops import AttentionBatch, BlockTables, PackedLinear
     from kernels.packed import WeightRows
-    from kernels.shapes import Activation, AttentionShape, LogitTransform, QueryKeyNorms
+    from kernels.shapes import AttentionShape, QueryKeyNorms
 
 log = logging.getLogger(__name__)
 _CPU = torch.device("cpu")
@@ -131,11 +131,11 @@ class CpuBackend:
         self.identity = f"{self._library.digest}/{'unknown' if self.arithmetic is None else self.arithmetic.name}"
 
     def _product(self, rows: Tensor, weight: Tensor, leaves: int) -> Tensor:
-        packed = self._linear_type(self._ops.executor, HostArena(), [weight], None, gated=False, leaves=leaves)
+        packed = self._linear_type(self._ops.executor, HostArena(), [weight], None, LinearSpec(leaves=leaves))
         return self.linear(rows, packed, wide=True)
 
     def _grouped_product(self, rows: Tensor, weight: QuantizedWeight, leaves: int) -> Tensor:
-        packed = Int4Linear(self._ops.executor, HostArena(), weight, None, gated=False, leaves=leaves)
+        packed = Int4Linear(self._ops.executor, HostArena(), weight, None, LinearSpec(leaves=leaves))
         return self.linear(rows, packed, wide=True)
 
     def set_num_threads(self, num_threads: int) -> None:
@@ -161,22 +161,15 @@ class CpuBackend:
         self,
         weight: WeightRows,
         bias: Tensor | None = None,
-        *,
-        gated: bool = False,
-        activation: Activation | None = None,
-        logits: LogitTransform = AS_THEY_ARE,
-        leaves: int = 1,
-        partial: bool = False,
+        spec: LinearSpec = PLAIN_LINEAR,
         arena: Arena | None = None,
     ) -> PackedLinear:
         """Packs a weight and a bias."""
         place = (self._ops.executor, arena or HostArena())
-        how: dict[str, Any] = {"gated": gated, "activation": activation, "logits": logits}
-        how |= {"leaves": leaves, "partial": partial}
         if isinstance(weight, QuantizedWeight):
             linear_type = Int8Linear if weight.zeros is None else Int4Linear
-            return linear_type(*place, weight, bias, **how)
-        return self._linear_type(*place, [weight] if isinstance(weight, Tensor) else weight, bias, **how)
+            return linear_type(*place, weight, bias, spec)
+        return self._linear_type(*place, [weight] if isinstance(weight, Tensor) else weight, bias, spec)
 
     def linear(
         self, hidden: Tensor, packed: PackedLinear, *, wide: bool = False, lora: LoraRows | None = None

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from kernels.arena import keep
-from kernels.shapes import AS_THEY_ARE, Activation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
     from kernels.arena import Arena
     from kernels.cpu.library import Executor
-    from kernels.shapes import LogitTransform
+    from kernels.shapes import LinearSpec
 
 ELEMENT_TYPES = {torch.float32: 0, torch.bfloat16: 1}
 WORD_BYTES = 4
@@ -31,38 +30,26 @@ class CpuLinear:
     """
 
     def __init__(
-        self,
-        executor: Executor,
-        arena: Arena,
-        weights: Sequence[Tensor],
-        bias: Tensor | None,
-        *,
-        gated: bool,
-        leaves: int,
-        activation: Activation | None = None,
-        logits: LogitTransform = AS_THEY_ARE,
-        partial: bool = False,
+        self, executor: Executor, arena: Arena, weights: Sequence[Tensor], bias: Tensor | None, spec: LinearSpec
     ) -> None:
         self.num_rows, self.in_features = sum(len(part) for part in weights), weights[0].shape[1]
-        self.leaves = leaves
-        self.is_partial = partial
-        self.is_gated = gated
-        self.activation = Activation.SILU if gated and activation is None else activation
-        self.logits = logits
-        self.out_features = self.num_rows // 2 if gated else self.num_rows
+        self.leaves = spec.leaves
+        self.is_gated, self.is_partial = spec.gated, spec.partial
+        self.activation, self.logits = spec.activation, spec.logits
+        self.out_features = self.num_rows // 2 if spec.gated else self.num_rows
         self.dtype = weights[0].dtype
         self.layout = f"panels of {str(self.dtype).removeprefix('torch.')}"
         self.bias = None if bias is None else keep(arena, bias)
-        self.is_table = not gated
+        self.is_table = not spec.gated
         num_words, rest = divmod(self.in_features * self.dtype.itemsize, WORD_BYTES)
         if rest:
             raise ValueError(f"in_features must be even in {self.dtype}, not {self.in_features}")
-        check_leaves(self.in_features, leaves, WORD_BYTES // self.dtype.itemsize)
+        check_leaves(self.in_features, self.leaves, WORD_BYTES // self.dtype.itemsize)
         self._width = executor.panel_columns
         self.weight = arena.take(count_columns(self.num_rows, self._width) * num_words * WORD_BYTES)
         if not weights[0].is_meta:
             parts = [part if part.stride(1) == 1 else part.contiguous() for part in weights]
-            columns = panel_columns(row_addresses(parts), self._width, gated=gated)
+            columns = panel_columns(row_addresses(parts), self._width, gated=spec.gated)
             executor.pack(columns, num_words, self.weight.data_ptr())
 
     @property

@@ -18,7 +18,6 @@ from kernels.cpu.packed import (
     row_addresses,
 )
 from kernels.packed import GROUPS, QuantizedWeight
-from kernels.shapes import AS_THEY_ARE, Activation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
     from kernels.arena import Arena
     from kernels.cpu.library import Executor
-    from kernels.shapes import LogitTransform
+    from kernels.shapes import LinearSpec
 
 # Sums of so many products of bytes, less what the shift adds, stay within 32 bits.
 MAX_IN_FEATURES = 2**17
@@ -53,26 +52,19 @@ class Int8Linear:
         arena: Arena,
         weights: Sequence[Tensor] | QuantizedWeight,
         bias: Tensor | None,
-        *,
-        gated: bool,
-        leaves: int,
-        activation: Activation | None = None,
-        logits: LogitTransform = AS_THEY_ARE,
-        partial: bool = False,
+        spec: LinearSpec,
     ) -> None:
         given = weights if isinstance(weights, QuantizedWeight) else None
         parts = [weights.levels] if isinstance(weights, QuantizedWeight) else weights
         self.num_rows, self.in_features = sum(len(part) for part in parts), parts[0].shape[1]
         if self.in_features > MAX_IN_FEATURES:
             raise ValueError(f"in_features must be at most {MAX_IN_FEATURES} in int8, not {self.in_features}")
+        leaves = self.leaves = spec.leaves
         check_leaves(self.in_features, leaves, WORD_BYTES)
-        self.leaves = leaves
         self._width = executor.panel_columns
-        self.is_partial = partial
-        self.is_gated = gated
-        self.activation = Activation.SILU if gated and activation is None else activation
-        self.logits = logits
-        self.out_features = self.num_rows // 2 if gated else self.num_rows
+        self.is_gated, self.is_partial = spec.gated, spec.partial
+        self.activation, self.logits = spec.activation, spec.logits
+        self.out_features = self.num_rows // 2 if spec.gated else self.num_rows
         self.bias = None if bias is None else keep(arena, bias)
         num_columns = count_columns(self.num_rows, self._width)
         self.weight = arena.take(num_columns * -(-self.in_features // WORD_BYTES) * WORD_BYTES)
@@ -87,7 +79,7 @@ class Int8Linear:
             self._fill(executor, given)
             return
         parts = [part if part.stride(1) == 1 else part.contiguous() for part in parts]
-        columns = panel_columns(row_addresses(parts), self._width, gated=gated)
+        columns = panel_columns(row_addresses(parts), self._width, gated=spec.gated)
         addresses = (self.weight.data_ptr(), self.scales.data_ptr(), self.sums.data_ptr())
         executor.pack_int8(columns, (self.in_features, ELEMENT_TYPES[parts[0].dtype], leaves), addresses)
 
@@ -125,20 +117,11 @@ class Int4Linear:
     is_table = False
 
     def __init__(
-        self,
-        executor: Executor,
-        arena: Arena,
-        weight: QuantizedWeight,
-        bias: Tensor | None,
-        *,
-        gated: bool,
-        leaves: int,
-        activation: Activation | None = None,
-        logits: LogitTransform = AS_THEY_ARE,
-        partial: bool = False,
+        self, executor: Executor, arena: Arena, weight: QuantizedWeight, bias: Tensor | None, spec: LinearSpec
     ) -> None:
         self.num_rows, self.in_features = weight.levels.shape
-        self.group, self.leaves = weight.group, leaves
+        self.group = weight.group
+        leaves = self.leaves = spec.leaves
         if self.group not in GROUPS or self.in_features % (leaves * self.group):
             sizes = ", ".join(map(str, GROUPS))
             raise ValueError(
@@ -146,11 +129,9 @@ class Int4Linear:
             )
         self.layout = f"panels of 4 bits in groups of {self.group}, a scale and a zero point for each output"
         self._width = executor.panel_columns
-        self.is_partial = partial
-        self.is_gated = gated
-        self.activation = Activation.SILU if gated and activation is None else activation
-        self.logits = logits
-        self.out_features = self.num_rows // 2 if gated else self.num_rows
+        self.is_gated, self.is_partial = spec.gated, spec.partial
+        self.activation, self.logits = spec.activation, spec.logits
+        self.out_features = self.num_rows // 2 if spec.gated else self.num_rows
         self.bias = None if bias is None else keep(arena, bias)
         self.order = None if weight.order is None else keep(arena, weight.order.to(torch.int32))
         num_panels = count_columns(self.num_rows, self._width) // self._width

@@ -6,6 +6,7 @@ and attention is cut at fixed places.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -25,7 +26,7 @@ from kernels.cuda.sampling import CudaSampling
 from kernels.cuda.warm_up import warm_up
 from kernels.launching import IMMEDIATE, CudaLauncher, Launcher
 from kernels.packed import QuantizedWeight
-from kernels.shapes import AS_THEY_ARE
+from kernels.shapes import PLAIN_LINEAR, LinearSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from kernels.mixture.ops import MixtureOps
     from kernels.ops import AttentionBatch, BlockTables, PackedLinear
     from kernels.packed import WeightRows
-    from kernels.shapes import Activation, AttentionShape, LogitTransform, QueryKeyNorms
+    from kernels.shapes import AttentionShape, QueryKeyNorms
 
 
 class CudaBackend:
@@ -99,22 +100,14 @@ class CudaBackend:
         self,
         weight: WeightRows,
         bias: Tensor | None = None,
-        *,
-        gated: bool = False,
-        activation: Activation | None = None,
-        logits: LogitTransform = AS_THEY_ARE,
-        leaves: int = 1,
-        partial: bool = False,
+        spec: LinearSpec = PLAIN_LINEAR,
         arena: Arena | None = None,
     ) -> PackedLinear:
         """Packs a weight and a bias. Leaves are summed apart only where bits are promised."""
         if isinstance(weight, QuantizedWeight):
             raise ValueError(f"{self.name} has no products of weights that a checkpoint has quantized")
-        kept = leaves if self._invariant else 1
-        packed = CudaLinear(
-            weight, bias, gated=gated, activation=activation, logits=logits, leaves=kept, partial=partial,
-            eight_bits=self._eight_bits,
-        )  # fmt: skip
+        kept = spec if self._invariant else replace(spec, leaves=1)
+        packed = CudaLinear(weight, bias, kept, eight_bits=self._eight_bits)
         if arena is not None:
             packed.move_to(arena)
         return packed

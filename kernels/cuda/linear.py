@@ -22,14 +22,13 @@ from kernels.cuda.epilogue import PLAIN, Epilogue, finish
 from kernels.cuda.gemm import multiply
 from kernels.cuda.quantized import INT8, MAX_INT8_FEATURES, quantize
 from kernels.invariance import MAX_ROWS, NUM_ROWS, keeps_rows, random_numbers
-from kernels.shapes import AS_THEY_ARE, Activation
+from kernels.shapes import PLAIN_LINEAR, LinearSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from kernels.arena import Arena
     from kernels.cuda.quantized import Format, Quantized
-    from kernels.shapes import LogitTransform
 
 # The parts of a weight's rows that ranks may hold.
 SHARES = (2, 4, 8)
@@ -73,12 +72,8 @@ class CudaLinear:
         self,
         weight: Tensor | Sequence[Tensor],
         bias: Tensor | None,
+        spec: LinearSpec = PLAIN_LINEAR,
         *,
-        gated: bool = False,
-        activation: Activation | None = None,
-        logits: LogitTransform = AS_THEY_ARE,
-        leaves: int = 1,
-        partial: bool = False,
         eight_bits: Format | None = None,
     ) -> None:
         whole = weight.contiguous() if isinstance(weight, Tensor) else torch.cat(list(weight))
@@ -86,14 +81,14 @@ class CudaLinear:
         self.in_features = whole.shape[1]
         if eight_bits is INT8 and self.in_features > MAX_INT8_FEATURES:
             raise ValueError(f"in_features must be at most {MAX_INT8_FEATURES} in int8, not {self.in_features}")
-        self.out_features = len(whole) // 2 if gated else len(whole)
-        self.epilogue = Epilogue(gated, Activation.SILU if gated and activation is None else activation)
-        self._wide_epilogue = replace(self.epilogue, logits=logits)
-        self.is_partial = partial
-        self.is_table = not gated and eight_bits is None
-        self.leaves = leaves
+        self.out_features = len(whole) // 2 if spec.gated else len(whole)
+        self.epilogue = Epilogue(spec.gated, spec.activation)
+        self._wide_epilogue = replace(self.epilogue, logits=spec.logits)
+        self.is_partial = spec.partial
+        self.is_table = not spec.gated and eight_bits is None
+        self.leaves = spec.leaves
         self.way = FAST
-        made = None if eight_bits is None else quantize(whole, eight_bits, leaves)
+        made = None if eight_bits is None else quantize(whole, eight_bits, spec.leaves)
         self.weight, self.scales = (whole, None) if made is None else (made.values, made.scales)
         self.layout = f"rows of {str(self.weight.dtype).removeprefix('torch.')}"
         self.layout += "" if made is None else ", a scale for each output and leaf"

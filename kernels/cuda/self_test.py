@@ -16,7 +16,7 @@ from kernels.invariance import random_numbers
 from kernels.lora import LoraRows
 from kernels.ops import kv_pool_shape
 from kernels.sampling import Choices
-from kernels.shapes import Activation, AttentionShape, LogitTransform
+from kernels.shapes import Activation, AttentionShape, LinearSpec, LogitTransform
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,14 +71,14 @@ def _ops(truth: Backend, dtype: torch.dtype, product: Product | None) -> dict[st
     weight, bias = numbers(num_outputs, features, 3), numbers(1, num_outputs, 4)[0]
     norm, wide = numbers(1, features, 10)[0], random_numbers(1, features, seed=11)[0].to(device)
     ids = torch.arange(num_tokens, device=device) * 7 % len(weight)
+    # Leaves are never multiplied by a library, where bits are promised; nor are quantized weights.
+    leaves = 2 if product is None else 1
 
     def linear(backend: Backend, rows: Tensor, *, wide: bool = False, **kind: Any) -> Tensor:
         if backend is truth and product is not None:
-            same = truth.pack_linear(torch.eye(num_outputs, device=device), **kind)
+            same = truth.pack_linear(torch.eye(num_outputs, device=device), spec=LinearSpec(**kind))
             return truth.linear(product(rows, weight, bias, 1), same, wide=wide)
-        # Leaves are never multiplied by a library, where bits are promised; nor are quantized weights.
-        leaves = 2 if product is None else 1
-        packed = backend.pack_linear(weight.clone(), bias.clone(), leaves=leaves, **kind)
+        packed = backend.pack_linear(weight.clone(), bias.clone(), LinearSpec(leaves=leaves, **kind))
         return backend.linear(rows, packed, wide=wide)
 
     factors = numbers(LORA_WIDTH, features, 8), numbers(len(weight), LORA_WIDTH, 9)
@@ -86,7 +86,7 @@ def _ops(truth: Backend, dtype: torch.dtype, product: Product | None) -> dict[st
     def adapted(backend: Backend) -> Tensor:
         """Half of the rows have an adapter."""
         if backend is not truth:
-            packed = backend.pack_linear(weight.clone(), bias.clone(), leaves=1 if product is not None else 2)
+            packed = backend.pack_linear(weight.clone(), bias.clone(), LinearSpec(leaves=leaves))
             return _linear_adapted(backend, hidden, packed, factors)
         inner, outer = (factor.float() for factor in factors)
         result = linear(truth, hidden).float()

@@ -40,9 +40,9 @@ class ExpertShape:
     """If not 0, it gives `(up + 1) * gate / (1 + exp(-1.702 * gate))` instead, of a gate that is at most the limit and
     an up within it on both sides."""
     leaves: int = 1
-    """Of the second product: see `Backend.pack_linear`."""
+    """Of the second product: see `LinearSpec`."""
     partial: bool = False
-    """Whether the inner features are this rank's: see `Backend.pack_linear`."""
+    """Whether the inner features are this rank's: see `LinearSpec`."""
 
 
 class ExpertWeights(NamedTuple):

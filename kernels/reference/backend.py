@@ -21,7 +21,7 @@ from kernels.reference.lora import ReferenceLoraOps
 from kernels.reference.mixture import ReferenceMixtureOps
 from kernels.reference.quantized import ReferenceQuantized
 from kernels.reference.sampling import ReferenceSampling
-from kernels.shapes import AS_THEY_ARE
+from kernels.shapes import PLAIN_LINEAR, LinearSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from kernels.mixture.ops import MixtureOps
     from kernels.ops import AttentionBatch, BlockTables, PackedLinear
     from kernels.packed import WeightRows
-    from kernels.shapes import Activation, AttentionShape, LogitTransform, QueryKeyNorms
+    from kernels.shapes import AttentionShape, QueryKeyNorms
 
 
 class ReferenceBackend:
@@ -83,20 +83,13 @@ class ReferenceBackend:
         self,
         weight: WeightRows,
         bias: Tensor | None = None,
-        *,
-        gated: bool = False,
-        activation: Activation | None = None,
-        logits: LogitTransform = AS_THEY_ARE,
-        leaves: int = 1,
-        partial: bool = False,
+        spec: LinearSpec = PLAIN_LINEAR,
         arena: Arena | None = None,
     ) -> PackedLinear:
         """Packs a weight and a bias, wherever torch has them: oneDNN's own layout lies in memory of its own."""
-        how: dict[str, Any] = {"gated": gated, "activation": activation, "logits": logits}
-        how |= {"leaves": leaves, "partial": partial}
         if isinstance(weight, QuantizedWeight):
-            return ReferenceQuantized(weight, bias, self._method, **how)
-        return ReferenceLinear(join_rows(weight), bias, self._method, **how)
+            return ReferenceQuantized(weight, bias, self._method, spec)
+        return ReferenceLinear(join_rows(weight), bias, self._method, spec)
 
     def linear(
         self, hidden: Tensor, packed: PackedLinear, *, wide: bool = False, lora: LoraRows | None = None

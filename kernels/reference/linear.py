@@ -16,12 +16,11 @@ from torch.nn import functional
 
 from kernels.invariance import MAX_ROWS
 from kernels.leaves import add_leaves
-from kernels.shapes import AS_THEY_ARE, Activation
+from kernels.shapes import PLAIN_LINEAR, LinearSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kernels.shapes import LogitTransform
 
 PADDED_ROWS = 4
 TILE_ROWS = 32
@@ -72,26 +71,13 @@ class ReferenceLinear:
 
     is_table = False
 
-    def __init__(
-        self,
-        weight: Tensor,
-        bias: Tensor | None,
-        method: Method,
-        *,
-        gated: bool = False,
-        activation: Activation | None = None,
-        logits: LogitTransform = AS_THEY_ARE,
-        leaves: int = 1,
-        partial: bool = False,
-    ) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, method: Method, spec: LinearSpec = PLAIN_LINEAR) -> None:
         self.num_rows, self.in_features = weight.shape
         # A method that promises nothing need not keep to the tree.
-        self.leaves = 1 if method is Method.PLAIN else leaves
-        self.is_partial = partial
-        self.out_features = self.num_rows // 2 if gated else self.num_rows
-        self.is_gated = gated
-        self.activation = Activation.SILU if gated and activation is None else activation
-        self.logits = logits
+        self.leaves = 1 if method is Method.PLAIN else spec.leaves
+        self.is_gated, self.is_partial = spec.gated, spec.partial
+        self.out_features = self.num_rows // 2 if spec.gated else self.num_rows
+        self.activation, self.logits = spec.activation, spec.logits
         self.dtype = weight.dtype
         self.device = weight.device
         self._bias = bias

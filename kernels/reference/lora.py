@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.reference.linear import ReferenceLinear
+from kernels.shapes import LinearSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -113,5 +114,5 @@ class ReferenceLoraOps:
 
 
 def _pack(weight: ReferenceLinear, shrink: Tensor, expand: Tensor) -> ReferenceLora:
-    inner = ReferenceLinear(shrink.to(weight.device), None, weight.method, leaves=weight.leaves)
+    inner = ReferenceLinear(shrink.to(weight.device), None, weight.method, LinearSpec(leaves=weight.leaves))
     return ReferenceLora(inner, ReferenceLinear(expand.to(weight.device), None, weight.method))

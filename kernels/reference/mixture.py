@@ -8,6 +8,7 @@ import torch
 
 from kernels.reference import elementwise
 from kernels.reference.linear import ReferenceLinear, join_rows
+from kernels.shapes import LinearSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -38,12 +39,11 @@ class ReferenceExperts:
 
 
 def _pack(weights: ExpertWeights, shape: ExpertShape, method: Method) -> tuple[ReferenceLinear, ReferenceLinear]:
-    first = ReferenceLinear(
-        join_rows(weights.gate_up), weights.gate_up_bias, method, gated=True, activation=shape.activation
-    )
+    gate_up = LinearSpec(gated=True, activation=shape.activation)
+    down = LinearSpec(leaves=shape.leaves, partial=shape.partial)
+    first = ReferenceLinear(join_rows(weights.gate_up), weights.gate_up_bias, method, gate_up)
     # The bias is added where all leaves are.
-    second = ReferenceLinear(weights.down, weights.down_bias, method, leaves=shape.leaves, partial=shape.partial)
-    return first, second
+    return first, ReferenceLinear(weights.down, weights.down_bias, method, down)
 
 
 class ReferenceMixtureOps:

@@ -16,6 +16,7 @@ from kernels.invariance import NUM_ROWS, attention_keeps_rows, keeps_rows, rando
 from kernels.reference import elementwise
 from kernels.reference.attention import ROW_MULTIPLES, paged_attention
 from kernels.reference.linear import LADDER, Method, ReferenceLinear
+from kernels.shapes import LinearSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -79,7 +80,7 @@ def columns_are_independent(like: ReferenceLinear, method: Method) -> bool:
     rows = random_numbers(NUM_ROWS, in_features, seed=7).to(dtype)
 
     def compute(part: Tensor) -> Tensor:
-        return ReferenceLinear(part, None, method, leaves=like.leaves).unrounded(rows)
+        return ReferenceLinear(part, None, method, LinearSpec(leaves=like.leaves)).unrounded(rows)
 
     return torch.equal(torch.cat([compute(shard) for shard in weight.split(SHARDS)], dim=1), compute(weight))
 

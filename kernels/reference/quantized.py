@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernels.reference.int4 import linear_quantized
-from kernels.shapes import AS_THEY_ARE, Activation
+from kernels.shapes import PLAIN_LINEAR, LinearSpec
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from kernels.packed import QuantizedWeight
     from kernels.reference.linear import Method
-    from kernels.shapes import LogitTransform
 
 
 class ReferenceQuantized:
@@ -21,24 +20,13 @@ class ReferenceQuantized:
     is_table = False
 
     def __init__(
-        self,
-        weight: QuantizedWeight,
-        bias: Tensor | None,
-        method: Method,
-        *,
-        gated: bool = False,
-        activation: Activation | None = None,
-        logits: LogitTransform = AS_THEY_ARE,
-        leaves: int = 1,
-        partial: bool = False,
+        self, weight: QuantizedWeight, bias: Tensor | None, method: Method, spec: LinearSpec = PLAIN_LINEAR
     ) -> None:
         self.num_rows, self.in_features = weight.levels.shape
-        self.leaves, self.method = leaves, method
-        self.is_partial = partial
-        self.out_features = self.num_rows // 2 if gated else self.num_rows
-        self.is_gated = gated
-        self.activation = Activation.SILU if gated and activation is None else activation
-        self.logits = logits
+        self.leaves, self.method = spec.leaves, method
+        self.is_gated, self.is_partial = spec.gated, spec.partial
+        self.out_features = self.num_rows // 2 if spec.gated else self.num_rows
+        self.activation, self.logits = spec.activation, spec.logits
         self.dtype, self.device = weight.dtype, weight.levels.device
         self.layout = "8 bits" if weight.zeros is None else f"4 bits in groups of {weight.group}"
         self._weight, self._bias = weight, bias

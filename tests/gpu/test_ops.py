@@ -11,7 +11,7 @@ import torch
 from kernels.ops import Backend, kv_pool_shape
 from kernels.sampling import Choices
 from kernels.select import get_backend
-from kernels.shapes import AttentionShape
+from kernels.shapes import AttentionShape, LinearSpec
 from worker_service.models.random_weights import random_tensor
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def test_products_are_those_of_the_processor(rows: int, gated: bool, dtype: torc
     weight, bias, hidden = values("w", 96, 80, spread=0.1), values("b", 96), values("h", rows, 80)
 
     def op(move: Move, backend: Backend) -> Tensor:
-        return backend.linear(move(hidden), backend.pack_linear([move(weight)], move(bias), gated=gated))
+        return backend.linear(move(hidden), backend.pack_linear([move(weight)], move(bias), LinearSpec(gated=gated)))
 
     check(dtype, device, op)
 

@@ -11,7 +11,7 @@ import torch
 
 from kernels.capture import CaptureSizes, StepInputs
 from kernels.ops import kv_pool_shape
-from kernels.shapes import Activation, AttentionShape, LogitTransform, QueryKeyNorms
+from kernels.shapes import Activation, AttentionShape, LinearSpec, LogitTransform, QueryKeyNorms
 from tests.kit.kernels.backends import COMPILED, Kernels
 from tests.kit.kernels.random_tensors import random
 
@@ -64,7 +64,7 @@ class Network:
         weight = (random(num_rows, width, seed=seed) * width**-0.5).to(self.kernels.dtype)
         bias = random(num_rows, dtype=self.kernels.dtype, seed=seed)
         return self.kernels.backend.pack_linear(
-            weight, bias, gated=gated, activation=activation, logits=logits or LogitTransform()
+            weight, bias, LinearSpec(gated=gated, activation=activation, logits=logits or LogitTransform())
         )
 
     def forward(self, token_ids: Tensor, batch: AttentionBatch, pool: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from kernels.lora import VirtualRows
 from kernels.ops import kv_pool_shape
-from kernels.shapes import Activation, AttentionShape, QueryKeyNorms
+from kernels.shapes import Activation, AttentionShape, LinearSpec, QueryKeyNorms
 from tests.kit.kernels.backends import COMPILED, KERNELS, REFERENCE, REFERENCES, Kernels, read_layer
 from tests.kit.kernels.random_tensors import random
 
@@ -201,7 +201,7 @@ def test_a_row_is_the_same_bits_wherever_it_stands(kernels: Kernels, name: str):
 def test_an_activation_in_an_epilogue_is_the_activation_apart(kernels: Kernels):
     """The gated product is silu of unrounded gates: nearer to the truth than product, rounding, activation."""
     weight, rows = random(66, 40, dtype=kernels.dtype) * 0.2, random(7, 40, dtype=kernels.dtype, seed=1)
-    fused = kernels.backend.linear(rows, kernels.backend.pack_linear(weight, gated=True))
+    fused = kernels.backend.linear(rows, kernels.backend.pack_linear(weight, spec=LinearSpec(gated=True)))
     apart = kernels.backend.silu_and_mul(kernels.backend.linear(rows, kernels.backend.pack_linear(weight)))
     gate, up = (rows.double() @ weight.double().T).chunk(2, dim=1)
     assert_as_good(kernels, fused, apart, functional.silu(gate) * up)
@@ -227,7 +227,9 @@ def test_every_activation_of_numbers_of_every_size(activation: Activation, gated
     rows = torch.cat([torch.linspace(-12, 12, 999), torch.tensor([-large, large, -1e-3, 1e-6, 0.0])])
     rows = rows.to(kernels.dtype)[:, None].expand(-1, 2).contiguous()
     weight = torch.tensor([[1.0, 0.0]], dtype=kernels.dtype).expand(4, 2)
-    got = kernels.backend.linear(rows, kernels.backend.pack_linear(weight, gated=gated, activation=activation))
+    got = kernels.backend.linear(
+        rows, kernels.backend.pack_linear(weight, spec=LinearSpec(gated=gated, activation=activation))
+    )
     exact = ACTIVATIONS[activation](rows[:, :1].double()) * (rows[:, :1].double() if gated else 1)
     assert got.dtype == kernels.dtype
     relative = {torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 2e-3}[kernels.dtype]
@@ -243,7 +245,7 @@ def test_every_activation_of_numbers_of_every_size(activation: Activation, gated
 @pytest.mark.parametrize("activation", list(Activation))
 def test_what_is_no_number_is_not_activated(activation: Activation, kernels: Kernels):
     rows = torch.tensor([[float("nan"), 0.0], [1.0, 0.0]], dtype=kernels.dtype)
-    packed = kernels.backend.pack_linear(torch.eye(2, dtype=kernels.dtype)[:1], activation=activation)
+    packed = kernels.backend.pack_linear(torch.eye(2, dtype=kernels.dtype)[:1], spec=LinearSpec(activation=activation))
     assert kernels.backend.linear(rows, packed).isnan().flatten().tolist() == [True, False]
 
 

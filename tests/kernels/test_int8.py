@@ -10,7 +10,7 @@ import torch
 from kernels.cpu.quantized import MAX_IN_FEATURES, Int8Linear
 from kernels.reference.int8 import linear_int8, quantize_rows
 from kernels.select import get_backend
-from kernels.shapes import Activation, LogitTransform
+from kernels.shapes import Activation, LinearSpec, LogitTransform
 from tests.kit.kernels.backends import INSTRUCTION_SETS, build_kernels
 from tests.kit.kernels.random_tensors import random
 
@@ -88,7 +88,7 @@ def test_gates_and_ups_are_those_of_plain_products(instruction_set: str, dtype: 
     weight, bias = random(2 * half, 75, dtype=dtype), random(2 * half, dtype=dtype, seed=1)
     hidden = random(29, 75, dtype=dtype, seed=2)
     gates, ups = linear_int8(hidden, weight, bias).double().chunk(2, dim=1)
-    got = backend.linear(hidden, backend.pack_linear(weight, bias, gated=True))
+    got = backend.linear(hidden, backend.pack_linear(weight, bias, LinearSpec(gated=True)))
     tolerance = 2**-7 if dtype == torch.bfloat16 else 1e-5
     torch.testing.assert_close(got.double(), gates * gates.sigmoid() * ups, rtol=tolerance, atol=tolerance)
 
@@ -99,9 +99,11 @@ def test_products_are_activated_and_logits_capped(instruction_set: str, dtype: t
     backend = backend_for(instruction_set, dtype)
     weight, bias, hidden = random(49, 75, dtype=dtype), random(49, dtype=dtype, seed=1), random(29, 75, dtype=dtype)
     sums = linear_int8(hidden, weight, bias)
-    activated = backend.linear(hidden, backend.pack_linear(weight, bias, activation=Activation.RELU))
+    activated = backend.linear(hidden, backend.pack_linear(weight, bias, LinearSpec(activation=Activation.RELU)))
     assert torch.equal(activated, sums.relu().to(dtype))
-    capped = backend.linear(hidden, backend.pack_linear(weight, bias, logits=LogitTransform(0.5, 3.0)), wide=True)
+    capped = backend.linear(
+        hidden, backend.pack_linear(weight, bias, LinearSpec(logits=LogitTransform(0.5, 3.0))), wide=True
+    )
     torch.testing.assert_close(capped, torch.tanh(sums / 6) * 3)
 
 
@@ -110,7 +112,9 @@ def test_products_are_activated_and_logits_capped(instruction_set: str, dtype: t
 def test_a_weight_is_given_back_as_it_was_rounded(instruction_set: str, gated: bool):
     for num_rows, width, leaves in ((34, 5, 1), (100, 64, 4), (64, 1027, 1)):
         weight = random(num_rows, width, dtype=torch.bfloat16)
-        packed = backend_for(instruction_set, torch.bfloat16).pack_linear(weight, gated=gated, leaves=leaves)
+        packed = backend_for(instruction_set, torch.bfloat16).pack_linear(
+            weight, spec=LinearSpec(gated=gated, leaves=leaves)
+        )
         levels, scales = quantize_rows(weight.float().view(num_rows * leaves, -1))
         rounded = (levels * scales[:, None]).view(num_rows, width)
         assert torch.equal(packed.unpack()[0], rounded)

@@ -11,6 +11,7 @@ from blockyard.model_config.leaves import count_leaves
 from kernels.leaves import add_leaves
 from kernels.reference.int8 import linear_int8
 from kernels.select import get_backend
+from kernels.shapes import LinearSpec
 from tests.kit.kernels.backends import COMPILED, CPU, INSTRUCTION_SETS, KERNELS, Kernels, build_kernels
 from tests.kit.kernels.random_tensors import random
 
@@ -54,7 +55,9 @@ def sum_of_shares(backend: Backend, rows: torch.Tensor, weight: torch.Tensor, le
     """Adds what so many devices come to that share the leaves."""
     pairs = zip(rows.split(rows.shape[1] // num_shares, 1), weight.split(rows.shape[1] // num_shares, 1), strict=True)
     shares = [
-        backend.linear(part, backend.pack_linear(of_part.contiguous(), leaves=leaves // num_shares), wide=True)
+        backend.linear(
+            part, backend.pack_linear(of_part.contiguous(), spec=LinearSpec(leaves=leaves // num_shares)), wide=True
+        )
         for part, of_part in pairs
     ]
     return add_leaves(shares)
@@ -69,12 +72,12 @@ def test_any_number_of_devices_comes_to_the_same_bits(kernels: Kernels, width: i
     backend = kernels.backend
     weight, bias = random(72, width, dtype=kernels.dtype), random(72, dtype=kernels.dtype, seed=1)
     rows = random(ROWS, width, dtype=kernels.dtype, seed=2)
-    whole = backend.linear(rows, backend.pack_linear(weight, leaves=leaves), wide=True)
+    whole = backend.linear(rows, backend.pack_linear(weight, spec=LinearSpec(leaves=leaves)), wide=True)
     for num_shares in (2, 4, 8):
         # Of one leaf alone the reference rounds the sum, unless it computes in float32 anyway.
         if num_shares < leaves or (num_shares == leaves and not (kernels.is_reference and kernels.dtype.itemsize == 2)):
             assert torch.equal(sum_of_shares(backend, rows, weight, leaves, num_shares), whole)
-    rounded = backend.linear(rows, backend.pack_linear(weight, bias, leaves=leaves))
+    rounded = backend.linear(rows, backend.pack_linear(weight, bias, LinearSpec(leaves=leaves)))
     assert torch.equal(rounded, (whole + bias.float()).to(kernels.dtype)), "the bias comes once, after the tree"
     assert not torch.equal(backend.linear(rows, backend.pack_linear(weight), wide=True), whole)
 
@@ -86,7 +89,7 @@ def test_leaves_in_int8_have_scales_of_their_own(instruction_set: str, dtype: to
     build_kernels()
     backend = get_backend(CPU, dtype, instruction_set, "int8")
     weight, bias = random(50, width, dtype=dtype), random(50, dtype=dtype, seed=1)
-    packed = backend.pack_linear(weight, bias, leaves=leaves)
+    packed = backend.pack_linear(weight, bias, LinearSpec(leaves=leaves))
     for count in (1, 2, 13, ROWS):
         rows = random(count, width, dtype=dtype, seed=count)
         assert torch.equal(backend.linear(rows, packed, wide=True), linear_int8(rows, weight, bias, leaves))
@@ -100,7 +103,7 @@ def test_leaves_in_int8_have_scales_of_their_own(instruction_set: str, dtype: to
 @pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
 def test_a_row_is_the_same_bits_in_any_number_of_rows(kernels: Kernels, gated: bool):
     weight = (random(90, 640) * 0.04).to(kernels.dtype)
-    packed = kernels.backend.pack_linear(weight, gated=gated, leaves=4)
+    packed = kernels.backend.pack_linear(weight, spec=LinearSpec(gated=gated, leaves=4))
     rows = random(401, 640, dtype=kernels.dtype, seed=1)
     whole = kernels.backend.linear(rows, packed)
     for first, last in ((0, 1), (3, 5), (100, 112), (50, 67), (1, 194), (200, 401)):
@@ -110,4 +113,4 @@ def test_a_row_is_the_same_bits_in_any_number_of_rows(kernels: Kernels, gated: b
 @pytest.mark.parametrize("kernels", COMPILED, ids=str)
 def test_leaves_of_no_whole_words_are_refused(kernels: Kernels):
     with pytest.raises(ValueError, match=r"in_features must be a multiple of \d+ in 8 leaves, not 36"):
-        kernels.backend.pack_linear(torch.zeros(4, 36, dtype=kernels.dtype), leaves=8)
+        kernels.backend.pack_linear(torch.zeros(4, 36, dtype=kernels.dtype), spec=LinearSpec(leaves=8))

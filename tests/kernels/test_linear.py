@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from kernels.shapes import Activation, LogitTransform
+from kernels.shapes import Activation, LinearSpec, LogitTransform
 from tests.kit.kernels.backends import COMPILED, KERNELS, REFERENCE, Kernels
 from tests.kit.kernels.random_tensors import random
 
@@ -39,7 +39,7 @@ class Layer:
         self.kernels, self.is_gated = kernels, gated
         self.weight = (random(num_rows, width, seed=seed) * width**-0.5).to(kernels.dtype)
         self.bias = random(num_rows, dtype=kernels.dtype, seed=seed + 1) if bias else None
-        self.packed = kernels.backend.pack_linear(self.weight.clone(), self.bias, gated=gated)
+        self.packed = kernels.backend.pack_linear(self.weight.clone(), self.bias, LinearSpec(gated=gated))
 
     def __call__(self, rows: torch.Tensor, *, wide: bool = False) -> torch.Tensor:
         return self.kernels.backend.linear(rows, self.packed, wide=wide)
@@ -102,7 +102,7 @@ def test_a_weight_is_given_back_as_it_came(kernels: Kernels, gated: bool):
 @for_all
 def test_the_leaves_of_a_weight_are_given_back_side_by_side(kernels: Kernels):
     weight = random(34, 64, dtype=kernels.dtype)
-    unpacked, bias = kernels.backend.pack_linear(weight.clone(), leaves=4).unpack()
+    unpacked, bias = kernels.backend.pack_linear(weight.clone(), spec=LinearSpec(leaves=4)).unpack()
     assert torch.equal(unpacked, weight)
     assert bias is None
 
@@ -123,7 +123,7 @@ def test_wide_results_are_scaled_and_capped(kernels: Kernels, bias: bool, num_ro
     rows = layer.rows(13)
     sums = layer(rows, wide=True).double()
     for transform in (LogitTransform(0.25), LogitTransform(1.0, 0.7), LogitTransform(-3.0, 1.5)):
-        packed = kernels.backend.pack_linear(layer.weight, layer.bias, logits=transform)
+        packed = kernels.backend.pack_linear(layer.weight, layer.bias, LinearSpec(logits=transform))
         expected, cap = sums * transform.scale, transform.softcap
         expected = torch.tanh(expected / cap) * cap if cap else expected
         got = kernels.backend.linear(rows, packed, wide=True)
@@ -138,7 +138,7 @@ def test_an_activation_comes_after_the_bias(kernels: Kernels, gated: bool):
     """Over panels with tails; and a row has the same bits in any number of rows."""
     for activation, num_outputs in ((Activation.GELU_TANH, 7), (Activation.GELU_ERF, 33), (Activation.RELU2, 49)):
         layer = Layer(kernels, (1 + gated) * num_outputs, 50, gated=gated)
-        packed = kernels.backend.pack_linear(layer.weight, layer.bias, gated=gated, activation=activation)
+        packed = kernels.backend.pack_linear(layer.weight, layer.bias, LinearSpec(gated=gated, activation=activation))
         rows = layer.rows(25)
         assert layer.bias is not None
         result = functional.linear(rows.double(), layer.weight.double(), layer.bias.double())

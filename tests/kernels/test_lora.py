@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kernels.cpu.backend import CpuBackend
 from kernels.lora import LoraRows
-from kernels.shapes import Activation, AttentionShape
+from kernels.shapes import Activation, AttentionShape, LinearSpec
 from tests.kernels.test_shares import KERNELS
 from tests.kit.kernels.backends import BEST, Kernels, build_kernels
 from tests.kit.kernels.random_tensors import random
@@ -53,7 +53,9 @@ class Layer:
         self.weight = (random(rows, self.in_features, seed=1) * self.in_features**-0.5).to(dtype)
         self.bias = random(rows, seed=2).to(dtype) if bias else None
         self.packed, self.plain = (
-            backend.pack_linear(self.weight.clone(), self.bias, gated=gated, leaves=leaves, activation=activation)
+            backend.pack_linear(
+                self.weight.clone(), self.bias, LinearSpec(gated=gated, leaves=leaves, activation=activation)
+            )
             for _ in range(2)
         )
         assert backend.lora is not None

@@ -14,6 +14,7 @@ from kernels.arena import ALIGNMENT, CHUNK_BYTES
 from kernels.cpu.huge_pages import HUGE_PAGE_BYTES, HostArena, allocate_huge
 from kernels.cpu.packed import CpuLinear, panel_columns, row_addresses
 from kernels.select import get_backend
+from kernels.shapes import LinearSpec
 from tests.kit.kernels.backends import CPU, INSTRUCTION_SETS, build_kernels
 from tests.kit.kernels.random_tensors import random
 
@@ -33,7 +34,7 @@ def backend_of(dtype: torch.dtype, instruction_set: str = INSTRUCTION_SETS[0]) -
 
 
 def pack(backend: CpuBackend, *parts: torch.Tensor, gated: bool = False) -> CpuLinear:
-    packed = backend.pack_linear(parts, gated=gated)
+    packed = backend.pack_linear(parts, spec=LinearSpec(gated=gated))
     assert isinstance(packed, CpuLinear)
     return packed
 

@@ -10,7 +10,7 @@ import torch
 from kernels.reference import attention, elementwise, probe
 from kernels.reference.backend import ReferenceBackend
 from kernels.reference.linear import Method
-from kernels.shapes import AttentionShape
+from kernels.shapes import AttentionShape, LinearSpec
 from tests.kit.kernels.processors import PROCESSORS, Processor
 from tests.kit.kernels.row_dependent import TiledLinear
 
@@ -90,7 +90,7 @@ def test_each_shape_of_heads_keeps_what_was_found_for_it(monkeypatch: pytest.Mon
 def test_norms_and_activations_that_depend_on_the_rows_are_not_promised(
     monkeypatch: pytest.MonkeyPatch, op: str, dtype: torch.dtype
 ):
-    linear = TiledLinear(torch.randn(32, 8).to(dtype), None, Method.TILED, gated=True)
+    linear = TiledLinear(torch.randn(32, 8).to(dtype), None, Method.TILED, LinearSpec(gated=True))
     assert probe.elementwise_is_independent([linear])
     plain = getattr(elementwise, op)
     monkeypatch.setattr(elementwise, op, lambda rows, *rest, **how: plain(rows, *rest, **how) + (len(rows) % 2))
@@ -105,7 +105,7 @@ def test_threads_that_change_the_bits_are_not_promised(monkeypatch: pytest.Monke
     monkeypatch.setattr(
         elementwise, "activate_and_mul", lambda rows, activation: plain(rows, activation) + torch.get_num_threads()
     )
-    linear = TiledLinear(torch.randn(32, 8), None, Method.TILED, gated=True)
+    linear = TiledLinear(torch.randn(32, 8), None, Method.TILED, LinearSpec(gated=True))
     assert not probe.elementwise_is_independent([linear])
     assert torch.get_num_threads() == 2
 

@@ -11,6 +11,7 @@ from kernels.packed import QuantizedWeight
 from kernels.reference.int4 import linear_quantized
 from kernels.reference.int8 import linear_int8, quantize_rows
 from kernels.select import get_backend
+from kernels.shapes import LinearSpec
 from tests.kit.kernels.backends import INSTRUCTION_SETS, build_kernels
 from tests.kit.kernels.random_tensors import random
 
@@ -91,7 +92,7 @@ def test_the_bits_of_four_are_those_of_the_definition(
 ):
     backend, bias = backend_for(kernels, dtype), random(num_rows, dtype=dtype, seed=1)
     weight = four_bits(num_rows, width, group, dtype, is_ordered=is_ordered)
-    packed = backend.pack_linear(weight, bias, leaves=leaves)
+    packed = backend.pack_linear(weight, bias, LinearSpec(leaves=leaves))
     for count in ROW_COUNTS:
         hidden = random(count, width, dtype=dtype, seed=count)
         expected = linear_quantized(hidden, weight, leaves) + bias.float()
@@ -106,7 +107,7 @@ def test_the_bits_of_eight_are_those_of_the_definition(
     kernels: str, dtype: torch.dtype, num_rows: int, width: int, leaves: int
 ):
     backend, weight = backend_for(kernels, dtype), eight_bits(num_rows, width, dtype)
-    packed = backend.pack_linear(weight, leaves=leaves)
+    packed = backend.pack_linear(weight, spec=LinearSpec(leaves=leaves))
     assert torch.equal(packed.unpack()[0], weight.dequantize())
     for count in ROW_COUNTS:
         hidden = random(count, width, dtype=dtype, seed=count)
@@ -120,7 +121,7 @@ def test_gates_and_ups_are_those_of_plain_products(kernels: str, dtype: torch.dt
     backend, weight = backend_for(kernels, dtype), four_bits(2 * half, 96, 32, dtype)
     bias, hidden = random(2 * half, dtype=dtype, seed=1), random(29, 96, dtype=dtype, seed=2)
     gates, ups = (linear_quantized(hidden, weight) + bias.float()).double().chunk(2, dim=1)
-    packed = backend.pack_linear(weight, bias, gated=True)
+    packed = backend.pack_linear(weight, bias, LinearSpec(gated=True))
     tolerance = 2**-6 if dtype == torch.bfloat16 else 1e-5
     got = backend.linear(hidden, packed).double()
     torch.testing.assert_close(got, gates * gates.sigmoid() * ups, rtol=tolerance, atol=tolerance)
@@ -201,7 +202,9 @@ def test_four_bits_take_their_bytes_and_are_no_table(kernels: str):
 @pytest.mark.parametrize("kernels", INSTRUCTION_SETS)
 def test_groups_that_a_leaf_would_cut_are_refused(kernels: str):
     with pytest.raises(ValueError, match="2 leaves of 384 inputs are no whole groups of one of 128, 64, 32: 128"):
-        backend_for(kernels, torch.float32).pack_linear(four_bits(8, 384, 128, torch.float32), leaves=2)
+        backend_for(kernels, torch.float32).pack_linear(
+            four_bits(8, 384, 128, torch.float32), spec=LinearSpec(leaves=2)
+        )
 
 
 def test_kernels_for_gpus_refuse_it():

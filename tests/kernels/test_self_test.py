@@ -13,7 +13,7 @@ from kernels.cpu.library import Library
 from kernels.cpu.processors import chosen_instruction_sets
 from kernels.cpu.self_test import SHAPES, Arithmetic, Trial, candidates
 from kernels.packed import QuantizedWeight
-from kernels.shapes import AttentionShape
+from kernels.shapes import AttentionShape, LinearSpec
 from tests.kit.kernels.backends import BEST, COMPILED, INSTRUCTION_SETS, Kernels, build_kernels
 from tests.kit.kernels.random_tensors import random
 
@@ -96,7 +96,7 @@ def test_bfloat16_errs_hardly_more_than_the_instruction_for_it_would(kernels: Ke
     exact = trial.rows.double() @ trial.weight.double().T
     yardstick = (trial.spell_out(library, Arithmetic.PAIRS_ODD_FIRST) - exact).abs().mean()
     for leaves in (1, 4):
-        packed = kernels.backend.pack_linear(trial.weight, leaves=leaves)
+        packed = kernels.backend.pack_linear(trial.weight, spec=LinearSpec(leaves=leaves))
         error = (kernels.backend.linear(trial.rows, packed, wide=True) - exact).abs().mean()
         assert error <= 1.05 * yardstick
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -16,7 +16,7 @@ from blockyard.model_config.share import Share
 from kernels.arena import keep
 from kernels.mixture.ops import ExpertShape, Router
 from kernels.select import make_arena
-from kernels.shapes import Activation, LogitTransform, QueryKeyNorms
+from kernels.shapes import PLAIN_LINEAR, Activation, LinearSpec, LogitTransform, QueryKeyNorms
 from worker_service.models.decoder import DecoderModel
 from worker_service.models.feeds.feed import MixtureFeed, MlpFeed
 from worker_service.models.feeds.tensors import ExpertTensors
@@ -92,11 +92,11 @@ class PartReader:
         # Tensors are another stage's: they count in the digest of the weights, and are not read.
         self._passes_over = False
 
-    def _pack(self, weights: WeightRows, bias: Tensor | None = None, **how: Any) -> PackedLinear:
+    def _pack(self, weights: WeightRows, bias: Tensor | None = None, spec: LinearSpec = PLAIN_LINEAR) -> PackedLinear:
         """Packs a weight, unless it is another stage's: then the result is of no use, and is not kept."""
         if self._passes_over:
             return cast("PackedLinear", None)
-        return self._backend.pack_linear(weights, bias, **how, arena=self._arena)
+        return self._backend.pack_linear(weights, bias, spec, self._arena)
 
     def _pack_router(self, weight: Tensor, bias: Tensor | None) -> PackedLinear:
         if self._passes_over:
@@ -212,13 +212,13 @@ class NetworkBuilder(PartReader):
             positions = self._positions()
             self._passes_over = not share.is_last_stage
             cut = ProjectionRows(names.head, *shape, tokens[0])
-            head = self._linear((cut,), bias=config.head.has_bias, logits=logits).packed
+            head = self._linear((cut,), bias=config.head.has_bias, spec=LinearSpec(logits=logits)).packed
         else:
             stored = (f"{names.embedding}.weight", f"{names.head}.weight")
             self._passes_over = not (share.is_first_stage or share.is_last_stage)
             tied = self._read(next((name for name in stored if name in self._files), stored[0]), *shape, part=tokens)
             bias = self._bias((ProjectionRows(names.head, *shape, tokens[0]),)) if config.head.has_bias else None
-            head = self._pack([tied], bias, logits=logits) if share.is_last_stage else None
+            head = self._pack([tied], bias, LinearSpec(logits=logits)) if share.is_last_stage else None
             table = head if head is not None and head.is_table else self._keep(tied) if share.is_first_stage else tied
             positions = self._positions()
         beginning = Embedding(table, positions) if share.is_first_stage else None
@@ -295,8 +295,7 @@ class NetworkBuilder(PartReader):
         gate_up = self._linear(
             self._inner(prefix, layer),
             bias=feed.has_bias,
-            gated=feed.is_gated,
-            activation=Activation(feed.activation.value),
+            spec=LinearSpec(gated=feed.is_gated, activation=Activation(feed.activation.value)),
         )
         down = self._row_parallel(prefix + self._config.names.down, inner, leaves, bias=feed.has_bias)
         return MlpFeed(gate_up, down)
@@ -382,10 +381,12 @@ class NetworkBuilder(PartReader):
         assert query.weight is not None and key.weight is not None
         return QueryKeyNorms(query.weight, key.weight, norm.epsilon, attention.norms_whole_rows, attention.norms_turned)
 
-    def _linear(self, modules: tuple[ProjectionRows, ...], *, bias: bool, **how: Any) -> Projection:
+    def _linear(
+        self, modules: tuple[ProjectionRows, ...], *, bias: bool, spec: LinearSpec = PLAIN_LINEAR
+    ) -> Projection:
         """Reads projections of the same input and packs this rank's outputs as one."""
         weights = self._weights(modules)
-        return Projection(self._pack(weights, self._bias(modules) if bias else None, **how), modules)
+        return Projection(self._pack(weights, self._bias(modules) if bias else None, spec), modules)
 
     def _row_parallel(self, name: str, inputs: Cut, leaves: int, *, bias: bool) -> Projection:
         """Reads a projection back to the hidden size, and packs this rank's inputs of it, with the whole bias."""
@@ -393,7 +394,7 @@ class NetworkBuilder(PartReader):
         module = ProjectionRows(name, hidden, inputs.size, WHOLE, inputs.part, is_transposed=is_transposed)
         weights = self._weights((module,))
         added = self._read(name + ".bias", hidden).clone() if bias else None
-        return Projection(self._pack(weights, added, leaves=leaves, partial=self._share.is_cut), (module,))
+        return Projection(self._pack(weights, added, LinearSpec(leaves=leaves, partial=self._share.is_cut)), (module,))
 
 
 def _slice(numbers: range) -> slice:

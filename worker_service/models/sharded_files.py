@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from blockyard.model_config.fields import unusable
 from blockyard.model_config.share import Share
 from blockyard.paths import open_file, read_file
+from kernels.shapes import PLAIN_LINEAR, LinearSpec
 from worker_service.models.builder import NetworkBuilder
 from worker_service.models.projections import take
 from worker_service.models.weight_files import Numbers, WeightFiles
@@ -262,7 +263,7 @@ class _SliceReader(NetworkBuilder):
             self._take(name, self._read_part(name, shape, part))
         return take(torch.empty(shape, device="meta"), part)
 
-    def _pack(self, weights: WeightRows, bias: Tensor | None = None, **how: Any) -> PackedLinear:
+    def _pack(self, weights: WeightRows, bias: Tensor | None = None, spec: LinearSpec = PLAIN_LINEAR) -> PackedLinear:
         nothing: Any = None
         return nothing
 

@@ -12,10 +12,10 @@ import torch
 
 from blockyard.contract.pooling import PoolingKind
 from blockyard.model_config.pooling.rule import Finish
-from kernels.shapes import AS_THEY_ARE, Activation, LogitTransform
+from kernels.shapes import AS_THEY_ARE, Activation, LinearSpec, LogitTransform
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import numpy.typing as npt
     from torch import Tensor
@@ -66,7 +66,7 @@ class PoolingHead:
         if packed is None:
             assert self.table is not None
             ids = torch.tensor(token_ids, device=self.table.device)
-            packed = backend.pack_linear(self.table.index_select(0, ids), logits=self.logits)
+            packed = backend.pack_linear(self.table.index_select(0, ids), spec=LinearSpec(logits=self.logits))
             self._packed[token_ids] = packed
             if len(self._packed) > MAX_TOKEN_SETS:
                 self._packed.popitem(last=False)
@@ -80,7 +80,7 @@ class PoolingHead:
 def read_products(
     rule: PoolingRule,
     read: Callable[..., Tensor],
-    pack: Callable[..., PackedLinear],
+    pack: Callable[[Sequence[Tensor], Tensor | None, LinearSpec], PackedLinear],
     read_norm: Callable[[str, int, torch.dtype], Tensor],
 ) -> PoolingHead:
     """Reads the products of a rule, and the norms between them.
@@ -88,7 +88,7 @@ def read_products(
     Args:
         rule: of the model.
         read: reads a tensor, by its name and its sizes.
-        pack: packs weights [rows, in_features] in parts with a bias, and an activation by name.
+        pack: packs weights [rows, in_features] in parts with a bias.
         read_norm: reads the weight of a norm, by its name, its width and the dtype that it is held in.
     """
     products, norms = list["PackedLinear"](), list["Tensor | None"]()
@@ -96,7 +96,7 @@ def read_products(
         weight = read(f"{dense.name}.weight", dense.out_features, dense.in_features)
         bias = read(f"{dense.name}.bias", dense.out_features).clone() if dense.has_bias else None
         activation = Activation(dense.activation.value) if dense.activation else None
-        products.append(pack([weight], bias, activation=activation))
+        products.append(pack([weight], bias, LinearSpec(activation=activation)))
         norms.append(read_norm(f"{dense.norm}.weight", dense.out_features, torch.float32) if dense.norm else None)
     return PoolingHead(rule, tuple(products), tuple(norms))
 

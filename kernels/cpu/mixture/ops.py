@@ -10,7 +10,7 @@ from kernels.cpu.huge_pages import HostArena
 from kernels.cpu.library import ACTIVATIONS, Joint, Kind
 from kernels.cpu.mixture.packed import CpuExperts
 from kernels.cpu.packed import CpuLinear
-from kernels.shapes import Activation
+from kernels.shapes import PLAIN_LINEAR, Activation, LinearSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -35,7 +35,7 @@ class CpuMixtureOps:
 
     def pack_router(self, weight: Tensor, bias: Tensor | None, arena: Arena | None = None) -> PackedLinear:
         """Packs a router."""
-        return CpuLinear(self._ops.executor, arena or HostArena(), [weight], bias, gated=False, leaves=1)
+        return CpuLinear(self._ops.executor, arena or HostArena(), [weight], bias, PLAIN_LINEAR)
 
     def pack_experts(
         self, experts: Iterable[ExpertWeights], shape: ExpertShape, arena: Arena | None = None
@@ -43,10 +43,9 @@ class CpuMixtureOps:
         """Packs experts."""
 
         def pack(weights: Sequence[Tensor], bias: Tensor | None, held: Any, gated: bool) -> CpuLinear | Int8Linear:
-            how: dict[str, Any] = {"leaves": 1, "activation": shape.activation}
-            if not gated:
-                how = {"leaves": shape.leaves, "partial": shape.partial}
-            return self._linear_type(self._ops.executor, held, weights, bias, gated=gated, **how)
+            gate_up = LinearSpec(gated=True, activation=shape.activation)
+            down = LinearSpec(leaves=shape.leaves, partial=shape.partial)
+            return self._linear_type(self._ops.executor, held, weights, bias, gate_up if gated else down)
 
         return CpuExperts(pack, arena or HostArena(), experts, shape)
 

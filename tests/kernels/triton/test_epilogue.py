@@ -13,7 +13,7 @@ from kernels.cuda.gemm import multiply
 from kernels.cuda.linear import CudaLinear, Method, Way
 from kernels.reference import elementwise as reference
 from kernels.reference.backend import ReferenceBackend
-from kernels.shapes import Activation, LogitTransform
+from kernels.shapes import Activation, LinearSpec, LogitTransform
 from tests.kit.kernels.random_tensors import random
 from tests.kit.kernels.triton_interpreter import DEVICE, DTYPES, IS_INTERPRETED
 
@@ -91,11 +91,11 @@ def test_a_backend_ends_products_as_the_reference_does(way: Method, dtype: torch
         # A library on a processor gives no float32 of shorter numbers.
         if is_wide and way is Method.LIBRARY and IS_INTERPRETED and dtype is not torch.float32:
             continue
-        packed = backend.pack_linear(weight.to(DEVICE, dtype), bias.to(DEVICE, dtype), **kind)
+        packed = backend.pack_linear(weight.to(DEVICE, dtype), bias.to(DEVICE, dtype), LinearSpec(**kind))
         assert isinstance(packed, CudaLinear)
         packed.way = Way(way)
         got = backend.linear(rows.to(DEVICE), packed, wide=is_wide).cpu()
-        same = truth.pack_linear(weight.to(dtype).float(), bias.to(dtype).float(), **kind)
+        same = truth.pack_linear(weight.to(dtype).float(), bias.to(dtype).float(), LinearSpec(**kind))
         expected = truth.linear(rows.float(), same, wide=is_wide)
         assert got.dtype == (torch.float32 if is_wide else dtype)
         torch.testing.assert_close(got.float(), expected, rtol=TOLERANCE[dtype], atol=2 * TOLERANCE[dtype])

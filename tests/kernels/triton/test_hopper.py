@@ -115,7 +115,7 @@ import numpy as np
 import torch
 from kernels.cuda.backend import CudaBackend
 from kernels.lora import LoraRows
-from kernels.shapes import Activation
+from kernels.shapes import Activation, LinearSpec
 from tests.kit.kernels.hopper import SHARED_BYTES, compiling
 
 torch.Tensor.new_empty = torch.Tensor.new_zeros
@@ -126,7 +126,7 @@ with compiling() as compiled:
     ):
         backend, kind = CudaBackend(torch.device("cpu"), invariant=True), Activation.GELU_TANH if gated else None
         weight = torch.zeros(num_rows, features, dtype=dtype)
-        packed = backend.pack_linear(weight, gated=gated, activation=kind, leaves=leaves)
+        packed = backend.pack_linear(weight, spec=LinearSpec(gated, kind, leaves=leaves))
         backend.lora.make_room(packed, 5, 48)
         room = backend.lora.find(packed)
         hidden, lora = torch.zeros(20, features, dtype=dtype), LoraRows(np.arange(20, dtype=np.int32) % 5)

@@ -12,12 +12,15 @@ from kernels.cuda.linear import FAST, LADDER, CudaLinear, Method, Way, settle
 from kernels.cuda.quantized import INT8
 from kernels.leaves import add_leaves
 from kernels.reference.int8 import quantize_rows
+from kernels.shapes import LinearSpec
 from tests.kit.kernels.random_tensors import random
 from tests.kit.kernels.row_dependent import by_pairs, in_order
 from tests.kit.kernels.triton_interpreter import DEVICE, DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from kernels.cuda.quantized import Format
 
     # (rows, weight) -> whether the product is summed in another order.
     Differs = Callable[[torch.Tensor, torch.Tensor], bool]
@@ -26,9 +29,12 @@ TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 WAYS = [FAST, LADDER[0], Way(Method.TILED), Way(Method.UNIFORM)]
 
 
-def make_linear(columns: int, features: int, dtype: torch.dtype, *, bias: bool = True, **options: Any) -> CudaLinear:
+def make_linear(
+    columns: int, features: int, dtype: torch.dtype, *, bias: bool = True, eight_bits: Format | None = None, **spec: Any
+) -> CudaLinear:
     weight = (random(columns, features, seed=1) * features**-0.5).to(dtype)
-    return CudaLinear(weight.to(DEVICE), random(columns, dtype=dtype, seed=2).to(DEVICE) if bias else None, **options)
+    added = random(columns, dtype=dtype, seed=2).to(DEVICE) if bias else None
+    return CudaLinear(weight.to(DEVICE), added, LinearSpec(**spec), eight_bits=eight_bits)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -68,7 +74,8 @@ def test_ranks_come_to_the_bits_of_one(dtype: torch.dtype):
     expected = whole(rows)
     for ranks in (2, 4, 8):
         shares = [
-            CudaLinear(part, whole.bias, leaves=8 // ranks, partial=True) for part in whole.weight.chunk(ranks, 1)
+            CudaLinear(part, whole.bias, LinearSpec(leaves=8 // ranks, partial=True))
+            for part in whole.weight.chunk(ranks, 1)
         ]
         for share in shares:
             share.way = Way(Method.TILED)
@@ -136,7 +143,7 @@ def test_a_weight_comes_whole_or_in_parts():
     whole = CudaLinear(parts, None)
     assert torch.equal(whole.weight, torch.cat(parts))
     assert (whole.in_features, whole.out_features, whole.is_table, whole.num_bytes) == (16, 16, True, 16 * 16 * 4)
-    assert CudaLinear(parts, None, gated=True).out_features == 8
+    assert CudaLinear(parts, None, LinearSpec(gated=True)).out_features == 8
 
 
 def test_a_weight_is_given_back_as_it_is_held():

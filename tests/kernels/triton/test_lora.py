@@ -18,7 +18,7 @@ from kernels.cuda.lora.products import Factors
 from kernels.cuda.lora.segments import Segments, most_tiles, sort_rows
 from kernels.lora import LoraRows
 from kernels.reference.elementwise import activate
-from kernels.shapes import Activation
+from kernels.shapes import Activation, LinearSpec
 from tests.kit.kernels.random_tensors import random
 from tests.kit.kernels.triton_interpreter import DEVICE, DTYPES, IS_INTERPRETED, reverse_programs
 from worker_service.collectives.silent import make_silence
@@ -64,7 +64,7 @@ class Layer:
 
     def _pack(self, way: Way, options: dict[str, Any]) -> CudaLinear:
         bias = None if self.bias is None else self.bias.to(DEVICE)
-        packed = self.backend.pack_linear(self.weight.to(DEVICE), bias, **options)
+        packed = self.backend.pack_linear(self.weight.to(DEVICE), bias, LinearSpec(**options))
         assert isinstance(packed, CudaLinear)
         packed.way = way
         return packed

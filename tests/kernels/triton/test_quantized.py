@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from kernels.cuda.quantized import FP8, INT8, MAX_INT8_FEATURES, quantize
 from kernels.leaves import add_leaves
 from kernels.reference import fp8, int8
 from kernels.reference.elementwise import activate_and_mul
-from kernels.shapes import Activation
+from kernels.shapes import Activation, LinearSpec
 from tests.kit.kernels.random_tensors import random
 from tests.kit.kernels.triton_interpreter import DEVICE, DTYPES
 
@@ -64,13 +64,13 @@ def test_products_in_int8_are_the_bits_of_the_definition(dtype: torch.dtype, row
     for added in (None, bias):
         expected = int8.linear_int8(hidden, weight, added, leaves)
         on_device = None if added is None else added.to(DEVICE)
-        linear = CudaLinear(weight.to(DEVICE), on_device, leaves=leaves, eight_bits=INT8)
+        linear = CudaLinear(weight.to(DEVICE), on_device, LinearSpec(leaves=leaves), eight_bits=INT8)
         assert torch.equal(linear(hidden.to(DEVICE), wide=True).cpu(), expected)
         assert torch.equal(linear(hidden.to(DEVICE)).cpu(), expected.to(dtype))
         linear.way = Way(Method.UNIFORM)
         assert torch.equal(linear(hidden.to(DEVICE), wide=True).cpu(), expected)
-    how: dict[str, Any] = {"leaves": leaves, "eight_bits": INT8}
-    gated = CudaLinear(weight.to(DEVICE), bias.to(DEVICE), gated=True, activation=Activation.GELU_TANH, **how)
+    spec = LinearSpec(gated=True, activation=Activation.GELU_TANH, leaves=leaves)
+    gated = CudaLinear(weight.to(DEVICE), bias.to(DEVICE), spec, eight_bits=INT8)
     got = gated(hidden.to(DEVICE), wide=True).cpu()
     torch.testing.assert_close(got, activate_and_mul(expected, Activation.GELU_TANH), rtol=1e-4, atol=1e-5)
 
@@ -82,11 +82,11 @@ def test_products_by_weights_in_fp8_are_the_definition_s(dtype: torch.dtype, row
     weight, bias = (random(48, 192, seed=1) * 192**-0.5).to(dtype), random(48, dtype=dtype, seed=2)
     hidden = random(rows, 192, dtype=dtype)
     expected = fp8.linear_fp8(hidden, weight, bias, leaves)
-    linear = CudaLinear(weight.to(DEVICE), bias.to(DEVICE), leaves=leaves, eight_bits=FP8)
+    linear = CudaLinear(weight.to(DEVICE), bias.to(DEVICE), LinearSpec(leaves=leaves), eight_bits=FP8)
     got = linear(hidden.to(DEVICE), wide=True).cpu()
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
     assert torch.equal(linear(hidden.to(DEVICE)).cpu(), got.to(dtype))
-    gated = CudaLinear(weight.to(DEVICE), bias.to(DEVICE), leaves=leaves, eight_bits=FP8, gated=True)
+    gated = CudaLinear(weight.to(DEVICE), bias.to(DEVICE), LinearSpec(leaves=leaves, gated=True), eight_bits=FP8)
     gate, up = expected.chunk(2, 1)
     got = gated(hidden.to(DEVICE), wide=True).cpu()
     torch.testing.assert_close(got, gate * gate.sigmoid() * up, rtol=1e-4, atol=1e-5)
@@ -95,7 +95,7 @@ def test_products_by_weights_in_fp8_are_the_definition_s(dtype: torch.dtype, row
 @for_formats
 def test_weights_take_a_byte_each_and_are_no_table(eight_bits: Format):
     weight, bias = random(24, 64, dtype=torch.bfloat16).to(DEVICE), random(24, dtype=torch.bfloat16).to(DEVICE)
-    linear = CudaLinear([weight[:8], weight[8:]], bias, leaves=2, eight_bits=eight_bits)
+    linear = CudaLinear([weight[:8], weight[8:]], bias, LinearSpec(leaves=2), eight_bits=eight_bits)
     assert linear.num_bytes == 24 * 64 + 24 * 2 * 4 + 24 * 2
     assert not linear.is_table
 
@@ -103,7 +103,7 @@ def test_weights_take_a_byte_each_and_are_no_table(eight_bits: Format):
 @for_formats
 def test_rows_keep_their_bits_and_ranks_come_to_those_of_one(eight_bits: Format):
     weight, hidden = random(17, 160, seed=1).to(DEVICE), random(40, 160).to(DEVICE)
-    whole = CudaLinear(weight, None, leaves=4, eight_bits=eight_bits)
+    whole = CudaLinear(weight, None, LinearSpec(leaves=4), eight_bits=eight_bits)
     whole.way = Way(Method.TILED)
     expected = whole(hidden)
     for first, last in ((0, 1), (3, 20)):
@@ -111,7 +111,7 @@ def test_rows_keep_their_bits_and_ranks_come_to_those_of_one(eight_bits: Format)
     for ranks in (2, 4):
         sums: list[torch.Tensor] = []
         for part, rows in zip(weight.chunk(ranks, 1), hidden.chunk(ranks, 1), strict=True):
-            share = CudaLinear(part, None, leaves=4 // ranks, partial=True, eight_bits=eight_bits)
+            share = CudaLinear(part, None, LinearSpec(leaves=4 // ranks, partial=True), eight_bits=eight_bits)
             share.way = whole.way
             sums.append(share(rows))
         assert torch.equal(add_leaves(sums), expected)
@@ -150,7 +150,7 @@ def test_a_backend_multiplies_as_it_is_told():
     weight, hidden = random(32, 64, dtype=torch.float16, seed=1), random(3, 64, dtype=torch.float16)
     for invariant, leaves in ((False, 1), (True, 2)):
         backend = CudaBackend(DEVICE, invariant=invariant, quantization="int8")
-        packed = backend.pack_linear([weight[:8].to(DEVICE), weight[8:].to(DEVICE)], leaves=2)
+        packed = backend.pack_linear([weight[:8].to(DEVICE), weight[8:].to(DEVICE)], spec=LinearSpec(leaves=2))
         got = backend.linear(hidden.to(DEVICE), packed, wide=True).cpu()
         assert torch.equal(got, int8.linear_int8(hidden, weight, leaves=leaves))
     assert backend.name == "cuda/invariant/int8"

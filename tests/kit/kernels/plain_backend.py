@@ -14,7 +14,7 @@ from torch.nn import functional
 from kernels.packed import QuantizedWeight
 from kernels.reference.backend import ReferenceBackend
 from kernels.reference.linear import Method, join_rows
-from kernels.shapes import AS_THEY_ARE
+from kernels.shapes import PLAIN_LINEAR, LinearSpec
 from tests.kit.kernels.row_dependent import CountedLinear
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kernels.arena import Arena
     from kernels.ops import AttentionBatch, PackedLinear
     from kernels.packed import WeightRows
-    from kernels.shapes import Activation, AttentionShape, LogitTransform
+    from kernels.shapes import AttentionShape
 
 
 class PlainBackend(ReferenceBackend):
@@ -38,17 +38,12 @@ class PlainBackend(ReferenceBackend):
         self,
         weight: WeightRows,
         bias: Tensor | None = None,
-        *,
-        gated: bool = False,
-        activation: Activation | None = None,
-        logits: LogitTransform = AS_THEY_ARE,
-        leaves: int = 1,
-        partial: bool = False,
+        spec: LinearSpec = PLAIN_LINEAR,
         arena: Arena | None = None,
     ) -> PackedLinear:
         """Keeps the weight as it is."""
         assert not isinstance(weight, QuantizedWeight)
-        return CountedLinear(join_rows(weight), bias, Method.PLAIN, gated=gated, leaves=leaves)
+        return CountedLinear(join_rows(weight), bias, Method.PLAIN, LinearSpec(gated=spec.gated, leaves=spec.leaves))
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         """Uses torch's own activation."""

@@ -10,7 +10,7 @@ import torch
 from kernels.packed import QuantizedWeight
 from kernels.reference.backend import ReferenceBackend
 from kernels.reference.linear import join_rows
-from kernels.shapes import AS_THEY_ARE
+from kernels.shapes import PLAIN_LINEAR, LinearSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from kernels.lora import LoraRows
     from kernels.ops import PackedLinear
     from kernels.packed import WeightRows
-    from kernels.shapes import Activation, LogitTransform
 
     # (rows [R, K], weight [N, K], bias [N], leaves) -> [R, N] float32.
     Multiply = Callable[[Tensor, Tensor, Tensor | None, int], Tensor]
@@ -48,17 +47,12 @@ class QuantizedReference(ReferenceBackend):
         self,
         weight: WeightRows,
         bias: Tensor | None = None,
-        *,
-        gated: bool = False,
-        activation: Activation | None = None,
-        logits: LogitTransform = AS_THEY_ARE,
-        leaves: int = 1,
-        partial: bool = False,
+        spec: LinearSpec = PLAIN_LINEAR,
         arena: Arena | None = None,
     ) -> PackedLinear:
         """Keeps a weight."""
         assert not isinstance(weight, QuantizedWeight)
-        kept = _QuantizedLinear(next(self._multiply), join_rows(weight), bias, gated=gated, leaves=leaves)
+        kept = _QuantizedLinear(next(self._multiply), join_rows(weight), bias, gated=spec.gated, leaves=spec.leaves)
         return cast("PackedLinear", kept)
 
     def linear(

@@ -6,13 +6,14 @@ Each weight is dropped once it is packed: at most one copy of the weights is hel
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from kernels.select import get_backend
+from kernels.shapes import PLAIN_LINEAR, LinearSpec
 from worker_service.models.fallback.experts import FallbackExperts, are_experts, expert_weights
 from worker_service.models.fallback.fusing import MLP_PARTS, GatedMlp, PartOfProduct, TogetherProduct, find_gated_mlp
 from worker_service.models.fallback.norms import find_norm
@@ -47,12 +48,12 @@ class Packer:
         packed = self.packed[name] = self.backend_of(weight.dtype).pack_linear([rows], added, arena=self.arena)
         return packed
 
-    def pack_joined(self, name: str, modules: Sequence[nn.Module], **how: Any) -> PackedLinear:
-        """Packs the weights of linear layers as one, and drops them; `how`: as of `Backend.pack_linear`."""
+    def pack_joined(self, name: str, modules: Sequence[nn.Module], spec: LinearSpec = PLAIN_LINEAR) -> PackedLinear:
+        """Packs the weights of linear layers as one, and drops them."""
         weights = [_weight(module).detach().contiguous() for module in modules]
         biases = [bias.detach() for module in modules if isinstance(bias := module.bias, Tensor)]
         added = torch.cat(biases) if biases else None
-        packed = self.backend_of(weights[0].dtype).pack_linear(weights, added, arena=self.arena, **how)
+        packed = self.backend_of(weights[0].dtype).pack_linear(weights, added, spec, self.arena)
         self.packed[name] = packed
         return packed
 
@@ -154,7 +155,7 @@ def _pack_mlp(model: nn.Module, module: nn.Module, name: str, activation: Activa
     dtype = _weight(gate).dtype
     if any(_weight(part).dtype != dtype for part in (up, down)) or _has_bias(gate) != _has_bias(up):
         return
-    gate_up = packer.pack_joined(f"{name}.gate_up_proj", (gate, up), gated=True, activation=activation)
+    gate_up = packer.pack_joined(f"{name}.gate_up_proj", (gate, up), LinearSpec(gated=True, activation=activation))
     last = packer.pack_joined(f"{name}.down_proj", (down,))
     _replace(model, name, GatedMlp(packer.backend_of(dtype), gate_up, last))
 
