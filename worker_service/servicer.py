@@ -21,12 +21,12 @@ from worker_service.observe.step_spans import StepSpans
 from worker_service.operations.codec import (
     PROFILE_DETAILS,
     decode_head,
+    decode_timeout,
     encode_kv_groups,
     encode_profile,
     encode_profile_options,
 )
-from worker_service.operations.operations import WorkerOperations
-from worker_service.operations.rpcs import OperationsRpcs
+from worker_service.operations.operations import WorkerOperations, deadline
 from worker_service.weights.saving import Saving
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ T = TypeVar("T")
 OnProgress = Callable[[int, int], None]
 
 
-class WorkerServicer(OperationsRpcs, worker_pb2_grpc.WorkerServiceServicer):
+class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     """WorkerService on one worker."""
 
     def __init__(
@@ -61,8 +61,8 @@ class WorkerServicer(OperationsRpcs, worker_pb2_grpc.WorkerServiceServicer):
         save_root: Path | None = None,
     ) -> None:
         """`port`: of this; 0: at a Unix socket. `operations`: None: no extensions. `save_root`: see `Saving`."""
-        super().__init__(operations or WorkerOperations(worker, {}))
         self._worker = worker
+        self._operations = operations or WorkerOperations(worker, {})
         self._saving = Saving(worker, save_root, worker.metrics.on_save)
         self._worker_id = worker_id
         self._placement = placement
@@ -289,6 +289,12 @@ class WorkerServicer(OperationsRpcs, worker_pb2_grpc.WorkerServiceServicer):
         log.info("told to shut down", reason=request.reason)
         self._shut_down()
         return worker_pb2.ShutdownResponse()
+
+    async def CallExtension(self, request: worker_pb2.CallExtensionRequest, context: Context) -> Any:
+        """Does an operation of an extension."""
+        async with deadline(decode_timeout(request)):
+            result = await self._operations.call(request.extension, request.operation, request.payload)
+        return worker_pb2.CallExtensionResponse(result=result)
 
     async def ChecksumBlocks(self, request: worker_pb2.ChecksumBlocksRequest, context: Context) -> Any:
         """Hashes blocks."""

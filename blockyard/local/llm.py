@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 import threading
 import weakref
@@ -19,6 +20,7 @@ from blockyard.client.retry import RetryPolicy
 from blockyard.client.sync import Client, Stream
 from blockyard.configuration import CHOSEN_TOGETHER, SystemConfiguration
 from blockyard.contract.chat import Message
+from blockyard.diagnostics import DIAGNOSTICS, find_operation
 from blockyard.extras import require_services
 from blockyard.local.local_system import LocalSystem
 from blockyard.local.operator import WRITE_AN_EXTENSION
@@ -227,8 +229,8 @@ class LLM:
         """Has every worker do the same between its steps, and returns what each answers: by replica, then by rank.
 
         Args:
-            method: `extension.operation`, of an extension that `worker_extension` names; or one of a closed list:
-                check_numerics, measure_bandwidth, weight_norms, memory_summary, describe_group, collect_garbage.
+            method: `extension.operation`, of an extension that `worker_extension` names; or the name alone of an
+                operation that every worker has: see `blockyard.diagnostics.OPERATIONS`.
             timeout: seconds that it may take, at most 120. [30]
             args: of an extension's operation: its payload, bytes.
             kwargs: of the others: their fields, such as `{"names": ["lm_head.weight"]}` of weight_norms.
@@ -236,8 +238,10 @@ class LLM:
         Returns:
             Of an extension's operation: bytes; of the others: dictionaries.
 
-        Raises TypeError for a function, which no worker takes, and BlockyardError: OPERATION_DEADLINE with the ranks
-        that did not answer in time, EXTENSION_FAILED, FIELD_INVALID for what there is not.
+        Raises:
+            TypeError: a function is given, which no worker takes; an unknown name; arguments of the wrong kind.
+            BlockyardError: OPERATION_DEADLINE with the ranks that did not answer in time, EXTENSION_FAILED, and
+                FIELD_INVALID for an unknown extension or operation.
         """
         return self._system.run(self._collective_rpc(method, timeout, args, kwargs or {}))
 
@@ -246,15 +250,16 @@ class LLM:
     ) -> list[Any]:
         if not isinstance(method, str):
             raise TypeError(WRITE_AN_EXTENSION)
-        operator, (extension, _, operation) = self._system.local.make_operator(), method.rpartition(".")
-        if not extension:
+        operator, (extension, operation) = self._system.local.make_operator(), find_operation(method)
+        if extension == DIAGNOSTICS:
             if args:
                 raise TypeError(f"{method} takes its arguments by name: use kwargs")
-            return await operator.call(method, kwargs, seconds)
+            answers = await operator.call(extension, operation, json.dumps(kwargs).encode(), seconds)
+            return [json.loads(answer) for answer in answers]
         payload = args[0] if args else b""
         if kwargs or len(args) > 1 or not isinstance(payload, bytes):
             raise TypeError("an extension's operation takes one payload, bytes: use args=(payload,)")
-        return await operator.call_extension(extension, operation, payload, seconds)
+        return await operator.call(extension, operation, payload, seconds)
 
     def apply_model(self, func: str, payload: bytes = b"") -> list[bytes]:
         """Has every worker do an operation of an extension, `extension.operation`, which sees the model's weights.

@@ -12,17 +12,15 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 from google.protobuf.duration_pb2 import Duration
-from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 
 from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
-from blockyard.common.v1 import administration_pb2, operations_pb2
+from blockyard.common.v1 import administration_pb2
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
+    from collections.abc import Generator, Sequence
     from pathlib import Path
 
-OPERATIONS = tuple(field.name for field in operations_pb2.Operation.DESCRIPTOR.fields)
 # For what needs no time of its own.
 CALL_SECONDS = 30.0
 PROFILE_SECONDS = 150.0
@@ -36,18 +34,6 @@ WRITE_AN_EXTENSION = (
     'worker_extension="package.module:Class", and call it by its name, "extension.operation" '
     "(docs/guides/inspect.md shows how)"
 )
-
-
-def make_operation(name: str, arguments: Mapping[str, Any]) -> operations_pb2.Operation:
-    """Makes an operation of the closed list, with dashes or underscores in its name; raises TypeError."""
-    kind = name.replace("-", "_")
-    if kind not in OPERATIONS:
-        there = ", ".join(OPERATIONS)
-        raise TypeError(f"there is no operation {name!r}: there are {there}, and an extension's, extension.operation")
-    try:
-        return ParseDict({kind: dict(arguments)}, operations_pb2.Operation())
-    except ParseError as error:
-        raise TypeError(f"{name}: {error}") from None
 
 
 def make_timeout(seconds: float | None) -> Duration | None:
@@ -80,41 +66,23 @@ class Operator:
             raise BlockyardError(Reason.NO_READY_WORKER, status.gateway.message)
         return list(status.scheduler.replicas)
 
-    async def call(self, name: str, arguments: Mapping[str, Any], seconds: float | None) -> list[dict[str, Any]]:
-        """Has every worker do an operation of the closed list; raises TypeError for one that is not in it."""
-        operation = make_operation(name, arguments)
-
-        def ask(replica: str) -> Any:
-            request = admin_pb2.CallOperationRequest(
-                replica=replica, operation=operation, timeout=make_timeout(seconds)
-            )
-            return self._stub.CallOperation(request, timeout=_patience(seconds))
-
-        results = await self._ask_all(ask)
-        kind = operation.WhichOneof("kind") or ""
-        return [
-            MessageToDict(
-                getattr(each.result, kind), always_print_fields_with_no_presence=True, preserving_proto_field_name=True
-            )
-            for each in results
-        ]
-
-    async def call_extension(self, name: str, operation: str, payload: bytes, seconds: float | None) -> list[bytes]:
-        """Has every worker do an operation of an extension."""
+    async def call(self, extension: str, operation: str, payload: bytes, seconds: float | None) -> list[bytes]:
+        """Has every worker do an operation of an extension, and returns what each answers."""
 
         def ask(replica: str) -> Any:
             request = admin_pb2.CallExtensionRequest(
-                replica=replica, extension=name, operation=operation, payload=payload, timeout=make_timeout(seconds)
+                replica=replica,
+                extension=extension,
+                operation=operation,
+                payload=payload,
+                timeout=make_timeout(seconds),
             )
             return self._stub.CallExtension(request, timeout=_patience(seconds))
 
-        return [each.result for each in await self._ask_all(ask)]
-
-    async def _ask_all(self, ask: Callable[[str], Any]) -> list[Any]:
         with _translated():
             replicas = sorted(replica.replica_id for replica in await self._replicas())
             answers = await asyncio.gather(*(ask(str(replica_id)) for replica_id in replicas))
-        return [result for answer in answers for result in answer.results]
+        return [each.result for answer in answers for each in answer.results]
 
     async def sleep(self, level: int) -> None:
         """Has every replica give its memory up; what runs goes on afterwards."""

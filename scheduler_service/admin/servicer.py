@@ -207,30 +207,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         named = self._service.loras.registry.named
         return admin_pb2.ListLorasResponse(loras=[encode_lora(each, self._service.engines) for each in named])
 
-    async def InspectModel(  # type: ignore[override]
-        self, request: admin_pb2.InspectModelRequest, context: Any
-    ) -> admin_pb2.InspectModelResponse:
-        """Describes the network as each worker of a replica has it."""
-        engine = self._find(request.replica)
-        ranks = _find_ranks(engine, request.replica)
-        response = admin_pb2.InspectModelResponse(replica_id=engine.replica_id)
-        asked = worker_pb2.InspectModelRequest()
-        for rank, told in zip(ranks, await ask_each(ranks, "InspectModel", asked, DEFAULT_CALL_SECONDS), strict=True):
-            response.workers.add(rank=rank.parallel.rank, address=rank.address, text=told.text)
-        return response
-
-    async def CallOperation(  # type: ignore[override]
-        self, request: admin_pb2.CallOperationRequest, context: Any
-    ) -> admin_pb2.CallOperationResponse:
-        """Has each worker of a replica do one of a closed list of operations."""
-        engine = self._find(request.replica)
-        ranks, seconds = _find_ranks(engine, request.replica), _decode_timeout(request)
-        asked = worker_pb2.CallOperationRequest(operation=request.operation, timeout=_encode_timeout(seconds))
-        response = admin_pb2.CallOperationResponse(replica_id=engine.replica_id)
-        for rank, told in zip(ranks, await ask_each(ranks, "CallOperation", asked, seconds), strict=True):
-            response.results.add(rank=rank.parallel.rank, address=rank.address, result=told.result)
-        return response
-
     async def CallExtension(  # type: ignore[override]
         self, request: admin_pb2.CallExtensionRequest, context: Any
     ) -> admin_pb2.CallExtensionResponse:
@@ -264,7 +240,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         raise _make_not_here_error()
 
 
-def _decode_timeout(request: admin_pb2.CallOperationRequest | admin_pb2.CallExtensionRequest) -> float:
+def _decode_timeout(request: admin_pb2.CallExtensionRequest) -> float:
     """Decodes how long workers may take, in seconds; raises BlockyardError FIELD_INVALID."""
     seconds = request.timeout.ToNanoseconds() / 1e9 if request.HasField("timeout") else DEFAULT_CALL_SECONDS
     if not 0 < seconds <= MAX_CALL_SECONDS:

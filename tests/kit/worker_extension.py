@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from tests.kit.panics import panic
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from worker_service.operations.extensions import WorkerView
 
 NAME = "example"
@@ -32,6 +34,7 @@ class Example:
             "fail": self.fail,
             "answer_text": lambda payload: payload.decode(),
             "wait": self.wait,
+            "wait_in_pieces": self.wait_in_pieces,
             "imports": self.imports,
             "write": self.write,
             "panic": self.panic,
@@ -73,6 +76,13 @@ class Example:
         self.num_calls += 1
         self.has_begun.set()
         assert self.may_end.wait(20)
+        return b"done"
+
+    def wait_in_pieces(self, payload: bytes) -> Generator[None, None, bytes]:
+        """Takes until it may end, and lets steps run meanwhile."""
+        while not self.may_end.is_set():
+            self.has_begun.set()
+            yield
         return b"done"
 
 

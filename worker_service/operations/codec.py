@@ -1,24 +1,20 @@
-"""Decodes and encodes what operators ask of a worker: operations, the groups of KV, profiles, heads of tensors."""
+"""Decodes and encodes what operators ask of a worker: KV groups, profiles, heads of tensors."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from blockyard.common.v1 import administration_pb2, operations_pb2
-from blockyard.errors import Violation, invalid
+from blockyard.common.v1 import administration_pb2
 from blockyard.worker.v1 import worker_pb2
 from worker_service.observe.profiler import ProfileDetail
 from worker_service.weights.update import TensorHead
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Iterator
 
     from google.protobuf.duration_pb2 import Duration
 
     from worker_service.observe.profiler import Profile, ProfileOptions
-    from worker_service.operations.operations import WorkerOperations
-    from worker_service.operations.reports import Report
     from worker_service.set_up import SetUp
 
 PROFILE_DETAILS = {
@@ -28,29 +24,8 @@ PROFILE_DETAILS = {
 # Bytes of one message; the rest of a file waits until it is sent.
 PIECE_BYTES = 1 << 20
 
-_CALLS: dict[str, Callable[[WorkerOperations, operations_pb2.Operation], Awaitable[Report]]] = {
-    "check_numerics": lambda worker, _: worker.check_numerics(),
-    "measure_bandwidth": lambda worker, asked: worker.measure_bandwidth(asked.measure_bandwidth.num_bytes),
-    "weight_norms": lambda worker, asked: worker.weight_norms(asked.weight_norms.names),
-    "memory_summary": lambda worker, _: worker.memory_summary(),
-    "describe_group": lambda worker, _: worker.describe_group(),
-    "collect_garbage": lambda worker, _: worker.collect_garbage(),
-}
 
-
-async def call_operation(
-    operations: WorkerOperations, asked: operations_pb2.Operation
-) -> operations_pb2.OperationResult:
-    """Does what a message asks for, and encodes what was found; raises BlockyardError, FIELD_INVALID for what is not
-    in the list."""
-    kind = asked.WhichOneof("kind")
-    if kind is None:
-        raise invalid([Violation("operation", "names none that this worker knows")])
-    fields: dict[str, Any] = {kind: asdict(await _CALLS[kind](operations, asked))}
-    return operations_pb2.OperationResult(**fields)
-
-
-def decode_timeout(message: worker_pb2.CallOperationRequest | worker_pb2.CallExtensionRequest) -> float | None:
+def decode_timeout(message: worker_pb2.CallExtensionRequest) -> float | None:
     """Decodes how long a call may take, in seconds; None: not said."""
     timeout: Duration = message.timeout
     return timeout.ToNanoseconds() / 1e9 if message.HasField("timeout") else None

@@ -10,12 +10,12 @@ import importlib
 import re
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from blockyard.errors import BlockyardError, Reason
+from blockyard.contract.workers import WorkerState
 from blockyard.settings import SettingsError
 from blockyard.telemetry import EventLogger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Generator, Iterator, Mapping
 
     from torch import Tensor
 
@@ -23,11 +23,16 @@ if TYPE_CHECKING:
     from worker_service.models.model_config import ModelConfig
     from worker_service.worker import Worker
 
+    Operation = Callable[[bytes], bytes | Generator[None, None, bytes]]
+    """What an extension can do. A generator yields between its pieces, where steps go on, and returns the result."""
+
 log = EventLogger(__name__)
 
 T = TypeVar("T")
 _PLACE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _NAME = re.compile(r"[A-Za-z_][\w-]*")
+# States with a model whose weights can be read.
+READABLE = WorkerState.LOADED, WorkerState.CACHE_READY, WorkerState.RUNNING
 
 
 class WorkerView:
@@ -37,21 +42,20 @@ class WorkerView:
         self._worker = worker
 
     def _loaded(self) -> RunnableModel:
-        loaded = self._worker.set_up.loaded
-        if loaded is None:
-            raise BlockyardError(Reason.WRONG_STATE, "the worker has no model yet")
-        return loaded
+        self._worker.require(*READABLE)
+        assert self._worker.set_up.loaded is not None
+        return self._worker.set_up.loaded
 
     @property
     def config(self) -> ModelConfig:
-        """The network's sizes. Raises BlockyardError WRONG_STATE before the model is loaded."""
+        """The network's sizes. Raises BlockyardError WRONG_STATE without a model."""
         return self._loaded().config
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yields a copy of each tensor of this rank's share, by its name in a checkpoint, in the order of a step.
 
         What is written to it changes nothing. Call it between steps: in an operation, or in `run_between_steps`.
-        Raises BlockyardError WRONG_STATE before the model is loaded.
+        Raises BlockyardError WRONG_STATE before the model is loaded, and while it sleeps.
         """
         for module in self._loaded().model.modules():
             yield from module.named_tensors()
@@ -73,8 +77,11 @@ class WorkerExtension(Protocol):
         ...
 
     @property
-    def operations(self) -> Mapping[str, Callable[[bytes], bytes]]:
-        """What it can do, by name. Each runs in the device thread between two steps, which wait meanwhile."""
+    def operations(self) -> Mapping[str, Operation]:
+        """What it can do, by name. Each runs in the device thread between two steps, which wait meanwhile.
+
+        One that takes long is a generator function: steps go on where it yields, and it returns its result.
+        """
         ...
 
 

@@ -128,16 +128,6 @@ class AdminServiceStub(object):
                 request_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.ListLorasRequest.SerializeToString,
                 response_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.ListLorasResponse.FromString,
                 _registered_method=True)
-        self.InspectModel = channel.unary_unary(
-                '/blockyard.admin.v1.AdminService/InspectModel',
-                request_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.InspectModelRequest.SerializeToString,
-                response_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.InspectModelResponse.FromString,
-                _registered_method=True)
-        self.CallOperation = channel.unary_unary(
-                '/blockyard.admin.v1.AdminService/CallOperation',
-                request_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.CallOperationRequest.SerializeToString,
-                response_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.CallOperationResponse.FromString,
-                _registered_method=True)
         self.CallExtension = channel.unary_unary(
                 '/blockyard.admin.v1.AdminService/CallExtension',
                 request_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.CallExtensionRequest.SerializeToString,
@@ -303,25 +293,10 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def InspectModel(self, request, context):
-        """Describes the network as each worker of a replica holds it.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def CallOperation(self, request, context):
-        """Makes each worker of a replica do one of a closed list of operations, between its steps. The call fails as a whole:
-        OPERATION_DEADLINE names the ranks that did not answer in time; another error is that of the first rank that
-        refused.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def CallExtension(self, request, context):
-        """Makes each worker of a replica do an operation of an extension that it was started with. Fails as CallOperation
-        does.
+        """Makes each worker of a replica do an operation of an extension, between its steps: of `diagnostics`, which every
+        worker has, or of one that it was started with. The call fails as a whole: OPERATION_DEADLINE names the ranks that
+        did not answer in time; another error is that of the first rank that refused.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -421,16 +396,6 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListLoras,
                     request_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.ListLorasRequest.FromString,
                     response_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.ListLorasResponse.SerializeToString,
-            ),
-            'InspectModel': grpc.unary_unary_rpc_method_handler(
-                    servicer.InspectModel,
-                    request_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.InspectModelRequest.FromString,
-                    response_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.InspectModelResponse.SerializeToString,
-            ),
-            'CallOperation': grpc.unary_unary_rpc_method_handler(
-                    servicer.CallOperation,
-                    request_deserializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.CallOperationRequest.FromString,
-                    response_serializer=blockyard_dot_admin_dot_v1_dot_admin__pb2.CallOperationResponse.SerializeToString,
             ),
             'CallExtension': grpc.unary_unary_rpc_method_handler(
                     servicer.CallExtension,
@@ -911,60 +876,6 @@ class AdminService(object):
             '/blockyard.admin.v1.AdminService/ListLoras',
             blockyard_dot_admin_dot_v1_dot_admin__pb2.ListLorasRequest.SerializeToString,
             blockyard_dot_admin_dot_v1_dot_admin__pb2.ListLorasResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def InspectModel(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/blockyard.admin.v1.AdminService/InspectModel',
-            blockyard_dot_admin_dot_v1_dot_admin__pb2.InspectModelRequest.SerializeToString,
-            blockyard_dot_admin_dot_v1_dot_admin__pb2.InspectModelResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def CallOperation(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/blockyard.admin.v1.AdminService/CallOperation',
-            blockyard_dot_admin_dot_v1_dot_admin__pb2.CallOperationRequest.SerializeToString,
-            blockyard_dot_admin_dot_v1_dot_admin__pb2.CallOperationResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -110,16 +110,10 @@ class AdminServiceStub:
     """
     ListLoras: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ListLorasRequest, _admin_pb2.ListLorasResponse]
     """Lists the adapters that requests can name, and the replicas that have them."""
-    InspectModel: _grpc.UnaryUnaryMultiCallable[_admin_pb2.InspectModelRequest, _admin_pb2.InspectModelResponse]
-    """Describes the network as each worker of a replica holds it."""
-    CallOperation: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CallOperationRequest, _admin_pb2.CallOperationResponse]
-    """Makes each worker of a replica do one of a closed list of operations, between its steps. The call fails as a whole:
-    OPERATION_DEADLINE names the ranks that did not answer in time; another error is that of the first rank that
-    refused.
-    """
     CallExtension: _grpc.UnaryUnaryMultiCallable[_admin_pb2.CallExtensionRequest, _admin_pb2.CallExtensionResponse]
-    """Makes each worker of a replica do an operation of an extension that it was started with. Fails as CallOperation
-    does.
+    """Makes each worker of a replica do an operation of an extension, between its steps: of `diagnostics`, which every
+    worker has, or of one that it was started with. The call fails as a whole: OPERATION_DEADLINE names the ranks that
+    did not answer in time; another error is that of the first rank that refused.
     """
     DumpState: _grpc.UnaryUnaryMultiCallable[_admin_pb2.DumpStateRequest, _admin_pb2.DumpStateResponse]
     """Returns the scheduler's state: each request, where it is, and what it holds. Contains no text and no token ids."""
@@ -206,16 +200,10 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """
     ListLoras: _aio.UnaryUnaryMultiCallable[_admin_pb2.ListLorasRequest, _admin_pb2.ListLorasResponse]  # type: ignore[assignment]
     """Lists the adapters that requests can name, and the replicas that have them."""
-    InspectModel: _aio.UnaryUnaryMultiCallable[_admin_pb2.InspectModelRequest, _admin_pb2.InspectModelResponse]  # type: ignore[assignment]
-    """Describes the network as each worker of a replica holds it."""
-    CallOperation: _aio.UnaryUnaryMultiCallable[_admin_pb2.CallOperationRequest, _admin_pb2.CallOperationResponse]  # type: ignore[assignment]
-    """Makes each worker of a replica do one of a closed list of operations, between its steps. The call fails as a whole:
-    OPERATION_DEADLINE names the ranks that did not answer in time; another error is that of the first rank that
-    refused.
-    """
     CallExtension: _aio.UnaryUnaryMultiCallable[_admin_pb2.CallExtensionRequest, _admin_pb2.CallExtensionResponse]  # type: ignore[assignment]
-    """Makes each worker of a replica do an operation of an extension that it was started with. Fails as CallOperation
-    does.
+    """Makes each worker of a replica do an operation of an extension, between its steps: of `diagnostics`, which every
+    worker has, or of one that it was started with. The call fails as a whole: OPERATION_DEADLINE names the ranks that
+    did not answer in time; another error is that of the first rank that refused.
     """
     DumpState: _aio.UnaryUnaryMultiCallable[_admin_pb2.DumpStateRequest, _admin_pb2.DumpStateResponse]  # type: ignore[assignment]
     """Returns the scheduler's state: each request, where it is, and what it holds. Contains no text and no token ids."""
@@ -403,32 +391,14 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         """Lists the adapters that requests can name, and the replicas that have them."""
 
     @_abc_1.abstractmethod
-    def InspectModel(
-        self,
-        request: _admin_pb2.InspectModelRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_admin_pb2.InspectModelResponse, _abc.Awaitable[_admin_pb2.InspectModelResponse]]:
-        """Describes the network as each worker of a replica holds it."""
-
-    @_abc_1.abstractmethod
-    def CallOperation(
-        self,
-        request: _admin_pb2.CallOperationRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_admin_pb2.CallOperationResponse, _abc.Awaitable[_admin_pb2.CallOperationResponse]]:
-        """Makes each worker of a replica do one of a closed list of operations, between its steps. The call fails as a whole:
-        OPERATION_DEADLINE names the ranks that did not answer in time; another error is that of the first rank that
-        refused.
-        """
-
-    @_abc_1.abstractmethod
     def CallExtension(
         self,
         request: _admin_pb2.CallExtensionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.CallExtensionResponse, _abc.Awaitable[_admin_pb2.CallExtensionResponse]]:
-        """Makes each worker of a replica do an operation of an extension that it was started with. Fails as CallOperation
-        does.
+        """Makes each worker of a replica do an operation of an extension, between its steps: of `diagnostics`, which every
+        worker has, or of one that it was started with. The call fails as a whole: OPERATION_DEADLINE names the ranks that
+        did not answer in time; another error is that of the first rank that refused.
         """
 
     @_abc_1.abstractmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json as json_module
 import sys
 from pathlib import Path
@@ -10,11 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from blockyard.admin.v1 import admin_pb2
-from blockyard.cli.admin.link import DEFAULT_ADMIN_ADDRESS, AdminAddress, AsJson, admin_api, as_json
+from blockyard.cli.admin.link import DEFAULT_ADMIN_ADDRESS, AdminAddress, AsJson, admin_api
 from blockyard.cli.connection import with_connection
-from blockyard.local.operator import OPERATIONS, make_operation, make_timeout
+from blockyard.diagnostics import DIAGNOSTICS, OPERATIONS, find_operation
+from blockyard.local.operator import make_timeout
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from blockyard.cli.admin.link import AdminApi
 
 # Beyond the time that workers have.
@@ -31,14 +35,14 @@ ReplicaOption = Annotated[
 def inspect(replica: ReplicaOption = "", address: AdminAddress = DEFAULT_ADMIN_ADDRESS, json: AsJson = False) -> None:
     """Describe the network as workers hold it: modules, shapes, layouts, cuts, bytes."""
     with admin_api(address) as api:
-        answer = api.ask(api.stub.InspectModel, admin_pb2.InspectModelRequest(replica=replica), INSPECT_SECONDS)
+        answers = _call(api, (DIAGNOSTICS, "describe_model", replica), b"", INSPECT_SECONDS)
     if json:
-        typer.echo(as_json(answer))
+        typer.echo(_to_json(answers))
         return
-    for worker in answer.workers:
-        if len(answer.workers) > 1:
-            typer.echo(f"rank {worker.rank} ({worker.address})")
-        typer.echo(worker.text)
+    for answer in answers:
+        if len(answers) > 1:
+            typer.echo(f"rank {answer.rank} ({answer.address})")
+        typer.echo(json_module.loads(answer.result)["text"])
 
 
 @with_connection
@@ -56,22 +60,23 @@ def call(
     json: AsJson = False,
 ) -> None:
     """Have each worker of a replica do something between its steps, and write what it answers."""
-    extension, _, name = operation.rpartition(".")
-    with admin_api(address) as api:
-        if extension:
-            _call_extension(api, (extension, name, replica), _read_payload(payload), timeout, json=json)
-            return
-        asked = _make_operation(operation, arguments)
-        request = admin_pb2.CallOperationRequest(replica=replica, operation=asked, timeout=make_timeout(timeout))
-        answer = api.ask(api.stub.CallOperation, request, timeout + GRACE_SECONDS)
-    typer.echo(as_json(answer))
-
-
-def _make_operation(name: str, arguments: str) -> Any:
     try:
-        return make_operation(name, json_module.loads(arguments))
+        extension, name = find_operation(operation)
+        json_module.loads(arguments)
     except (TypeError, ValueError) as error:
         raise typer.BadParameter(str(error)) from None
+    has_json = extension == DIAGNOSTICS
+    given = arguments.encode() if has_json else _read_payload(payload)
+    with admin_api(address) as api:
+        answers = _call(api, (extension, name, replica), given, timeout)
+    if has_json or json:
+        typer.echo(_to_json(answers))
+        return
+    for answer in answers:
+        if len(answers) > 1:
+            typer.echo(f"rank {answer.rank} ({answer.address})")
+        sys.stdout.flush()
+        sys.stdout.buffer.write(answer.result + (b"" if answer.result.endswith(b"\n") else b"\n"))
 
 
 def _read_payload(payload: str) -> bytes:
@@ -83,17 +88,25 @@ def _read_payload(payload: str) -> bytes:
         raise typer.BadParameter(f"{payload[1:]}: {error.strerror}", param_hint="--payload") from None
 
 
-def _call_extension(api: AdminApi, names: tuple[str, str, str], payload: bytes, timeout: float, *, json: bool) -> None:
+def _call(api: AdminApi, names: tuple[str, str, str], payload: bytes, timeout: float) -> Sequence[Any]:
+    """Returns what each worker answers, by rank. `names`: extension, operation, replica."""
     extension, operation, replica = names
     request = admin_pb2.CallExtensionRequest(
         replica=replica, extension=extension, operation=operation, payload=payload, timeout=make_timeout(timeout)
     )
-    answer = api.ask(api.stub.CallExtension, request, timeout + GRACE_SECONDS)
-    if json:
-        typer.echo(as_json(answer))
-        return
-    for result in answer.results:
-        if len(answer.results) > 1:
-            typer.echo(f"rank {result.rank} ({result.address})")
-        sys.stdout.flush()
-        sys.stdout.buffer.write(result.result + (b"" if result.result.endswith(b"\n") else b"\n"))
+    return api.ask(api.stub.CallExtension, request, timeout + GRACE_SECONDS).results
+
+
+def _to_json(answers: Sequence[Any]) -> str:
+    """Writes answers as JSON; one that is no JSON becomes a text in base64, as in protobuf's JSON."""
+    return json_module.dumps(
+        [{"rank": each.rank, "address": each.address, "result": _read_result(each.result)} for each in answers],
+        indent=2,
+    )
+
+
+def _read_result(result: bytes) -> Any:
+    try:
+        return json_module.loads(result)
+    except ValueError:
+        return base64.b64encode(result).decode()

@@ -4,7 +4,6 @@ isort:skip_file
 """
 
 from blockyard.common.v1 import administration_pb2 as _administration_pb2
-from blockyard.common.v1 import operations_pb2 as _operations_pb2
 from blockyard.common.v1 import pooling_pb2 as _pooling_pb2
 from blockyard.common.v1 import sampling_pb2 as _sampling_pb2
 from blockyard.common.v1 import status_pb2 as _status_pb2
@@ -2459,99 +2458,6 @@ class FinishWeightUpdateResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FinishWeightUpdateResponse: _TypeAlias = FinishWeightUpdateResponse  # noqa: Y015
-
-@_typing.final
-class InspectModelRequest(_message.Message):
-    """Asks for a description of the network."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    def __init__(
-        self,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___InspectModelRequest: _TypeAlias = InspectModelRequest  # noqa: Y015
-
-@_typing.final
-class InspectModelResponse(_message.Message):
-    """The description of the network."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    TEXT_FIELD_NUMBER: _builtins.int
-    text: _builtins.str
-    """The description, for people: a line for each module; equal neighbours share one line."""
-    def __init__(
-        self,
-        *,
-        text: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["text", b"text"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___InspectModelResponse: _TypeAlias = InspectModelResponse  # noqa: Y015
-
-@_typing.final
-class CallOperationRequest(_message.Message):
-    """Asks for an operation."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    TIMEOUT_FIELD_NUMBER: _builtins.int
-    OPERATION_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def timeout(self) -> _duration_pb2.Duration:
-        """How long the operation may take, at most two minutes. Default: 30 s."""
-
-    @_builtins.property
-    def operation(self) -> _operations_pb2.Operation:
-        """The operation to do."""
-
-    def __init__(
-        self,
-        *,
-        timeout: _duration_pb2.Duration | None = ...,
-        operation: _operations_pb2.Operation | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["operation", b"operation", "timeout", b"timeout"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["operation", b"operation", "timeout", b"timeout"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___CallOperationRequest: _TypeAlias = CallOperationRequest  # noqa: Y015
-
-@_typing.final
-class CallOperationResponse(_message.Message):
-    """The operation is done."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    RESULT_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def result(self) -> _operations_pb2.OperationResult:
-        """The operation's result."""
-
-    def __init__(
-        self,
-        *,
-        result: _operations_pb2.OperationResult | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___CallOperationResponse: _TypeAlias = CallOperationResponse  # noqa: Y015
 
 @_typing.final
 class CallExtensionRequest(_message.Message):

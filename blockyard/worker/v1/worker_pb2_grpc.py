@@ -142,16 +142,6 @@ class WorkerServiceStub(object):
                 request_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.FinishWeightUpdateRequest.SerializeToString,
                 response_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.FinishWeightUpdateResponse.FromString,
                 _registered_method=True)
-        self.InspectModel = channel.unary_unary(
-                '/blockyard.worker.v1.WorkerService/InspectModel',
-                request_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.InspectModelRequest.SerializeToString,
-                response_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.InspectModelResponse.FromString,
-                _registered_method=True)
-        self.CallOperation = channel.unary_unary(
-                '/blockyard.worker.v1.WorkerService/CallOperation',
-                request_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.CallOperationRequest.SerializeToString,
-                response_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.CallOperationResponse.FromString,
-                _registered_method=True)
         self.CallExtension = channel.unary_unary(
                 '/blockyard.worker.v1.WorkerService/CallExtension',
                 request_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.CallExtensionRequest.SerializeToString,
@@ -366,27 +356,12 @@ class WorkerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def InspectModel(self, request, context):
-        """Describes the network: its modules, how their weights are stored and how they are split between ranks. LOADED,
-        CACHE_READY, RUNNING.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def CallOperation(self, request, context):
-        """Does one of a closed list of operations, in parts between steps. OPERATION_DEADLINE if it exceeds its timeout.
-        States: see Operation.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def CallExtension(self, request, context):
-        """Does an operation of an extension that the process was started with (--worker-extension), between two steps. An
-        unknown extension or operation: FIELD_INVALID, with a list. An operation that exceeds its timeout:
-        OPERATION_DEADLINE; if it has not begun, it is cancelled. An operation that fails: EXTENSION_FAILED. LOADED,
-        CACHE_READY, RUNNING.
+        """Does an operation of an extension, in parts between steps: of `diagnostics`, which every worker has and whose
+        payloads and results are JSON, or of one that the process was started with (--worker-extension). An unknown
+        extension or operation: FIELD_INVALID, with a list. An operation that exceeds its timeout: OPERATION_DEADLINE; its
+        parts that have not begun are cancelled. An operation that fails: EXTENSION_FAILED. Any state after InitDevice; an
+        operation that needs weights: WRONG_STATE where there are none.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -546,16 +521,6 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.FinishWeightUpdate,
                     request_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.FinishWeightUpdateRequest.FromString,
                     response_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.FinishWeightUpdateResponse.SerializeToString,
-            ),
-            'InspectModel': grpc.unary_unary_rpc_method_handler(
-                    servicer.InspectModel,
-                    request_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.InspectModelRequest.FromString,
-                    response_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.InspectModelResponse.SerializeToString,
-            ),
-            'CallOperation': grpc.unary_unary_rpc_method_handler(
-                    servicer.CallOperation,
-                    request_deserializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.CallOperationRequest.FromString,
-                    response_serializer=blockyard_dot_worker_dot_v1_dot_worker__pb2.CallOperationResponse.SerializeToString,
             ),
             'CallExtension': grpc.unary_unary_rpc_method_handler(
                     servicer.CallExtension,
@@ -1163,60 +1128,6 @@ class WorkerService(object):
             '/blockyard.worker.v1.WorkerService/FinishWeightUpdate',
             blockyard_dot_worker_dot_v1_dot_worker__pb2.FinishWeightUpdateRequest.SerializeToString,
             blockyard_dot_worker_dot_v1_dot_worker__pb2.FinishWeightUpdateResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def InspectModel(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/blockyard.worker.v1.WorkerService/InspectModel',
-            blockyard_dot_worker_dot_v1_dot_worker__pb2.InspectModelRequest.SerializeToString,
-            blockyard_dot_worker_dot_v1_dot_worker__pb2.InspectModelResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def CallOperation(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/blockyard.worker.v1.WorkerService/CallOperation',
-            blockyard_dot_worker_dot_v1_dot_worker__pb2.CallOperationRequest.SerializeToString,
-            blockyard_dot_worker_dot_v1_dot_worker__pb2.CallOperationResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -115,19 +115,12 @@ class WorkerServiceStub:
     """Waits until UpdateWeights has taken all tensors, and lets the worker compute with them. If the upload broke off:
     WRONG_STATE, with the missing tensors. STALE -> CACHE_READY; a no-op if the worker already has these weights.
     """
-    InspectModel: _grpc.UnaryUnaryMultiCallable[_worker_pb2.InspectModelRequest, _worker_pb2.InspectModelResponse]
-    """Describes the network: its modules, how their weights are stored and how they are split between ranks. LOADED,
-    CACHE_READY, RUNNING.
-    """
-    CallOperation: _grpc.UnaryUnaryMultiCallable[_worker_pb2.CallOperationRequest, _worker_pb2.CallOperationResponse]
-    """Does one of a closed list of operations, in parts between steps. OPERATION_DEADLINE if it exceeds its timeout.
-    States: see Operation.
-    """
     CallExtension: _grpc.UnaryUnaryMultiCallable[_worker_pb2.CallExtensionRequest, _worker_pb2.CallExtensionResponse]
-    """Does an operation of an extension that the process was started with (--worker-extension), between two steps. An
-    unknown extension or operation: FIELD_INVALID, with a list. An operation that exceeds its timeout:
-    OPERATION_DEADLINE; if it has not begun, it is cancelled. An operation that fails: EXTENSION_FAILED. LOADED,
-    CACHE_READY, RUNNING.
+    """Does an operation of an extension, in parts between steps: of `diagnostics`, which every worker has and whose
+    payloads and results are JSON, or of one that the process was started with (--worker-extension). An unknown
+    extension or operation: FIELD_INVALID, with a list. An operation that exceeds its timeout: OPERATION_DEADLINE; its
+    parts that have not begun are cancelled. An operation that fails: EXTENSION_FAILED. Any state after InitDevice; an
+    operation that needs weights: WRONG_STATE where there are none.
     """
     SaveState: _grpc.UnaryStreamMultiCallable[_worker_pb2.SaveStateRequest, _worker_pb2.SaveStateResponse]
     """Writes this rank's weights into a new folder below --worker-save-root, and streams its progress. Without that
@@ -238,19 +231,12 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     """Waits until UpdateWeights has taken all tensors, and lets the worker compute with them. If the upload broke off:
     WRONG_STATE, with the missing tensors. STALE -> CACHE_READY; a no-op if the worker already has these weights.
     """
-    InspectModel: _aio.UnaryUnaryMultiCallable[_worker_pb2.InspectModelRequest, _worker_pb2.InspectModelResponse]  # type: ignore[assignment]
-    """Describes the network: its modules, how their weights are stored and how they are split between ranks. LOADED,
-    CACHE_READY, RUNNING.
-    """
-    CallOperation: _aio.UnaryUnaryMultiCallable[_worker_pb2.CallOperationRequest, _worker_pb2.CallOperationResponse]  # type: ignore[assignment]
-    """Does one of a closed list of operations, in parts between steps. OPERATION_DEADLINE if it exceeds its timeout.
-    States: see Operation.
-    """
     CallExtension: _aio.UnaryUnaryMultiCallable[_worker_pb2.CallExtensionRequest, _worker_pb2.CallExtensionResponse]  # type: ignore[assignment]
-    """Does an operation of an extension that the process was started with (--worker-extension), between two steps. An
-    unknown extension or operation: FIELD_INVALID, with a list. An operation that exceeds its timeout:
-    OPERATION_DEADLINE; if it has not begun, it is cancelled. An operation that fails: EXTENSION_FAILED. LOADED,
-    CACHE_READY, RUNNING.
+    """Does an operation of an extension, in parts between steps: of `diagnostics`, which every worker has and whose
+    payloads and results are JSON, or of one that the process was started with (--worker-extension). An unknown
+    extension or operation: FIELD_INVALID, with a list. An operation that exceeds its timeout: OPERATION_DEADLINE; its
+    parts that have not begun are cancelled. An operation that fails: EXTENSION_FAILED. Any state after InitDevice; an
+    operation that needs weights: WRONG_STATE where there are none.
     """
     SaveState: _aio.UnaryStreamMultiCallable[_worker_pb2.SaveStateRequest, _worker_pb2.SaveStateResponse]  # type: ignore[assignment]
     """Writes this rank's weights into a new folder below --worker-save-root, and streams its progress. Without that
@@ -486,35 +472,16 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
-    def InspectModel(
-        self,
-        request: _worker_pb2.InspectModelRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_worker_pb2.InspectModelResponse, _abc.Awaitable[_worker_pb2.InspectModelResponse]]:
-        """Describes the network: its modules, how their weights are stored and how they are split between ranks. LOADED,
-        CACHE_READY, RUNNING.
-        """
-
-    @_abc_1.abstractmethod
-    def CallOperation(
-        self,
-        request: _worker_pb2.CallOperationRequest,
-        context: _ServicerContext,
-    ) -> _typing.Union[_worker_pb2.CallOperationResponse, _abc.Awaitable[_worker_pb2.CallOperationResponse]]:
-        """Does one of a closed list of operations, in parts between steps. OPERATION_DEADLINE if it exceeds its timeout.
-        States: see Operation.
-        """
-
-    @_abc_1.abstractmethod
     def CallExtension(
         self,
         request: _worker_pb2.CallExtensionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_worker_pb2.CallExtensionResponse, _abc.Awaitable[_worker_pb2.CallExtensionResponse]]:
-        """Does an operation of an extension that the process was started with (--worker-extension), between two steps. An
-        unknown extension or operation: FIELD_INVALID, with a list. An operation that exceeds its timeout:
-        OPERATION_DEADLINE; if it has not begun, it is cancelled. An operation that fails: EXTENSION_FAILED. LOADED,
-        CACHE_READY, RUNNING.
+        """Does an operation of an extension, in parts between steps: of `diagnostics`, which every worker has and whose
+        payloads and results are JSON, or of one that the process was started with (--worker-extension). An unknown
+        extension or operation: FIELD_INVALID, with a list. An operation that exceeds its timeout: OPERATION_DEADLINE; its
+        parts that have not begun are cancelled. An operation that fails: EXTENSION_FAILED. Any state after InitDevice; an
+        operation that needs weights: WRONG_STATE where there are none.
         """
 
     @_abc_1.abstractmethod

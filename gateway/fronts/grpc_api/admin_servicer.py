@@ -159,7 +159,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     StartProfile = _passed_on("StartProfile")
     PinLora = _passed_on("PinLora")
     ListLoras = _passed_on("ListLoras")
-    InspectModel = _passed_on("InspectModel")
     DumpState = _passed_on("DumpState")
     SaveState = _passed_on_stream("SaveState")
     StopProfile = _passed_on_stream("StopProfile")
@@ -206,12 +205,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         with suppress(TimeoutError):
             async with asyncio.timeout(STATUS_TIMEOUT_SECONDS):
                 await self._link.wait_until(lambda: is_told({each.lora_id for each in self._link.loras.values()}))
-
-    async def CallOperation(  # type: ignore[override]
-        self, request: admin_pb2.CallOperationRequest, context: Any
-    ) -> admin_pb2.CallOperationResponse:
-        """Has a replica's workers do one of a closed list of operations."""
-        return await self.pass_on("CallOperation", request, operation=request.operation.WhichOneof("kind") or "none")
 
     async def CallExtension(  # type: ignore[override]
         self, request: admin_pb2.CallExtensionRequest, context: Any

@@ -5,13 +5,15 @@ Its one replica is drained some readings after it was told to, as a real one is 
 
 from __future__ import annotations
 
+import json
 from concurrent import futures
 from typing import TYPE_CHECKING, Any, Self
 
 import grpc
 
 from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
-from blockyard.common.v1 import administration_pb2, operations_pb2, status_pb2
+from blockyard.common.v1 import administration_pb2, status_pb2
+from blockyard.diagnostics import DIAGNOSTICS
 from blockyard.errors import BlockyardError, to_call_status
 
 if TYPE_CHECKING:
@@ -225,22 +227,12 @@ class FakeAdmin(admin_pb2_grpc.AdminServiceServicer):
         state = admin_pb2.SchedulerState(num_requests=1, requests=[admin_pb2.RequestState(request_id="r1")])
         return admin_pb2.DumpStateResponse(state=state)
 
-    def InspectModel(self, request: Any, context: Any) -> admin_pb2.InspectModelResponse:
-        self._take("InspectModel", request, context)
-        response = admin_pb2.InspectModelResponse()
-        for rank in range(self.num_ranks):
-            response.workers.add(rank=rank, address=f"10.0.0.{rank}:50070", text=f"LlamaForCausalLM {rank}")
-        return response
-
-    def CallOperation(self, request: Any, context: Any) -> admin_pb2.CallOperationResponse:
-        self._take("CallOperation", request, context)
-        response = admin_pb2.CallOperationResponse()
-        response.results.add(result=operations_pb2.OperationResult(memory_summary={"weights_bytes": 7}))
-        return response
-
     def CallExtension(self, request: Any, context: Any) -> admin_pb2.CallExtensionResponse:
         self._take("CallExtension", request, context)
         response = admin_pb2.CallExtensionResponse()
         for rank in range(self.num_ranks):
-            response.results.add(rank=rank, address=f"10.0.0.{rank}:50070", result=b"%d %s" % (rank, request.payload))
+            answer = b"%d %s" % (rank, request.payload)
+            if request.extension == DIAGNOSTICS:
+                answer = json.dumps({"text": f"LlamaForCausalLM {rank}"}).encode()
+            response.results.add(rank=rank, address=f"10.0.0.{rank}:50070", result=answer)
         return response

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from blockyard.common.v1 import administration_pb2, operations_pb2
-from blockyard.errors import BlockyardError, Reason, Violation, invalid
+from blockyard.common.v1 import administration_pb2
+from blockyard.errors import BlockyardError, Reason
 from blockyard.worker.v1 import worker_pb2
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ class FakeOperations:
     # What extensions were asked.
     called: tuple[worker_pb2.CallExtensionRequest, ...] = ()
     refuses_extensions = hangs_in_extensions = False
-    group_report = operations_pb2.GroupReport()
 
     async def SaveState(self, request: worker_pb2.SaveStateRequest, context: Any) -> AsyncIterator[Any]:
         yield worker_pb2.SaveStateResponse(progress=worker_pb2.LoadProgress(done_bytes=1, total_bytes=2))
@@ -61,15 +60,6 @@ class FakeOperations:
     async def SetLogLevel(self, request: worker_pb2.SetLogLevelRequest, context: Any) -> Any:
         previous, self.log_level = self.log_level, request.level
         return worker_pb2.SetLogLevelResponse(previous_level=previous)
-
-    async def InspectModel(self, request: worker_pb2.InspectModelRequest, context: Any) -> Any:
-        return worker_pb2.InspectModelResponse(text="a network")
-
-    async def CallOperation(self, request: worker_pb2.CallOperationRequest, context: Any) -> Any:
-        kind = request.operation.WhichOneof("kind")
-        if kind != "describe_group":
-            raise invalid([Violation("operation", f"{kind} is not faked")])
-        return worker_pb2.CallOperationResponse(result=operations_pb2.OperationResult(describe_group=self.group_report))
 
     async def CallExtension(self, request: worker_pb2.CallExtensionRequest, context: Any) -> Any:
         self.called += (request,)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from blockyard.admin.v1 import admin_pb2
-from blockyard.common.v1 import administration_pb2, operations_pb2, pooling_pb2, sampling_pb2, status_pb2, trace_pb2
+from blockyard.common.v1 import administration_pb2, pooling_pb2, sampling_pb2, status_pb2, trace_pb2
 from blockyard.gateway.v1 import state_pb2
 from blockyard.inference.v1 import inference_pb2
 from blockyard.open_inference.v2 import open_inference_pb2
@@ -27,7 +27,7 @@ FILES: list[FileDescriptor] = [
     module.DESCRIPTOR
     for module in (
         *(inference_pb2, admin_pb2, open_inference_pb2, scheduler_pb2, worker_pb2, state_pb2),
-        *(administration_pb2, operations_pb2, pooling_pb2, sampling_pb2, status_pb2, trace_pb2),
+        *(administration_pb2, pooling_pb2, sampling_pb2, status_pb2, trace_pb2),
     )
 ]
 

@@ -13,7 +13,7 @@ import grpc
 import pytest
 import torch
 
-from blockyard.common.v1 import administration_pb2, operations_pb2, status_pb2
+from blockyard.common.v1 import administration_pb2, status_pb2
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
 from blockyard.worker.v1 import worker_pb2 as pb
 from tests.unit.worker_service.driver import BLOCK_SIZE, WorkerDriver, fails, running_worker
@@ -41,11 +41,9 @@ LEGAL = {
     # After BeginWeightUpdate: see weights/test_update.py.
     "UpdateWeights": set[str](),
     "FinishWeightUpdate": set[str](),
-    "InspectModel": {"LOADED", "CACHE_READY", "RUNNING"},
-    "CallOperation": {"LOADED", "CACHE_READY", "RUNNING"},
+    # With an operation that reads weights.
     "CallExtension": {"LOADED", "CACHE_READY", "RUNNING"},
 }
-CHECK: Any = {"check_numerics": {}}
 # After these a worker is in another state: of each state the first one is called.
 CHANGING = ("InitializeCache", "Sleep", "ReloadWeights", "WakeUp", "BeginWeightUpdate")
 
@@ -93,9 +91,7 @@ async def call(worker: WorkerDriver, name: str, model: Path) -> None:
         "BeginWeightUpdate": pb.BeginWeightUpdateRequest(version="2"),
         "UpdateWeights": iter([pb.UpdateWeightsRequest()]),
         "FinishWeightUpdate": pb.FinishWeightUpdateRequest(version="2"),
-        "InspectModel": pb.InspectModelRequest(),
-        "CallOperation": pb.CallOperationRequest(operation=operations_pb2.Operation(**CHECK)),
-        "CallExtension": pb.CallExtensionRequest(extension="example", operation="echo"),
+        "CallExtension": pb.CallExtensionRequest(extension="diagnostics", operation="check_numerics"),
     }[name]
     if name == "ExecuteModel":
         stream = worker.stub.ExecuteModel()

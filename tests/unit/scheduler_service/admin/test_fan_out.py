@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from blockyard.admin.v1 import admin_pb2
-from blockyard.common.v1 import operations_pb2
 from blockyard.errors import BlockyardError, Reason
 from blockyard.worker.v1 import worker_pb2
 from scheduler_service.admin import fan_out
@@ -59,23 +58,15 @@ async def test_answers_come_by_rank_or_not_at_all(
 
 async def test_an_operator_has_workers_do_things(harness: Harness) -> None:
     worker = await harness.worker()
-    worker.group_report = operations_pb2.GroupReport(rank=0, num_layers=7)
     await harness.scheduler()
     await harness.client()
     stub = (await harness.operator()).stub
-    [inspected] = (await stub.InspectModel(admin_pb2.InspectModelRequest())).workers
-    assert (inspected.rank, inspected.address, inspected.text) == (0, worker.address, "a network")
-    operation = operations_pb2.Operation(describe_group=operations_pb2.DescribeGroup())
-    [result] = (await stub.CallOperation(admin_pb2.CallOperationRequest(operation=operation))).results
-    assert (result.address, result.result.describe_group.num_layers) == (worker.address, 7)
     names = {"extension": "e", "operation": "o"}
     request = admin_pb2.CallExtensionRequest(replica="0", payload=b"xy", timeout={"seconds": 3}, **names)
     [told] = (await stub.CallExtension(request)).results
-    assert told.result == b"yx"
+    assert (told.rank, told.address, told.result) == (0, worker.address, b"yx")
     [asked] = worker.called
     assert (asked.extension, asked.operation, asked.timeout.seconds) == ("e", "o", 3)
     request = admin_pb2.CallExtensionRequest(timeout={"seconds": 300}, **names)
     error = await refused(stub.CallExtension(request))
     assert (error.reason, error.violations[0].field) == (Reason.FIELD_INVALID, "timeout")
-    error = await refused(stub.CallOperation(admin_pb2.CallOperationRequest()))
-    assert (error.reason, error.violations[0].field) == (Reason.FIELD_INVALID, "operation")

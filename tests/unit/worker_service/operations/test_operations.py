@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from blockyard.common.v1 import operations_pb2 as ops
+from blockyard.diagnostics import DIAGNOSTICS, OPERATIONS
 from blockyard.errors import BlockyardError, Reason
 from blockyard.worker.v1 import worker_pb2 as pb
 from tests.unit.worker_service.driver import WorkerDriver, fails, new_sequence
@@ -20,12 +21,12 @@ if TYPE_CHECKING:
     from tests.kit.worker_extension import Example
 
 
-async def call(worker: WorkerDriver, **kind: Any) -> Any:
-    """Does an operation of the list, and gives the report."""
-    request = pb.CallOperationRequest(operation=ops.Operation(**kind))
-    result = (await worker.stub.CallOperation(request)).result
-    assert result.WhichOneof("kind") == next(iter(kind))
-    return getattr(result, next(iter(kind)))
+async def call(worker: WorkerDriver, operation: str, **fields: Any) -> Any:
+    """Does an operation that every worker has, and returns its result."""
+    request = pb.CallExtensionRequest(
+        extension="diagnostics", operation=operation, payload=json.dumps(fields).encode() if fields else b""
+    )
+    return json.loads((await worker.stub.CallExtension(request)).result)
 
 
 async def extend(worker: WorkerDriver, operation: str, payload: bytes = b"", **fields: Any) -> bytes:
@@ -41,7 +42,7 @@ def extension_of(worker: WorkerDriver) -> Example:
 
 
 async def test_it_describes_the_network(worker: WorkerDriver) -> None:
-    lines = (await worker.stub.InspectModel(pb.InspectModelRequest())).text.splitlines()
+    lines = (await call(worker, "describe_model"))["text"].splitlines()
     loaded = worker.server.worker.set_up.loaded
     assert loaded is not None
     assert lines[0].startswith(f"LlamaForCausalLM: 2 layers, float32 by {loaded.backend.name}, ")
@@ -65,22 +66,44 @@ async def test_it_tells_its_groups_of_kv(worker: WorkerDriver) -> None:
     assert group.page_bytes == info.cache.cache_block_bytes
 
 
-# The closed list.
+# What every worker can do.
 
 
 async def test_norms_are_those_of_the_files(worker: WorkerDriver, model: Path) -> None:
     files = load_file(model / "model.safetensors")
-    norms = {each.name: each for each in (await call(worker, weight_norms=ops.WeightNorms())).weights}
+    norms = {each["name"]: each for each in (await call(worker, "weight_norms"))["weights"]}
     assert set(norms) == set(files)
     for name, each in norms.items():
-        assert tuple(each.shape) == tuple(files[name].shape)
-        assert each.norm == pytest.approx(float(files[name].double().norm()))
-        assert each.largest == float(files[name].abs().max())
+        assert tuple(each["shape"]) == tuple(files[name].shape)
+        assert each["norm"] == pytest.approx(float(files[name].double().norm()))
+        assert each["largest"] == float(files[name].abs().max())
     name = "model.layers.1.self_attn.k_proj.weight"
-    [alone] = (await call(worker, weight_norms=ops.WeightNorms(names=[name]))).weights
-    assert alone == norms[name]
-    error = await fails(call(worker, weight_norms=ops.WeightNorms(names=["model.layers.9.mlp"])))
-    assert (error.reason, error.violations[0].field) == (Reason.FIELD_INVALID, "names")
+    assert (await call(worker, "weight_norms", names=[name]))["weights"] == [norms[name]]
+
+
+@pytest.mark.parametrize(
+    ("operation", "fields", "field", "problem"),
+    [
+        ("weight_norms", {"names": ["model.layers.9.mlp"]}, "names", "the model has no tensor 'model.layers.9.mlp'"),
+        ("weight_norms", {"names": "lm_head"}, "names", "must be a list of texts"),
+        ("weight_norms", {"name": []}, "payload", "got an unexpected keyword argument 'name'"),
+        ("measure_bandwidth", {"num_bytes": 1 << 40}, "num_bytes", "must be from 1 to 1073741824, not 1099511627776"),
+        ("measure_bandwidth", {"num_bytes": "all"}, "num_bytes", "must be a whole number"),
+    ],
+)
+async def test_wrong_fields_are_refused(
+    worker: WorkerDriver, operation: str, fields: dict[str, Any], field: str, problem: str
+) -> None:
+    error = await fails(call(worker, operation, **fields))
+    assert (error.reason, error.violations[0].field) == (Reason.FIELD_INVALID, field)
+    assert problem in error.violations[0].description
+
+
+@pytest.mark.parametrize("payload", [b"{", b"[]", b"\xff"])
+async def test_a_payload_that_is_no_object_is_refused(worker: WorkerDriver, payload: bytes) -> None:
+    request = pb.CallExtensionRequest(extension="diagnostics", operation="memory_summary", payload=payload)
+    error = await fails(worker.stub.CallExtension(request))
+    assert (error.reason, error.violations[0].field) == (Reason.FIELD_INVALID, "payload")
 
 
 async def test_numbers_that_are_not_finite_are_found(worker: WorkerDriver) -> None:
@@ -88,8 +111,8 @@ async def test_numbers_that_are_not_finite_are_found(worker: WorkerDriver) -> No
     await stream.step(
         new_sequences=[new_sequence(1, list(range(1, 12)), [3, 7])], sequence_ids=[1], num_new_tokens=[11]
     )
-    report = await call(worker, check_numerics=ops.CheckNumerics())
-    assert report == ops.NumericsReport(num_tensors=21, num_blocks=2)
+    report = await call(worker, "check_numerics")
+    assert report == {"num_tensors": 21, "num_blocks": 2, "tensors": [], "device_block_ids": []}
     set_up = worker.server.worker.set_up
     assert set_up.executor is not None
     assert set_up.loaded is not None
@@ -99,37 +122,39 @@ async def test_numbers_that_are_not_finite_are_found(worker: WorkerDriver) -> No
     assert isinstance(norm.weight, torch.Tensor)
     kept = norm.weight.clone()
     norm.weight[:3] = torch.tensor([float("inf"), float("nan"), float("-inf")])
-    report = await call(worker, check_numerics=ops.CheckNumerics())
+    report = await call(worker, "check_numerics")
     name = "model.layers.0.input_layernorm.weight"
-    assert list(report.tensors) == [ops.StrangeTensor(name=name, num_nans=1, num_infinities=2)]
+    assert report["tensors"] == [{"name": name, "num_nans": 1, "num_infinities": 2}]
     # Block 8 is nobody's.
-    assert list(report.device_block_ids) == [7]
+    assert report["device_block_ids"] == [7]
+    [norms] = (await call(worker, "weight_norms", names=[name]))["weights"]
+    assert (norms["norm"], norms["largest"]) == ("NaN", "NaN")
     norm.weight.copy_(kept)
 
 
 async def test_memory_is_measured(worker: WorkerDriver) -> None:
-    [way] = (await call(worker, measure_bandwidth=ops.MeasureBandwidth(num_bytes=1 << 20))).ways
-    assert (way.name, way.bytes_per_second > 1e6) == ("copy", True)
-    error = await fails(call(worker, measure_bandwidth=ops.MeasureBandwidth(num_bytes=1 << 40)))
-    assert error.violations[0].field == "num_bytes"
-    summary, info = await call(worker, memory_summary=ops.MemorySummary()), await worker.info()
-    assert summary.weights_bytes == info.model.parameter_bytes
-    assert summary.device_blocks_bytes == info.cache.num_device_blocks * info.cache.cache_block_bytes
-    assert summary.host_blocks_bytes == info.cache.num_host_blocks * info.cache.cache_block_bytes
-    assert summary.device_total_bytes > summary.process_bytes > 0
-    assert (await call(worker, collect_garbage=ops.CollectGarbage())).num_objects >= 0
-    report = await call(worker, describe_group=ops.DescribeGroup())
-    assert report == ops.GroupReport(tensor_parallel_size=1, pipeline_parallel_size=1, num_layers=2)
+    [way] = (await call(worker, "measure_bandwidth", num_bytes=1 << 20))["ways"]
+    assert (way["name"], way["bytes_per_second"] > 1e6) == ("copy", True)
+    summary, info = await call(worker, "memory_summary"), await worker.info()
+    assert summary["weights_bytes"] == info.model.parameter_bytes
+    assert summary["device_blocks_bytes"] == info.cache.num_device_blocks * info.cache.cache_block_bytes
+    assert summary["host_blocks_bytes"] == info.cache.num_host_blocks * info.cache.cache_block_bytes
+    assert summary["device_total_bytes"] > summary["process_bytes"] > 0
+    assert (await call(worker, "collect_garbage"))["num_objects"] >= 0
+    report = await call(worker, "describe_group")
+    assert (report["tensor_parallel_size"], report["first_layer"], report["num_layers"]) == (1, 0, 2)
 
 
 async def test_what_reads_no_weights_needs_no_model(fresh_worker: WorkerDriver) -> None:
-    error = await fails(call(fresh_worker, memory_summary=ops.MemorySummary()))
+    error = await fails(call(fresh_worker, "memory_summary"))
     assert error.reason is Reason.WRONG_STATE
     await fresh_worker.stub.InitDevice(pb.InitDeviceRequest(device_type=pb.DEVICE_TYPE_CPU))
-    assert (await call(fresh_worker, memory_summary=ops.MemorySummary())).weights_bytes == 0
-    assert (await fails(call(fresh_worker, check_numerics=ops.CheckNumerics()))).reason is Reason.WRONG_STATE
-    error = await fails(fresh_worker.stub.CallOperation(pb.CallOperationRequest()))
-    assert (error.reason, error.violations[0].field) == (Reason.FIELD_INVALID, "operation")
+    assert (await call(fresh_worker, "memory_summary"))["weights_bytes"] == 0
+    assert (await fails(call(fresh_worker, "check_numerics"))).reason is Reason.WRONG_STATE
+
+
+async def test_every_worker_has_the_operations_that_clients_know(fresh_worker: WorkerDriver) -> None:
+    assert set(fresh_worker.server.operations.extensions[DIAGNOSTICS].operations) == set(OPERATIONS)
 
 
 # Extensions.
@@ -146,9 +171,9 @@ async def test_an_extension_sees_the_weights(worker: WorkerDriver, model: Path) 
 
 
 async def test_what_an_extension_writes_changes_nothing(worker: WorkerDriver) -> None:
-    before = await call(worker, weight_norms=ops.WeightNorms())
+    before = await call(worker, "weight_norms")
     assert await extend(worker, "write") == b"in the same thread"
-    assert await call(worker, weight_norms=ops.WeightNorms()) == before
+    assert await call(worker, "weight_norms") == before
 
 
 async def test_what_there_is_not_is_refused_with_what_there_is(worker: WorkerDriver) -> None:
@@ -156,7 +181,7 @@ async def test_what_there_is_not_is_refused_with_what_there_is(worker: WorkerDri
     assert (error.reason, error.violations[0].field) == (Reason.FIELD_INVALID, "operation")
     assert "answer_text, count, echo" in error.violations[0].description
     error = await fails(worker.stub.CallExtension(pb.CallExtensionRequest(extension="other", operation="echo")))
-    assert "there are: example" in error.violations[0].description
+    assert "the extensions are: diagnostics, example" in error.violations[0].description
 
 
 async def test_an_error_of_an_extension_is_told_as_one(worker: WorkerDriver) -> None:
@@ -180,6 +205,17 @@ async def test_no_step_runs_meanwhile_and_no_call_during_a_step(worker: WorkerDr
     extension.may_end.set()
     assert await calling == b"done"
     assert (await answer).step_id == 2
+
+
+async def test_steps_go_on_between_the_pieces_of_an_operation(worker: WorkerDriver) -> None:
+    stream, extension = worker.open(1), extension_of(worker)
+    await stream.step()
+    calling = asyncio.create_task(extend(worker, "wait_in_pieces"))
+    assert await asyncio.to_thread(extension.has_begun.wait, 20)
+    assert (await stream.step()).step_id == 2
+    assert not calling.done()
+    extension.may_end.set()
+    assert await calling == b"done"
 
 
 async def test_what_takes_too_long_is_told_and_what_has_not_begun_is_given_up(worker: WorkerDriver) -> None:

@@ -11,7 +11,7 @@ import grpc.aio
 import pytest
 
 from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
-from blockyard.common.v1 import administration_pb2, operations_pb2
+from blockyard.common.v1 import administration_pb2
 from blockyard.configuration import ModelSettings, PublicSettings
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
@@ -32,8 +32,6 @@ PASSED_ON = {
     "WakeReplica": {"replica": "a", "reload": True},
     "ResetPrefixCache": {"replica": "a"},
     "StartProfile": {"replica": "a", "options": administration_pb2.ProfileOptions(max_steps=3)},
-    "InspectModel": {"replica": "a"},
-    "CallOperation": {"replica": "a", "operation": operations_pb2.Operation(memory_summary={})},
     "CallExtension": {"replica": "a", "extension": "e", "operation": "o", "payload": b"p"},
     "DumpState": {"max_requests": 4},
     "LoadLora": {"name": "sql", "path": "/adapters/sql", "load_inplace": True},
