@@ -1,4 +1,4 @@
-"""Writes the pages of this folder that are made from the code: errors, settings, metrics, parameters, protos.
+"""Writes the pages of this folder that are made from the code: errors, messages, settings, metrics, parameters, protos.
 
     python docs/reference/generate.py
 
@@ -17,6 +17,7 @@ sys.path[:0] = [str(HERE.parents[1]), str(HERE)]
 
 from agents_page import agents_page  # noqa: E402
 from dashboard import dashboard, prometheus_rule  # noqa: E402
+from messages_page import messages_page  # noqa: E402
 from metrics_page import metrics_page  # noqa: E402
 from models_page import models_page  # noqa: E402
 from protos_page import protos_page  # noqa: E402
@@ -153,6 +154,8 @@ Every error has a reason. It is the same on both APIs, and it decides the status
 | reason | gRPC | HTTP | meaning, and what helps |
 |---|---|---|---|
 {rows}
+
+[Every message](messages.md) of each reason is a page of its own.
 
 ## Over gRPC
 
@@ -345,6 +348,7 @@ def openai_page() -> str:
 
 PAGES = {
     "errors.md": errors_page,
+    "messages.md": lambda: messages_page(NOTE, MEANINGS),
     "configuration.md": lambda: settings_page(NOTE),
     "dashboard.json": dashboard,
     # Kustomize reads nothing outside of its folder.
