@@ -251,7 +251,7 @@ def _bad_words(request: GenerationRequest, limits: ModelLimits) -> Iterator[Viol
         if len(given) > MAX_BAD_WORDS:
             yield Violation(field, f"at most {MAX_BAD_WORDS}, not {len(given)}")
         if not all(given):
-            yield Violation(field, "none may be empty")
+            yield Violation(field, "must not have empty entries")
     if any(len(word) > MAX_BAD_WORD_CHARACTERS for word in words):
         yield Violation("sampling.bad_words", f"must be at most {MAX_BAD_WORD_CHARACTERS} characters each")
     if any(len(sequence) > MAX_BAD_SEQUENCE_TOKENS for sequence in sequences):
@@ -266,7 +266,7 @@ def _allowed_token_ids(
     yield from find_foreign_ids("sampling.allowed_token_ids", allowed, limits.vocab_size)
     bad = {sequence for sequence in (*request.sampling.bad_token_sequences, *bad_word_ids) if len(sequence) == 1}
     if allowed and all((token_id,) in bad for token_id in allowed):
-        yield Violation("sampling.allowed_token_ids", "none is left: each of them is a bad word")
+        yield Violation("sampling.allowed_token_ids", "must allow a token that bad_words does not forbid")
 
 
 def _beams(request: GenerationRequest) -> Iterator[Violation]:
@@ -326,7 +326,9 @@ def _length(request: GenerationRequest, num_prompt_tokens: int, limits: ModelLim
     if max_tokens is not None and min_tokens > max_tokens:
         yield Violation("stop.min_tokens", f"must be at most max_tokens, {max_tokens}, not {min_tokens}")
     elif max_tokens is None and 0 < room < min_tokens:
-        yield Violation("stop.min_tokens", f"is {min_tokens}, and {room} fit after the prompt")
+        yield Violation(
+            "stop.min_tokens", f"must be at most {room}, which is the room after the prompt, not {min_tokens}"
+        )
 
 
 def derive_seed(gateway_seed: int, request_id: str, *, tenant: str = "") -> int:

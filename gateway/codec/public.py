@@ -79,7 +79,7 @@ def decode_resume(message: inference_pb2.ResumeGenerateRequest) -> ResumeRequest
         raise invalid([Violation("positions", f"at most {MAX_N}, not {len(message.positions)}")])
     indexes = [position.index for position in message.positions]
     violations = [
-        Violation(f"positions[{index}].index", "is there twice") for index in set(indexes) if indexes.count(index) > 1
+        Violation(f"positions[{index}].index", "is given twice") for index in set(indexes) if indexes.count(index) > 1
     ]
     request = None
     if message.HasField("spec"):

@@ -125,7 +125,9 @@ class Literals:
     def _refuse(self, keywords: Iterable[str]) -> None:
         if self._tool.strict and (found := sorted(keywords)):
             form = "Gemma's" if self._is_gemma else "Python's"
-            description = f"of {self._tool.name!r}: {found[0]} cannot be followed in literals of {form} form"
+            description = (
+                f"the keyword {found[0]} of tool {self._tool.name!r} cannot be enforced in calls of {form} form"
+            )
             raise invalid([Violation("conversation.tools", description, Reason.UNSUPPORTED_PARAMETER)])
 
     def _value(self, part: Any) -> str:

@@ -66,7 +66,7 @@ def _reason_of(token_ids: Sequence[int], submission: Submission) -> FinishReason
 def check_ends(positions: Mapping[int, Position], state: RequestState) -> None:
     """Raises BlockyardError FIELD_INVALID where a client says that a sequence has ended and its tokens do not."""
     wrong = [
-        Violation(f"positions[{answer.index}].finished", "these tokens do not end a sequence")
+        Violation(f"positions[{answer.index}].finished", "must be false, since these tokens do not end the sequence")
         for answer in state.answers
         if positions.get(answer.index, _NOTHING).finished and answer.ended is None
     ]

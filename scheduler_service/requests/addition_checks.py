@@ -30,7 +30,7 @@ def check_addition(addition: Addition, vocab_size: int) -> None:
         raise invalid(violations)
     size = len(addition.spec.payload or b"")
     if size > MAX_NEW_BYTES:
-        message = f"its sampling parameters have {size} bytes, at most {MAX_NEW_BYTES} are allowed"
+        message = f"the sampling parameters have {size} bytes, and may have at most {MAX_NEW_BYTES}"
         raise BlockyardError(Reason.MESSAGE_TOO_LARGE, message)
 
 

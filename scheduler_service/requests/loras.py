@@ -95,13 +95,16 @@ class Loras:
     async def _load_everywhere(self, wanted: Adapter) -> Adapter:
         engines = self._dispatcher.ready_engines
         if not engines:
-            message = f"no worker can load it: {self._dispatcher.readiness.message}"
+            message = f"no worker can load the adapter: {self._dispatcher.readiness.message}"
             raise BlockyardError(Reason.NO_READY_WORKER, message, retry_after_seconds=1.0)
         self._loading.append(wanted)
         try:
             found = await asyncio.gather(*(engine.loras.load(wanted) for engine in engines))
             if len({each.digest for each in found}) > 1:
-                message = f"the files of {wanted.name!r} differ among the replicas"
+                message = (
+                    f"the files of {wanted.name!r} differ among the replicas: "
+                    "copy the same files to every worker, and load the adapter again"
+                )
                 raise BlockyardError(Reason.MODEL_NOT_LOADED, message)
             self._demand_room(found[0])
         finally:
@@ -115,7 +118,10 @@ class Loras:
         facts = self._dispatcher.facts
         # A token of a prompt and one of an answer have to fit behind it.
         if facts and adapter.num_virtual_tokens + 2 > facts.max_model_len:
-            message = f"its {adapter.num_virtual_tokens} virtual tokens fill a context of {facts.max_model_len} tokens"
+            message = (
+                f"the adapter's {adapter.num_virtual_tokens} virtual tokens leave no room "
+                f"in a context of {facts.max_model_len} tokens"
+            )
             raise BlockyardError(Reason.MODEL_NOT_LOADED, message)
 
     def unload(self, name: str) -> None:

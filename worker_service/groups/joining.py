@@ -109,7 +109,7 @@ def _compare_set_ups(store: RendezvousStore, parallel: Parallel, kind: str) -> N
         try:
             its = store.get(f"set-up {rank}").decode(errors="replace")
         except TimeoutError:
-            message = f"rank {rank} did not come in time"
+            message = f"rank {rank} did not join the group in time"
             raise BlockyardError(Reason.GROUP_BROKEN, message, metadata={"peer": str(rank)}) from None
         if its != mine:
             message = f"rank {rank} is set up for {its}, rank {parallel.rank} for {mine}"
@@ -146,7 +146,9 @@ def greet(
         raise BlockyardError(Reason.GROUP_BROKEN, "the group was ended while it was formed")
     for rank, (proof, known) in enumerate(zip(seen, proofs, strict=True)):
         if not torch.equal(proof, known):
-            raise BlockyardError(Reason.GROUP_BROKEN, f"who answers as rank {rank} was not told of this group")
+            raise BlockyardError(
+                Reason.GROUP_BROKEN, f"the worker that answers as rank {rank} does not know this group"
+            )
     return _exchange(group, parallel, device, fingerprint)
 
 

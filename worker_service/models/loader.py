@@ -109,9 +109,7 @@ class RunnableModel:
     def require_own_code(self, operation: str) -> None:
         """Refuses what only our own code can do: raises BlockyardError FEATURE_DISABLED."""
         if self.foreign_code:
-            message = (
-                f"{operation}: not of a model that transformers' code computes, as {self.config.architecture} here"
-            )
+            message = f"{operation} is not supported for {self.config.architecture}, which transformers' code computes"
             raise BlockyardError(Reason.FEATURE_DISABLED, message)
 
 

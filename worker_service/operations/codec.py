@@ -45,7 +45,7 @@ async def call_operation(
     in the list."""
     kind = asked.WhichOneof("kind")
     if kind is None:
-        raise invalid([Violation("operation", "names none that this worker knows")])
+        raise invalid([Violation("operation", "must name an operation that this worker has")])
     fields: dict[str, Any] = {kind: asdict(await _CALLS[kind](operations, asked))}
     return operations_pb2.OperationResult(**fields)
 

@@ -85,7 +85,9 @@ class WorkerOperations:
         if size > MAX_BUFFER_BYTES:
             raise invalid([Violation("num_bytes", f"must be at most {MAX_BUFFER_BYTES}")])
         if 3 * size > memory.room_for_weights(device):
-            raise BlockyardError(Reason.NEVER_FITS, f"there is no room for buffers of {size} bytes")
+            raise BlockyardError(
+                Reason.NEVER_FITS, f"the buffers of this operation need {size} bytes, more than the memory that is free"
+            )
         ways = await self._between_steps(lambda: list(measurements.copies(device, size)))
         measured = [await self._between_steps(lambda way=way: measurements.measure_copy(*way)) for way in ways]
         return BandwidthReport(tuple(measured))

@@ -78,14 +78,14 @@ def _failures(requests: RowRequests, output: Sampled | BeamCandidates) -> Iterat
 
 def _no_token(grammar: GrammarState | None) -> BlockyardError:
     if grammar is None:
-        message = "no token is possible here: what the request allows, forbids and needs before it may end excludes all"
+        message = "no token is possible here: allowed_token_ids, bad_words and min_tokens together exclude every token"
         return BlockyardError(Reason.NO_TOKEN_POSSIBLE, message)
-    message = "no token is possible here: what the grammar needs the request forbids, by allowed_token_ids or bad words"
+    message = "no token is possible here: allowed_token_ids or bad_words forbid what the grammar needs next"
     return grammar.failure or BlockyardError(Reason.GRAMMAR_DEAD_END, message)
 
 
 def _not_finite(what: str) -> BlockyardError:
-    message = f"{what} not finite numbers: its weights may be damaged, or too large for its dtype"
+    message = f"{what} not finite numbers: the model's weights may be damaged, or too large for the dtype"
     return BlockyardError(Reason.NOT_FINITE, message)
 
 

@@ -74,13 +74,13 @@ class ToolChoiceShape(Shape):
 
 def _check_thinking(value: Any) -> Any:
     if isinstance(value, dict) and value.get("type") == "between_tools":
-        raise unsupported("of the type 'between_tools' is not supported")
+        raise unsupported("the type 'between_tools' is not supported")
     return value
 
 
 def _check_display(value: Any) -> Any:
     if value == "updates":
-        raise unsupported("of the kind 'updates' is not supported")
+        raise unsupported("the kind 'updates' is not supported")
     return value
 
 

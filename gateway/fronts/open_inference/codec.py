@@ -120,7 +120,7 @@ def _misfits(
     elif tensor.datatype != datatype:
         yield Violation(tensor.name, f"must be of type {datatype}, not {tensor.datatype!r}")
     if is_second:
-        yield Violation(tensor.name, "is there twice")
+        yield Violation(tensor.name, "is given twice")
     if tensor.parameters:
         description = "has parameters, which are not supported: send its elements in the request"
         yield Violation(tensor.name, description, Reason.UNSUPPORTED_PARAMETER)

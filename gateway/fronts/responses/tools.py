@@ -167,7 +167,7 @@ def check_names(tools: Iterable[PlacedTool]) -> None:
     for tool in tools:
         other = known.setdefault(tool.model_name, tool)
         if other is not tool and tool.model_name and (tool.namespace or other.namespace):
-            same = f"is that of {other.place} too: the model would know both as {tool.model_name!r}"
+            same = f"is also the name of {other.place}: the model would know both as {tool.model_name!r}"
             violations.append(Violation(f"{tool.place}.name", same))
     if violations:
         raise invalid(violations)

@@ -120,7 +120,7 @@ def test_sizes_are_read(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1", "0", "7 apples"])
 def test_other_texts_are_refused(text: str) -> None:
-    with pytest.raises(SettingsError, match="is no size"):
+    with pytest.raises(SettingsError, match="is not a size"):
         read_size(text)
 
 

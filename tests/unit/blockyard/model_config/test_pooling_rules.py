@@ -106,7 +106,7 @@ def test_one_model_serves_several_tasks(tmp_path: Path) -> None:
         ({}, None, {}, Task.UNSPECIFIED, "not guessed"),
         ({"architectures": ["LlamaForCausalLM"]}, None, {}, Task.EMBED, "not guessed"),
         ({"architectures": ["LlamaForCausalLM"]}, None, {}, Task.SCORE, "no head"),
-        ({}, None, {}, Task.GENERATE, "makes no tokens"),
+        ({}, None, {}, Task.GENERATE, "does not generate tokens"),
         (CLASSIFIER, None, {}, Task.SCORE, "2 labels"),
         ({**CLASSIFIER, "num_labels": 0}, None, {}, Task.UNSPECIFIED, "num_labels"),
         ({**CLASSIFIER, "id2label": {"1": "a", "2": "b"}}, None, {}, Task.UNSPECIFIED, "id2label"),

@@ -139,7 +139,7 @@ def test_what_literals_cannot_follow_is_refused_of_strict_tools_alone(
         if of_python or "gemma" in dialect:
             form = "Gemma's" if "gemma" in dialect else "Python's"
             with pytest.raises(
-                BlockyardError, match=f"of 'f': {keyword} cannot be followed in literals of {form} form"
+                BlockyardError, match=f"the keyword {keyword} of tool 'f' cannot be enforced in calls of {form} form"
             ):
                 grammar_of(dialect, tool, special=True)
         else:
