@@ -145,7 +145,7 @@ def find_violations(conversation: Conversation) -> Iterator[Violation]:
     if not conversation.messages:
         yield Violation("conversation.messages", "must not be empty")
     if len(conversation.messages) > MAX_MESSAGES:
-        yield Violation("conversation.messages", f"at most {MAX_MESSAGES}")
+        yield Violation("conversation.messages", f"must have at most {MAX_MESSAGES} entries")
     for number, message in enumerate(conversation.messages[:MAX_MESSAGES]):
         yield from _of_message(message, f"conversation.messages[{number}]")
     yield from _of_tools(conversation)
@@ -163,7 +163,7 @@ def _of_message(message: Message, place: str) -> Iterator[Violation]:
     if message.tool_call_id is not None and message.role != Role.TOOL:
         yield Violation(f"{place}.tool_call_id", "is allowed only in a message of the role tool")
     if len(message.tool_calls) > MAX_TOOLS:
-        yield Violation(f"{place}.tool_calls", f"at most {MAX_TOOLS}")
+        yield Violation(f"{place}.tool_calls", f"must have at most {MAX_TOOLS} entries")
     for number, call in enumerate(message.tool_calls[:MAX_TOOLS]):
         if not call.name:
             yield Violation(f"{place}.tool_calls[{number}].name", "must not be empty")
@@ -171,7 +171,7 @@ def _of_message(message: Message, place: str) -> Iterator[Violation]:
 
 def _of_tools(conversation: Conversation) -> Iterator[Violation]:
     if len(conversation.tools) > MAX_TOOLS:
-        yield Violation("conversation.tools", f"at most {MAX_TOOLS}")
+        yield Violation("conversation.tools", f"must have at most {MAX_TOOLS} entries")
     for number, tool in enumerate(conversation.tools[:MAX_TOOLS]):
         if not tool.name:
             yield Violation(f"conversation.tools[{number}].name", "must not be empty")

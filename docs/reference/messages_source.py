@@ -311,7 +311,7 @@ def values_at(function: Function, name: str, line: int) -> list[ast.expr]:
             if isinstance(other, ast.stmt) and node.lineno < other.lineno <= line
         ]
         if all(column >= node.col_offset for column in between):
-            return [value for other, value in given if getattr(other, "lineno", 0) >= node.lineno]
+            return [value for other, value in given if node.lineno <= getattr(other, "lineno", 0) <= line]
     return [value for _, value in given]
 
 

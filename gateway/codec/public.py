@@ -76,7 +76,7 @@ def decode_tokenize(message: inference_pb2.TokenizeRequest) -> GenerationRequest
 def decode_resume(message: inference_pb2.ResumeGenerateRequest) -> ResumeRequest:
     """Reads a request to resume; raises BlockyardError FIELD_INVALID for a message that contradicts itself."""
     if len(message.positions) > MAX_N:
-        raise invalid([Violation("positions", f"at most {MAX_N}, not {len(message.positions)}")])
+        raise invalid([Violation("positions", f"must have at most {MAX_N} entries, not {len(message.positions)}")])
     indexes = [position.index for position in message.positions]
     violations = [
         Violation(f"positions[{index}].index", "is given twice") for index in set(indexes) if indexes.count(index) > 1

@@ -242,7 +242,9 @@ def _check_choices(texts: tuple[str, ...]) -> None:
     if not texts or not all(texts):
         raise invalid([Violation(field, "must be at least one text, and none of them empty")])
     if len(texts) > MAX_CHOICES:
-        raise invalid([Violation(field, f"at most {MAX_CHOICES}, not {len(texts)}", Reason.GRAMMAR_TOO_COMPLEX)])
+        raise invalid(
+            [Violation(field, f"must have at most {MAX_CHOICES} entries, not {len(texts)}", Reason.GRAMMAR_TOO_COMPLEX)]
+        )
 
 
 def _require(text: str, field: str, complain: Complain) -> None:

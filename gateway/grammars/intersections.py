@@ -138,7 +138,7 @@ class _Meetings:
             if both.multiples > MAX_MULTIPLE:
                 raise _TooComplexError(path, f"too complex: multipleOf tells more than {MAX_MULTIPLE} remainders apart")
             if num_names > MAX_NAME_PATTERNS:
-                raise _TooComplexError(path, "too complex: its patternProperties are too large together")
+                raise _TooComplexError(path, "too complex: the patternProperties are too large together")
             total = both
         return total
 

@@ -30,7 +30,7 @@ def check_lark(text: str, field: str) -> None:
     # Before anybody reads it, which takes seconds where it is large.
     if len(text) > MAX_GRAMMAR_BYTES:
         size = len(text.encode(errors="replace"))
-        raise _too_complex(field, f"too large: it has {size} bytes, at most {MAX_GRAMMAR_BYTES} are taken")
+        raise _too_complex(field, f"too large: {size} bytes, and at most {MAX_GRAMMAR_BYTES} are taken")
     if not text.lstrip().startswith("{"):
         _check_rules(text, field)
         _check_tokens(text, field)

@@ -110,7 +110,7 @@ class Literals:
         try:
             return self._members(self._schema, self._notation.equals)
         except RecursionError:
-            description = f"of {self._tool.name!r}: too complex: its references lead too deep"
+            description = f"tool {self._tool.name!r} is too complex: the references lead too deep"
             raise invalid([Violation("conversation.tools", description, Reason.GRAMMAR_TOO_COMPLEX)]) from None
 
     def _add(self, expression: str) -> str:

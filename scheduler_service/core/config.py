@@ -19,7 +19,7 @@ class NeverFits(Exception):
 
     def __init__(self, num_tokens: int, num_tokens_that_fit: int) -> None:
         super().__init__(
-            f"the request never fits: its {num_tokens} tokens are more than the {num_tokens_that_fit} that a worker has room for"
+            f"the request never fits: {num_tokens} tokens are more than the {num_tokens_that_fit} that a worker holds"
         )
         self.num_tokens_that_fit = num_tokens_that_fit
 

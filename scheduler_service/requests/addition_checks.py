@@ -46,7 +46,7 @@ def _find_violations(addition: Addition, vocab_size: int) -> Iterator[Violation]
     if len(spec.stop_token_ids) > 2 * vocab_size:
         yield Violation("stop_token_ids", f"{len(spec.stop_token_ids)} ids of a vocabulary of {vocab_size}")
     if spec.beams and len(spec.stop_token_ids) > MAX_BEAM_STOP_IDS:
-        yield Violation("stop_token_ids", f"at most {MAX_BEAM_STOP_IDS} with a beam search")
+        yield Violation("stop_token_ids", f"must have at most {MAX_BEAM_STOP_IDS} entries with a beam search")
     yield from _wrong_outputs(addition, spec, vocab_size)
 
 

@@ -44,7 +44,7 @@ def make_result(
         sequence_ids, token_ids = layout.sampled.ids(~dropped), token_ids[~dropped]
         beam_ids = layout.beams.ids(~candidates.failed)
     pooled, lost = _split(output.pooled)
-    failures = (*failures, *((sequence_id, _not_finite("what is pooled is")) for sequence_id in lost))
+    failures = (*failures, *((sequence_id, _not_finite("the pooled values are")) for sequence_id in lost))
     if forward_batch.rejections:
         rejected = {sequence_id for sequence_id, _ in forward_batch.rejections}
         skipped_ids = tuple(sequence_id for sequence_id in skipped_ids if sequence_id not in rejected)

@@ -112,7 +112,7 @@ def check_tool_choice(value: Any) -> Any:
     for each in cast("list[Any]", named)[: chat.MAX_TOOLS] if isinstance(named, list) else ():
         kind = cast("dict[str, Any]", each).get("type") if isinstance(each, dict) else None
         if isinstance(kind, str) and kind != "function":
-            raise unsupported(f"of the type {kind!r} is not supported")
+            raise unsupported(f"the type {kind!r} is not supported")
     try:
         return (AllowedTools if is_several else NamedTool).model_validate(value)
     except ValidationError:

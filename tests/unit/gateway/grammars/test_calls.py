@@ -165,7 +165,7 @@ def test_arguments_are_an_object_whatever_a_schema_says(dialect: str, told: Any)
         for other in ("null", "[]", '"a"', "5"):
             assert not words.allows(grammar, one.replace(arguments, other)), other
     if "object" not in told:
-        with pytest.raises(BlockyardError, match=r"tools\.type: of 'f': must be object"):
+        with pytest.raises(BlockyardError, match=r"tools\.type: tool 'f': must be object"):
             followed(tool._replace(strict=True), lambda text: "")
 
 

@@ -197,7 +197,7 @@ async def test_a_schema_that_cannot_be_followed_is_refused_if_it_is_strict(both:
     await both.openai.chat.completions.create(**ASKED, tools=tools, tool_choice="required")
     assert "not" not in both.scheduler.added[-1].sampling.grammar
     tools[0]["function"]["strict"] = True
-    with pytest.raises(openai.BadRequestError, match=r"of 'f'.*not") as caught:
+    with pytest.raises(openai.BadRequestError, match=r"tool 'f'.*not") as caught:
         await both.openai.chat.completions.create(**ASKED, tools=tools)
     assert caught.value.param == "tools[0].function.parameters.not"
 
