@@ -57,8 +57,8 @@ MEANINGS: dict[Reason, tuple[str, str]] = {
     ),
     Reason.MODEL_NOT_FOUND: ("No model of this name is served.", "Take a name from ListModels or /v1/models."),
     Reason.REQUEST_ID_CONFLICT: (
-        "A different request with this request_id runs, or ended less than --resume-window-seconds ago. The same request, "
-        "sent again, is no conflict: it is read from its beginning.",
+        "A different request with this request_id runs, or ended less than --resume-window-seconds ago. The same "
+        "request, sent again, is no conflict: it is read from its beginning.",
         "Choose another id, or leave the choice to the gateway.",
     ),
     Reason.MODEL_NOT_LOADED: (

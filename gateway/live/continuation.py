@@ -34,7 +34,9 @@ def _find_violations(positions: Mapping[int, Position], submission: Submission, 
         if index >= submission.n:
             yield Violation(f"{field}.index", f"is {index}, and the request has {submission.n} sequences")
         if position.num_tokens > submission.max_tokens:
-            yield Violation(f"{field}.num_tokens", f"is {position.num_tokens}, and max_tokens {submission.max_tokens}")
+            yield Violation(
+                f"{field}.num_tokens", f"is {position.num_tokens}, and max_tokens is {submission.max_tokens}"
+            )
         if position.token_ids and len(position.token_ids) != position.num_tokens:
             description = f"are {len(position.token_ids)}, and num_tokens is {position.num_tokens}: give all or none"
             yield Violation(f"{field}.token_ids", description)

@@ -66,7 +66,7 @@ def find_route(settings: GroupSettings, device: torch.device, rendezvous_address
     host = settings.host or _find_host(rendezvous_address)
     if not settings.allow_insecure and not is_loopback(host):
         message = (
-            f"the ranks would reach {host} in the clear, whoever else does: let the network keep others out and start "
+            f"the ranks would talk to {host} without encryption: keep others out of their network and start "
             "the workers with --allow-insecure-group, or keep a group on one machine (docs/guides/security.md)"
         )
         raise BlockyardError(Reason.FEATURE_DISABLED, message)

@@ -68,7 +68,7 @@ class ToolChoiceShape(Shape):
     @model_validator(mode="after")
     def _check_name(self) -> Self:
         if (self.name is not None) != (self.type == "tool"):
-            raise PydanticCustomError("tool_choice", "has a name where its type is 'tool', and only there")
+            raise PydanticCustomError("tool_choice", "must have a name if its type is 'tool', and only then")
         return self
 
 

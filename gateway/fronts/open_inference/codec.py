@@ -154,11 +154,11 @@ def _split(raw: bytes, num_elements: int) -> list[bytes]:
     while start < len(raw) and len(elements) <= num_elements:
         begin = start + _LENGTH.size
         if begin > len(raw):
-            raise _Malformed("ends within the length of an element")
+            raise _Malformed("has contents that end within the length of an element")
         (length,) = _LENGTH.unpack_from(raw, start)
         start = begin + length
         if start > len(raw):
-            raise _Malformed("ends within an element")
+            raise _Malformed("has contents that end within an element")
         elements.append(raw[begin:start])
     return elements
 

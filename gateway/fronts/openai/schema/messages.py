@@ -66,7 +66,7 @@ _OfFunction = BeforeValidator(_check_kind)
 
 def _check_role(value: Any) -> Any:
     if value == "function":
-        raise unsupported("'function' is not supported: 'tool' is")
+        raise unsupported("'function' is not supported: use 'tool'")
     return value
 
 
