@@ -312,7 +312,7 @@ class WorkerProcessSettings:
 
 def _check_power_of_two(size: int) -> int:
     if size & (size - 1):
-        raise ValueError("it is no power of two")
+        raise ValueError("must be a power of two")
     return size
 
 

@@ -81,7 +81,9 @@ def resolve_model(model: str, revision: str, kind: Kind) -> Path:
     try:
         folder = Path(model).expanduser()
     except RuntimeError:
-        raise _unusable(f"{model} begins with the name of nobody here: check the path") from None
+        raise _unusable(
+            f"{model} begins with the name of a user whom this machine does not have: check the path"
+        ) from None
     # Unlike those of Path these answer for what may not be looked at, too.
     if os.path.isdir(folder):
         return _check(folder, f"{folder} has no config.json: give the folder of a model, or a hub id")

@@ -40,7 +40,7 @@ def wrong_path(path: str) -> str:
     if len(encoded) > MAX_PATH_BYTES:
         return f"must be at most {MAX_PATH_BYTES} bytes long, not {len(encoded)}"
     if b"\0" in encoded:
-        return "must not have a NUL in it"
+        return "must not contain a NUL character"
     if max(map(len, encoded.split(b"/"))) > MAX_PART_BYTES:
         return f"must have parts of at most {MAX_PART_BYTES} bytes"
     return ""

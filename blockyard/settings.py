@@ -204,7 +204,8 @@ def load(configuration: type[T], program: str, description: str, arguments: list
     if unknown:
         flags_known = [setting.flag for setting in settings_of(configuration)]
         parser.error(
-            "unknown: " + ", ".join(each + suggestion(each.partition("=")[0], flags_known) for each in unknown)
+            "unknown arguments: "
+            + ", ".join(each + suggestion(each.partition("=")[0], flags_known) for each in unknown)
         )
     flags = vars(parsed)
     try:

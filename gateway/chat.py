@@ -145,7 +145,7 @@ def find_violations(conversation: Conversation) -> Iterator[Violation]:
     if not conversation.messages:
         yield Violation("conversation.messages", "must not be empty")
     if len(conversation.messages) > MAX_MESSAGES:
-        yield Violation("conversation.messages", f"at most {MAX_MESSAGES}")
+        yield Violation("conversation.messages", f"must have at most {MAX_MESSAGES} entries")
     for number, message in enumerate(conversation.messages[:MAX_MESSAGES]):
         yield from _of_message(message, f"conversation.messages[{number}]")
     yield from _of_tools(conversation)
@@ -159,11 +159,11 @@ def _of_message(message: Message, place: str) -> Iterator[Violation]:
     if message.role not in _ROLES:
         yield Violation(f"{place}.role", f"must be one of {', '.join(_ROLES)}")
     if message.tool_calls and message.role != Role.ASSISTANT:
-        yield Violation(f"{place}.tool_calls", "calls of tools are made by the assistant alone")
+        yield Violation(f"{place}.tool_calls", "are allowed only in messages of the role assistant")
     if message.tool_call_id is not None and message.role != Role.TOOL:
-        yield Violation(f"{place}.tool_call_id", "goes with a message of a tool alone")
+        yield Violation(f"{place}.tool_call_id", "is allowed only in a message of the role tool")
     if len(message.tool_calls) > MAX_TOOLS:
-        yield Violation(f"{place}.tool_calls", f"at most {MAX_TOOLS}")
+        yield Violation(f"{place}.tool_calls", f"must have at most {MAX_TOOLS} entries")
     for number, call in enumerate(message.tool_calls[:MAX_TOOLS]):
         if not call.name:
             yield Violation(f"{place}.tool_calls[{number}].name", "must not be empty")
@@ -171,7 +171,7 @@ def _of_message(message: Message, place: str) -> Iterator[Violation]:
 
 def _of_tools(conversation: Conversation) -> Iterator[Violation]:
     if len(conversation.tools) > MAX_TOOLS:
-        yield Violation("conversation.tools", f"at most {MAX_TOOLS}")
+        yield Violation("conversation.tools", f"must have at most {MAX_TOOLS} entries")
     for number, tool in enumerate(conversation.tools[:MAX_TOOLS]):
         if not tool.name:
             yield Violation(f"conversation.tools[{number}].name", "must not be empty")
@@ -193,7 +193,7 @@ def _of_tool_choice(conversation: Conversation) -> Iterator[Violation]:
     if not conversation.named_tool:
         return
     if not is_forced:
-        yield Violation("conversation.named_tool", "goes with a tool_choice of required alone")
+        yield Violation("conversation.named_tool", "is allowed only with tool_choice required")
     if conversation.named_tool not in names:
         yield Violation("conversation.named_tool", "must be the name of one of the tools")
 
@@ -202,7 +202,7 @@ def _of_the_end(conversation: Conversation) -> Iterator[Violation]:
     if not conversation.continue_final_message:
         return
     if conversation.add_generation_prompt:
-        description = "does not go with add_generation_prompt, which begins a message of its own"
+        description = "is not allowed with add_generation_prompt, which begins a new message"
         yield Violation("conversation.continue_final_message", description)
     if conversation.messages and conversation.messages[-1].text is None:
         yield Violation("conversation.continue_final_message", "needs a final message with content")

@@ -113,7 +113,7 @@ class GenerationService:
         """Returns the same request if it is here; raises BlockyardError REQUEST_ID_CONFLICT for another of its name."""
         known = self._live.find(submission.request_id)
         if known is not None and known.submission.digest != submission.digest:
-            message = f"request_id {known.origin.accepted.request_id!r} is that of another request"
+            message = f"request_id {known.origin.accepted.request_id!r} belongs to another request: choose another id"
             raise BlockyardError(Reason.REQUEST_ID_CONFLICT, message)
         return known
 

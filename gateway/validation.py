@@ -199,7 +199,7 @@ def find_foreign_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> I
 def _logit_bias(request: GenerationRequest, limits: ModelLimits) -> Iterator[Violation]:
     bias = request.sampling.logit_bias
     if len(bias) > MAX_LOGIT_BIASES:
-        yield Violation("sampling.logit_bias", f"at most {MAX_LOGIT_BIASES}, not {len(bias)}")
+        yield Violation("sampling.logit_bias", f"must have at most {MAX_LOGIT_BIASES} entries, not {len(bias)}")
         return
     yield from find_foreign_ids("sampling.logit_bias", tuple(bias), limits.vocab_size)
     outside = [i for i, value in bias.items() if not -100 <= value <= 100]
@@ -212,9 +212,9 @@ def _bad_words(request: GenerationRequest, limits: ModelLimits) -> Iterator[Viol
     words, sequences = request.sampling.bad_words, request.sampling.bad_token_sequences
     for field, given in (("sampling.bad_words", words), ("sampling.bad_token_sequences", sequences)):
         if len(given) > MAX_BAD_WORDS:
-            yield Violation(field, f"at most {MAX_BAD_WORDS}, not {len(given)}")
+            yield Violation(field, f"must have at most {MAX_BAD_WORDS} entries, not {len(given)}")
         if not all(given):
-            yield Violation(field, "none may be empty")
+            yield Violation(field, "must not have empty entries")
     if any(len(word) > MAX_BAD_WORD_CHARACTERS for word in words):
         yield Violation("sampling.bad_words", f"must be at most {MAX_BAD_WORD_CHARACTERS} characters each")
     if any(len(sequence) > MAX_BAD_SEQUENCE_TOKENS for sequence in sequences):
@@ -229,7 +229,7 @@ def _allowed_token_ids(
     yield from find_foreign_ids("sampling.allowed_token_ids", allowed, limits.vocab_size)
     bad = {sequence for sequence in (*request.sampling.bad_token_sequences, *bad_word_ids) if len(sequence) == 1}
     if allowed and all((token_id,) in bad for token_id in allowed):
-        yield Violation("sampling.allowed_token_ids", "none is left: each of them is a bad word")
+        yield Violation("sampling.allowed_token_ids", "must allow a token that bad_words does not forbid")
 
 
 def _beams(request: GenerationRequest) -> Iterator[Violation]:
@@ -242,7 +242,9 @@ def _beams(request: GenerationRequest) -> Iterator[Violation]:
         description = "is not supported with a beam search, whose text is known only at its end: use stop_token_ids"
         yield Violation("stop.stop_strings", description, Reason.UNSUPPORTED_PARAMETER)
     if len(request.stop.stop_token_ids) > MAX_BEAM_STOP_IDS:
-        description = f"at most {MAX_BEAM_STOP_IDS} with a beam search, not {len(request.stop.stop_token_ids)}"
+        description = (
+            f"must have at most {MAX_BEAM_STOP_IDS} entries with a beam search, not {len(request.stop.stop_token_ids)}"
+        )
         yield Violation("stop.stop_token_ids", description)
     if request.sampling.logprobs is not None:
         description = "is not supported with a beam search: each of its answers has a score instead"
@@ -264,7 +266,7 @@ def _rows(request: GenerationRequest, limits: ModelLimits) -> Iterator[Violation
 def _stop(request: GenerationRequest, limits: ModelLimits) -> Iterator[Violation]:
     strings = request.stop.stop_strings
     if len(strings) > MAX_STOP_STRINGS:
-        yield Violation("stop.stop_strings", f"at most {MAX_STOP_STRINGS}, not {len(strings)}")
+        yield Violation("stop.stop_strings", f"must have at most {MAX_STOP_STRINGS} entries, not {len(strings)}")
     if not all(strings):
         yield Violation("stop.stop_strings", "must not be empty strings")
     if any(len(string) > MAX_STOP_STRING_CHARACTERS for string in strings):
@@ -289,7 +291,9 @@ def _length(request: GenerationRequest, num_prompt_tokens: int, limits: ModelLim
     if max_tokens is not None and min_tokens > max_tokens:
         yield Violation("stop.min_tokens", f"must be at most max_tokens, {max_tokens}, not {min_tokens}")
     elif max_tokens is None and 0 < room < min_tokens:
-        yield Violation("stop.min_tokens", f"is {min_tokens}, and {room} fit after the prompt")
+        yield Violation(
+            "stop.min_tokens", f"must be at most {room}, which is the room after the prompt, not {min_tokens}"
+        )
 
 
 def derive_seed(gateway_seed: int, request_id: str, *, tenant: str = "") -> int:

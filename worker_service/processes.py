@@ -45,7 +45,7 @@ def divide(settings: WorkerSettings) -> list[WorkerSettings]:
     for ports that are left to chance.
     """
     if settings.worker_address.endswith(":0") or 0 in (settings.worker_health_port, settings.worker_metrics_port):
-        raise SettingsError("--num-workers: choose the ports, which those of the second worker and so on follow")
+        raise SettingsError("--num-workers needs fixed ports: those of the other workers follow the first one's")
     own = dataclasses.replace(divide_processors(settings, settings.num_workers), num_workers=1)
     return [
         dataclasses.replace(

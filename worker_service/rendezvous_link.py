@@ -42,7 +42,7 @@ class RendezvousLink:
             return (await self._stub.GetRendezvousKey(request, timeout=seconds)).value
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise TimeoutError(f"nobody told {key} within {seconds:.1f} s") from None
+                raise TimeoutError(f"no worker set {key} within {seconds:.1f} s") from None
             raise from_rpc_error(error) from None
 
     async def close(self) -> None:

@@ -265,7 +265,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         """Takes the bytes of an update."""
         first = await anext(aiter(request_iterator), None)
         if first is None:
-            raise invalid([Violation("ticket", "must be there")])
+            raise invalid([Violation("ticket", "is required")])
 
         async def pieces() -> AsyncIterator[tuple[int, bytes]]:
             yield first.tensor, first.data

@@ -323,7 +323,11 @@ def _make_cache(loaded: RunnableModel, request: CachePlan) -> CacheEngine:
         if not (isinstance(error, OSError) or memory.is_exhausted(error)):
             raise
         needed = block_format.block_bytes * (request.num_device_blocks + request.num_host_blocks)
-        raise BlockyardError(Reason.NEVER_FITS, f"the pools need {needed} bytes, more than there is") from None
+        raise BlockyardError(
+            Reason.NEVER_FITS,
+            f"the KV cache needs {needed} bytes, more than the memory that is free: "
+            "lower --device-memory-utilization or --swap-space-gib",
+        ) from None
 
 
 def wrong_cache_request(

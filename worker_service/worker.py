@@ -315,7 +315,9 @@ class Worker:
     ) -> tuple[list[bytes], list[bytes]]:
         """Hashes blocks between two steps. Raises BlockyardError FEATURE_DISABLED, WRONG_STATE or FIELD_INVALID."""
         if not self._debug:
-            raise BlockyardError(Reason.FEATURE_DISABLED, "start the worker with --enable-debug-rpcs for this")
+            raise BlockyardError(
+                Reason.FEATURE_DISABLED, "this call needs a worker that was started with --enable-debug-rpcs"
+            )
         cache = self._require_executor().cache
         _refuse(
             [

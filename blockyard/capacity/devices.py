@@ -20,13 +20,15 @@ def choose_device_type(requested: str, allowed: str, *, has_gpu: bool) -> str:
     """
     if "auto" not in (requested, allowed) and requested != allowed:
         raise invalid(
-            [Violation("device_type", f"{requested}, but this worker was started with --worker-device {allowed}")]
+            [Violation("device_type", f"is {requested}, and this worker was started with --worker-device {allowed}")]
         )
     wanted = allowed if requested == "auto" else requested
     if wanted == "auto":
         return "cuda" if has_gpu else "cpu"
     if wanted == "cuda" and not has_gpu:
-        raise invalid([Violation("device_type", "cuda, but torch sees no GPU here: use cpu, or a CUDA build of torch")])
+        raise invalid(
+            [Violation("device_type", "is cuda, and torch sees no GPU here: use cpu, or a CUDA build of torch")]
+        )
     return wanted
 
 

@@ -63,7 +63,7 @@ def check_ops(network: DecoderConfig, device_type: str, kernels: str) -> None:
     """Refuses a network some of whose ops our kernels for GPUs lack; raises BlockyardError MODEL_NOT_LOADED."""
     if device_type == "cuda" and kernels != "reference" and not is_widely_served(network):
         raise unusable(
-            f"our kernels for GPUs do not have all that {network.architecture} needs yet: --gpu-kernels reference has"
+            f"our kernels for GPUs lack operations that {network.architecture} needs: use --gpu-kernels reference"
         )
 
 

@@ -41,7 +41,9 @@ def make(
     tenant = tenant or name
     for option, value in (("NAME", name), ("--tenant", tenant)):
         if not re.fullmatch(TENANT_PATTERN, value) and (option, value) != ("--tenant", ANY_TENANT):
-            raise typer.BadParameter(f"{value!r} is not 1 to 64 of A-Z a-z 0-9 . _ -", param_hint=option)
+            raise typer.BadParameter(
+                f"must be 1 to 64 characters of A-Z a-z 0-9 . _ -, not {value!r}", param_hint=option
+            )
     secret = make_secret()
     entry = Key(
         name=name, sha256=digest(secret), tenant=tenant, role=role, expires=_moment(expires), max_calls=max_calls

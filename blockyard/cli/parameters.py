@@ -65,7 +65,7 @@ def _make_refused_option(name: str, why: str) -> inspect.Parameter:
 
     def refuse(value: str | None) -> None:
         if value is not None:
-            raise typer.BadParameter(f"it is not for this command: {why}")
+            raise typer.BadParameter(f"this command does not take the setting: {why}")
 
     return _make_parameter(name, str | None, typer.Option(flag, hidden=True, callback=refuse, expose_value=False))
 

@@ -66,7 +66,9 @@ def resolve_system(model_or_folder: str, config: str, settings: Mapping[str, Any
     """Makes a configuration of a command line's model, file and settings; raises typer.BadParameter."""
     given = {name: value for name, value in settings.items() if value is not None}
     if model_or_folder and given.setdefault("model", model_or_folder) != model_or_folder:
-        raise typer.BadParameter(f"--model says {given['model']}", param_hint="MODEL")
+        raise typer.BadParameter(
+            f"the model is given twice, as MODEL and as --model {given['model']}", param_hint="MODEL"
+        )
     try:
         return resolve(SystemConfiguration, {**given, "config": config})
     except SettingsError as error:

@@ -63,7 +63,7 @@ def make_spec(prompt: str | Sequence[int], options: GenerationOptions) -> infere
 def make_chat_spec(messages: Messages, options: ChatOptions) -> inference_pb2.GenerationSpec:
     """Makes a request whose prompt is a conversation; raises as `make_spec` does."""
     if isinstance(messages, str):
-        raise TypeError('messages is a list: use [Message("user", text)]')
+        raise TypeError('messages must be a list: use [Message("user", text)]')
     given, messages = _given(options, ChatOptions.__optional_keys__), list(messages)
     try:
         spec = _encode(read_conversation(messages, given), given)
@@ -99,7 +99,7 @@ def _encode(prompt: str | tuple[int, ...] | Conversation, given: Mapping[str, An
     """Encodes a request; raises one of WRONG for a value that its field cannot hold."""
     if isinstance(given.get("bad_words"), str):
         # Its characters would be the words.
-        raise TypeError("bad_words is a list of texts")
+        raise TypeError("bad_words must be a list of texts")
     stop = given.get("stop", ())
     spec = GenerationSpec(
         prompt,
@@ -131,7 +131,7 @@ def _read_format(params: StructuredOutputsParams) -> OutputFormat:
         raise ValueError("must be one of json, regex, choice, grammar and json_object")
     if isinstance(params.choice, str):
         # Its characters would be the choices.
-        raise TypeError("choice is a list of texts")
+        raise TypeError("choice must be a list of texts")
     if params.json is not None:
         schema = params.json if isinstance(params.json, str) else json.dumps(params.json, ensure_ascii=False)
         return JsonSchema(schema, params.disable_any_whitespace)

@@ -113,7 +113,7 @@ def _make_spec(options: Mapping[str, Any]) -> inference_pb2.PoolingSpec:
 
 def _make_inputs(inputs: Sequence[Input]) -> list[inference_pb2.PoolingInput]:
     if isinstance(inputs, str):
-        raise TypeError("inputs is a list: give [text]")
+        raise TypeError("inputs must be a list: use [text]")
     return [_make_input(each) for each in inputs]
 
 

@@ -76,7 +76,7 @@ def client_channel_options(target: str) -> Options:
 def call_metadata(tenant: str, api_key: str = "") -> Metadata:
     """Makes a call's metadata: tenant and key, each left out if empty. Raises BlockyardError (FIELD_INVALID)."""
     if tenant and not _TENANT.fullmatch(tenant):
-        raise invalid([Violation("tenant", f"{tenant!r:.100} is not 1 to 64 of [A-Za-z0-9._-]")])
+        raise invalid([Violation("tenant", f"must be 1 to 64 characters of A-Z a-z 0-9 . _ -, not {tenant!r:.100}")])
     if api_key and not _API_KEY.fullmatch(api_key):
         # Without the key: an error is shown and logged.
         raise invalid([Violation("api_key", "is not made of visible ASCII characters")])

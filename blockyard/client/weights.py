@@ -166,7 +166,7 @@ def _make_heads(tensors: Sequence[Tensor]) -> list[administration_pb2.TensorHead
 def _require_folder(weights: object) -> str:
     if isinstance(weights, Path | str):
         return str(weights)
-    raise ValueError("only a folder can be shared")
+    raise ValueError("weights can be shared only from a folder")
 
 
 def _begin_sending(

@@ -43,7 +43,7 @@ def read_size(text: str) -> int:
     """Reads a size as 24GiB, 24 (GiB) or 512MiB, in bytes. Raises SettingsError."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", text.lower())
     if match is None or match[2] not in _UNITS or not float(match[1]):
-        raise SettingsError(f"--memory {text} is no size: say 24GiB or 512MiB")
+        raise SettingsError(f"--memory {text} is not a size: give one like 24GiB or 512MiB")
     return int(float(match[1]) * _UNITS[match[2]])
 
 
@@ -73,7 +73,9 @@ def find_hardware(device: DeviceSettings, memory: str = "", gpu: str = "") -> Ha
 def _named_gpu(name: str) -> Hardware:
     known = NAMED_GPUS.get(name.lower())
     if known is None:
-        raise SettingsError(f"--gpu {name} is none of {', '.join(NAMED_GPUS)}: say its memory, --device cuda --memory")
+        raise SettingsError(
+            f"--gpu must be one of {', '.join(NAMED_GPUS)}, not {name}: for others give --device cuda --memory SIZE"
+        )
     return Hardware(known[0], int(known[1] * GIB), int(known[1] * GIB), ENOUGH, known[2])
 
 

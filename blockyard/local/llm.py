@@ -127,7 +127,7 @@ class LLM:
         prompt that failed otherwise; the others are cancelled.
         """
         if isinstance(prompts, str):
-            raise TypeError("prompts is a list: use generate([prompt])")
+            raise TypeError("prompts must be a list: use generate([prompt])")
         if lora_request:
             options["model"] = self.load_lora(lora_request)
         return self._answer_all(prompts, lambda client, prompt: client.generate(prompt, **options), options, progress)
@@ -142,7 +142,7 @@ class LLM:
     ) -> list[Completion]:
         """Answers conversations, all together, in their order: as `generate`, with messages as `Client.chat` has."""
         if conversations and isinstance(conversations[0], Message | Mapping):
-            raise TypeError("conversations is a list of them: use chat([messages])")
+            raise TypeError("conversations must be a list of conversations: use chat([messages])")
         if lora_request:
             options["model"] = self.load_lora(lora_request)
         return self._answer_all(conversations, lambda client, said: client.chat(said, **options), options, progress)
@@ -178,7 +178,7 @@ class LLM:
     def score(self, query: Prompt, documents: Sequence[Prompt], **options: Unpack[ScoreOptions]) -> list[float]:
         """Says how well each document answers: a reranker itself, a model of vectors by their cosine."""
         if "top_n" in options:
-            raise TypeError("score tells all documents, in their order: sort them")
+            raise TypeError("score has no top_n: it returns the scores of all documents in their order, to be sorted")
         pieces = [self._client.score(query, some, **options) for some in _split(documents)]
         return [document.score for piece in pieces for document in piece.documents]
 
@@ -294,7 +294,7 @@ class LLM:
 def _split(inputs: Sequence[Prompt]) -> list[Sequence[Prompt]]:
     """Splits inputs into as many calls as they need."""
     if isinstance(inputs, str):
-        raise TypeError("inputs is a list: use [text]")
+        raise TypeError("inputs must be a list: use [text]")
     return [inputs[start : start + MAX_INPUTS] for start in range(0, len(inputs), MAX_INPUTS)]
 
 
@@ -356,9 +356,9 @@ class _RunningSystem:
                 is_started = await self._supervisor.start()
         except TimeoutError:
             missing = await self.local.find_missing()
-            raise StartError(f"not ready after {timeout_seconds:g} s: {missing}") from None
+            raise StartError(f"the system was not ready after {timeout_seconds:g} s: {missing}") from None
         if not is_started:
-            raise StartError("stopped before it was ready")
+            raise StartError("the system stopped before it was ready")
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs a coroutine on the loop, and waits for it; an interrupt cancels it."""

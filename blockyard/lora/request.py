@@ -29,7 +29,7 @@ class LoRARequest:
 
     def __post_init__(self) -> None:
         if not (self.lora_name and self.lora_path):
-            raise ValueError("an adapter has a name and a path")
+            raise ValueError("an adapter needs a name and a path")
         if self.lora_int_id < 1:
             raise ValueError(f"lora_int_id must be at least 1, not {self.lora_int_id}")
         if self.long_lora_max_len:

@@ -115,7 +115,9 @@ def read_outline(folder: Path, dtype: str = "auto") -> Outline:
     fields = Fields(read_object(folder / "config.json"))
     for name in CONFIG_FIELDS:
         if fields.get(name):
-            fields.refuse(name, f"config.json has {name}: transformers' code is served with its original weights alone")
+            fields.refuse(
+                name, f"config.json has {name}, which transformers' code is not served with: take the original weights"
+            )
     refuse_own_code(fields)
     architecture = _known_architecture(fields)
     if not architecture:

@@ -121,7 +121,9 @@ def _enter_text_model(fields: Fields, family: Family) -> Callable[[Fields], Deco
         supported = ", ".join(family.texts)
         fields.refuse(_TEXT, f"config.json: {_TEXT} is of a {model_type!r}, not supported (supported: {supported})")
     if stored := [name for name in CONFIG_FIELDS if inner.get(name) is not None and inner is not fields.values]:
-        fields.refuse(stored[0], f"config.json: {stored[0]} stands in {_TEXT}, where it is not read")
+        fields.refuse(
+            stored[0], f"config.json: {stored[0]} stands in {_TEXT}, where it is not read: move it to the top"
+        )
     outer = {name: fields.get(name) for name in _OF_ALL_MODELS if fields.has(name)}
     fields.values = {**inner, "tie_word_embeddings": family.is_tied, **outer}
     return read or family.read

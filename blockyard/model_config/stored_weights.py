@@ -109,7 +109,7 @@ def read_stored_weights(fields: Fields) -> StoredWeights | None:
     reader = _Reader(fields, found[0], config if isinstance(config, dict) else {})
     stored = reader.read() if found == found[:1] and found[0] != "quantization" else None
     if stored is None and not reader.is_refused:
-        reader.refuse("is none that is known")
+        reader.refuse("is not a known form of quantization")
     return None if reader.is_refused else stored
 
 

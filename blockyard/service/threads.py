@@ -18,7 +18,9 @@ T = TypeVar("T")
 def stopping() -> BlockyardError:
     """Makes the error of work that has not begun when its process stops."""
     return BlockyardError(
-        Reason.DRAINING, "it stops before it has begun: ask again, at another one", retry_after_seconds=1.0
+        Reason.DRAINING,
+        "this process stops before the work has begun: send the request again, to another process",
+        retry_after_seconds=1.0,
     )
 
 

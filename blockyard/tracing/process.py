@@ -37,7 +37,7 @@ def start_tracing(service: str, settings: TracingSettings, environment: Mapping[
     try:
         from blockyard.tracing.export import make_tracer  # noqa: PLC0415 - an optional feature
     except ImportError as error:
-        message = f"no traces: install blockyard[tracing] ({error})"
+        message = f"traces need packages that are not installed ({error}): pip install 'blockyard[tracing]'"
         if settings.trace_endpoint:
             raise TracingUnavailable(message) from None
         log.warning(message)

@@ -1,4 +1,4 @@
-"""Writes the pages of this folder that are made from the code: errors, settings, metrics, parameters, protos.
+"""Writes the pages of this folder that are made from the code: errors, messages, settings, metrics, parameters, protos.
 
     python docs/reference/generate.py
 
@@ -17,6 +17,7 @@ sys.path[:0] = [str(HERE.parents[1]), str(HERE)]
 
 from agents_page import agents_page  # noqa: E402
 from dashboard import dashboard, prometheus_rule  # noqa: E402
+from messages_page import messages_page  # noqa: E402
 from metrics_page import metrics_page  # noqa: E402
 from models_page import models_page  # noqa: E402
 from protos_page import protos_page  # noqa: E402
@@ -36,10 +37,10 @@ NOTE = "<!-- Written by docs/reference/generate.py. -->"
 MEANINGS: dict[Reason, tuple[str, str]] = {
     Reason.FIELD_INVALID: (
         "A field has a value out of its range or of the wrong type, or does not exist.",
-        "Correct the fields that the violations name: all of them are told at once.",
+        "Correct the fields that the violations name: they list everything that is wrong.",
     ),
     Reason.PROMPT_TOO_LONG: (
-        "The prompt leaves no room in the model's length for what is to be generated.",
+        "The prompt leaves no room for an answer in the model's context.",
         "Shorten the prompt, or ask for fewer tokens.",
     ),
     Reason.UNSUPPORTED_PARAMETER: (
@@ -56,8 +57,8 @@ MEANINGS: dict[Reason, tuple[str, str]] = {
     ),
     Reason.MODEL_NOT_FOUND: ("No model of this name is served.", "Take a name from ListModels or /v1/models."),
     Reason.REQUEST_ID_CONFLICT: (
-        "A request with this request_id runs, or ended less than --resume-window-seconds ago, and asked for something "
-        "else. The same request, sent again, is no conflict: it is read from its beginning.",
+        "A different request with this request_id runs, or ended less than --resume-window-seconds ago. The same "
+        "request, sent again, is no conflict: it is read from its beginning.",
         "Choose another id, or leave the choice to the gateway.",
     ),
     Reason.MODEL_NOT_LOADED: (
@@ -65,19 +66,19 @@ MEANINGS: dict[Reason, tuple[str, str]] = {
         "The message names the file and what is wrong with it.",
     ),
     Reason.FEATURE_DISABLED: (
-        "The model or the process does not have what was asked for, a chat template for one.",
+        "The model or the process lacks the feature that the call needs, such as a chat template.",
         "The message says how to enable it.",
     ),
     Reason.WRONG_STATE: (
-        "The worker is in a state in which this call is not legal.",
-        "Between our own services only; a client never sees it.",
+        "The worker or the replica is in a state that does not allow this call.",
+        "Only operators and our own services see it: do first what the message says.",
     ),
     Reason.NO_TOKEN_POSSIBLE: (
-        "A sequence cannot go on: what the request allows, forbids and needs before it may end leaves no token.",
+        "A sequence cannot go on: the request excludes every token, and does not let it end yet.",
         "Look at allowed_token_ids, bad_words and min_tokens together.",
     ),
     Reason.GRAMMAR_DEAD_END: (
-        "A sequence cannot go on: what its grammar needs next the request forbids.",
+        "A sequence cannot go on: the request forbids every token that its grammar needs next.",
         "Look at allowed_token_ids and bad_words beside the format.",
     ),
     Reason.GRAMMAR_TOO_COMPLEX: (
@@ -85,7 +86,7 @@ MEANINGS: dict[Reason, tuple[str, str]] = {
         "Make it smaller: fewer or shorter patterns, smaller bounds, less nesting.",
     ),
     Reason.REQUEST_EXPIRED: (
-        "Nobody remembers a request with this id, or not any more.",
+        "No service knows a request with this id, or it ended too long ago.",
         "Send it again, or resume it with its spec: then it is generated again and only the rest is sent.",
     ),
     Reason.QUEUE_FULL: (
@@ -105,7 +106,7 @@ MEANINGS: dict[Reason, tuple[str, str]] = {
         "The request needs more KV blocks than the worker has, even alone.",
         "Shorten the prompt or max_tokens, or give the worker more memory.",
     ),
-    Reason.CLIENT_CANCELLED: ("The client cancelled the request, or has left.", "Nothing: this is what was asked for."),
+    Reason.CLIENT_CANCELLED: ("The client cancelled the request, or has left.", "Nothing has to be done."),
     Reason.POISON_REQUEST: (
         "The worker died three times in a row while it computed this request.",
         "Do not send it again; the service's log has the details, please report it.",
@@ -133,13 +134,13 @@ MEANINGS: dict[Reason, tuple[str, str]] = {
     ),
     Reason.EXTENSION_FAILED: (
         "An operation of a worker's extension failed with an error of its own.",
-        "Look at the worker's log: the code is that of whoever wrote the extension.",
+        "Look at the worker's log, and correct the extension.",
     ),
     Reason.DRAINING: ("The process is stopping.", "Try again: a successor may be there already."),
     Reason.SLEEPING: ("All replicas are asleep.", "Wake one: `blockyard admin wake`."),
     Reason.GROUP_BROKEN: (
-        "A worker of a replica of many lost another one. The replica is set up again, and requests go on.",
-        "Nothing: clients do not see it.",
+        "A worker of a replica lost another worker of it. The replica is set up again, and requests go on.",
+        "Nothing has to be done: clients do not see it.",
     ),
 }
 
@@ -153,6 +154,8 @@ Every error has a reason. It is the same on both APIs, and it decides the status
 | reason | gRPC | HTTP | meaning, and what helps |
 |---|---|---|---|
 {rows}
+
+[Every message](messages.md) of each reason is a page of its own.
 
 ## Over gRPC
 
@@ -345,6 +348,7 @@ def openai_page() -> str:
 
 PAGES = {
     "errors.md": errors_page,
+    "messages.md": lambda: messages_page(NOTE, MEANINGS),
     "configuration.md": lambda: settings_page(NOTE),
     "dashboard.json": dashboard,
     # Kustomize reads nothing outside of its folder.

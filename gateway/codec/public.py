@@ -27,7 +27,7 @@ def decode_generation(spec: inference_pb2.GenerationSpec) -> GenerationRequest:
     Raises BlockyardError FIELD_INVALID for a conversation, and for values that no enum has.
     """
     if spec.HasField("conversation"):
-        raise invalid([Violation("conversation", "is for Chat and StreamChat")])
+        raise invalid([Violation("conversation", "is allowed only in Chat and StreamChat")])
     _check_enums(spec)
     return decode_spec(spec, GenerationRequest)
 
@@ -40,7 +40,7 @@ def decode_chat(spec: inference_pb2.GenerationSpec) -> GenerationRequest:
     _check_enums(spec)
     kind = spec.WhichOneof("prompt")
     if kind in ("text", "token_ids"):
-        raise invalid([Violation(kind, "is for Generate and StreamGenerate")])
+        raise invalid([Violation(kind, "is allowed only in Generate and StreamGenerate")])
     if spec.add_special_tokens:
         description = "is not supported: the chat template has put special tokens where they belong"
         raise invalid([Violation("add_special_tokens", description, Reason.UNSUPPORTED_PARAMETER)])
@@ -76,10 +76,10 @@ def decode_tokenize(message: inference_pb2.TokenizeRequest) -> GenerationRequest
 def decode_resume(message: inference_pb2.ResumeGenerateRequest) -> ResumeRequest:
     """Reads a request to resume; raises BlockyardError FIELD_INVALID for a message that contradicts itself."""
     if len(message.positions) > MAX_N:
-        raise invalid([Violation("positions", f"at most {MAX_N}, not {len(message.positions)}")])
+        raise invalid([Violation("positions", f"must have at most {MAX_N} entries, not {len(message.positions)}")])
     indexes = [position.index for position in message.positions]
     violations = [
-        Violation(f"positions[{index}].index", "is there twice") for index in set(indexes) if indexes.count(index) > 1
+        Violation(f"positions[{index}].index", "is given twice") for index in set(indexes) if indexes.count(index) > 1
     ]
     request = None
     if message.HasField("spec"):

@@ -311,7 +311,7 @@ def choose_dialect(name: str, template: str) -> Dialect | None:
     if name == AUTO:
         return find_dialect(template)
     if name not in {*BY_NAME, NONE}:
-        message = f"--dialect {name} is unknown: it is one of {', '.join((AUTO, NONE, *BY_NAME))}"
+        message = f"--dialect must be one of {', '.join((AUTO, NONE, *BY_NAME))}, not {name}"
         raise BlockyardError(Reason.MODEL_NOT_LOADED, message)
     return BY_NAME.get(name)
 

@@ -87,7 +87,7 @@ class GrammarChecks:
         if not request.has_form:
             return ""
         if not library_version():
-            raise BlockyardError(Reason.FEATURE_DISABLED, f"this gateway checks no grammars: {HINT}")
+            raise BlockyardError(Reason.FEATURE_DISABLED, f"this gateway cannot check grammars: {HINT}")
         if given and (output is not None or (rule is not None and rule.needs_grammar)):
             beside = "a format" if output is not None else "calls that have to have a form"
             raise invalid([Violation("sampling.grammar", f"is not allowed beside {beside}")])
@@ -199,9 +199,9 @@ def _check_said(
 
 def _no_form(rule: ParsingRule, dialect: Dialect | None) -> BlockyardError:
     field = "conversation.tool_choice" if rule.must_call or rule.is_limited else "conversation.tools"
-    unknown = "how this model writes them is not known, or the answer is not parsed"
+    unknown = "the form in which this model writes calls is not known, or --dialect none is set"
     why = f"models that speak {dialect.name} write none" if dialect else unknown
-    description = f"calls of tools have no form to be held to: {why}. Give auto, all tools, and no strict ones"
+    description = f"calls of tools cannot be forced into a form: {why}. Use auto, all tools, and no strict tool"
     return invalid([Violation(field, description, Reason.UNSUPPORTED_PARAMETER)])
 
 
@@ -242,7 +242,9 @@ def _check_choices(texts: tuple[str, ...]) -> None:
     if not texts or not all(texts):
         raise invalid([Violation(field, "must be at least one text, and none of them empty")])
     if len(texts) > MAX_CHOICES:
-        raise invalid([Violation(field, f"at most {MAX_CHOICES}, not {len(texts)}", Reason.GRAMMAR_TOO_COMPLEX)])
+        raise invalid(
+            [Violation(field, f"must have at most {MAX_CHOICES} entries, not {len(texts)}", Reason.GRAMMAR_TOO_COMPLEX)]
+        )
 
 
 def _require(text: str, field: str, complain: Complain) -> None:

@@ -56,7 +56,7 @@ class Grammar:
         self._size += len(rule)
         if self._size > MAX_GRAMMAR_BYTES:
             # Each argument between tags has the definitions of its schema again: tools of 16 MiB make gigabytes.
-            description = f"too large: its grammar has more than {MAX_GRAMMAR_BYTES} bytes"
+            description = f"too large: the grammar made of it has more than {MAX_GRAMMAR_BYTES} bytes"
             raise invalid([Violation(self._field, description, Reason.GRAMMAR_TOO_COMPLEX)])
         self._rules.append(rule)
 

@@ -86,7 +86,7 @@ class _Meetings:
     def _count(self, path: str) -> None:
         self._num_compared += 1
         if self._num_compared > MAX_MEETINGS:
-            raise _TooComplexError(path, "too complex: too many of its parts hold of the same values")
+            raise _TooComplexError(path, "too complex: too many parts of the schema apply to one value")
 
     def _expand(self, group: _Group) -> _Group:
         """Returns all parts that hold of a value, those that they refer to among them, and choices of others."""
@@ -134,11 +134,11 @@ class _Meetings:
                 num_names += sum(map(pattern_size, _named(part, "patternProperties")))
             both = _Sizes(total.texts * size.texts, total.multiples * size.multiples)
             if both.texts > MAX_INTERSECTION and is_product:
-                raise _TooComplexError(path, "too complex: the patterns that hold of it together are too large")
+                raise _TooComplexError(path, "too complex: the patterns for one value are too large together")
             if both.multiples > MAX_MULTIPLE:
                 raise _TooComplexError(path, f"too complex: multipleOf tells more than {MAX_MULTIPLE} remainders apart")
             if num_names > MAX_NAME_PATTERNS:
-                raise _TooComplexError(path, "too complex: its patternProperties are too large together")
+                raise _TooComplexError(path, "too complex: the patternProperties are too large together")
             total = both
         return total
 

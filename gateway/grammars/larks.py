@@ -30,7 +30,7 @@ def check_lark(text: str, field: str) -> None:
     # Before anybody reads it, which takes seconds where it is large.
     if len(text) > MAX_GRAMMAR_BYTES:
         size = len(text.encode(errors="replace"))
-        raise _too_complex(field, f"too large: it has {size} bytes, at most {MAX_GRAMMAR_BYTES} are taken")
+        raise _too_complex(field, f"too large: {size} bytes, and at most {MAX_GRAMMAR_BYTES} are taken")
     if not text.lstrip().startswith("{"):
         _check_rules(text, field)
         _check_tokens(text, field)
@@ -70,16 +70,16 @@ def _check_tokens(text: str, field: str) -> None:
             if value in ("%json", "%llguidance"):
                 _check_json(schema, field)
             if before == "&" and value != "~":
-                raise _too_complex(field, "may have & only before ~: too complex are other intersections")
+                raise _too_complex(field, "may have & only before ~: other intersections are too complex")
             if before == "~" and kind != "number":
                 if kind not in ("text", "pattern"):
-                    raise _too_complex(field, "may have ~ only before a text or a pattern: too complex is all else")
+                    raise _too_complex(field, "may have ~ only before a text or a pattern: others are too complex")
                 product *= pattern_size(value[1:-1]) if kind == "pattern" else len(value)
             if product > MAX_INTERSECTION:
-                raise _too_complex(field, f"too complex: what stands behind ~ has more than {MAX_INTERSECTION} states")
+                raise _too_complex(field, f"too complex: the pattern behind ~ has more than {MAX_INTERSECTION} states")
             before = value if kind == "other" else kind
     except ValueError as error:
-        raise invalid([Violation(field, f"has no JSON where it announces some: {error}")]) from None
+        raise invalid([Violation(field, f"must have JSON behind %json: {error}")]) from None
 
 
 def _check_json(schema: Any, field: str) -> None:

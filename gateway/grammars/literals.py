@@ -110,7 +110,7 @@ class Literals:
         try:
             return self._members(self._schema, self._notation.equals)
         except RecursionError:
-            description = f"of {self._tool.name!r}: too complex: its references lead too deep"
+            description = f"tool {self._tool.name!r} is too complex: the references lead too deep"
             raise invalid([Violation("conversation.tools", description, Reason.GRAMMAR_TOO_COMPLEX)]) from None
 
     def _add(self, expression: str) -> str:
@@ -125,7 +125,9 @@ class Literals:
     def _refuse(self, keywords: Iterable[str]) -> None:
         if self._tool.strict and (found := sorted(keywords)):
             form = "Gemma's" if self._is_gemma else "Python's"
-            description = f"of {self._tool.name!r}: {found[0]} cannot be followed in literals of {form} form"
+            description = (
+                f"the keyword {found[0]} of tool {self._tool.name!r} cannot be enforced in calls of {form} form"
+            )
             raise invalid([Violation("conversation.tools", description, Reason.UNSUPPORTED_PARAMETER)])
 
     def _value(self, part: Any) -> str:

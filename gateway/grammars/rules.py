@@ -34,4 +34,4 @@ def wrong_format(request: GenerationRequest, tokenizer: Tokenizer, model: Tokeni
     if request.stop.ignore_eos:
         yield Violation("stop.ignore_eos", "is not allowed with a format, which says where the answer ends")
     elif not tokenizer.end_token_ids and not request.stop.stop_token_ids:
-        yield Violation(field, "can never end: the model names no end token, and the request no stop_token_ids")
+        yield Violation(field, "can never end, since the model has no end token: give stop_token_ids")

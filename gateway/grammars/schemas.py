@@ -38,7 +38,7 @@ def read_schema(text: str, field: str) -> Any:
     except RecursionError:
         raise _too_complex(field, f"is nested more than {MAX_SCHEMA_DEPTH} deep") from None
     except ValueError as error:
-        raise invalid([Violation(field, f"is no JSON: {error}")]) from None
+        raise invalid([Violation(field, f"is not JSON: {error}")]) from None
     check_schema(schema, field)
     return schema
 

@@ -112,7 +112,10 @@ class Tags:
     def _require(self, key: str, keywords: list[str]) -> None:
         """Refuses keywords that are not followed of a strict tool."""
         if self._tool.strict and keywords:
-            description = f"of {self._tool.name!r}: {key!r} stands between tags, where {keywords[0]} cannot be followed"
+            description = (
+                f"the keyword {keywords[0]} of tool {self._tool.name!r} cannot be enforced, "
+                f"since {key!r} stands between tags"
+            )
             raise invalid([Violation("conversation.tools", description, Reason.UNSUPPORTED_PARAMETER)])
 
     def _branches(self, part: Schema) -> _Branches:

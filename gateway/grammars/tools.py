@@ -58,7 +58,7 @@ def followed(
         return tool
     if tool.strict:
         path = problem.path or find_place(schema, problem.complaint, lambda part: complain(schema_text(part)))
-        raise invalid([Violation(f"{place}{path}", f"of {tool.name!r}: {problem.complaint}", problem.reason)])
+        raise invalid([Violation(f"{place}{path}", f"tool {tool.name!r}: {problem.complaint}", problem.reason)])
     return tool._replace(parameters=json.dumps(_loosened(schema, complain, is_spent)))
 
 

@@ -34,7 +34,9 @@ def _find_violations(positions: Mapping[int, Position], submission: Submission, 
         if index >= submission.n:
             yield Violation(f"{field}.index", f"is {index}, and the request has {submission.n} sequences")
         if position.num_tokens > submission.max_tokens:
-            yield Violation(f"{field}.num_tokens", f"is {position.num_tokens}, and max_tokens {submission.max_tokens}")
+            yield Violation(
+                f"{field}.num_tokens", f"is {position.num_tokens}, and max_tokens is {submission.max_tokens}"
+            )
         if position.token_ids and len(position.token_ids) != position.num_tokens:
             description = f"are {len(position.token_ids)}, and num_tokens is {position.num_tokens}: give all or none"
             yield Violation(f"{field}.token_ids", description)
@@ -66,7 +68,7 @@ def _reason_of(token_ids: Sequence[int], submission: Submission) -> FinishReason
 def check_ends(positions: Mapping[int, Position], state: RequestState) -> None:
     """Raises BlockyardError FIELD_INVALID where a client says that a sequence has ended and its tokens do not."""
     wrong = [
-        Violation(f"positions[{answer.index}].finished", "these tokens do not end a sequence")
+        Violation(f"positions[{answer.index}].finished", "must be false, since these tokens do not end the sequence")
         for answer in state.answers
         if positions.get(answer.index, _NOTHING).finished and answer.ended is None
     ]

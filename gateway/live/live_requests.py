@@ -132,7 +132,7 @@ class LiveRequests:
 
     def _abandon(self, state: RequestState) -> None:
         log.info("nobody came back for a request", request_id=state.wire_id)
-        self._end(state, "nobody came back for the request")
+        self._end(state, "no client came back for the request in time")
 
     # Ends.
 

@@ -123,7 +123,9 @@ class _Cursor:
         if is_behind and answer.ended is None and answer.num_tokens <= place.num_tokens:
             return False
         if answer.num_tokens < place.num_tokens:
-            raise _wrong(answer, "num_tokens", f"is {place.num_tokens}, and there are {answer.num_tokens}")
+            raise _wrong(
+                answer, "num_tokens", f"is {place.num_tokens}, and the sequence has {answer.num_tokens} tokens"
+            )
         if is_behind:
             raise _wrong(answer, "num_text_bytes", f"is {place.num_text_bytes}, which is more than these tokens have")
         if answer.text[place.num_text_bytes : place.num_text_bytes + 1].startswith(_CONTINUATIONS):

@@ -262,7 +262,7 @@ class SchedulerLink:
         """Ends the one request that makes a message too large: with it no other would reach the scheduler either."""
         error = BlockyardError(
             Reason.MESSAGE_TOO_LARGE,
-            "the request has more, with all that it has generated, than a scheduler takes at once",
+            "the request and its answer so far are larger than one message to the scheduler may be",
         )
         failed = [Failure(add.handle, error) for add in message.add]
         message.ClearField("add")

@@ -103,7 +103,7 @@ class RequestLog:
             self._on_refused(error)
             raise
         except asyncio.CancelledError:
-            self._on_refused(BlockyardError(Reason.CLIENT_CANCELLED, "its client has left"))
+            self._on_refused(BlockyardError(Reason.CLIENT_CANCELLED, "the client has left"))
             raise
         finally:
             span.end()

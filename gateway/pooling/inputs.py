@@ -97,7 +97,7 @@ class InputEncoder:
     def _find_vocabulary(self) -> Vocabulary:
         """Returns what knows pairs and cuts texts; raises BlockyardError FEATURE_DISABLED where nothing does."""
         if not self.tokenizer.backend_encodes:
-            message = "the model's tokenizer, which has no tokenizer.json, makes no pairs of texts and cuts none"
+            message = "the model's tokenizer can neither pair nor cut texts, since it has no tokenizer.json"
             raise BlockyardError(Reason.FEATURE_DISABLED, message)
         return self.tokenizer.vocabulary
 
@@ -118,5 +118,7 @@ class InputEncoder:
         found = [self.tokenizer.backend.token_to_id(text) for text in self.rule.labels]
         if None in found:
             texts = " and ".join(map(repr, self.rule.labels))
-            raise BlockyardError(Reason.MODEL_NOT_LOADED, f"the tokenizer has no tokens {texts}, which make the score")
+            raise BlockyardError(
+                Reason.MODEL_NOT_LOADED, f"the tokenizer lacks the tokens {texts}, which make the score"
+            )
         return tuple(number for number in found if number is not None)

@@ -76,7 +76,10 @@ class PooledModels:
         if task not in self._rules:
             rule = self._read_rule(task)
             if rule is None:
-                message = f"the model's files here do not say what to make of texts to {task.value}"
+                message = (
+                    f"the model's files on this gateway do not say how to {task.value}: "
+                    "copy all of them, as the worker has them"
+                )
                 raise BlockyardError(Reason.MODEL_NOT_LOADED, message)
             self._rules[task] = rule
         return self._rules[task]

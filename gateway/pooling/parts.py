@@ -118,7 +118,7 @@ class Parts:
         submission = _submit(name, part, options, context)
         known = self._live.find(name)
         if known is not None and known.submission.digest != submission.digest:
-            message = f"request_id {options.request_id!r} is that of another request"
+            message = f"request_id {options.request_id!r} belongs to another request: choose another id"
             raise BlockyardError(Reason.REQUEST_ID_CONFLICT, message)
         state = known or self._make_state(submission, options, determinism_id)
         if known is None:
@@ -182,10 +182,10 @@ async def _finish(place: int, reader: Reader) -> PartResult:
 def _check_values(place: int, values: bytes) -> None:
     """Raises BlockyardError where there are no numbers, or one of them is none."""
     if not values:
-        raise BlockyardError(Reason.BUG, f"inputs[{place}]: it ended without its numbers")
+        raise BlockyardError(Reason.BUG, f"inputs[{place}]: the answer ended without numbers")
     # A sum is not finite if anything in it is not.
     if not math.isfinite(sum(read_values(values))):
-        raise BlockyardError(Reason.NOT_FINITE, f"inputs[{place}]: its numbers are not finite")
+        raise BlockyardError(Reason.NOT_FINITE, f"inputs[{place}]: the numbers of the answer are not finite")
 
 
 def read_values(values: bytes) -> array[float]:

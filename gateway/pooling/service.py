@@ -210,7 +210,7 @@ def _find_prompt(model: PooledModel, name: str | None) -> str:
     if name is not None and name not in prompts:
         known = ", ".join(map(repr, prompts)) or "none"
         checks.require(
-            [Violation("prompt_name", f"must be one that the model's files have ({known}), not {quote(name)}")]
+            [Violation("prompt_name", f"must be one of {known}, the prompts of the model's files, not {quote(name)}")]
         )
     return prompts.get(model.rule.default_prompt if name is None else name, "")
 

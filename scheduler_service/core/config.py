@@ -18,7 +18,9 @@ class NeverFits(Exception):
     """A request that could not run even alone. `num_tokens_that_fit`: prompt and output together, at most."""
 
     def __init__(self, num_tokens: int, num_tokens_that_fit: int) -> None:
-        super().__init__(f"{num_tokens} tokens never fit: at most {num_tokens_that_fit} do")
+        super().__init__(
+            f"the request never fits: {num_tokens} tokens are more than the {num_tokens_that_fit} that a worker holds"
+        )
         self.num_tokens_that_fit = num_tokens_that_fit
 
 

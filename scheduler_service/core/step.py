@@ -54,7 +54,7 @@ class StepInFlight:
             sampled = self._without_ended(self.sampled, result)
             expected = tuple([sequence.sequence_id for sequence in sampled])
         if result.sequence_ids != expected or len(result.token_ids) != len(expected):
-            raise StepMismatch(f"step {self.step_id} did not sample whom it was to sample")
+            raise StepMismatch(f"step {self.step_id} did not sample the sequences that it had to")
         if self.beams or result.beam_candidates:
             self._match_beams(result)
         if self.pooled or result.pooled:
@@ -64,7 +64,7 @@ class StepInFlight:
     def _match_pooled(self, result: StepResult) -> None:
         expected = [sequence.sequence_id for sequence in self._without_ended(self.pooled, result)]
         if [sequence_id for sequence_id, _ in result.pooled] != expected:
-            raise StepMismatch(f"step {self.step_id} did not make the numbers that it was to make")
+            raise StepMismatch(f"step {self.step_id} did not pool the sequences that it had to")
 
     def _match_beams(self, result: StepResult) -> None:
         expected = {beam.sequence_id for beam in self._without_ended(self.beams, result)}

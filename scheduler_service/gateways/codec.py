@@ -82,7 +82,7 @@ def decode_adapter(message: scheduler_pb2.LoraAdapter) -> Adapter:
     if not (message.lora_id and message.name and message.path and _DIGEST.fullmatch(message.digest)):
         raise invalid([Violation("lora", "must have a number, a name, a path and a digest")])
     if wrong := wrong_name(message.name) or wrong_path(message.path):
-        raise invalid([Violation("lora", f"its name or its path {wrong}")])
+        raise invalid([Violation("lora", f"the adapter's name or path {wrong}")])
     if message.num_virtual_tokens > MAX_VIRTUAL_TOKENS:
         raise invalid([Violation("lora.num_virtual_tokens", f"must be at most {MAX_VIRTUAL_TOKENS}")])
     return scheduling.decode_adapter(message)

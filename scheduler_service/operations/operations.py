@@ -162,7 +162,7 @@ class Operations:
         """Has a replica leave its requests, and waits until it has none and its workers' streams have ended."""
         log.info("a replica leaves its requests", replica_id=engine.replica_id, mode=mode.name, reason=message)
         if mode is Mode.ABORT:
-            error = BlockyardError(Reason.SLEEPING, f"the replica is to be {message}", retry_after_seconds=1.0)
+            error = BlockyardError(Reason.SLEEPING, f"the replica will soon be {message}", retry_after_seconds=1.0)
             self._dispatcher.fail_all(self._requests.find_of(engine), error)
         leaving = mode.value if isinstance(mode.value, Leaving) else Leaving.AT_ONCE
         engine.drain.begin(leaving, message)

@@ -183,7 +183,9 @@ class Replica:
             if rank in missing:
                 raise missing[rank]
             if self.incarnations.count(rank.incarnation) > 1:
-                raise NotReady("two ranks are one worker, found by two names")
+                raise NotReady(
+                    "two addresses lead to one worker: give each rank an address of its own (--worker-address)"
+                )
             await rank.check(self._may_claim)
             spans.enter_context(rank.begin_set_up())
             return await rank.load()

@@ -30,7 +30,7 @@ def check_addition(addition: Addition, vocab_size: int) -> None:
         raise invalid(violations)
     size = len(addition.spec.payload or b"")
     if size > MAX_NEW_BYTES:
-        message = f"its sampling parameters have {size} bytes, at most {MAX_NEW_BYTES} are allowed"
+        message = f"the sampling parameters have {size} bytes, and may have at most {MAX_NEW_BYTES}"
         raise BlockyardError(Reason.MESSAGE_TOO_LARGE, message)
 
 
@@ -46,7 +46,7 @@ def _find_violations(addition: Addition, vocab_size: int) -> Iterator[Violation]
     if len(spec.stop_token_ids) > 2 * vocab_size:
         yield Violation("stop_token_ids", f"{len(spec.stop_token_ids)} ids of a vocabulary of {vocab_size}")
     if spec.beams and len(spec.stop_token_ids) > MAX_BEAM_STOP_IDS:
-        yield Violation("stop_token_ids", f"at most {MAX_BEAM_STOP_IDS} with a beam search")
+        yield Violation("stop_token_ids", f"must have at most {MAX_BEAM_STOP_IDS} entries with a beam search")
     yield from _wrong_outputs(addition, spec, vocab_size)
 
 

@@ -46,9 +46,15 @@ CHARGE_SECONDS = 0.1
 MAX_SLEEP_SECONDS = 1.0
 MAX_PROMISES = 100_000
 _OVERLOADS = {
-    Limit.QUEUE_FULL: (Reason.QUEUE_FULL, "too many requests wait"),
-    Limit.TOKEN_BACKLOG: (Reason.TOKEN_BACKLOG, "the requests that wait hold too many tokens"),
-    Limit.TENANT_QUOTA: (Reason.TENANT_QUOTA, "too many requests of this tenant wait"),
+    Limit.QUEUE_FULL: (Reason.QUEUE_FULL, "too many requests wait (--max-waiting-requests): try again"),
+    Limit.TOKEN_BACKLOG: (
+        Reason.TOKEN_BACKLOG,
+        "the requests that wait hold too many tokens (--max-waiting-tokens): try again",
+    ),
+    Limit.TENANT_QUOTA: (
+        Reason.TENANT_QUOTA,
+        "too many requests of this tenant wait (--max-tenant-requests): try again",
+    ),
 }
 
 
@@ -88,7 +94,7 @@ class Admission:
     def attach(self, gateway_id: str) -> GatewayOutbox:
         """Attaches a gateway, and sends it facts and readiness. Ends the stream that it had before."""
         for former in [each for each in self._requests.outboxes if each.gateway_id == gateway_id]:
-            former.close(BlockyardError(Reason.CLIENT_CANCELLED, "this gateway has attached again"))
+            former.close(BlockyardError(Reason.CLIENT_CANCELLED, "this gateway has attached again, on another stream"))
             self.detach(former)
         self._num_attached += 1
         outbox = GatewayOutbox(f"{gateway_id}#{self._num_attached}", gateway_id)
@@ -118,7 +124,10 @@ class Admission:
         try:
             if existing := self._requests.find(spec.request_id, self._clock()):
                 if not addition.digest or existing.digest != addition.digest:
-                    raise BlockyardError(Reason.REQUEST_ID_CONFLICT, f"request {spec.request_id} is another one here")
+                    raise BlockyardError(
+                        Reason.REQUEST_ID_CONFLICT,
+                        f"request_id {spec.request_id} belongs to another request: choose another id",
+                    )
                 self._send_all(existing, outbox, addition.handle)
                 return
             request = self._admit(addition)
@@ -330,7 +339,7 @@ def _check_task(facts: ModelFacts | None, spec: GroupSpec) -> None:
     """Raises FEATURE_DISABLED for tokens of a model that makes numbers, and the reverse."""
     task = facts.task if facts else Task.UNSPECIFIED
     if task.pools != (spec.pooling is not None):
-        raise BlockyardError(Reason.FEATURE_DISABLED, f"the model is served for another task: {task.value}")
+        raise BlockyardError(Reason.FEATURE_DISABLED, f"the model is served for another task, {task.value} (--task)")
 
 
 def _make_resumed(handle: int, request: Request) -> Resumed:

@@ -32,7 +32,7 @@ NAME_RULE = "must be 1 to 256 characters of A-Z a-z 0-9 . _ : / -"
 _NAME = re.compile(r"[A-Za-z0-9._:/-]{1,256}")
 MODULE_RETRY_SECONDS = 10.0
 POLL_SECONDS = 1.0
-DISABLED = "there are no adapters here: start with --max-loras"
+DISABLED = "adapters are not enabled: start the scheduler with --max-loras"
 
 
 class Loras:
@@ -95,13 +95,16 @@ class Loras:
     async def _load_everywhere(self, wanted: Adapter) -> Adapter:
         engines = self._dispatcher.ready_engines
         if not engines:
-            message = f"no worker can load it: {self._dispatcher.readiness.message}"
+            message = f"no worker can load the adapter: {self._dispatcher.readiness.message}"
             raise BlockyardError(Reason.NO_READY_WORKER, message, retry_after_seconds=1.0)
         self._loading.append(wanted)
         try:
             found = await asyncio.gather(*(engine.loras.load(wanted) for engine in engines))
             if len({each.digest for each in found}) > 1:
-                message = f"the files of {wanted.name!r} differ among the replicas"
+                message = (
+                    f"the files of {wanted.name!r} differ among the replicas: "
+                    "copy the same files to every worker, and load the adapter again"
+                )
                 raise BlockyardError(Reason.MODEL_NOT_LOADED, message)
             self._demand_room(found[0])
         finally:
@@ -115,7 +118,10 @@ class Loras:
         facts = self._dispatcher.facts
         # A token of a prompt and one of an answer have to fit behind it.
         if facts and adapter.num_virtual_tokens + 2 > facts.max_model_len:
-            message = f"its {adapter.num_virtual_tokens} virtual tokens fill a context of {facts.max_model_len} tokens"
+            message = (
+                f"the adapter's {adapter.num_virtual_tokens} virtual tokens leave no room "
+                f"in a context of {facts.max_model_len} tokens"
+            )
             raise BlockyardError(Reason.MODEL_NOT_LOADED, message)
 
     def unload(self, name: str) -> None:

@@ -51,7 +51,7 @@ def test_it_gives_together_what_it_gives_alone(model: Path) -> None:
         assert "transformers' own code computes this model" in llm.model.warnings[0]
         assert llm.chat([[{"role": "user", "content": "Hello"}]], max_tokens=3)
         assert json.loads(llm.apply_model("example.imports", b"transformers")[0]) == {"transformers": True}
-        with pytest.raises(BlockyardError, match="Sleep: not of a model that transformers' code computes"):
+        with pytest.raises(BlockyardError, match="does not support Sleep"):
             llm.sleep()
 
 

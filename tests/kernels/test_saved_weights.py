@@ -291,7 +291,7 @@ def test_no_place_but_a_new_folder_below_the_root_is_written(folder: str, reason
 
 
 def test_nothing_is_saved_without_a_root(tmp_path: Path):
-    with pytest.raises(BlockyardError, match="start the worker with --worker-save-root") as caught:
+    with pytest.raises(BlockyardError, match="a worker that was started with --worker-save-root") as caught:
         save(load(tiny_model("llama")), "packed", None)
     assert caught.value.reason is Reason.FEATURE_DISABLED
     save(load(tiny_model("llama")), "packed", tmp_path, str(tmp_path / "below" / "it"))

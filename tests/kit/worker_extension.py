@@ -90,6 +90,12 @@ class Again(Example):
     """Has the name of another."""
 
 
+class Diagnostics(Example):
+    """Has the name of the extension that every worker has."""
+
+    name = "diagnostics"
+
+
 class NoExtension:
     """Lacks what an extension has."""
 

@@ -251,7 +251,7 @@ def _refusal(matcher: LLMatcher, reason: Reason) -> BlockyardError:
         return _make_failure()
     complaint = " ".join(matcher.get_error().split("<state>")[0].split())[:_MAX_COMPLAINT]
     if is_dead_end(complaint):
-        complaint = "nothing may follow here, and the answer may not end: a part of it can never be completed"
+        complaint = "no token may follow here, and the answer may not end: a part of the grammar can never be completed"
     return BlockyardError(Reason.GRAMMAR_TOO_COMPLEX if is_limit(complaint) else reason, f"the grammar: {complaint}")
 
 

@@ -21,7 +21,7 @@ def read_vocabulary(folder: Path, vocab_size: int) -> LLTokenizer:
     Raises BlockyardError FEATURE_DISABLED, with what is missing.
     """
     if not library_version():
-        raise _disabled(f"this worker knows no grammars: {HINT}")
+        raise _disabled(f"this worker cannot compile grammars: {HINT}")
     from llguidance import LLTokenizer  # noqa: PLC0415  an extra
 
     file = folder / "tokenizer.json"

@@ -66,7 +66,7 @@ def find_route(settings: GroupSettings, device: torch.device, rendezvous_address
     host = settings.host or _find_host(rendezvous_address)
     if not settings.allow_insecure and not is_loopback(host):
         message = (
-            f"the ranks would reach {host} in the clear, whoever else does: let the network keep others out and start "
+            f"the ranks would talk to {host} without encryption: keep others out of their network and start "
             "the workers with --allow-insecure-group, or keep a group on one machine (docs/guides/security.md)"
         )
         raise BlockyardError(Reason.FEATURE_DISABLED, message)
@@ -109,7 +109,7 @@ def _compare_set_ups(store: RendezvousStore, parallel: Parallel, kind: str) -> N
         try:
             its = store.get(f"set-up {rank}").decode(errors="replace")
         except TimeoutError:
-            message = f"rank {rank} did not come in time"
+            message = f"rank {rank} did not join the group in time"
             raise BlockyardError(Reason.GROUP_BROKEN, message, metadata={"peer": str(rank)}) from None
         if its != mine:
             message = f"rank {rank} is set up for {its}, rank {parallel.rank} for {mine}"
@@ -146,7 +146,9 @@ def greet(
         raise BlockyardError(Reason.GROUP_BROKEN, "the group was ended while it was formed")
     for rank, (proof, known) in enumerate(zip(seen, proofs, strict=True)):
         if not torch.equal(proof, known):
-            raise BlockyardError(Reason.GROUP_BROKEN, f"who answers as rank {rank} was not told of this group")
+            raise BlockyardError(
+                Reason.GROUP_BROKEN, f"the worker that answers as rank {rank} does not know this group"
+            )
     return _exchange(group, parallel, device, fingerprint)
 
 

@@ -62,7 +62,7 @@ class _Member:
 
 
 def _nowhere(request: GroupRequest) -> GroupLink:
-    raise BlockyardError(Reason.FEATURE_DISABLED, "this worker was made without a way to others")
+    raise BlockyardError(Reason.FEATURE_DISABLED, "this worker has no connection to other workers")
 
 
 class Membership:

@@ -32,8 +32,8 @@ def read_soft_prompt(folder: PeftFolder, width: int, dtype: torch.dtype, max_tok
         sizes = f"num_virtual_tokens {num_tokens} and token_dim {told}"
         raise unusable(f"{path}: {TENSOR} is {list(entry.shape)}, and {folder.config_path.name} has {sizes}")
     if entry.shape[1] != width:
-        raise unusable(f"{path}: its rows have {entry.shape[1]} numbers and the model's {width}: it is another model's")
+        raise unusable(f"{path} has rows of {entry.shape[1]} numbers, and the model {width}: take one for this model")
     if not 1 <= entry.shape[0] <= max_tokens:
         limit = f"more than --max-prompt-adapter-tokens {max_tokens}" if entry.shape[0] else "which is none"
-        raise unusable(f"{path}: it has {entry.shape[0]} virtual tokens, {limit}")
+        raise unusable(f"{path} has {entry.shape[0]} virtual tokens, {limit}")
     return map_tensor(entry, reads_ahead=True).to(dtype, copy=True)

@@ -99,7 +99,9 @@ class LoraStore:
     def _read_folder(self, request: LoraRequest) -> AdapterWeights:
         """Finds and reads an adapter, in the loader's thread: a file system may take its time for either."""
         if self._root is None:
-            raise BlockyardError(Reason.FEATURE_DISABLED, "start the worker with --worker-lora-root for this")
+            raise BlockyardError(
+                Reason.FEATURE_DISABLED, "adapters need a worker that was started with --worker-lora-root"
+            )
         folder = find_below(self._root, request.path, "path", "--worker-lora-root")
         return self._reader.read(request, folder, self._root)
 

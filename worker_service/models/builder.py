@@ -68,7 +68,7 @@ def build_decoder(
     if not backend.is_complete and not is_widely_served(config):
         name = f"--{'cpu' if backend.device.type == 'cpu' else 'gpu'}-kernels"
         raise unusable(
-            f"the {backend.name} kernels do not have all that {config.architecture} needs yet: {name} reference has"
+            f"the {backend.name} kernels lack operations that {config.architecture} needs: use {name} reference"
         )
     arena = make_arena(backend.device) if arena is None else arena
     if isinstance(files, PackedWeights):
@@ -131,7 +131,7 @@ class PartReader:
         are_quantized = {reader is not None and self._is_quantized(reader.stored, module.name) for module in modules}
         if len(are_quantized) > 1:
             names = ", ".join(module.name for module in modules)
-            raise unusable(f"{names} are multiplied as one, and config.json has only some of them quantized")
+            raise unusable(f"{names} are computed as one product, and config.json has only some of them quantized")
         if reader is None or not are_quantized.pop():
             return [self._weight(module) for module in modules]
         if self._passes_over:

@@ -109,9 +109,7 @@ class RunnableModel:
     def require_own_code(self, operation: str) -> None:
         """Refuses what only our own code can do: raises BlockyardError FEATURE_DISABLED."""
         if self.foreign_code:
-            message = (
-                f"{operation}: not of a model that transformers' code computes, as {self.config.architecture} here"
-            )
+            message = f"{self.config.architecture} does not support {operation}, since transformers' code computes it"
             raise BlockyardError(Reason.FEATURE_DISABLED, message)
 
 

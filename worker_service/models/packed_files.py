@@ -86,9 +86,9 @@ class _Footer:
             fields["facts"] = Facts(**fields["facts"])
             footer = cls(**fields)
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise PackError("its footer lacks fields") from None
+            raise PackError("the footer lacks fields") from None
         if not footer.is_whole:
-            raise PackError("its footer has fields that cannot be")
+            raise PackError("the footer has impossible fields")
         return footer
 
     @property
@@ -232,7 +232,7 @@ class PackedWeights:
         footer = self._read_footer()
         if others := [name for name in key if footer.key.get(name) != key[name]]:
             found = ", ".join(f"{name} ({_brief(footer.key.get(name))}, not {_brief(key[name])})" for name in others)
-            raise PackError(f"it was written for other weights or another worker: {found}")
+            raise PackError(f"the file was written for other weights or another worker: {found}")
         self.facts = footer.facts
         self._sizes, self._checksums = footer.parts, footer.crc
         self._check_companions()
@@ -250,13 +250,13 @@ class PackedWeights:
         size = os.fstat(descriptor).st_size
         end = os.pread(descriptor, _END.size, max(0, size - _END.size))
         if len(end) != _END.size or (fields := _END.unpack(end))[2] != MARK or fields[0] > size - _END.size:
-            raise PackError("it is not whole, or of another version")
+            raise PackError("the file is not whole, or of another version")
         text = os.pread(descriptor, fields[0], size - _END.size - fields[0])
         if crc32c(text) != fields[1]:
-            raise PackError("its footer is damaged")
+            raise PackError("the footer is damaged")
         footer = _Footer.decode(text)
         if sum(footer.parts) + len(text) + _END.size != size:
-            raise PackError("it is not whole")
+            raise PackError("the file is not whole")
         return footer
 
     def _check_companions(self) -> None:
@@ -339,7 +339,7 @@ class _FillingArena:
     def take(self, num_bytes: int) -> Tensor:
         """Takes a part and begins to fill it; its bytes are there after `finish`."""
         if next(self._sizes, None) != num_bytes:
-            raise PackError("its parts are others than those of the model")
+            raise PackError("the file has other parts than the model")
         part = self._arena.take(num_bytes)
         content = part.numpy().data
         for begin in range(0, num_bytes, _READ_BYTES):
@@ -356,9 +356,9 @@ class _FillingArena:
             try:
                 num_read = os.preadv(self._descriptor, [piece], offset + begin)
             except OSError as error:
-                raise PackError(f"it cannot be read: {error.strerror}") from None
+                raise PackError(f"the file cannot be read: {error.strerror}") from None
             if num_read != len(piece) or crc32c(piece) != checksum:
-                raise PackError(f"it is damaged at byte {offset + begin}")
+                raise PackError(f"the file is damaged at byte {offset + begin}")
 
     def finish(self, on_progress: Callable[[int, int], None]) -> None:
         """Waits for all reads; raises PackError."""
@@ -368,7 +368,7 @@ class _FillingArena:
             done_bytes += num_bytes
             on_progress(done_bytes, self._total_bytes)
         if next(self._sizes, None) is not None:
-            raise PackError("its parts are others than those of the model")
+            raise PackError("the file has other parts than the model")
 
     def stop(self) -> None:
         """Ends the threads; what waits is not read."""

@@ -11,6 +11,7 @@ import re
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from blockyard.contract.workers import WorkerState
+from blockyard.diagnostics import DIAGNOSTICS
 from blockyard.settings import SettingsError
 from blockyard.telemetry import EventLogger
 
@@ -94,7 +95,7 @@ def load_extensions(places: str, view: WorkerView) -> dict[str, WorkerExtension]
     extensions: dict[str, WorkerExtension] = {}
     for place in filter(None, (part.strip() for part in places.split(","))):
         extension = _load(place, view)
-        if extension.name in extensions:
+        if extension.name in (*extensions, DIAGNOSTICS):
             raise SettingsError(f"--worker-extension {place}: another extension is named {extension.name!r}")
         extensions[extension.name] = extension
         log.info("an extension is loaded", extension=extension.name, operations=sorted(extension.operations))

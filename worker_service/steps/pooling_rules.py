@@ -43,7 +43,7 @@ def wrong_pooling(sequence: NewRow, limits: BatchLimits) -> Iterator[tuple[str, 
     if pooling.dimensions > width:
         yield "pooling.dimensions", f"{pooling.dimensions} of rows of {width} numbers"
     if sequence.prompt_length != len(sequence.token_ids) or sequence.num_beam_candidates:
-        yield "pooling", "of a sequence that has output, or is a beam"
+        yield "pooling", "must be absent from a sequence that has output, or is a beam"
     rows = rule.rows if pooling.kind is PoolingKind.CLASSIFY else pooling.kind
     if (rows in _OF_ALL_ROWS or limits.whole_prompts) and sequence.num_computed_tokens:
         yield "num_computed_tokens", f"{sequence.num_computed_tokens}, and {rows} needs all rows"

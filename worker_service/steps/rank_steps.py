@@ -48,7 +48,7 @@ class RankSteps:
         """Returns the group that is there, before any epoch; raises BlockyardError WRONG_STATE."""
         group = self._find_group(None)
         if group is None:
-            raise BlockyardError(Reason.WRONG_STATE, "the ranks compute together from here on: form a group before")
+            raise BlockyardError(Reason.WRONG_STATE, "the ranks compute together: form a group first")
         return group
 
     def run(self, step: Step, execute: Callable[[], StepOutput]) -> StepOutput:

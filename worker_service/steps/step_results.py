@@ -44,7 +44,7 @@ def make_result(
         sequence_ids, token_ids = layout.sampled.ids(~dropped), token_ids[~dropped]
         beam_ids = layout.beams.ids(~candidates.failed)
     pooled, lost = _split(output.pooled)
-    failures = (*failures, *((sequence_id, _not_finite("what is pooled is")) for sequence_id in lost))
+    failures = (*failures, *((sequence_id, _not_finite("the pooled values are")) for sequence_id in lost))
     if forward_batch.rejections:
         rejected = {sequence_id for sequence_id, _ in forward_batch.rejections}
         skipped_ids = tuple(sequence_id for sequence_id in skipped_ids if sequence_id not in rejected)
@@ -78,14 +78,14 @@ def _failures(requests: RowRequests, output: Sampled | BeamCandidates) -> Iterat
 
 def _no_token(grammar: GrammarState | None) -> BlockyardError:
     if grammar is None:
-        message = "no token is possible here: what the request allows, forbids and needs before it may end excludes all"
+        message = "no token is possible here: allowed_token_ids, bad_words and min_tokens together exclude every token"
         return BlockyardError(Reason.NO_TOKEN_POSSIBLE, message)
-    message = "no token is possible here: what the grammar needs the request forbids, by allowed_token_ids or bad words"
+    message = "no token is possible here: allowed_token_ids or bad_words forbid what the grammar needs next"
     return grammar.failure or BlockyardError(Reason.GRAMMAR_DEAD_END, message)
 
 
 def _not_finite(what: str) -> BlockyardError:
-    message = f"{what} not finite numbers: its weights may be damaged, or too large for its dtype"
+    message = f"{what} not finite numbers: the model's weights may be damaged, or too large for the dtype"
     return BlockyardError(Reason.NOT_FINITE, message)
 
 

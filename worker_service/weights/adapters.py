@@ -28,7 +28,10 @@ class Adapters:
         self._owner.require(WorkerState.LOADED, WorkerState.CACHE_READY, WorkerState.RUNNING)
         store = self._owner.set_up.loras
         if store is None:
-            raise BlockyardError(Reason.FEATURE_DISABLED, "this worker was not told to make room for LoRA adapters")
+            raise BlockyardError(
+                Reason.FEATURE_DISABLED,
+                "this worker has no room for LoRA adapters: start the scheduler with --max-loras",
+            )
         return store
 
     async def add(self, request: LoraRequest) -> AdapterWeights:

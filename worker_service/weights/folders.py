@@ -38,14 +38,14 @@ def find_target(root: Path | None, folder: str) -> Path:
             PERMISSION_DENIED for a path outside the root.
     """
     if root is None:
-        raise BlockyardError(Reason.FEATURE_DISABLED, "start the worker with --worker-save-root for this")
+        raise BlockyardError(Reason.FEATURE_DISABLED, "saving needs a worker that was started with --worker-save-root")
     check_path("folder", folder)
     base = root.resolve()
     target = base / folder
     if ".." in target.parts or target == base:
         raise invalid([Violation("folder", f"{folder!r} does not name a new folder")])
     if not target.is_relative_to(base) or resolve_path("folder", str(Path(folder).parent), base) != target.parent:
-        raise BlockyardError(Reason.PERMISSION_DENIED, f"{folder} is not below {root}, or behind a link")
+        raise BlockyardError(Reason.PERMISSION_DENIED, f"{folder} is not below {root}, or leads there through a link")
     return target
 
 

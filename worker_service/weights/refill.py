@@ -44,7 +44,10 @@ def refill(
     arena.rewind()
     built = build_decoder(loaded.config, backend, source, loaded.parallel, arena)
     if list(map(len, arena.parts)) != list(map(len, loaded.parts)):
-        raise unusable("the embedding and the output projection are tied in one of both weights, and not in the other")
+        raise unusable(
+            "the embedding and the output projection must be tied in the new weights as in the loaded ones: "
+            "both, or neither"
+        )
     if model.pooling is not None:
         model.pooling.forget()
     batch_invariant = cache.batch_invariant

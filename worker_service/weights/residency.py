@@ -104,7 +104,9 @@ class Residency:
             loaded, executor = self._parts()
             loaded.require_own_code("Sleep")
             if not loaded.can_sleep:
-                raise BlockyardError(Reason.FEATURE_DISABLED, "start the worker with --enable-sleep for this")
+                raise BlockyardError(
+                    Reason.FEATURE_DISABLED, "sleep needs a worker that was started with --enable-sleep"
+                )
             state, tags, slots = self._state, tags or ALL, self._slots()
             due = tags if level > state.level else tags - state.asleep
 
@@ -155,7 +157,10 @@ class Residency:
             except (MemoryError, RuntimeError) as error:
                 if not memory.is_exhausted(error):
                     raise
-                raise BlockyardError(Reason.NEVER_FITS, "others have the memory that is to be taken again") from None
+                raise BlockyardError(
+                    Reason.NEVER_FITS,
+                    "other processes use the memory that this worker gave up: wake it when they have left",
+                ) from None
             asleep = state.asleep - due
             self._note(level=state.level if asleep else 0, asleep=asleep)
             log.info("awake", tags=sorted(tag.value for tag in due), asleep=sorted(tag.value for tag in asleep))

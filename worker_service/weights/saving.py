@@ -78,7 +78,7 @@ class Saving:
         assert loaded is not None
         loaded.require_own_code("SaveState")
         if loaded.config.pooling is not None:
-            raise BlockyardError(Reason.FEATURE_DISABLED, "the weights of a model that pools are not saved")
+            raise BlockyardError(Reason.FEATURE_DISABLED, "the weights of a model that pools cannot be saved")
         log.info("saving the weights", format=save_format, folder=str(target))
         save = _save_packed if save_format == "packed" else _save_sharded
         parallel = loaded.parallel
@@ -104,7 +104,7 @@ def _save_packed(
     loaded: RunnableModel, folder: Path, max_file_bytes: int, on_progress: Callable[[int, int], None]
 ) -> None:
     if not loaded.backend.packs_into_arenas or loaded.backend.device.type != "cpu":
-        message = f"the {loaded.backend.name} kernels' weights cannot be saved as they lie in memory: save them sharded"
+        message = f"the weights of the {loaded.backend.name} kernels cannot be saved packed: save them sharded"
         raise BlockyardError(Reason.FEATURE_DISABLED, message)
     companions = _copy_companions(loaded, folder)
     key = make_key(loaded.config, loaded.backend, loaded.quantization, loaded.parallel, folder, loaded.model_digest)
@@ -115,11 +115,11 @@ def _save_sharded(
     loaded: RunnableModel, folder: Path, max_file_bytes: int, on_progress: Callable[[int, int], None]
 ) -> None:
     if loaded.origin.load_format == "packed":
-        message = "the weights were loaded packed, and are no tensors any more: load the original to save it sharded"
+        message = "the weights were loaded packed, and cannot be saved sharded: load the original model first"
         raise BlockyardError(Reason.WRONG_STATE, message)
     config, parallel = loaded.config, loaded.parallel
     if config.stored is not None:
-        message = "the weights of a checkpoint that is quantized are not cut: save them packed"
+        message = "the weights of a quantized checkpoint cannot be sharded: save them packed"
         raise BlockyardError(Reason.FEATURE_DISABLED, message)
     device = loaded.backend.device
     files = open_weights(config, loaded.folder, device, loaded.origin.load_format, on_progress, parallel)

@@ -91,7 +91,7 @@ def _wrong_heads(loaded: RunnableModel, heads: Sequence[TensorHead]) -> Iterator
     names, found = tensor_names(loaded), {head.name: head for head in heads}
     table, tied = f"{loaded.model.names.embedding}.weight", f"{loaded.model.names.head}.weight"
     if len(found) < len(heads):
-        yield Violation("tensors", "a name stands twice")
+        yield Violation("tensors", "a name is given twice")
     for name in names:
         if name not in found:
             yield Violation("tensors", f"{name} is missing")
@@ -143,9 +143,9 @@ class _Arrival:
     def finish(self) -> Tensor:
         """Returns the tensor; raises BlockyardError FIELD_INVALID for other bytes than were told."""
         if self._sha256 is not None and self._sha256.digest() != self._head.sha256:
-            raise BlockyardError(Reason.FIELD_INVALID, f"{self._head.name} is damaged: its SHA-256 is another one")
+            raise BlockyardError(Reason.FIELD_INVALID, f"{self._head.name} is damaged: the SHA-256 differs")
         if self._head.crc32 not in (None, self._crc32):
-            raise BlockyardError(Reason.FIELD_INVALID, f"{self._head.name} is damaged: its CRC-32 is another one")
+            raise BlockyardError(Reason.FIELD_INVALID, f"{self._head.name} is damaged: the CRC-32 differs")
         return torch.from_numpy(self._room).view(STORED_DTYPES[self._head.stored_dtype]).view(self._head.shape)
 
 

@@ -61,10 +61,12 @@ def decode_conversation(message: inference_pb2.Conversation) -> Conversation:
     Raises BlockyardError: UNSUPPORTED_PARAMETER for parts of messages that are not text, FIELD_INVALID for too much.
     """
     if message.template_arguments.ByteSize() > MAX_ARGUMENTS_BYTES:
-        raise invalid([Violation("conversation.template_arguments", f"at most {MAX_ARGUMENTS_BYTES} bytes")])
+        raise invalid([Violation("conversation.template_arguments", f"must have at most {MAX_ARGUMENTS_BYTES} bytes")])
     messages = message.messages[: MAX_MESSAGES + 1]
     if sum(len(each.content) + len(each.tool_calls) for each in messages) > MAX_PIECES:
-        raise invalid([Violation("conversation.messages", f"at most {MAX_PIECES} parts and calls of tools in all")])
+        raise invalid(
+            [Violation("conversation.messages", f"must have at most {MAX_PIECES} parts and calls of tools in all")]
+        )
     return Conversation(
         tuple(_decode_message(each, number) for number, each in enumerate(messages)),
         tools=tuple(
@@ -96,7 +98,7 @@ def _encode_message(message: Message) -> inference_pb2.Message:
 def _decode_message(message: inference_pb2.Message, number: int) -> Message:
     field = f"conversation.messages[{number}].content"
     if len(message.content) > MAX_PARTS:
-        raise invalid([Violation(field, f"at most {MAX_PARTS} parts")])
+        raise invalid([Violation(field, f"must have at most {MAX_PARTS} parts")])
     if any(part.WhichOneof("part") != "text" for part in message.content):
         description = "has parts other than text, which are not supported yet"
         raise invalid([Violation(field, description, Reason.UNSUPPORTED_PARAMETER)])

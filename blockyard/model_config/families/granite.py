@@ -23,7 +23,9 @@ _MAMBA = ("n_heads", "n_groups", "d_state", "d_head", "d_conv", "expand", "chunk
 def granite_dense(fields: Fields) -> DecoderConfig:
     """Reads Granite 4's dense models, of an architecture that may have experts and layers with a state."""
     if fields.integer("num_local_experts", 8, least=0):
-        fields.refuse("num_local_experts", "config.json: num_local_experts must be 0: no experts of this architecture")
+        fields.refuse(
+            "num_local_experts", "config.json: num_local_experts must be 0, since experts are not supported here"
+        )
     types = fields.get("layer_types")
     if not isinstance(types, list) or not {str(kind) for kind in types} <= {"attention", "full_attention"}:
         fields.refuse("layer_types", "config.json: layer_types must all be full_attention: no layers with a state")

@@ -75,7 +75,9 @@ def exaone4(fields: Fields) -> DecoderConfig:
     pattern = fields.get("sliding_window_pattern")
     every = fields.integer("sliding_window_pattern", 4) if has_windows and not isinstance(pattern, str) else 1
     if has_windows and isinstance(pattern, str) and fields.get("layer_types") is None:
-        fields.refuse("sliding_window_pattern", "config.json: sliding_window_pattern is a text, and no layer_types")
+        fields.refuse(
+            "sliding_window_pattern", "config.json: sliding_window_pattern is a text, and must be layer_types"
+        )
     types = read_pattern(fields, sizes.num_layers, every)
     windows = windows_of(fields, types, max_model_len, 4096)
     attention = attention_of(sizes, qk_norm=norm)

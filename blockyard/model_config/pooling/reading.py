@@ -69,7 +69,9 @@ def read_rule(folder: Path, task: Task = Task.UNSPECIFIED, architecture: str = "
     match task:
         case Task.GENERATE:
             if architecture and not architecture.endswith((*_CAUSAL, "ForConditionalGeneration")):
-                raise unusable(f"{architecture} makes no tokens: serve it for another task, if its files name one")
+                raise unusable(
+                    f"{architecture} does not generate tokens: serve it with another --task, if its files name one"
+                )
             return None
         case Task.EMBED:
             if modules is None or not modules.makes_vectors:
@@ -105,7 +107,7 @@ def _find_task(architecture: str, config: Mapping[str, Any], modules: Modules | 
 
 def _answers_rule(architecture: str, modules: Modules | None) -> PoolingRule:
     if modules is not None and modules.makes_vectors:
-        raise unusable(f"modules.json makes vectors of {architecture}: serve it to embed, and scores are their cosines")
+        raise unusable(f"modules.json makes vectors, not scores: serve {architecture} with --task embed")
     token_ids = modules.label_token_ids if modules else ()
     texts = () if token_ids else _ANSWERS[architecture]
     return PoolingRule(

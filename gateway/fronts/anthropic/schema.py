@@ -68,19 +68,19 @@ class ToolChoiceShape(Shape):
     @model_validator(mode="after")
     def _check_name(self) -> Self:
         if (self.name is not None) != (self.type == "tool"):
-            raise PydanticCustomError("tool_choice", "has a name where its type is 'tool', and only there")
+            raise PydanticCustomError("tool_choice", "must have a name if its type is 'tool', and only then")
         return self
 
 
 def _check_thinking(value: Any) -> Any:
     if isinstance(value, dict) and value.get("type") == "between_tools":
-        raise unsupported("of the type 'between_tools' is not supported")
+        raise unsupported("the type 'between_tools' is not supported")
     return value
 
 
 def _check_display(value: Any) -> Any:
     if value == "updates":
-        raise unsupported("of the kind 'updates' is not supported")
+        raise unsupported("the kind 'updates' is not supported")
     return value
 
 

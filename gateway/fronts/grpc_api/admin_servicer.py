@@ -184,7 +184,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     ) -> admin_pb2.LoadLoraResponse:
         """Loads an adapter, under a name that is not the model's."""
         if request.name == self._generation.model_name:
-            raise invalid([Violation("name", f"{request.name!r} is the model itself")])
+            raise invalid([Violation("name", f"must not be the name of the model itself, {request.name!r}")])
         await self._generation.check_tokenizer(request.name, request.path)
         answer: admin_pb2.LoadLoraResponse = await self.pass_on("LoadLora", request)
         lora_id = answer.lora.lora_id

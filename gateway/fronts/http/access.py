@@ -102,7 +102,7 @@ async def _refuse(error: BlockyardError, scope: Scope, receive: Receive, send: S
 
 
 async def _refuse_connection(scope: Scope, receive: Receive, send: Send) -> None:
-    message = "this server has as many connections as it takes: try again"
+    message = "this server has reached its limit of connections: try again"
     await _refuse(BlockyardError(Reason.QUEUE_FULL, message, retry_after_seconds=1.0), scope, receive, send)
 
 

@@ -214,7 +214,7 @@ class _Reading:
         if not requested:
             return tuple(name for name, kind in OUTPUTS.items() if not kind.flag or flags[kind.flag])
         if self._request.num_outputs > len(OUTPUTS):
-            self.refuse("outputs", f"at most {len(OUTPUTS)} tensors, not {self._request.num_outputs}")
+            self.refuse("outputs", f"must have at most {len(OUTPUTS)} tensors, not {self._request.num_outputs}")
             return ()
         for output in requested:
             if output.name not in OUTPUTS:

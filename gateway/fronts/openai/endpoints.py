@@ -158,11 +158,9 @@ def _read_position(request: Request) -> StreamPosition:
 def _check_position(position: StreamPosition, body: GenerationBody) -> None:
     """Raises BlockyardError FIELD_INVALID for a position in an answer that cannot be resumed."""
     if position.has_begun and body.request_id is None:
-        raise invalid(
-            [Violation(_POSITION, "goes with the header Idempotency-Key, which names the call that it is of")]
-        )
+        raise invalid([Violation(_POSITION, "needs the header Idempotency-Key, which names the call")])
     if position.has_begun and not body.stream:
-        raise invalid([Violation(_POSITION, 'is of a stream, and the body does not say "stream": true')])
+        raise invalid([Violation(_POSITION, 'is allowed only for streams: the body needs "stream": true')])
 
 
 def _named(body: B, key: str | None) -> B:

@@ -56,7 +56,7 @@ class FormatShape(Shape):
     @model_validator(mode="after")
     def _check_schema(self) -> Self:
         if (self.json_schema is not None) != (self.type == "json_schema"):
-            raise PydanticCustomError("format", "has a schema where its type is 'json_schema', and only there")
+            raise PydanticCustomError("format", "must have a schema if its type is 'json_schema', and only then")
         return self
 
     def as_format(self) -> OutputFormat | None:

@@ -112,7 +112,7 @@ def check_tool_choice(value: Any) -> Any:
     for each in cast("list[Any]", named)[: chat.MAX_TOOLS] if isinstance(named, list) else ():
         kind = cast("dict[str, Any]", each).get("type") if isinstance(each, dict) else None
         if isinstance(kind, str) and kind != "function":
-            raise unsupported(f"of the type {kind!r} is not supported")
+            raise unsupported(f"the type {kind!r} is not supported")
     try:
         return (AllowedTools if is_several else NamedTool).model_validate(value)
     except ValidationError:
@@ -167,7 +167,7 @@ def check_names(tools: Iterable[PlacedTool]) -> None:
     for tool in tools:
         other = known.setdefault(tool.model_name, tool)
         if other is not tool and tool.model_name and (tool.namespace or other.namespace):
-            same = f"is that of {other.place} too: the model would know both as {tool.model_name!r}"
+            same = f"is also the name of {other.place}: the model would know both as {tool.model_name!r}"
             violations.append(Violation(f"{tool.place}.name", same))
     if violations:
         raise invalid(violations)

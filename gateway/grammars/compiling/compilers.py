@@ -189,7 +189,7 @@ class Checks:
         except UnicodeEncodeError:
             return "must be Unicode text, and has half a surrogate pair"
         if size > MAX_GRAMMAR_BYTES:
-            return f"too large: it has {size} bytes, at most {MAX_GRAMMAR_BYTES} are taken"
+            return f"too large: {size} bytes, and at most {MAX_GRAMMAR_BYTES} are taken"
         if (left := self._num_seconds_left()) <= 0:
             return SPENT
         allowed = min(left, MAX_CHECK_SECONDS)

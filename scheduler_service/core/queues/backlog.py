@@ -162,7 +162,7 @@ class Backlog:
         """Takes the request whose turn it is. Raises IndexError if none waits."""
         group = self.peek()
         if group is None:
-            raise IndexError("nobody waits")
+            raise IndexError("no request waits")
         self.take(group)
         return group
 

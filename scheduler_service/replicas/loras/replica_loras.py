@@ -201,7 +201,9 @@ class ReplicaLoras:
         problem = next((answer for answer in answers if isinstance(answer, BaseException)), None)
         if problem is None and len({adapter.digest, *(each.digest for each in found)} - {""}) > 1:
             problem = BlockyardError(
-                Reason.MODEL_NOT_LOADED, f"the files of {adapter.name!r} differ among the workers, or have changed"
+                Reason.MODEL_NOT_LOADED,
+                f"the files of {adapter.name!r} differ among the workers, or have changed: "
+                "copy the same files to every worker, and load the adapter again",
             )
         if problem is not None:
             await asyncio.gather(*(remove_lora(rank, adapter.lora_id) for rank in self._ranks), return_exceptions=True)

@@ -52,7 +52,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "Gemma4TextConfig": ({**_HEADS, "sliding_window": WINDOW}, "layers differ in their heads"),
     "Lfm2Config": ({}, "it does not run without its weights"),
     "FalconConfig": ({}, "its attention cannot be replaced"),
-    "Llama4TextConfig": ({**_EXPERTS, **_HEADS, "intermediate_size_mlp": 160}, "not cut into a body and a head"),
+    "Llama4TextConfig": ({**_EXPERTS, **_HEADS, "intermediate_size_mlp": 160}, "no separate body and head"),
     "CwmConfig": (
         {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
         "by the longest text of a step",

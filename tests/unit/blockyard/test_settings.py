@@ -183,7 +183,7 @@ def test_a_flag_that_is_misspelt_is_told_which_one_may_be_meant(
     with pytest.raises(SystemExit) as ended:
         load(Kitchen, "kitchen", "", arguments)
     assert ended.value.code == 2
-    assert f"unknown: {arguments[0]} (did you mean --degrees?)" in capsys.readouterr().err
+    assert f"unknown arguments: {arguments[0]} (did you mean --degrees?)" in capsys.readouterr().err
 
 
 def test_a_setting_of_the_file_that_is_misspelt_is_told_which_one_may_be_meant(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def test_a_health_port_that_is_none_is_refused(port: str) -> None:
 
 @pytest.mark.parametrize(
     ("size", "problem"),
-    [("3", "no power of two"), ("0", "greater than or equal to 1"), ("16", "less than or equal to 8")],
+    [("3", "a power of two"), ("0", "greater than or equal to 1"), ("16", "less than or equal to 8")],
 )
 def test_a_number_of_tensor_parallel_workers_that_is_none_is_refused(size: str, problem: str) -> None:
     with pytest.raises(SettingsError, match=f"--tensor-parallel-size: .{size}.: .*{problem}"):

@@ -101,7 +101,7 @@ async def worker_refusal(worker: WorkerDriver, folder: Path, settings: dict[str,
         ({"vocab_size": 1 << 28}, {"dtype": "bfloat16"}, (2, 1), r"the weights take \d+\.\d GiB in bfloat16, and"),
         ({}, {"max_loras": 2, "max_cpu_loras": 1 << 17}, (1, 1), "lora.max_cpu_loras: must be from 2 to 65536"),
         ({}, {"max_loras": 2, "max_lora_rank": 8}, (2, 1), ""),
-        ({}, {"block_size": 7}, (1, 1), "7 is none of 8, 16, 32"),
+        ({}, {"block_size": 7}, (1, 1), "must be one of 8, 16, 32"),
         ({}, {"max_num_seqs": 1 << 17, "max_num_batched_tokens": 1 << 21}, (1, 1), "max_num_seqs: must be from 1 to"),
     ],
 )

@@ -93,7 +93,7 @@ def load_network(
         pack_network(model, model.get_output_embeddings(), survey.together, packer)
         network = TransformersModel(config, Network(model, survey.sites, packer), survey, _identify(model, folder))
     except _TROUBLE as error:
-        raise refuse(outline.architecture, f"it fails over our ops ({_say(error)})") from error
+        raise refuse(outline.architecture, f"the network fails with our operations ({_say(error)})") from error
     return LoadedNetwork(network, backend, config, packer.arena, files)
 
 
@@ -122,7 +122,7 @@ def survey_model(folder: Path, outline: Outline, dtype: torch.dtype) -> tuple[Su
     model.set_experts_implementation(IMPLEMENTATION)
     max_model_len = getattr(text, "max_position_embeddings", None)
     if not isinstance(max_model_len, int) or max_model_len < 1:
-        raise refuse(outline.architecture, "config.json says for how many positions it is (max_position_embeddings)")
+        raise refuse(outline.architecture, "config.json has no max_position_embeddings")
     try:
         survey = survey_network(model.eval(), model.base_model, outline.architecture, max_model_len)
     except _TROUBLE as error:
@@ -144,9 +144,9 @@ def _check_class(kind: Any, outline: Outline) -> None:
 def _check_parts(model: Any, architecture: str) -> None:
     """Refuses a network that cannot be run in the two parts that a step has."""
     if model.base_model is model or model.get_output_embeddings() is None:
-        raise refuse(architecture, "it is not cut into a body and a head")
+        raise refuse(architecture, "the network has no separate body and head")
     if "position_ids" not in inspect.signature(model.base_model.forward).parameters:
-        raise refuse(architecture, "it takes no positions, and so one text alone")
+        raise refuse(architecture, "the network takes no positions, so a step could hold one text alone")
 
 
 def _make_config(outline: Outline, survey: Survey, text: Any, dtype: torch.dtype, max_model_len: int) -> ModelConfig:

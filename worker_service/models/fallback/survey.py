@@ -65,7 +65,7 @@ class Survey:
         if name in self.sites:
             raise self._refuse(f"{name} attends more than once")
         if unknown := sorted(word for word in given.keys() - _READ - _HARMLESS if given[word] is not None):
-            raise self._refuse(f"attention is given {', '.join(unknown)}, which our attention does not know")
+            raise self._refuse(f"attention takes {', '.join(unknown)}, which our attention does not support")
         if given.get("is_causal") is False or not getattr(module, "is_causal", True):
             raise self._refuse(f"{name} looks ahead")
         num_heads, num_kv_heads, head_dim = query.shape[1], key.shape[1], query.shape[3]
@@ -75,7 +75,7 @@ class Survey:
                 f"queries, keys and values have {sizes} numbers a head, and our attention takes one width"
             )
         if given.get("dropout"):
-            raise self._refuse(f"{name} drops what it attends to")
+            raise self._refuse(f"{name} uses dropout in its attention")
         scale = given.get("scaling")
         scale = head_dim**-0.5 if scale is None else float(scale)
         shape = AttentionShape(num_heads, num_kv_heads, head_dim, scale, float(given.get("softcap") or 0.0))
@@ -125,7 +125,7 @@ class Survey:
             kinds = set(kinds.values()) if isinstance(kinds, dict) else {kinds}
             if wrong := kinds & _MOVING_ROTARIES:
                 # No trial would show it: positions turn otherwise once a text is long.
-                raise self._refuse(f"{name} turns positions by the longest text of a step ({wrong.pop()})")
+                raise self._refuse(f"{name} scales its rotary positions by the longest text of a step ({wrong.pop()})")
 
     def check(self) -> None:
         """Refuses a network without attention, and one whose layers have heads of different shapes."""

@@ -48,7 +48,7 @@ class QuantizedReader:
         weights = [self._read_one(module) for module in modules]
         first, names = weights[0], ", ".join(module.name for module in modules)
         if not all(_equal(each.order, first.order) for each in weights):
-            raise unusable(f"{names} are multiplied as one, and differ in g_idx: take a model without desc_act")
+            raise unusable(f"{names} are computed as one product, and differ in g_idx: take a model without desc_act")
         zeros = [each.zeros for each in weights if each.zeros is not None]
         return replace(
             first,

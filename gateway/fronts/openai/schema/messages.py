@@ -57,7 +57,7 @@ def _check_kind(value: Any) -> Any:
     """Refuses what is of another type than a function by its name."""
     kind = cast("dict[str, Any]", value).get("type") if isinstance(value, dict) else None
     if isinstance(kind, str) and kind != "function":
-        raise unsupported(f"of the type {kind!r} is not supported: functions are")
+        raise unsupported(f"the type {kind!r} is not supported: functions are")
     return value
 
 
@@ -66,7 +66,7 @@ _OfFunction = BeforeValidator(_check_kind)
 
 def _check_role(value: Any) -> Any:
     if value == "function":
-        raise unsupported("'function' is not supported: 'tool' is")
+        raise unsupported("'function' is not supported: use 'tool'")
     return value
 
 

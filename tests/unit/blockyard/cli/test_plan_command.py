@@ -74,7 +74,7 @@ def test_stages_hold_what_they_hold(model: str, capsys: Captured) -> None:
         (["--memory", "64GiB", "--quantization", "fp8"], "fp8 needs a GPU with our kernels; this is bfloat16 on cpu"),
         (["--memory", "22GiB", "--max-model-len", "100000"], "--max-model-len 100000 is above the"),
         (["--memory", "64GiB", "--max-model-len", "200000"], "is above the 131072 tokens of the model"),
-        (["--memory", "64GiB", "--block-size", "7"], "block_size: 7 is none of 8"),
+        (["--memory", "64GiB", "--block-size", "7"], "block_size: must be one of 8"),
     ],
 )
 def test_what_would_be_refused_is_told(model: str, flags: list[str], why: str, capsys: Captured) -> None:
@@ -120,7 +120,7 @@ def test_sizes_are_read(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1", "0", "7 apples"])
 def test_other_texts_are_refused(text: str) -> None:
-    with pytest.raises(SettingsError, match="is no size"):
+    with pytest.raises(SettingsError, match="is not a size"):
         read_size(text)
 
 

@@ -157,7 +157,7 @@ def test_a_message_that_is_none_is_told_by_its_place(message: Any, told: str) ->
 
 
 def test_a_text_is_no_list_of_messages() -> None:
-    with pytest.raises(TypeError, match="messages is a list"):
+    with pytest.raises(TypeError, match="messages must be a list"):
         make_chat_spec("hi", {})  # type: ignore[arg-type]
 
 

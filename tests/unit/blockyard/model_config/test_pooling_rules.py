@@ -106,7 +106,7 @@ def test_one_model_serves_several_tasks(tmp_path: Path) -> None:
         ({}, None, {}, Task.UNSPECIFIED, "not guessed"),
         ({"architectures": ["LlamaForCausalLM"]}, None, {}, Task.EMBED, "not guessed"),
         ({"architectures": ["LlamaForCausalLM"]}, None, {}, Task.SCORE, "no head"),
-        ({}, None, {}, Task.GENERATE, "makes no tokens"),
+        ({}, None, {}, Task.GENERATE, "does not generate tokens"),
         (CLASSIFIER, None, {}, Task.SCORE, "2 labels"),
         ({**CLASSIFIER, "num_labels": 0}, None, {}, Task.UNSPECIFIED, "num_labels"),
         ({**CLASSIFIER, "id2label": {"1": "a", "2": "b"}}, None, {}, Task.UNSPECIFIED, "id2label"),
@@ -161,7 +161,7 @@ def test_one_model_serves_several_tasks(tmp_path: Path) -> None:
             Task.UNSPECIFIED,
             "activation_function",
         ),
-        ({"architectures": ["Qwen3ForCausalLM"]}, [TRANSFORMER, POOLING], MEAN, Task.SCORE, "cosines"),
+        ({"architectures": ["Qwen3ForCausalLM"]}, [TRANSFORMER, POOLING], MEAN, Task.SCORE, "--task embed"),
     ],
 )
 def test_what_no_file_states_is_refused(
@@ -179,7 +179,7 @@ def test_a_plan_refuses_what_a_worker_would(tmp_path: Path, capsys: pytest.Captu
     for flags, words in (
         (("--tensor-parallel-size", "2"), "one worker, not by a group"),
         (("--max-loras", "1"), "takes no adapters"),
-        (("--gpu", "h100"), "our kernels for GPUs do not have all that BertModel needs"),
+        (("--gpu", "h100"), "our kernels for GPUs lack operations that BertModel needs"),
         (("--task", "score"), "has no head that makes labels or scores"),
     ):
         assert run("plan", folder, *flags, "--json") == 1

@@ -105,10 +105,10 @@ def test_the_variables_of_opentelemetry_turn_it_on(variable: str) -> None:
 
 def test_what_is_not_installed_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setitem(sys.modules, "blockyard.tracing.export", None)
-    with pytest.raises(TracingUnavailable, match=r"install blockyard\[tracing\]"):
+    with pytest.raises(TracingUnavailable, match=r"install 'blockyard\[tracing\]'"):
         start_tracing("gateway", TracingSettings(trace_endpoint="http://127.0.0.1:1"), {})
     start_tracing("gateway", TracingSettings(), {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"})
-    assert "install blockyard[tracing]" in caplog.text
+    assert "install 'blockyard[tracing]'" in caplog.text
     assert not tracing.is_tracing()
 
 

@@ -165,7 +165,7 @@ def test_arguments_are_an_object_whatever_a_schema_says(dialect: str, told: Any)
         for other in ("null", "[]", '"a"', "5"):
             assert not words.allows(grammar, one.replace(arguments, other)), other
     if "object" not in told:
-        with pytest.raises(BlockyardError, match=r"tools\.type: of 'f': must be object"):
+        with pytest.raises(BlockyardError, match=r"tools\.type: tool 'f': must be object"):
             followed(tool._replace(strict=True), lambda text: "")
 
 
@@ -296,7 +296,7 @@ def test_what_a_text_among_others_cannot_follow_is_refused_of_strict_tools(part:
     schema = json.dumps({"properties": {"x": part}})
     speech = Speech(BY_NAME["qwen3_coder"])
     assert keyword not in write_calls(speech, (ToolSchema("f", schema),), must_call=True, one_call=True)
-    with pytest.raises(BlockyardError, match=f"'x' stands between tags, where {keyword} cannot be followed"):
+    with pytest.raises(BlockyardError, match=f"the keyword {keyword} of tool 'f' cannot be enforced, since 'x' stands"):
         write_calls(speech, (ToolSchema("f", schema, strict=True),), must_call=True, one_call=True)
 
 
@@ -305,7 +305,7 @@ def test_what_cannot_be_followed_between_tags_is_refused_of_strict_tools() -> No
     for strict in (False, True):
         tools = (ToolSchema("f", schema, strict),)
         if strict:
-            with pytest.raises(BlockyardError, match="of 'f': 'x' stands between tags, where pattern cannot be"):
+            with pytest.raises(BlockyardError, match="the keyword pattern of tool 'f' cannot be enforced"):
                 write_calls(Speech(BY_NAME["glm"]), tools, must_call=True, one_call=True)
         else:
             assert '"b"' in write_calls(Speech(BY_NAME["glm"]), tools, must_call=True, one_call=True)

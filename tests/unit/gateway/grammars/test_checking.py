@@ -351,7 +351,7 @@ def test_of_a_schema_that_cannot_be_followed_the_rest_is_where_the_tool_is_not_s
     for name in tree["properties"]:
         assert f"<parameter={name}>" in grammar
     assert '"type": "array"' in grammar
-    with pytest.raises(BlockyardError, match=r"of 'f': .*uniqueItems"):
+    with pytest.raises(BlockyardError, match=r"tool 'f': .*uniqueItems"):
         asyncio.run(grammar_of(rule(strict=True)))
 
 

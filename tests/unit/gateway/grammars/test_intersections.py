@@ -147,5 +147,5 @@ def test_tools_are_held_to_the_same_counts() -> None:
     kept = json.loads(followed(ToolSchema("f", parameters), lambda text: "").parameters)
     # A part without a type has none of its own.
     assert kept["properties"] == {"a": {}, "b": {"type": "integer"}}
-    with pytest.raises(BlockyardError, match=r"tools\.properties\.a\.allOf\[1\]: of 'f': too complex"):
+    with pytest.raises(BlockyardError, match=r"tools\.properties\.a\.allOf\[1\]: tool 'f': too complex"):
         followed(ToolSchema("f", parameters, strict=True), lambda text: "")

@@ -139,7 +139,7 @@ def test_what_literals_cannot_follow_is_refused_of_strict_tools_alone(
         if of_python or "gemma" in dialect:
             form = "Gemma's" if "gemma" in dialect else "Python's"
             with pytest.raises(
-                BlockyardError, match=f"of 'f': {keyword} cannot be followed in literals of {form} form"
+                BlockyardError, match=f"the keyword {keyword} of tool 'f' cannot be enforced in calls of {form} form"
             ):
                 grammar_of(dialect, tool, special=True)
         else:
@@ -161,6 +161,6 @@ def test_a_text_of_python_follows_its_pattern() -> None:
 def test_references_that_lead_too_deep_are_refused(dialect: str, strict: bool) -> None:
     inner = {f"a{place}": {"properties": {"b": {"$ref": f"#/$defs/a{place + 1}"}}} for place in range(400)}
     schema = {"type": "object", "properties": {"x": {"$ref": "#/$defs/a0"}}, "$defs": {**inner, "a400": TEXT}}
-    with pytest.raises(BlockyardError, match="of 'f': too complex") as raised:
+    with pytest.raises(BlockyardError, match="tool 'f' is too complex") as raised:
         grammar_of(dialect, ToolSchema("f", json.dumps(schema), strict), special=True)
     assert [violation.reason for violation in raised.value.violations] == [Reason.GRAMMAR_TOO_COMPLEX]

@@ -133,8 +133,8 @@ async def test_unknown_and_ambiguous_names_are_told_which_there_are(harness: Har
     operator = await two_replicas(harness, settings)
     for name, told in (
         ("7", "there is no replica '7'"),
-        ("", "several may be meant"),
-        ("fake", "several may be meant"),
+        ("", "must name one of several replicas"),
+        ("fake", "must name one of several replicas"),
     ):
         error = await refused(operator.drain(name))
         assert error.reason is Reason.FIELD_INVALID

@@ -417,7 +417,7 @@ async def test_two_ranks_are_two_processes(configuration: SchedulerConfiguration
             await group.start()
         group.workers[1].incarnation = group.workers[0].incarnation
         setting_up = asyncio.create_task(group.set_up())
-        await until(lambda: group.told("two ranks are one worker"))
+        await until(lambda: group.told("two addresses lead to one worker"))
         group.workers[1].incarnation = "another"
         await setting_up
 

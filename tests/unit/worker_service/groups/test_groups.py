@@ -91,7 +91,7 @@ async def test_a_rank_that_started_again_is_refused(pair: Ranks) -> None:
     members = await pair.members()
     before = [members[0], "another"]
     first, second = await pair.form(1, members=before, timeout={"nanos": 300_000_000})
-    assert "rank 1 did not come" in error_of(first).message
+    assert "rank 1 did not join" in error_of(first).message
     assert error_of(first).metadata["peer"] == "1"
     assert error_of(second).reason is Reason.WRONG_STATE
     assert "started again" in error_of(second).message

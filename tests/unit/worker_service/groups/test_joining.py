@@ -45,8 +45,8 @@ def test_ranks_that_were_told_the_same_know_each_other() -> None:
 def test_a_peer_that_was_told_something_else_is_found_out(other: dict[str, object]) -> None:
     messages = greetings(REQUEST, replace(REQUEST, **other))  # type: ignore[arg-type]
     assert messages == [
-        "who answers as rank 1 was not told of this group",
-        "who answers as rank 0 was not told of this group",
+        "the worker that answers as rank 1 does not know this group",
+        "the worker that answers as rank 0 does not know this group",
     ]
 
 

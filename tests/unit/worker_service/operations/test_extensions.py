@@ -41,6 +41,7 @@ def test_extensions_are_those_of_the_command_line() -> None:
         (f"{KIT}:NoExtension", "it lacks a `name` of letters and digits"),
         (f"{KIT}:Breaks", "WRONG_STATE: "),
         (f"{KIT}:Example,{KIT}:Again", "another extension is named 'example'"),
+        (f"{KIT}:Diagnostics", "another extension is named 'diagnostics'"),
     ],
 )
 def test_what_is_none_is_refused(places: str, told: str) -> None:

@@ -84,10 +84,10 @@ def test_raw_truth_values_of_another_number_are_refused() -> None:
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        (b"\1", "ends within the length of an element"),
-        (b"\1\0\0\0", "ends within an element"),
-        (b"\xff\xff\xff\xffab", "ends within an element"),
-        (b"\1\0\0\0ab", "ends within the length of an element"),
+        (b"\1", "has contents that end within the length of an element"),
+        (b"\1\0\0\0", "has contents that end within an element"),
+        (b"\xff\xff\xff\xffab", "has contents that end within an element"),
+        (b"\1\0\0\0ab", "has contents that end within the length of an element"),
     ],
 )
 def test_raw_texts_that_end_too_soon_are_refused(content: bytes, told: str) -> None:

@@ -148,7 +148,7 @@ def test_the_form_of_an_answer(asked: dict[str, Any], form: object) -> None:
 
 
 def test_a_form_without_its_schema_is_wrong() -> None:
-    with pytest.raises(BlockyardError, match="has a schema where its type is 'json_schema'"):
+    with pytest.raises(BlockyardError, match="must have a schema if its type is 'json_schema'"):
         parse_body(ResponseBody, b'{"input": "Hi", "text": {"format": {"type": "json_schema", "name": "n"}}}')
 
 

@@ -117,7 +117,7 @@ def test_functions_of_namespaces_may_be_all_that_is_allowed() -> None:
 )
 def test_two_functions_of_one_name_are_wrong(tools: list[Any], place: str, other: str) -> None:
     assert wrong_with(tools=tools) == [
-        (f"{place}.name", f"is that of {other} too: the model would know both as 'a__f'"),
+        (f"{place}.name", f"is also the name of {other}: the model would know both as 'a__f'"),
     ]
 
 

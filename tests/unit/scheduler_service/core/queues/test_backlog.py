@@ -82,7 +82,7 @@ def test_peeking_changes_nothing() -> None:
 
 
 def test_an_empty_backlog_has_nothing_to_pop() -> None:
-    with pytest.raises(IndexError, match="nobody waits"):
+    with pytest.raises(IndexError, match="no request waits"):
         Backlog("fcfs", 30.0).pop()
 
 
