@@ -10,7 +10,7 @@ from blockyard.contract.workers import WorkerState
 from blockyard.errors import Reason
 from blockyard.service.metrics import READY, Registry
 from scheduler_service import catalogue
-from scheduler_service.replicas.steps.step_meter import StepMetrics
+from scheduler_service.replicas.steps.step_metrics import StepMetrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -16,7 +16,7 @@ from scheduler_service.metrics import SchedulerMetrics
 from scheduler_service.operations.operations import Operations
 from scheduler_service.replicas.engine import Engine
 from scheduler_service.replicas.fleet import PLUS, Fleet
-from scheduler_service.replicas.steps.step_meter import StepMeter
+from scheduler_service.replicas.steps.step_metrics import StepMeter
 from scheduler_service.replicas.worker_link import WorkerLink
 from scheduler_service.requests.admission import Admission
 from scheduler_service.requests.dispatcher import Dispatcher

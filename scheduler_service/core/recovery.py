@@ -13,7 +13,6 @@ from scheduler_service.core.sequence import SequenceStatus
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from scheduler_service.core.config import CoreConfig
     from scheduler_service.core.queues.queues import Queues
     from scheduler_service.core.sequence import Group, Sequence
 
@@ -65,16 +64,6 @@ def _start_anew(sequence: Sequence) -> None:
     sequence.host_blocks = {}
     # Their size may be another one.
     sequence.block_hashes = []
-
-
-def fit(group: Group, config: CoreConfig) -> list[Sequence]:
-    """Limit a group to other pools. Returns the sequences that are too long to go on. Raises NeverFits."""
-    group.max_length = config.find_max_length(group.prompt_length, group.spec.max_tokens)
-    for sequence in group.sequences:
-        sequence.max_length = group.max_length
-    if group.spec.pooling is not None:
-        return []  # it ends with its numbers, not with its length
-    return [sequence for sequence in group.live if len(sequence.token_ids) >= group.max_length]
 
 
 class Suspects:

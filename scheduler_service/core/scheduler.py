@@ -178,11 +178,17 @@ class Scheduler:
         return updates
 
     def _fit(self, group: Group, updates: dict[str, OwnerUpdate]) -> None:
+        """Limits a group to the pools of this scheduler."""
         try:
-            too_long = recovery.fit(group, self.config)
+            group.max_length = self.config.find_max_length(group.prompt_length, group.spec.max_tokens)
         except NeverFits as error:
             self._live.fail(group, str(error), updates)
             return
+        for sequence in group.sequences:
+            sequence.max_length = group.max_length
+        if group.spec.pooling is not None:
+            return  # it ends with its numbers, not with its length
+        too_long = [sequence for sequence in group.live if len(sequence.token_ids) >= group.max_length]
         if too_long and group.beams:
             group.beams.search.give_up(sequence.output_token_ids for sequence in too_long)
             self._live.end_search(group, group.beams, updates)

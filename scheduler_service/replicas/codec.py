@@ -95,7 +95,7 @@ def _encode_new_sequence(sequence: NewSequence) -> worker_pb2.NewSequence:
         min_tokens=sequence.spec.min_tokens,
         stop_token_ids=sorted(sequence.spec.stop_token_ids),
         num_beam_candidates=sequence.num_beam_candidates,
-        trace_context=encode_trace_context(sequence.spec.trace_context),
+        trace_context=encode_trace_context(sequence.spec.trace_context) if sequence.spec.trace_context else None,
         request_id=sequence.spec.request_id,
         lora_id=sequence.spec.lora_id,
         pooling_params=sequence.spec.pooling,

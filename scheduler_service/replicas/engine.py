@@ -25,8 +25,7 @@ from scheduler_service.replicas.refusals import all_sequences, named_sequences
 from scheduler_service.replicas.replica import Replica
 from scheduler_service.replicas.step_loop import StepEvents, StepLoop
 from scheduler_service.replicas.steps.answer_checks import AnswerLimits, WrongAnswer
-from scheduler_service.replicas.steps.pipeline_depth import MAX_STEPS_IN_FLIGHT, PipelineDepth
-from scheduler_service.replicas.steps.step_deadline import StepDeadline
+from scheduler_service.replicas.steps.steps_in_flight import MAX_STEPS_IN_FLIGHT, PipelineDepth, StepDeadline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from blockyard.contract.workers import CacheInfo
     from scheduler_service.config import SchedulerConfiguration
     from scheduler_service.core.recovery import Evacuated, Suspects
-    from scheduler_service.replicas.steps.step_meter import StepMeter
+    from scheduler_service.replicas.steps.step_metrics import StepMeter
     from scheduler_service.replicas.worker_link import WorkerLink
 
 log = EventLogger(__name__)
@@ -124,6 +123,8 @@ class Engine:
     @property
     def is_asleep(self) -> bool:
         """Whether it is asleep: it was put to sleep and has nothing left, or a worker was found asleep."""
+        if self.takes_requests:
+            return False
         was_put = self.sleep_level > 0 and self.drain.is_done
         return was_put or any(rank.state is WorkerState.SLEEPING for rank in self.replica.ranks)
 

@@ -25,7 +25,7 @@ from scheduler_service.replicas.not_ready import (
 )
 from scheduler_service.replicas.rank import Rank
 from scheduler_service.replicas.steps.group_steps import GroupSteps
-from scheduler_service.replicas.steps.step_stream import StepStream
+from scheduler_service.replicas.worker_link import StepStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from blockyard.contract.workers import CacheInfo, CachePlan, LoadedModel
     from scheduler_service.config import SchedulerConfiguration
     from scheduler_service.replicas.steps.answer_checks import AnswerLimits
-    from scheduler_service.replicas.steps.step_stream import Steps
-    from scheduler_service.replicas.worker_link import WorkerLink
+    from scheduler_service.replicas.worker_link import Steps, WorkerLink
 
 log = EventLogger(__name__)
 

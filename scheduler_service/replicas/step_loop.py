@@ -15,7 +15,7 @@ from blockyard.telemetry import EventLogger
 from scheduler_service.core.scheduler import StepMismatch
 from scheduler_service.replicas.loss import DRAINED
 from scheduler_service.replicas.steps.answer_checks import WrongAnswer
-from scheduler_service.replicas.steps.step_log import StepLog
+from scheduler_service.replicas.steps.step_metrics import StepLog
 from scheduler_service.replicas.steps.steps_in_flight import StepsInFlight
 
 if TYPE_CHECKING:
@@ -26,10 +26,9 @@ if TYPE_CHECKING:
     from scheduler_service.core.values import OwnerUpdate, SchedulerOutput, StepResult
     from scheduler_service.replicas.conduct import Conduct
     from scheduler_service.replicas.drain import Drain
-    from scheduler_service.replicas.steps.pipeline_depth import PipelineDepth
-    from scheduler_service.replicas.steps.step_deadline import StepDeadline
-    from scheduler_service.replicas.steps.step_meter import StepMeter
-    from scheduler_service.replicas.steps.step_stream import Steps
+    from scheduler_service.replicas.steps.step_metrics import StepMeter
+    from scheduler_service.replicas.steps.steps_in_flight import PipelineDepth, StepDeadline
+    from scheduler_service.replicas.worker_link import Steps
 
 log = EventLogger(__name__)
 

@@ -7,8 +7,9 @@ cannot be, else what the worker said.
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import grpc
 import grpc.aio
@@ -18,14 +19,17 @@ from blockyard.contract.codec import workers
 from blockyard.contract.codec.worker_info import COLLECTIVES, decode_worker_info, encode_group_request
 from blockyard.contract.workers import GroupRequest, LoadedModel
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
+from blockyard.service import faults
 from blockyard.service.servers import RenewedChannel
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
+from scheduler_service.replicas import codec
 from scheduler_service.replicas.facts import MeetingPoint
 from scheduler_service.replicas.steps.answer_checks import (
     WrongAnswer,
     check_blocks,
     check_cache,
     check_model,
+    check_turn,
     check_worker,
     require,
 )
@@ -46,6 +50,8 @@ if TYPE_CHECKING:
         WorkerInfo,
     )
     from blockyard.security.tls import Peer
+    from scheduler_service.core.values import SchedulerOutput, StepResult
+    from scheduler_service.replicas.steps.answer_checks import AnswerLimits
 
 _PLANNED = ("block_size", "num_device_blocks", "num_host_blocks", "max_model_len")
 INFO_SECONDS = 5.0
@@ -110,6 +116,66 @@ class StepCall:
 
 def _make_broken_error(message: str) -> BlockyardError:
     return BlockyardError(Reason.NO_READY_WORKER, message)
+
+
+class Steps(Protocol):
+    """The steps of one epoch, to all workers of a replica. One task sends, another receives; answers come in the order
+    of the steps.
+
+    `step_seconds`: how long the workers were busy with the step that was answered last. `encode_seconds`: how long it
+    took to make a message of the step that was sent last.
+    """
+
+    epoch: int
+    step_seconds: float
+    encode_seconds: float
+
+    async def send(self, output: SchedulerOutput) -> None:
+        """Sends one step; returns when it is on its way. Raises BlockyardError when the stream is broken."""
+        ...
+
+    async def receive(self) -> StepResult:
+        """Waits for the next answer. Raises BlockyardError when the stream is broken, a step was refused or the answer
+        is wrong; DRAINING when a worker stops."""
+        ...
+
+    def cancel(self) -> None:
+        """Ends the stream."""
+        ...
+
+
+class StepStream:
+    """The steps of one epoch, to the one worker of a replica; see `Steps`."""
+
+    def __init__(self, call: StepCall, epoch: int, limits: AnswerLimits) -> None:
+        self.epoch = epoch
+        self.step_seconds = 0.0
+        self.encode_seconds = 0.0
+        self._call = call
+        self._limits = limits
+        self._last_answered = 0
+
+    async def send(self, output: SchedulerOutput) -> None:
+        """Sends one step."""
+        faults.reach(faults.BEFORE_SEND)
+        begin = time.perf_counter()
+        step = codec.encode_step(output, self.epoch).SerializeToString()
+        self.encode_seconds = time.perf_counter() - begin
+        await self._call.write(step)
+        faults.reach(faults.AFTER_SEND)
+
+    async def receive(self) -> StepResult:
+        """Waits for the next answer."""
+        message = await self._call.read()
+        result = codec.decode_answer(message, self._limits)
+        check_turn(message.epoch, result.step_id, self.epoch, self._last_answered + 1)
+        self._last_answered = result.step_id
+        self.step_seconds = result.forward_seconds + result.cache_seconds
+        return result
+
+    def cancel(self) -> None:
+        """Ends the stream."""
+        self._call.cancel()
 
 
 class WorkerLink:

@@ -19,8 +19,8 @@ from scheduler_service.core.config import NeverFits
 from scheduler_service.core.queues.deadlines import DeadlineKind, Deadlines
 from scheduler_service.core.queues.overload import MAX_RETRY_SECONDS, Limit
 from scheduler_service.core.sequence import Group
+from scheduler_service.gateways.codec import check_addition
 from scheduler_service.gateways.outbox import GatewayOutbox
-from scheduler_service.requests.addition_checks import check_addition
 from scheduler_service.requests.placement import are_asleep
 from scheduler_service.requests.reattachment import Reattachment
 from scheduler_service.requests.registry import Request

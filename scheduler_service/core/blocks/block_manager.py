@@ -31,7 +31,6 @@ class BlockManager:
     """Hands blocks to sequences and takes them back."""
 
     __slots__ = (
-        "_has_windows",
         "_held_device",
         "_last_places",
         "_prefixes",
@@ -40,6 +39,7 @@ class BlockManager:
         "block_size",
         "device",
         "groups",
+        "has_windows",
         "holdings",
         "host",
         "num_groups",
@@ -51,7 +51,7 @@ class BlockManager:
         self.block_size = config.block_size
         self.groups = config.kv_groups
         self.num_groups = self.groups.num_groups
-        self._has_windows = self.groups.widest > 0
+        self.has_windows = self.groups.widest > 0
         self._last_places = range(-self.num_groups, 0)
         self.device = BlockPool(config.num_device_blocks, first_block=1)
         self.num_watermark = int(config.watermark * self.device.num_usable)
@@ -86,7 +86,8 @@ class BlockManager:
             for _ in range(count):
                 self.device.release(block)
         self._held_device.clear()
-        self._tier.settle(step)
+        if self._tier.held or self._tier.spills:
+            self._tier.settle(step)
 
     def _allocate(self) -> int:
         """Allocates a device block. What is evicted for it goes to the host, if that is worth it."""
@@ -111,7 +112,7 @@ class BlockManager:
 
     def _shorten(self, prefix: Prefix, num_blocks: int) -> bool:
         """Finds less of it, so that a sequence fits that has the device to itself. False: it would not."""
-        if self._has_windows:
+        if self.has_windows:
             prefix.block_ids.clear()
             prefix.host_blocks.clear()
             return self._count_needed(prefix, num_blocks) <= self.device.num_free
@@ -181,7 +182,7 @@ class BlockManager:
         sequence.num_found, sequence.num_ready = num_found, num_ready
         sequence.grow_at = num_blocks * self.block_size
         sequence.num_scheduled = sequence.num_computed = num_cached
-        is_watched = self._prefixes.is_enabled or self._has_windows
+        is_watched = self._prefixes.is_enabled or self.has_windows
         sequence.publish_at = (num_full + 1) * self.block_size if is_watched else sys.maxsize
 
     # Growth
@@ -234,7 +235,7 @@ class BlockManager:
 
     def publish(self, sequence: Sequence) -> None:
         """Makes the blocks findable that a sequence's computed tokens fill, and gives back those behind windows."""
-        if self._has_windows:
+        if self.has_windows:
             self.windows.publish(sequence)
             return
         while sequence.publish_at <= sequence.num_computed:
@@ -249,7 +250,7 @@ class BlockManager:
         num_published = self._prefixes.count_published(sequence)
         for place in range(len(sequence.block_ids) - 1, -1, -1):
             block = sequence.block_ids[place]
-            if place < num_published and (block or not self._has_windows):
+            if place < num_published and (block or not self.has_windows):
                 self._keep(block, self._prefixes.hash(sequence, place))
             elif block:
                 self.device.release(block)

@@ -19,24 +19,28 @@ if TYPE_CHECKING:
 
 
 class HostTier:
-    """Keeps the content of device blocks, and finds it again. `caches`: it keeps content that nobody holds."""
+    """Keeps the content of device blocks, and finds it again.
 
-    __slots__ = ("_held", "_spills", "_taken", "_written", "caches", "pool")
+    `caches`: it keeps content that nobody holds. `held`: the blocks that the step under construction reads or writes,
+    of one prefix the deeper behind the head. `spills`: what it saves of evicted device blocks, by the content's hash.
+    """
+
+    __slots__ = ("_taken", "_written", "caches", "held", "pool", "spills")
 
     def __init__(self, num_blocks: int, *, caches: bool) -> None:
         self.pool = BlockPool(num_blocks)
         self.caches = caches
-        self._held: list[int] = []  # by this step; of one prefix the deeper behind the head
+        self.held: list[int] = []
         self._written: set[int] = set()  # by this step
-        self._spills: dict[bytes, BlockPair] = {}  # of this step
+        self.spills: dict[bytes, BlockPair] = {}
         self._taken: set[int] = set()  # blocks that were written: their memory is taken from the system
 
     def reset(self) -> None:
         """Forget all holders and all content."""
         self.pool.reset()
-        self._held.clear()
+        self.held.clear()
         self._written.clear()
-        self._spills.clear()
+        self.spills.clear()
         # The worker may have begun anew.
         self._taken.clear()
 
@@ -48,16 +52,16 @@ class HostTier:
     def read(self, block: int) -> None:
         """Holds a block that the step found and reads."""
         self.pool.share(block)
-        self._held.append(block)
+        self.held.append(block)
 
     def hand_over(self, blocks: Iterable[int]) -> None:
         """Takes over the blocks that a sequence held, until the step has read them. Deeper ones come last."""
-        self._held.extend(blocks)
+        self.held.extend(blocks)
 
     def make_room(self, num_blocks: int) -> bool:
         """Makes room for preempted sequences, before content that nobody holds. Returns whether there is enough."""
-        while self.pool.num_free < num_blocks and self._spills:
-            _, pair = self._spills.popitem()
+        while self.pool.num_free < num_blocks and self.spills:
+            _, pair = self.spills.popitem()
             self.pool.release(pair.destination)
         return self.pool.num_free >= num_blocks
 
@@ -81,19 +85,19 @@ class HostTier:
         if self.pool.find(block_hash) is not None:
             self.pool.refresh(block_hash)
         elif self.pool.num_free:
-            self._spills[block_hash] = BlockPair(device_block, self.pool.allocate())
+            self.spills[block_hash] = BlockPair(device_block, self.pool.allocate())
 
     def settle(self, step: StepBuilder) -> None:
         """Completes a step: what it spills can be found from the next one on, and what it touched is released."""
-        for block_hash, pair in self._spills.items():
+        for block_hash, pair in self.spills.items():
             step.swap_out.append(pair)
             self.pool.publish(pair.destination, block_hash)
             self.pool.release(pair.destination)
         num_taken = len(self._taken)
         self._taken.update(pair.destination for pair in step.swap_out)
         step.takes_memory = len(self._taken) > num_taken
-        for block in reversed(self._held):
+        for block in reversed(self.held):
             self.pool.release(block)
-        self._held.clear()
+        self.held.clear()
         self._written.clear()
-        self._spills.clear()
+        self.spills.clear()

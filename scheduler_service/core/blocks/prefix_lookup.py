@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
     from scheduler_service.core.blocks.block_pool import BlockPool
     from scheduler_service.core.blocks.host_tier import HostTier
+    from scheduler_service.core.config import KvBlockGroups
     from scheduler_service.core.cost import CostModel
-    from scheduler_service.core.kv_groups import KvBlockGroups
     from scheduler_service.core.sequence import Sequence
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from scheduler_service.core.blocks.block_pool import BlockPool
     from scheduler_service.core.blocks.prefix_lookup import PrefixLookup
-    from scheduler_service.core.kv_groups import KvBlockGroups
+    from scheduler_service.core.config import KvBlockGroups
     from scheduler_service.core.sequence import Sequence
     from scheduler_service.core.step import StepBuilder
 
@@ -120,9 +120,8 @@ class WindowBlocks:
 
     def reserve(self, prefills: Iterable[Sequence], step: StepBuilder) -> None:
         """Gives prefills the blocks ahead that they have given back others for, before anybody else gets any."""
-        if self.groups.widest:
-            for sequence in prefills:
-                self._reserve(sequence, step)
+        for sequence in prefills:
+            self._reserve(sequence, step)
 
     def _reserve(self, sequence: Sequence, step: StepBuilder) -> None:
         groups = self.groups

@@ -68,7 +68,8 @@ class Planner:
         self._oldest_in_flight = oldest_in_flight
         step = StepBuilder(step_id, self._config.max_num_batched_tokens)
         self._queues.begin_step()
-        self._blocks.windows.reserve(self._queues.prefilling, step)
+        if self._blocks.has_windows:
+            self._blocks.windows.reserve(self._queues.prefilling, step)
         if self._config.max_loras:
             self.loras.begin_step(now)
         self._begin_urgent(step)
@@ -191,8 +192,10 @@ class Planner:
         """
         num_left = len(sequence.token_ids) - sequence.num_scheduled
         is_new_leader = bool(sequence.group.unforked) and sequence.last_step_id == step.step_id
-        num_writable = self._blocks.windows.count_writable(sequence) - sequence.num_scheduled
-        num_piece = _cut(num_left, min(num_left - is_new_leader, num_writable, step.num_prefill_left), self._config)
+        num_free = min(num_left - is_new_leader, step.num_prefill_left)
+        if self._blocks.has_windows:
+            num_free = min(num_free, self._blocks.windows.count_writable(sequence) - sequence.num_scheduled)
+        num_piece = _cut(num_left, num_free, self._config)
         if not num_piece:
             return
         sequence.num_scheduled += num_piece

@@ -168,13 +168,13 @@ class Preemption:
         """
         queues, blocks = self._queues, self._blocks
         is_new = not (sequence.is_known or sequence.group.num_outputs)
-        if not (is_new and queues.tenant_rows.has_few_tenants and queues.has_none(sequence)):
+        if not (is_new and queues.has_none(sequence) and queues.tenant_shares.has_few_tenants):
             return set()
-        share = blocks.device.num_usable // (queues.tenant_rows.num_tenants + 1)
-        if blocks.count_missing(sequence) > share or sequence.group.num_rows > queues.tenant_rows.share:
+        share = blocks.device.num_usable // (queues.tenant_shares.num_tenants + 1)
+        if blocks.count_missing(sequence) > share or sequence.group.num_rows > queues.tenant_shares.share:
             return set()
         rich = {tenant for tenant, num_held in self._count_held().items() if num_held > share}
-        return rich.union(queues.tenant_rows.find_rich())
+        return rich.union(queues.tenant_shares.find_over_share())
 
     def _count_held(self) -> Counter[str]:
         """By tenant the device blocks that its sequences hold; shared ones count for each."""

@@ -17,8 +17,9 @@ from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
 from typing import TYPE_CHECKING, Literal
 
-from scheduler_service.core.queues.adapter_lines import MIN_HEAP_TO_SWEEP, AdapterLines, Entry
+from scheduler_service.core.queues.adapter_queues import AdapterQueues
 from scheduler_service.core.queues.overload import Limit, Limits, Overload
+from scheduler_service.core.queues.request_heap import MIN_HEAP_TO_SWEEP, Entry, RequestHeap
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -31,21 +32,76 @@ MAX_ABSENT_TENANTS = 1024
 
 
 class _Tenant:
-    """What one tenant has waiting and was served."""
+    """What one tenant has waiting and was served.
 
-    __slots__ = ("joined", "last_turn", "lines", "name", "num_served")
+    `waiting`: its requests, all of one adapter or of none (`lora_id` 0). Once they are of several, or others of the
+    tenant's adapters get tokens, `adapters` has them instead, until none waits. `by_key`: priorities count.
+    """
 
-    def __init__(self, name: str, num_served: int, lines: AdapterLines) -> None:
+    __slots__ = ("adapters", "by_key", "joined", "last_turn", "lora_id", "name", "num_served", "num_waiting", "waiting")
+
+    def __init__(self, name: str, num_served: int, *, by_key: bool) -> None:
         self.name = name
         self.num_served = num_served
+        self.by_key = by_key
         self.last_turn = 0
         self.joined = 0
-        self.lines = lines
+        self.num_waiting = 0
+        self.lora_id = 0
+        self.waiting = RequestHeap()
+        self.adapters: AdapterQueues | None = None
 
     @property
     def key(self) -> tuple[int, int, int]:
         """Least served first; of equals who had no turn for longest, of them who joined first. It only ever grows."""
         return (self.num_served, self.last_turn, self.joined)
+
+    def _find_adapters(self, lora_id: int) -> AdapterQueues | None:
+        """Returns the queues by adapter, made now if this one is not that of all who wait; None: there is no need."""
+        if self.adapters is None and lora_id != self.lora_id and self.num_waiting:
+            self.adapters = AdapterQueues(self.lora_id, self.waiting, by_key=self.by_key)
+        return self.adapters
+
+    def push(self, lora_id: int, key: float, number: int, entry: Entry) -> None:
+        """Adds a request, behind those of its adapter whose key and number are less."""
+        if adapters := self._find_adapters(lora_id):
+            adapters.push(lora_id, key, number, entry)
+        else:
+            self.lora_id = lora_id
+            self.waiting.push(key, number, entry)
+        self.num_waiting += 1
+
+    def find(self, passed: Collection[int]) -> Group | None:
+        """Finds the next request, leaving out adapters that are to be passed (0: requests without one)."""
+        if self.adapters:
+            return self.adapters.find(passed)
+        return None if self.lora_id in passed else self.waiting.first
+
+    def serve(self, group: Group, turn: int) -> None:
+        """Charges the tenant for a request's prompt. `turn`: more than that of any before."""
+        self.num_served += group.prompt_length
+        self.last_turn = turn
+        if self.adapters:
+            self.adapters.serve(group, turn)
+        else:
+            self.waiting.last_turn = turn
+
+    def charge(self, lora_id: int, num_tokens: int) -> None:
+        """Charges the tenant for tokens that its running requests with an adapter, or none, got."""
+        self.num_served += num_tokens
+        if adapters := self._find_adapters(lora_id):
+            adapters.charge(lora_id, num_tokens)
+
+    def remove(self, lora_id: int, entry: Entry) -> None:
+        """Removes a request from wherever it stands."""
+        self.num_waiting -= 1
+        if not self.num_waiting:
+            entry.group = None
+            self.waiting, self.adapters = RequestHeap(), None
+        elif self.adapters:
+            self.adapters.remove(lora_id, entry)
+        else:
+            self.waiting.remove(entry)
 
 
 class Backlog:
@@ -105,7 +161,7 @@ class Backlog:
         num_tokens = _excess(self.num_tokens, own, limits.max_waiting_tokens, self._limits.max_waiting_tokens)
         if num_tokens and self.num_tokens:
             return Overload(Limit.TOKEN_BACKLOG, num_tokens=min(num_tokens, self.num_tokens))
-        num_requests = (tenant.lines.num_waiting if tenant else 0) + 1 - limits.max_tenant_requests
+        num_requests = (tenant.num_waiting if tenant else 0) + 1 - limits.max_tenant_requests
         if limits.max_tenant_requests and num_requests > 0:
             # The others have their turns too.
             return Overload(Limit.TENANT_QUOTA, num_requests=num_requests * max(len(self._tenants), 1))
@@ -114,7 +170,7 @@ class Backlog:
     def _is_below_share(self, tenant: _Tenant | None) -> bool:
         """Whether others wait, and it has fewer requests waiting than if all had the same number of the places."""
         num_tenants = len(self._tenants) + (tenant is None)
-        num_waiting = tenant.lines.num_waiting if tenant else 0
+        num_waiting = tenant.num_waiting if tenant else 0
         return num_tenants > 1 and num_waiting < self._limits.max_waiting_requests // num_tenants
 
     def push(self, group: Group, now: float) -> None:
@@ -124,7 +180,7 @@ class Backlog:
         tenant = self._tenants.get(spec.tenant) or self._join(spec.tenant)
         entry = self._entries[spec.request_id] = Entry(group)
         key = now + spec.priority * self._aging_seconds if self._aging_seconds else now
-        tenant.lines.push(key, next(self._numbers), entry)
+        tenant.push(spec.lora_id, key, next(self._numbers), entry)
 
     def push_front(self, groups: Iterable[Group]) -> None:
         """Adds requests that were interrupted: in this order, before all others, charged to no tenant."""
@@ -151,11 +207,11 @@ class Backlog:
     def peek_new(self, passed: Collection[int] = ()) -> Group | None:
         """Returns the request whose turn it is of those that have not run before."""
         tenant = self._find_next()
-        group = tenant.lines.find(passed) if tenant else None
+        group = tenant.find(passed) if tenant else None
         if group is None and passed:
             # All requests of this tenant are passed over: take the first tenant that has another one.
             tenants = sorted(self._tenants.values(), key=lambda tenant: tenant.key)
-            return next((group for each in tenants if (group := each.lines.find(passed))), None)
+            return next((group for each in tenants if (group := each.find(passed))), None)
         return group
 
     def pop(self) -> Group:
@@ -169,10 +225,7 @@ class Backlog:
     def take(self, group: Group) -> None:
         """Removes a request, and charges its tenant for the prompt unless it ran before."""
         if group.spec.request_id not in self._front:
-            tenant = self._tenants[group.spec.tenant]
-            tenant.num_served += group.prompt_length
-            tenant.last_turn = next(self._numbers)
-            tenant.lines.serve(group, tenant.last_turn)
+            self._tenants[group.spec.tenant].serve(group, next(self._numbers))
         self.remove(group)
 
     def remove(self, group: Group) -> bool:
@@ -186,8 +239,8 @@ class Backlog:
                 return False
             del self._entries[request_id]
             tenant = self._tenants[group.spec.tenant]
-            tenant.lines.remove(entry)
-            if not tenant.lines.num_waiting:
+            tenant.remove(group.spec.lora_id, entry)
+            if not tenant.num_waiting:
                 self._note_gone(tenant)
         self.num_tokens -= group.prompt_length
         return True
@@ -200,13 +253,12 @@ class Backlog:
         if known is None:
             known = self._make(tenant, self._find_virtual_time())
             self._leave(known)
-        known.num_served += num_tokens
-        known.lines.charge(lora_id, num_tokens)
+        known.charge(lora_id, num_tokens)
 
     # Tenants
 
     def _make(self, name: str, num_served: int) -> _Tenant:
-        return _Tenant(name, num_served, AdapterLines(by_key=self._aging_seconds > 0))
+        return _Tenant(name, num_served, by_key=self._aging_seconds > 0)
 
     def _join(self, name: str) -> _Tenant:
         virtual_time = self._find_virtual_time()

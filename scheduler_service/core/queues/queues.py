@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections import Counter
 from typing import TYPE_CHECKING
 
-from scheduler_service.core.queues.tenant_rows import TenantRows
+from scheduler_service.core.queues.tenant_shares import TenantShares
 from scheduler_service.core.queues.waiting_queue import MAX_REFUSED, WaitingQueue
 from scheduler_service.core.sequence import SequenceStatus
 
@@ -26,6 +27,7 @@ class Queues:
 
     __slots__ = (
         "_has_ended",
+        "_rows_of_tenant",
         "_swapped_now",
         "max_rows",
         "num_beams",
@@ -33,7 +35,7 @@ class Queues:
         "prefilling",
         "running",
         "swapped",
-        "tenant_rows",
+        "tenant_shares",
         "waiting",
     )
 
@@ -41,7 +43,9 @@ class Queues:
         self.max_rows = max_rows
         self.num_rows = 0
         self.num_beams = 0
-        self.tenant_rows = TenantRows(max_rows)
+        # A tenant without rows is not among them.
+        self._rows_of_tenant = Counter[str]()
+        self.tenant_shares = TenantShares(self._rows_of_tenant, max_rows)
         self.waiting = WaitingQueue(aging_seconds)
         self.running: list[Sequence] = []
         self.prefilling: list[Sequence] = []
@@ -106,7 +110,10 @@ class Queues:
 
     def _count_rows(self, sequence: Sequence, change: int) -> None:
         self.num_rows += change
-        self.tenant_rows.add(sequence.group.spec.tenant, change)
+        tenant, rows_of_tenant = sequence.group.spec.tenant, self._rows_of_tenant
+        rows_of_tenant[tenant] += change
+        if not rows_of_tenant[tenant]:
+            del rows_of_tenant[tenant]
 
     def outranks(self, sequence: Sequence, other: Sequence) -> bool:
         """Whether the other one is of lower priority, and not so old that it comes first all the same."""
@@ -115,7 +122,7 @@ class Queues:
 
     def is_urgent(self, sequence: Sequence) -> bool:
         """Whether anybody who runs would give way to it, or whether it outranks one who is swapped out."""
-        may_have_some = self.has_none(sequence) and self.tenant_rows.may_be_taken
+        may_have_some = self.has_none(sequence) and self.tenant_shares.may_be_taken
         if may_have_some and any(self.gives_way_to(other, sequence) for other in self.running):
             return True
         own = self._class(sequence)
@@ -126,7 +133,8 @@ class Queues:
     def find_urgent(self, refused: Collection[Sequence] = ()) -> Sequence | None:
         """Finds the first urgent one of those that wait first of their tenant and priority, but for `refused`."""
         num_tried = 0
-        if not (self.waiting.ranks or self.tenant_rows.may_be_taken):
+        may_take = self.waiting.ranks or len(self._rows_of_tenant) < 2 or self.tenant_shares.may_be_taken
+        if not may_take:
             return None
         for sequence in self.waiting.heads:
             if sequence in refused:
@@ -147,7 +155,7 @@ class Queues:
 
     def has_none(self, sequence: Sequence) -> bool:
         """Whether its tenant has no row while others have some."""
-        return self.tenant_rows.has_none(sequence.group.spec.tenant)
+        return bool(self._rows_of_tenant) and sequence.group.spec.tenant not in self._rows_of_tenant
 
     def gives_way_to(self, other: Sequence, sequence: Sequence) -> bool:
         """Whether another may give way to one whose tenant has no row: it is of no higher priority, and no such one."""
@@ -164,7 +172,7 @@ class Queues:
         All it outranks; and, if its tenant has no row, the last ones of tenants that have too many, but for those of
         higher priority.
         """
-        excess = self.tenant_rows.count_excess() if self.has_none(sequence) else {}
+        excess = self.tenant_shares.count_excess() if self.has_none(sequence) else {}
         found: list[Sequence] = []
         for other in reversed(self.running):
             tenant, num_rows = other.group.spec.tenant, other.group.num_rows
@@ -245,7 +253,7 @@ class Queues:
         self.begin_step()
         everybody = [*self.running, *self.swapped, *self.waiting]
         self.num_rows = self.num_beams = 0
-        self.tenant_rows.clear()
+        self._rows_of_tenant.clear()
         self.waiting.clear()
         self.running.clear()
         self.prefilling.clear()

@@ -64,6 +64,14 @@ def check_sampled(sequence_ids: Sequence[int], token_ids: Sequence[int], limits:
         raise WrongAnswer(f"token id {max(token_ids)}, where the vocabulary has {limits.vocab_size}")
 
 
+def check_turn(epoch: int, step_id: int, due_epoch: int, due_step_id: int) -> None:
+    """Raises WrongAnswer for an answer that is not the one that is due."""
+    if epoch != due_epoch or step_id != due_step_id:
+        raise WrongAnswer(
+            f"it is of step {step_id} of epoch {epoch} where step {due_step_id} of epoch {due_epoch} was due"
+        )
+
+
 def check_rows(name: str, rows: Collection[object], limits: AnswerLimits) -> None:
     """Checks that a list is of sequences of one step. To be asked before the list is read."""
     require(len(rows) <= limits.max_rows, f"{name}: {len(rows)} of {limits.max_rows} sequences at most")

@@ -19,8 +19,7 @@ from blockyard.service import faults
 from blockyard.service.roots import start_task
 from blockyard.telemetry import EventLogger
 from scheduler_service.replicas import codec
-from scheduler_service.replicas.steps.answer_checks import require
-from scheduler_service.replicas.steps.step_stream import check_turn
+from scheduler_service.replicas.steps.answer_checks import check_turn, require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
