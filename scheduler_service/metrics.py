@@ -104,7 +104,7 @@ class SchedulerMetrics:
         read(catalogue.REQUESTS, lambda: _count_requests(num_requests(), len(backlog)))
         read(catalogue.WAITING_TOKENS, lambda: backlog.num_tokens + _count_waiting_tokens(engines))
         read(catalogue.WORKERS, lambda: _count_workers(engines))
-        read(catalogue.LEFT_ASIDE, lambda: sum(engine.conduct.is_left_aside for engine in engines))
+        read(catalogue.LEFT_ASIDE, lambda: sum(engine.breaker.is_left_aside for engine in engines))
         read(catalogue.READY_REPLICAS, lambda: sum(engine.is_ready for engine in engines))
         read(catalogue.GATEWAYS, num_gateways)
         for metric, read_values in _OF_REPLICAS.items():

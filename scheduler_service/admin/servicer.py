@@ -57,7 +57,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         if len(found) == 1:
             return found[0]
         there = ", ".join(f"{engine.replica_id} ({engine.replica.address})" for engine in engines) or "none"
-        problem = "several may be meant" if found else f"there is no replica {quote(name)}"
+        problem = "several replicas match" if found else f"there is no replica {quote(name)}"
         raise invalid([Violation("replica", f"{problem}; there are: {there}")])
 
     async def GetStatus(  # type: ignore[override]
@@ -315,4 +315,6 @@ def _reset(engine: Engine) -> admin_pb2.PrefixCacheReset | None:
 
 
 def _make_not_here_error() -> BlockyardError:
-    return BlockyardError(Reason.FEATURE_DISABLED, "this is the scheduler: ask the gateway that is meant")
+    return BlockyardError(
+        Reason.FEATURE_DISABLED, "the scheduler does not serve calls about a gateway: ask that gateway"
+    )

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from scheduler_service.core.values import SchedulerStats
     from scheduler_service.replicas.engine import Engine
     from scheduler_service.replicas.rank import Rank
-    from scheduler_service.requests.recovery_log import RecoveryRecord
+    from scheduler_service.requests.failure_history import RecoveryRecord
     from scheduler_service.service import SchedulerService
 
 
@@ -68,7 +68,7 @@ def encode_replica(engine: Engine) -> status_pb2.ReplicaStatus:
         workers=[_encode_worker(rank, engine.readiness) for rank in engine.replica.ranks],
         num_recomputed_sequences=engine.step_loop.step_log.num_recomputed_sequences,
         drain_state=_drain_state(engine),
-        left_aside=engine.conduct.is_left_aside,
+        left_aside=engine.breaker.is_left_aside,
         weights_version=engine.facts.weights_version if engine.facts else "",
         num_steps=engine.step_loop.step_log.num_steps,
         step_time=duration(engine.step_loop.step_log.step_seconds),

@@ -8,24 +8,24 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 NUM_MEASURED = 8
-"""Steps with prefills that must be seen before the model is believed."""
+"""Steps with prefills that must be measured before the model is used."""
 
-_FORGETTING = 0.98  # of its kind's older steps a step leaves so much: some fifty count
-_MAX_SURPRISE = 3.0  # a step that takes longer than so many times what was expected counts as if it took that
-_MAX_UNFITTED = 16  # steps that may be noted without a new fit
+_FORGETTING = 0.98  # weight that older steps of a kind keep with each new one: about fifty count
+_MAX_SURPRISE = 3.0  # a step counts as at most this many times the expected time
+_MAX_UNFITTED = 16  # steps between two fits
 # Prior for coefficients that the observed steps do not determine: seconds of a step, of a prefilled token, of a decode.
 _PRIOR = (1e-3, 1e-4, 1e-4)
 _PRIOR_WEIGHTS = (1e-2, 1e2, 1e0)
 
 _Vector = tuple[float, float, float]
 
-_SWAP_FORGETTING = 0.9  # of older steps with swaps a step with swaps leaves so much
-# Until it is measured: a block is computed in the time in which so many are moved. A PCIe link moves the KV of a token
-# in a hundredth of the time that its forward pass takes, host memory on a CPU in less.
+_SWAP_FORGETTING = 0.9  # weight that older steps with swaps keep with each new one
+# Blocks that can be moved in the time that computing one takes, until that is measured. A PCIe link moves the KV of a
+# token in a hundredth of the time of its forward pass, host memory on a CPU in less.
 _GUESSED_ADVANTAGE = 20.0
-# A measure of swaps is forgotten after so many times the seconds that they took, at least _MIN_AGE_SECONDS, and guessed
-# again. One that says that swaps do not pay ends them, so no other would ever be made; and where it is right, to find
-# that out again takes a hundredth of the time.
+# The measured time of swaps is forgotten after this many times the seconds that they took, but not before
+# _MIN_AGE_SECONDS, and guessed again. If it says that swaps do not pay, none are made, so it is never corrected. If it
+# is right, finding that out again costs a hundredth of the time.
 _MAX_AGE = 100.0
 _MIN_AGE_SECONDS = 10.0
 
@@ -34,7 +34,7 @@ _MIN_AGE_SECONDS = 10.0
 class StepWork:
     """What a step did: tokens of prefills, decodes, and blocks moved between device and host.
 
-    `takes_memory`: some of these were host blocks that nothing was written to before.
+    `takes_memory`: some host blocks were written for the first time.
     """
 
     num_prefill_tokens: int
@@ -77,8 +77,8 @@ class _Moments:
 class StepTimeModel:
     """seconds(step) = base + per_token x prefilled tokens + per_decode x decodes: weighted least squares.
 
-    Steps with and without prefills fade each on their own, so that a long time of only one kind does not wash away what
-    is known of the other. Coefficients are not negative.
+    Steps with and without prefills fade separately, so that a long time of one kind does not wash out what is known of
+    the other. Coefficients are not negative.
     """
 
     _with_prefills: _Moments = field(default_factory=_Moments)
@@ -89,7 +89,7 @@ class StepTimeModel:
     _num_unfitted: int = 0
 
     def note(self, num_prefill_tokens: int, num_decodes: int, seconds: float) -> None:
-        """A step took so long. One that took far longer than expected, as the first of its shape may, counts less."""
+        """Notes the time of a step. One far longer than expected, as the first of its shape may be, counts less."""
         if self._num_steps >= NUM_MEASURED and self._is_surprising(num_prefill_tokens, num_decodes, seconds):
             seconds = min(seconds, _MAX_SURPRISE * self.predict(num_prefill_tokens, num_decodes))
         self._num_steps += 1
@@ -99,7 +99,7 @@ class StepTimeModel:
         self._num_unfitted += 1
 
     def _is_surprising(self, num_prefill_tokens: int, num_decodes: int, seconds: float) -> bool:
-        """Whether a step may have been too long, by what was fitted not long ago: to fit costs more than to note."""
+        """Whether a step may have taken too long, by a recent fit: a new fit costs more than a note."""
         if self._num_unfitted >= _MAX_UNFITTED:
             self._fit()
         base, per_token, per_decode = self._fitted
@@ -107,21 +107,21 @@ class StepTimeModel:
 
     @property
     def is_measured(self) -> bool:
-        """Whether enough was seen to rely on it."""
+        """Whether enough steps were measured to use the model."""
         return self._num_prefills >= NUM_MEASURED
 
     @property
     def seconds_per_prefill_token(self) -> float:
-        """The seconds of one more token of a prefill; a guess until it is measured."""
+        """Seconds of one more prefill token; a guess until it is measured."""
         return self._coefficients()[1] if self.is_measured else _PRIOR[1]
 
     def predict(self, num_prefill_tokens: int, num_decodes: int) -> float:
-        """How long such a step takes, in seconds."""
+        """Predicts the seconds of a step."""
         base, per_token, per_decode = self._coefficients()
         return base + per_token * num_prefill_tokens + per_decode * num_decodes
 
     def count_prefill_tokens(self, num_decodes: int, target_seconds: float) -> int:
-        """How many tokens can be prefilled beside so many decodes in so long a step: at least 0."""
+        """Returns how many tokens a step of `target_seconds` can prefill beside `num_decodes` decodes; 0 or more."""
         left = target_seconds - self.predict(0, num_decodes)
         return max(int(left / self._coefficients()[1]), 0)
 
@@ -135,7 +135,7 @@ class StepTimeModel:
 
 
 def _fit(sums: _Moments) -> _Vector:
-    """The best coefficients: the normal equations, with the prior as a few observations more."""
+    """Solves the normal equations, with the prior as a few more observations."""
     base, per_token, per_decode = _PRIOR_WEIGHTS
     rows = [
         [sums.count + base, sums.prefill, sums.decode, sums.seconds + base * _PRIOR[0]],
@@ -145,12 +145,12 @@ def _fit(sums: _Moments) -> _Vector:
     rows[1][3] = sums.prefill_seconds + per_token * _PRIOR[1]
     rows[2][3] = sums.decode_seconds + per_decode * _PRIOR[2]
     solution = _solve(rows)
-    # A token is never free, or a step would have room for any number of them.
+    # A token must cost something, or a step would have room for any number of them.
     return max(solution[0], 0.0), max(solution[1], 1e-9), max(solution[2], 0.0)
 
 
 def _solve(rows: list[list[float]]) -> _Vector:
-    """Gauss-Jordan elimination of three equations; they are positive definite, so no pivot is 0."""
+    """Gauss-Jordan elimination of three equations. They are positive definite, so no pivot is 0."""
     for pivot in range(3):
         head = rows[pivot]
         head[:] = [value / head[pivot] for value in head]
@@ -174,16 +174,16 @@ class CostModel:
     _forget_at: float = 0.0
 
     def pass_time(self, now: float) -> None:
-        """Forgets a measure of swaps that is too old. `now`: seconds, of any clock that does not go back."""
+        """Forgets the measured time of swaps once it is too old. `now`: seconds of any steady clock."""
         self._now = now
         if self._num_swapped and now >= self._forget_at:
             self._swap_seconds = self._num_swapped = 0.0
 
     def note_step(self, work: StepWork, forward_seconds: float, cache_seconds: float) -> None:
-        """Notes how long a step took to compute and to move blocks, in seconds; 0: the worker did not say.
+        """Notes the seconds that a step took to compute and to move blocks; 0: the worker did not say.
 
-        Memory that is written for the first time has to be taken from the system, and that is slow once: such a step
-        tells nothing about swaps.
+        Memory that is written for the first time must be taken from the system, which is slow once: such a step is not
+        counted for swaps.
         """
         if forward_seconds > 0 and (work.num_prefill_tokens or work.num_decodes):
             self.step_time.note(work.num_prefill_tokens, work.num_decodes, forward_seconds)

@@ -85,16 +85,21 @@ def _find_violations_of_record(
 ) -> list[Violation]:
     num_sequences = len(message.resubmission.sequences)
     if message.HasField("resubmission") and num_sequences != submission.n:
-        return [Violation("resubmission.sequences", f"must be {submission.n}, as n is, and not {num_sequences}")]
+        return [
+            Violation(
+                "resubmission.sequences",
+                f"must have {submission.n} entries, one for each of the n sequences, not {num_sequences}",
+            )
+        ]
     return []
 
 
 def decode_adapter(message: scheduler_pb2.LoraAdapter) -> Adapter:
     """Decodes an adapter that a gateway knows; raises FIELD_INVALID for one that no scheduler makes."""
     if not (message.lora_id and message.name and message.path and _DIGEST.fullmatch(message.digest)):
-        raise invalid([Violation("lora", "must have a number, a name, a path and a digest")])
+        raise invalid([Violation("lora", "must have a lora_id, a name, a path and a digest")])
     if wrong := wrong_name(message.name) or wrong_path(message.path):
-        raise invalid([Violation("lora", f"its name or its path {wrong}")])
+        raise invalid([Violation("lora", f"the adapter's name or path {wrong}")])
     if message.num_virtual_tokens > MAX_VIRTUAL_TOKENS:
         raise invalid([Violation("lora.num_virtual_tokens", f"must be at most {MAX_VIRTUAL_TOKENS}")])
     return scheduling.decode_adapter(message)
@@ -127,7 +132,7 @@ def check_addition(addition: Addition, vocab_size: int) -> None:
         raise invalid(violations)
     size = len(addition.spec.payload or b"")
     if size > MAX_NEW_BYTES:
-        message = f"its sampling parameters have {size} bytes, at most {MAX_NEW_BYTES} are allowed"
+        message = f"the sampling parameters have {size} bytes; at most {MAX_NEW_BYTES} are allowed"
         raise BlockyardError(Reason.MESSAGE_TOO_LARGE, message)
 
 
@@ -141,9 +146,9 @@ def _find_violations_of_model(addition: Addition, vocab_size: int) -> Iterator[V
         yield Violation("prompt_token_ids", below)
     # A model may name ends that its vocabulary does not have, but not as many again.
     if len(spec.stop_token_ids) > 2 * vocab_size:
-        yield Violation("stop_token_ids", f"{len(spec.stop_token_ids)} ids of a vocabulary of {vocab_size}")
+        yield Violation("stop_token_ids", f"must be at most {2 * vocab_size} ids, not {len(spec.stop_token_ids)}")
     if spec.beams and len(spec.stop_token_ids) > MAX_BEAM_STOP_IDS:
-        yield Violation("stop_token_ids", f"at most {MAX_BEAM_STOP_IDS} with a beam search")
+        yield Violation("stop_token_ids", f"must be at most {MAX_BEAM_STOP_IDS} ids with a beam search")
     yield from _wrong_outputs(addition, spec, vocab_size)
 
 
@@ -152,6 +157,6 @@ def _wrong_outputs(addition: Addition, spec: GroupSpec, vocab_size: int) -> Iter
     for index, (token_ids, *_) in enumerate(records):
         name = f"resubmission.sequences[{index}].token_ids"
         if len(token_ids) > spec.max_tokens:
-            yield Violation(name, f"{len(token_ids)} ids, and max_tokens is {spec.max_tokens}")
+            yield Violation(name, f"must be at most {spec.max_tokens} ids (max_tokens), not {len(token_ids)}")
         elif max(token_ids, default=0) >= vocab_size:
             yield Violation(name, f"token ids must be below {vocab_size}")

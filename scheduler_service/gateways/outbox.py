@@ -103,7 +103,7 @@ class GatewayOutbox:
         num_bytes = _count_resumed(resumed)
         if num_bytes > INTERNAL_MESSAGE_BYTES:
             # It would break the stream, and with it all that the gateway has.
-            message = f"the request and its answer have more than the {INTERNAL_MESSAGE_BYTES} bytes of a message"
+            message = f"the request and its answer are larger than a message may be ({INTERNAL_MESSAGE_BYTES} bytes)"
             raise BlockyardError(Reason.MESSAGE_TOO_LARGE, message)
         self._sealed |= self._num_large_bytes + num_bytes > MAX_LARGE_BYTES
         self._open().resumed.append(resumed)

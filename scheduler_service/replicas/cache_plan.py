@@ -72,7 +72,7 @@ def plan_as(configuration: SchedulerConfiguration, cache: CacheInfo, available: 
         ("host", asked.num_host_blocks < 0, available.num_host_blocks, cache.num_host_blocks),
     ):
         if is_free and fitting < there * (1 - MAX_SHORTAGE):
-            raise Misconfigured(f"{fitting} {name} blocks fit, {there - fitting} less than the other ranks have")
+            raise Misconfigured(f"{fitting} {name} blocks fit, {there - fitting} fewer than the other ranks have")
     return CachePlan(
         block_size=cache.block_size,
         num_device_blocks=cache.num_device_blocks,

@@ -95,7 +95,7 @@ class Fleet:
             if (missing := "; ".join(problems)) != self._missing:
                 self._missing = missing
                 if missing:
-                    log.warning("workers make no whole replica", reason=missing)
+                    log.warning("the workers do not make a whole replica", reason=missing)
                 self._events.on_workers_missing(missing)
             if not self._has_names:
                 return
@@ -119,7 +119,7 @@ class Fleet:
         except OSError as error:
             if target not in self._unknown:
                 self._unknown.add(target)
-                log.warning("a name of workers cannot be looked up", target=target, error=error)
+                log.warning("a worker address cannot be looked up", target=target, error=error)
             return None
         self._unknown.discard(target)
         return [_join(info[4][0], port) for info in found]

@@ -194,7 +194,7 @@ class Rank:
         if worker.draining:
             raise NotReady(f"{self._who} is stopping; waiting for its successor")
         if not may_claim(worker.incarnation):
-            raise NotReady(f"{self._who} is another replica's, found by another name")
+            raise NotReady(f"{self._who} belongs to another replica, under another name")
         if worker.state in _UNFIT:
             raise NotReady(f"{self._who} {_UNFIT[worker.state]}")
         if worker.state is not WorkerState.CREATED and worker.configuration_digest != self._digest:

@@ -169,7 +169,9 @@ class Replica:
         await self.each(Rank.ask)
         facts = _make_facts(model, cache, self._configuration.scheduler)
         if not self._may_serve(facts):
-            raise NotReady("the worker has loaded another model than those that serve: give all of them one --model")
+            raise NotReady(
+                "the worker has loaded another model than the replicas that serve: give all workers the same --model"
+            )
         self.message, self._reported = "", ("", False)
         return facts, cache
 
@@ -182,7 +184,7 @@ class Replica:
             if rank in missing:
                 raise missing[rank]
             if self.incarnations.count(rank.incarnation) > 1:
-                raise NotReady("two ranks are one worker, found by two names")
+                raise NotReady("two ranks are the same worker, under two names")
             await rank.check(self._may_claim)
             spans.enter_context(rank.begin_set_up())
             return await rank.load()

@@ -79,7 +79,7 @@ def _translated() -> Generator[None]:
 def _read(message: Message | None) -> Message:
     """Returns a message; raises WrongAnswer for None, which gRPC gives for what it cannot parse."""
     if message is None:
-        raise WrongAnswer("it is no message of the protocol")
+        raise WrongAnswer("it is not a message of the protocol")
     return message
 
 
@@ -106,7 +106,7 @@ class StepCall:
             raise _make_broken_error("the worker ended the step stream")
         message = _read(message)
         if message.draining:
-            raise BlockyardError(Reason.DRAINING, "the worker was told to stop")
+            raise BlockyardError(Reason.DRAINING, "the worker is stopping")
         return message
 
     def cancel(self) -> None:
@@ -224,7 +224,7 @@ class WorkerLink:
             message = await self._stub.InitializeCache(workers.CACHE_PLAN.encode(plan), timeout=SETUP_SECONDS)
         cache = check_cache(workers.CACHE_INFO.decode(_read(message).cache))
         wrong = [name for name in _PLANNED if getattr(cache, name) != getattr(plan, name)]
-        require(not wrong, f"not as planned: {', '.join(wrong)}")
+        require(not wrong, f"the cache was not made as planned: {', '.join(wrong)} differ")
         return cache
 
     async def open_rendezvous(self, epoch: int, members: Sequence[str]) -> MeetingPoint:
@@ -232,7 +232,7 @@ class WorkerLink:
         request = worker_pb2.OpenRendezvousRequest(epoch=epoch, members=members)
         with _translated():
             answer = _read(await self._stub.OpenRendezvous(request, timeout=INFO_SECONDS))
-        require(answer.port < 2**16, f"port {answer.port}")
+        require(answer.port < 2**16, f"port {answer.port} is out of range")
         address = with_port(self.address, answer.port) if answer.port else self.address
         return MeetingPoint(address, answer.secret)
 

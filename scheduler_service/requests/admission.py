@@ -88,7 +88,7 @@ class Admission:
     def attach(self, gateway_id: str) -> GatewayOutbox:
         """Attaches a gateway, and sends it facts and readiness. Ends the stream that it had before."""
         for former in [each for each in self._requests.outboxes if each.gateway_id == gateway_id]:
-            former.close(BlockyardError(Reason.CLIENT_CANCELLED, "this gateway has attached again"))
+            former.close(BlockyardError(Reason.CLIENT_CANCELLED, "the gateway has attached again"))
             self.detach(former)
         self._num_attached += 1
         outbox = GatewayOutbox(f"{gateway_id}#{self._num_attached}", gateway_id)
@@ -118,7 +118,9 @@ class Admission:
         try:
             if existing := self._requests.find(spec.request_id, self._clock()):
                 if not addition.digest or existing.digest != addition.digest:
-                    raise BlockyardError(Reason.REQUEST_ID_CONFLICT, f"request {spec.request_id} is another one here")
+                    raise BlockyardError(
+                        Reason.REQUEST_ID_CONFLICT, f"request {spec.request_id} exists with another body"
+                    )
                 self._send_all(existing, outbox, addition.handle)
                 return
             request = self._admit(addition)

@@ -15,13 +15,11 @@ from blockyard.telemetry import EventLogger
 from scheduler_service import catalogue
 from scheduler_service.core.queues.overload import DrainRate
 from scheduler_service.core.recovery import Suspects
+from scheduler_service.replicas.epoch_failure import is_break
 from scheduler_service.replicas.facts import combine, is_same_model, repeats
-from scheduler_service.replicas.loss import is_break
-from scheduler_service.replicas.refusals import Refusals
 from scheduler_service.replicas.steps.answer_checks import WrongAnswer
-from scheduler_service.requests.deaths import Deaths
+from scheduler_service.requests.failure_history import Deaths, RecoveryLog, RecoveryRecord, Refusals
 from scheduler_service.requests.placement import assign
-from scheduler_service.requests.recovery_log import RecoveryLog, RecoveryRecord
 from scheduler_service.requests.registry import Lost
 
 if TYPE_CHECKING:
@@ -33,7 +31,7 @@ if TYPE_CHECKING:
     from scheduler_service.core.values import OwnerUpdate, SchedulerOutput
     from scheduler_service.metrics import SchedulerMetrics
     from scheduler_service.replicas.engine import Engine
-    from scheduler_service.replicas.loss import Loss
+    from scheduler_service.replicas.epoch_failure import EpochFailure
     from scheduler_service.requests.registry import Request, RequestRegistry
 
 log = EventLogger(__name__)
@@ -243,32 +241,32 @@ class Dispatcher:
         """Drops requests that ended."""
         self._requests.end(groups, self._clock())
 
-    def on_worker_lost(self, engine: Engine, loss: Loss) -> None:
+    def on_worker_lost(self, engine: Engine, failure: EpochFailure) -> None:
         """Takes the requests of a replica back, before all others, but fails those that would end the next one too."""
         if self.lost_at is None:
             self.lost_at = self._clock()
-        cause = _cause(loss.error)
+        cause = _cause(failure.error)
         self._metrics.on_worker_lost(_LOSSES[cause])
         groups: list[Group] = []
-        for group, num_tokens in loss.evacuated:
+        for group, num_tokens in failure.evacuated:
             request = self._requests.live.get(group.spec.request_id)
             if request is None:
                 continue
             request.engine = None
             if num_tokens:
-                request.lost = Lost(cause, num_tokens, loss.facts)
+                request.lost = Lost(cause, num_tokens, failure.facts)
                 self._requests.spans.on_lost(group, cause, num_tokens)
                 self.recovery_log.num_replayed_tokens += num_tokens
             groups.append(group)
-        if groups or loss.error.reason is not Reason.DRAINING:
-            self.recovery_log.add(_make_record(engine, cause, loss, self._clock()))
-        if isinstance(loss.error, WrongAnswer):
+        if groups or failure.error.reason is not Reason.DRAINING:
+            self.recovery_log.add(_make_record(engine, cause, failure, self._clock()))
+        if isinstance(failure.error, WrongAnswer):
             # Somebody else goes first: if that is answered as it should be, it was not the worker.
-            groups.sort(key=lambda group: group.spec.request_id in loss.in_hand)
+            groups.sort(key=lambda group: group.spec.request_id in failure.in_hand)
         self._backlog.push_front(groups)
         self._fail_stranded(engine)
-        self._fail_hopeless(loss)
-        self._fail_poison(loss)
+        self._fail_hopeless(failure)
+        self._fail_poison(failure)
         self.suspects.replace(self._requests.live[request_id].group for request_id in self.suspect_request_ids)
         # Ready replicas go on with these requests at once.
         self.wake()
@@ -280,20 +278,20 @@ class Dispatcher:
             log.error("requests cannot go on", replica_id=engine.replica_id, request_ids=stranded)
             self.fail_all(stranded, BlockyardError(Reason.BUG, "the scheduler lost its state of the request"))
 
-    def _fail_hopeless(self, loss: Loss) -> None:
+    def _fail_hopeless(self, failure: EpochFailure) -> None:
         """Fails the requests that would have every epoch broken."""
-        message = loss.error.message
-        if loss.refused and (hopeless := self._refusals.note(message, loss.refused, self._requests.live)):
+        message = failure.error.message
+        if failure.refused and (hopeless := self._refusals.note(message, failure.refused, self._requests.live)):
             log.error("requests have a step refused again and again", reason=message, request_ids=hopeless)
             self.fail_all(hopeless, BlockyardError(Reason.BUG, f"the worker refuses its steps: {message}"))
 
-    def _fail_poison(self, loss: Loss) -> None:
+    def _fail_poison(self, failure: EpochFailure) -> None:
         """Counts a death against the requests in hand, and fails those that were there three times in a row."""
-        if loss.error.reason is Reason.DRAINING:
+        if failure.error.reason is Reason.DRAINING:
             return
         # A wrong answer is the worker's fault, unless the worker has answered other requests well.
-        is_proof = loss.was_sound or not isinstance(loss.error, WrongAnswer)
-        self._deaths.note(loss.in_hand, self._requests.live, is_proof=is_proof)
+        is_proof = failure.was_sound or not isinstance(failure.error, WrongAnswer)
+        self._deaths.note(failure.in_hand, self._requests.live, is_proof=is_proof)
         if poison := self._deaths.poison:
             log.error("requests kill workers", request_ids=poison)
             message = "the worker died three times in a row while it computed this request"
@@ -321,8 +319,8 @@ def _cause(error: BlockyardError) -> str:
     return _DIED if is_break(error) else _REFUSED
 
 
-def _make_record(engine: Engine, cause: str, loss: Loss, now: float) -> RecoveryRecord:
-    begun = [num_tokens for _, num_tokens in loss.evacuated if num_tokens]
+def _make_record(engine: Engine, cause: str, failure: EpochFailure, now: float) -> RecoveryRecord:
+    begun = [num_tokens for _, num_tokens in failure.evacuated if num_tokens]
     return RecoveryRecord(now, engine.replica_id, cause, len(begun), sum(begun))
 
 

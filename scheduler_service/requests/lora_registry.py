@@ -83,7 +83,11 @@ class LoraRegistry:
             if adapter.lora_id in self._own or adapter.lora_id in self._by_id:
                 continue
             if adapter.lora_id > self._next_id + MAX_ID_JUMP:
-                log.warning("an adapter's number is none of ours", name=adapter.name, lora_id=adapter.lora_id)
+                log.warning(
+                    "an adapter has an unknown lora_id",
+                    name=adapter.name,
+                    lora_id=adapter.lora_id,
+                )
                 continue
             self._next_id = max(self._next_id, adapter.lora_id + 1)
             self._by_id[adapter.lora_id] = adapter

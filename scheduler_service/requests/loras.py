@@ -32,7 +32,7 @@ NAME_RULE = "must be 1 to 256 characters of A-Z a-z 0-9 . _ : / -"
 _NAME = re.compile(r"[A-Za-z0-9._:/-]{1,256}")
 MODULE_RETRY_SECONDS = 10.0
 POLL_SECONDS = 1.0
-DISABLED = "there are no adapters here: start with --max-loras"
+DISABLED = "adapters are disabled: start the scheduler with --max-loras"
 
 
 class Loras:

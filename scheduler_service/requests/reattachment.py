@@ -45,8 +45,8 @@ class Reattachment:
     def make_unknown_error(self, request_id: str, now: float) -> BlockyardError:
         """The answer to who asks for a request that is not here."""
         if self.is_over(now):
-            return BlockyardError(Reason.REQUEST_EXPIRED, f"request {request_id} is not known, or not any more")
-        message = f"request {request_id} is not known yet: the scheduler has just begun, and gateways come back to it"
+            return BlockyardError(Reason.REQUEST_EXPIRED, f"request {request_id} is unknown, or has expired")
+        message = f"request {request_id} is not known yet: the scheduler has just started, and gateways reconnect to it"
         return BlockyardError(Reason.NO_READY_WORKER, message, (), RETRY_AFTER_SECONDS, dict(NOT_HEARD_OF))
 
     def cancel(self, request_ids: Iterable[str], now: float) -> list[str]:

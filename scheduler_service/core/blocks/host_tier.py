@@ -1,8 +1,8 @@
 """The host pool: blocks of preempted sequences, and content that was evicted from the device.
 
-Knows no sequences. A worker swaps out before it swaps in, so a host block that is read by a step is not written in it,
-and one that is written is not read; nor is one written twice. Whatever a step touches is therefore held until it is
-complete, and what it writes is found by its hash afterwards.
+Knows no sequences. A worker swaps out before it swaps in. So a step must not write a host block that it reads, nor read
+one that it writes, nor write one twice. Whatever a step touches is therefore held until the step is complete, and what
+it writes is findable only afterwards.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class HostTier:
         self.held: list[int] = []
         self._written: set[int] = set()  # by this step
         self.spills: dict[bytes, BlockPair] = {}
-        self._taken: set[int] = set()  # blocks that were written: their memory is taken from the system
+        self._taken: set[int] = set()  # blocks written at least once: the system has given them memory
 
     def reset(self) -> None:
-        """Forget all holders and all content."""
+        """Forgets all holders and all content."""
         self.pool.reset()
         self.held.clear()
         self._written.clear()
         self.spills.clear()
-        # The worker may have begun anew.
+        # The worker may be a new process.
         self._taken.clear()
 
     def find(self, block_hash: bytes) -> int | None:
@@ -59,14 +59,14 @@ class HostTier:
         self.held.extend(blocks)
 
     def make_room(self, num_blocks: int) -> bool:
-        """Makes room for preempted sequences, before content that nobody holds. Returns whether there is enough."""
+        """Makes room for a preempted sequence by dropping spills. Returns whether there is enough."""
         while self.pool.num_free < num_blocks and self.spills:
             _, pair = self.spills.popitem()
             self.pool.release(pair.destination)
         return self.pool.num_free >= num_blocks
 
     def keep(self, device_block: int, block_hash: bytes | None, step: StepBuilder) -> int:
-        """Returns the host block for a preempted sequence's content; copies that unless it is here by its hash."""
+        """Returns the host block for a preempted sequence's content, and copies the content unless the host has it."""
         if block_hash is not None:
             known = self.pool.find(block_hash)
             if known is not None:
@@ -81,14 +81,14 @@ class HostTier:
         return block
 
     def spill(self, device_block: int, block_hash: bytes) -> None:
-        """Saves the content of an evicted device block, in place of the least recently used."""
+        """Saves the content of an evicted device block, in place of the least recently used content."""
         if self.pool.find(block_hash) is not None:
             self.pool.refresh(block_hash)
         elif self.pool.num_free:
             self.spills[block_hash] = BlockPair(device_block, self.pool.allocate())
 
     def settle(self, step: StepBuilder) -> None:
-        """Completes a step: what it spills can be found from the next one on, and what it touched is released."""
+        """Completes a step: makes its spills findable and releases what it touched."""
         for block_hash, pair in self.spills.items():
             step.swap_out.append(pair)
             self.pool.publish(pair.destination, block_hash)

@@ -1,11 +1,11 @@
 """Requests that wait for room at any replica, and their order. Knows no replica, no block and no clock.
 
-Tenants share by tokens: the next request is the first one of the tenant that was served least. Served is what a tenant
-got *while somebody waited*, of prompts when they leave and of outputs as they come; what it got of an idle system took
-nothing from anybody, so it is not counted, and everything is forgotten once nobody waits. A tenant that comes starts
-at the least served of those who wait (the virtual time of fair queueing), or at what it owes if that is more. So nobody
-saves up credit by staying away, and nobody gets ahead by having one request wait at a time. Within a tenant the
-adapters share alike.
+Tenants share by tokens: the next request is the first one of the tenant that was served least. A tenant's service
+counts only *while requests wait*: prompt tokens when a request leaves, output tokens as they come. What a tenant gets
+from an idle system takes nothing from others and is not counted, and all counts are forgotten once no request waits. A
+tenant that arrives starts at the least service among the waiting tenants (the virtual time of fair queueing), or at
+what it owes if that is more. So a tenant cannot save up credit by staying away, nor get ahead by having only one
+request wait at a time. The adapters of a tenant share in the same way.
 
 Source: start-time fair queueing (Goyal, Vin, Cheng, 1996) over tokens, as in VTC (Sheng et al., 2024).
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from scheduler_service.core.values import GroupSpec
 
 MAX_ABSENT_TENANTS = 1024
-"""Tenants remembered for what they owe though none of their requests waits; who left first is forgiven first."""
+"""How many tenants without waiting requests are remembered for what they owe; the first to leave is forgotten first."""
 
 
 class _Tenant:
@@ -53,7 +53,7 @@ class _Tenant:
 
     @property
     def key(self) -> tuple[int, int, int]:
-        """Least served first; of equals who had no turn for longest, of them who joined first. It only ever grows."""
+        """Orders by service, then by the last turn, then by arrival. A tenant's key never decreases."""
         return (self.num_served, self.last_turn, self.joined)
 
     def _find_adapters(self, lora_id: int) -> AdapterQueues | None:
@@ -120,17 +120,17 @@ class Backlog:
     )
 
     def __init__(self, policy: Literal["fcfs", "priority"], aging_seconds: float, limits: Limits | None = None) -> None:
-        """Of one tenant's requests the oldest is first; with "priority" each level counts as so many seconds."""
+        """A tenant's oldest request is first; with "priority", each level counts as `aging_seconds` of waiting."""
         self._aging_seconds = aging_seconds if policy == "priority" else 0.0
         self._limits = limits or Limits()
         self._front: OrderedDict[str, Group] = OrderedDict()
         self._entries: dict[str, Entry] = {}
-        self._tenants: dict[str, _Tenant] = {}  # those who wait
+        self._tenants: dict[str, _Tenant] = {}  # those with waiting requests
         self._absent: OrderedDict[str, _Tenant] = OrderedDict()
         self._turns: list[tuple[tuple[int, int, int], str]] = []  # a heap; keys may be behind, tenants may have left
         self._numbers = count(1)
         self.num_tokens = 0
-        """Of all prompts that wait."""
+        """Prompt tokens of all waiting requests."""
 
     def __len__(self) -> int:
         return len(self._front) + len(self._entries)
@@ -145,11 +145,12 @@ class Backlog:
     # In
 
     def check(self, spec: GroupSpec, *, leaves_room: bool = False) -> Overload | None:
-        """Finds the limit that a new request would exceed. What was pushed in front counts, but for no quota.
+        """Finds the limit that a new request would exceed; None: it may wait.
 
-        However long its prompt is, it may wait alone. While others wait too, a tenant with less than its share of the
-        places is let in though they are all taken: who floods the queue closes it for nobody else. With `leaves_room`
-        half of what may wait is kept free, for those who were promised a place.
+        Interrupted requests count towards all limits but a tenant's. A request may always wait alone, however long its
+        prompt is. While several tenants wait, one with less than its share of the places may add a request to a full
+        queue, so that a tenant that floods the queue closes it for itself alone. With `leaves_room`, half of each limit
+        is kept free for rejected requests that were promised a place.
         """
         limits, tenant = self._limits.halved() if leaves_room else self._limits, self._tenants.get(spec.tenant)
         if self._is_below_share(tenant):
@@ -163,12 +164,12 @@ class Backlog:
             return Overload(Limit.TOKEN_BACKLOG, num_tokens=min(num_tokens, self.num_tokens))
         num_requests = (tenant.num_waiting if tenant else 0) + 1 - limits.max_tenant_requests
         if limits.max_tenant_requests and num_requests > 0:
-            # The others have their turns too.
+            # The other tenants take turns with this one.
             return Overload(Limit.TENANT_QUOTA, num_requests=num_requests * max(len(self._tenants), 1))
         return None
 
     def _is_below_share(self, tenant: _Tenant | None) -> bool:
-        """Whether others wait, and it has fewer requests waiting than if all had the same number of the places."""
+        """Whether other tenants wait, and this one has fewer requests waiting than an equal share of the places."""
         num_tenants = len(self._tenants) + (tenant is None)
         num_waiting = tenant.num_waiting if tenant else 0
         return num_tenants > 1 and num_waiting < self._limits.max_waiting_requests // num_tenants
@@ -183,7 +184,7 @@ class Backlog:
         tenant.push(spec.lora_id, key, next(self._numbers), entry)
 
     def push_front(self, groups: Iterable[Group]) -> None:
-        """Adds requests that were interrupted: in this order, before all others, charged to no tenant."""
+        """Adds interrupted requests before all others, in this order. They are not charged to their tenants again."""
         for group in reversed(list(groups)):
             self._note_in(group)
             self._front[group.spec.request_id] = group
@@ -192,20 +193,20 @@ class Backlog:
     def _note_in(self, group: Group) -> None:
         request_id = group.spec.request_id
         if request_id in self._front or request_id in self._entries:
-            raise ValueError(f"request {request_id} waits already")
+            raise ValueError(f"request {request_id} is already waiting")
         self.num_tokens += group.prompt_length
 
     # Out
 
     def peek(self, passed: Collection[int] = ()) -> Group | None:
-        """Returns the request whose turn it is, but for those with adapters that are to be passed."""
+        """Returns the next request, leaving out those with adapters in `passed`; None if there is none."""
         for group in self._front.values():
             if group.spec.lora_id not in passed:
                 return group
         return self.peek_new(passed)
 
     def peek_new(self, passed: Collection[int] = ()) -> Group | None:
-        """Returns the request whose turn it is of those that have not run before."""
+        """Returns the next request among those that have not run before."""
         tenant = self._find_next()
         group = tenant.find(passed) if tenant else None
         if group is None and passed:
@@ -215,10 +216,10 @@ class Backlog:
         return group
 
     def pop(self) -> Group:
-        """Takes the request whose turn it is. Raises IndexError if none waits."""
+        """Takes the next request. Raises IndexError if none waits."""
         group = self.peek()
         if group is None:
-            raise IndexError("nobody waits")
+            raise IndexError("no request is waiting")
         self.take(group)
         return group
 
@@ -288,7 +289,7 @@ class Backlog:
         return tenant.num_served if tenant else 0
 
     def _find_next(self) -> _Tenant | None:
-        """The tenant whose turn it is. Places that are behind or belong to nobody are put right as they come up."""
+        """Returns the tenant whose turn it is. Outdated entries of the heap are corrected as they come up."""
         turns = self._turns
         while turns:
             key, name = turns[0]
@@ -302,17 +303,17 @@ class Backlog:
         return None
 
     def _sweep_turns(self) -> None:
-        """One place for each who waits, once most places are those of who left."""
+        """Rebuilds the heap once most of its entries belong to tenants that have left."""
         if len(self._turns) > max(2 * len(self._tenants), MIN_HEAP_TO_SWEEP):
             self._turns = [(tenant.key, tenant.name) for tenant in self._tenants.values()]
             heapify(self._turns)
 
 
 def _excess(num_waiting: int, own: int, limit: int, whole_limit: int) -> int:
-    """How much must be admitted before so much more may wait; 0: it may.
+    """Returns by how much a newcomer of size `own` would exceed the limit; 0: it fits.
 
-    What waits beyond the limit, but not beyond the whole one, is where a place was kept for it: who is sent away for
-    that comes after those who were promised a place, by its own size and no more.
+    Between `limit` and `whole_limit` are the places kept for requests that were promised one. A newcomer that is
+    rejected for those waits for no more than its own size.
     """
     over = num_waiting + own - limit
     return max(min(over, own), num_waiting + own - whole_limit) if limit and over > 0 else 0

@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 FEW_TENANTS = 4
-"""So many tenants may have to give up all that they run, if it is more than a share; where there are more, each keeps
-its share, for else those that wait would take from those that run in turn."""
+"""Up to this many tenants may have to give up all that they run, if it is more than a share. With more tenants each
+keeps its share: otherwise those that wait would take from those that run, in turn and for ever."""
 
 
 class TenantShares:
@@ -28,12 +28,12 @@ class TenantShares:
 
     @property
     def has_few_tenants(self) -> bool:
-        """Whether so few have all the rows that waiting for their ends is starving, not queueing."""
+        """Whether so few tenants have all the rows that others would starve rather than queue."""
         return len(self._rows_of_tenant) <= FEW_TENANTS
 
     @property
     def share(self) -> int:
-        """Rows for each tenant if there were one more."""
+        """Rows for each tenant if one more had some."""
         return max(self._max_rows // (len(self._rows_of_tenant) + 1), 1)
 
     @property
@@ -47,6 +47,6 @@ class TenantShares:
         return [tenant for tenant, num_excess in self.count_excess().items() if num_excess > 0]
 
     def count_excess(self) -> dict[str, int]:
-        """Counts, by tenant, the rows beyond its share; negative where it has fewer."""
+        """Returns for each tenant its rows beyond a share; negative if it has fewer."""
         share = self.share
         return {tenant: num_rows - share for tenant, num_rows in self._rows_of_tenant.items()}

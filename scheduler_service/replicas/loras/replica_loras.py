@@ -180,7 +180,7 @@ class ReplicaLoras:
                 if pinned:
                     await pin_lora(rank, lora_id, pinned=False)
                 await remove_lora(rank, lora_id)
-                log.info("an adapter of before is removed", lora_id=lora_id, worker_address=rank.address)
+                log.info("an adapter of an earlier scheduler is removed", lora_id=lora_id, worker_address=rank.address)
 
     async def _make_room(self) -> None:
         if len(self.loaded) < self._max_cpu_loras:

@@ -61,56 +61,56 @@ def check_sampled(sequence_ids: Sequence[int], token_ids: Sequence[int], limits:
     if len(sequence_ids) != len(token_ids):
         raise WrongAnswer(f"{len(token_ids)} tokens for {len(sequence_ids)} sequences")
     if token_ids and max(token_ids) >= limits.vocab_size:
-        raise WrongAnswer(f"token id {max(token_ids)}, where the vocabulary has {limits.vocab_size}")
+        raise WrongAnswer(f"token id {max(token_ids)} is not in the vocabulary of {limits.vocab_size}")
 
 
 def check_turn(epoch: int, step_id: int, due_epoch: int, due_step_id: int) -> None:
     """Raises WrongAnswer for an answer that is not the one that is due."""
     if epoch != due_epoch or step_id != due_step_id:
         raise WrongAnswer(
-            f"it is of step {step_id} of epoch {epoch} where step {due_step_id} of epoch {due_epoch} was due"
+            f"it answers step {step_id} of epoch {epoch} where step {due_step_id} of epoch {due_epoch} was due"
         )
 
 
 def check_rows(name: str, rows: Collection[object], limits: AnswerLimits) -> None:
     """Checks that a list is of sequences of one step. To be asked before the list is read."""
-    require(len(rows) <= limits.max_rows, f"{name}: {len(rows)} of {limits.max_rows} sequences at most")
+    require(len(rows) <= limits.max_rows, f"{name}: {len(rows)} sequences, and a step has at most {limits.max_rows}")
 
 
 def check_distinct(name: str, sequence_ids: Sequence[int]) -> None:
     """Checks that no sequence stands twice in a column."""
-    require(len(set(sequence_ids)) == len(sequence_ids), f"{name}: a sequence stands twice")
+    require(len(set(sequence_ids)) == len(sequence_ids), f"{name}: a sequence appears twice")
 
 
 def check_prompt(first_position: int, num_entries: int, limits: AnswerLimits) -> None:
     """Checks the place of a piece of a prompt: the token at 0 has no log probability."""
     holds = 1 <= first_position <= first_position + num_entries <= limits.max_model_len
-    require(holds, f"prompt_logprobs: {num_entries} tokens from {first_position} on")
+    require(holds, f"prompt_logprobs: {num_entries} tokens from position {first_position} on, outside any prompt")
 
 
 def check_pooled(sizes: Sequence[int], num_sequences: int, values: bytes) -> None:
     """Checks the columns of what was pooled: each of the sequences has numbers of 4 bytes."""
-    require(len(sizes) == num_sequences, f"pooled_sizes: {len(sizes)} for {num_sequences} sequences")
-    require(not sizes or min(sizes) > 0, "pooled_sizes: a sequence without a number")
-    require(4 * sum(sizes) == len(values), f"pooled_values: {len(values)} bytes of {sum(sizes)} numbers")
+    require(len(sizes) == num_sequences, f"pooled_sizes: {len(sizes)} sizes for {num_sequences} sequences")
+    require(not sizes or min(sizes) > 0, "pooled_sizes: a sequence has no numbers")
+    require(4 * sum(sizes) == len(values), f"pooled_values: {len(values)} bytes for {sum(sizes)} numbers")
 
 
 def check_seconds(seconds: float) -> float:
     """Returns a time that a part of a step can have taken."""
-    require(0 <= seconds <= MAX_SECONDS, f"a step that took {seconds:g} s")
+    require(0 <= seconds <= MAX_SECONDS, f"a step cannot take {seconds:g} s")
     return seconds
 
 
 def check_worker(worker: WorkerInfo) -> WorkerInfo:
     """Returns what a worker may say of itself."""
-    require(bool(worker.incarnation), "it has no incarnation")
+    require(bool(worker.incarnation), "the worker has no incarnation")
     for name in ("worker_id", "incarnation", "api_version", "configuration_digest", "device"):
         _check_text(name, getattr(worker, name))
     _check_text("placement", worker.placement.group)
-    require(worker.epoch < MAX_EPOCH, f"epoch {worker.epoch}")
+    require(worker.epoch < MAX_EPOCH, f"epoch {worker.epoch} is too large")
     if worker.group:
         _check_text("problem", worker.group.problem)
-        require(worker.group.epoch < MAX_EPOCH, f"a group of epoch {worker.group.epoch}")
+        require(worker.group.epoch < MAX_EPOCH, f"the group's epoch {worker.group.epoch} is too large")
     if worker.model:
         check_model(worker.model)
     if worker.cache:
@@ -119,7 +119,7 @@ def check_worker(worker: WorkerInfo) -> WorkerInfo:
         check_adapter(adapter)
     if worker.model and worker.cache:
         fits = worker.cache.max_model_len <= worker.model.max_model_len
-        require(fits, f"max_model_len {worker.cache.max_model_len} of a model with {worker.model.max_model_len}")
+        require(fits, f"max_model_len {worker.cache.max_model_len} exceeds the model's {worker.model.max_model_len}")
     return worker
 
 
@@ -137,10 +137,13 @@ def check_model(model: LoadedModel) -> LoadedModel:
 
 def check_adapter(adapter: Adapter) -> Adapter:
     """Returns what an adapter in a worker's cache can be."""
-    require(adapter.lora_id > 0, "an adapter without a number")
+    require(adapter.lora_id > 0, "an adapter has no lora_id")
     require(_DIGEST.fullmatch(adapter.digest) is not None, f"adapter {adapter.lora_id} has no digest")
     texts = (adapter.name, adapter.path, *adapter.targets)
-    require(len(texts) <= MAX_TARGETS and max(map(len, texts)) <= 4 * MAX_CHARACTERS, "an adapter of long names")
+    require(
+        len(texts) <= MAX_TARGETS and max(map(len, texts)) <= 4 * MAX_CHARACTERS,
+        "an adapter has too many targets or too long names",
+    )
     _check_range("num_virtual_tokens", adapter.num_virtual_tokens, 0, MAX_VIRTUAL_TOKENS)
     return adapter
 

@@ -42,15 +42,20 @@ def decode_logprobs(message: ExecuteModelResponse, limits: AnswerLimits) -> dict
 def _check_logprobs(name: str, columns: Logprobs, num_entries: int, limits: AnswerLimits, least: int = 1) -> None:
     """Checks columns of log probabilities of `num_entries` tokens, each with `least` candidates or more."""
     counts, token_ids, logprobs, ranks = columns.num_candidates, columns.token_ids, columns.logprobs, columns.ranks
-    require(len(counts) == num_entries, f"{name}: {len(counts)} entries where {num_entries} belong")
-    require(not counts or min(counts) >= least, f"{name}: an entry without a token")
+    require(len(counts) == num_entries, f"{name}: {len(counts)} entries, not {num_entries}")
+    require(not counts or min(counts) >= least, f"{name}: an entry has no token")
     columns_fit = sum(counts) == len(token_ids) == len(logprobs) and len(ranks) in (0, len(token_ids))
-    require(columns_fit, f"{name}: columns of different lengths")
+    require(columns_fit, f"{name}: the columns have different lengths")
     if not token_ids:
         return
-    require(max(token_ids) < limits.vocab_size, f"{name}: token id {max(token_ids)} of {limits.vocab_size}")
+    require(
+        max(token_ids) < limits.vocab_size,
+        f"{name}: token id {max(token_ids)} is not in the vocabulary of {limits.vocab_size}",
+    )
     # A sum is NaN if anything in it is.
-    require(not math.isnan(sum(logprobs)) and max(logprobs) <= _MAX_LOGPROB, f"{name}: no log probability")
+    require(
+        not math.isnan(sum(logprobs)) and max(logprobs) <= _MAX_LOGPROB, f"{name}: a value is not a log probability"
+    )
 
 
 def has_candidates(message: ExecuteModelResponse) -> bool:

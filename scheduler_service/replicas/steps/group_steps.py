@@ -148,7 +148,7 @@ class GroupSteps:
                 receipt = codec.decode_receipt(message)
                 due = self._find_due(rank)
                 check_turn(message.epoch, receipt.step_id, self.epoch, due)
-                require(due <= self._last_sent, f"it is of step {due}, which was not sent")
+                require(due <= self._last_sent, f"it answers step {due}, which was not sent")
                 if rank is self._sampling:
                     self._results.append(codec.decode_answer(message, self._limits))
                 rank.last_step_id = due

@@ -22,7 +22,7 @@ PERIOD_SECONDS = 10.0
 
 
 class StepMetrics:
-    """What is measured of each step, of all replicas."""
+    """The histograms of the steps of all replicas."""
 
     __slots__ = ("cancel", "encode", "execute", "num_sequences", "num_tokens", "schedule", "update", "wait")
 
@@ -35,14 +35,14 @@ class StepMetrics:
 
 
 class StepMeter:
-    """Measures the steps of one replica, and what ends while they are on their way. Takes microseconds of each step."""
+    """Measures the steps of one replica, and how soon cancelled requests leave them. Costs microseconds a step."""
 
     __slots__ = ("_cancelled", "_last_answered", "_last_scheduled", "_metrics")
 
     def __init__(self, metrics: StepMetrics) -> None:
         self._metrics = metrics
         self._last_scheduled = self._last_answered = 0
-        # When the word came, and the last step that may compute what it ends.
+        # For each cancelled request: when it was cancelled, and the last step that may compute it.
         self._cancelled: deque[tuple[float, int]] = deque()
 
     def on_scheduled(self, step_id: int, seconds: float) -> None:
@@ -86,7 +86,7 @@ class StepMeter:
 
 @dataclass(slots=True)
 class StepLog:
-    """Counts since the process started. The step loop reports each step; nothing here decides anything.
+    """Writes the log lines of steps, and counts them since the process started.
 
     `step_seconds`: how long the worker was busy, by its own clock.
     """
@@ -171,7 +171,7 @@ class StepLog:
 
 
 def _num_recomputed(output: SchedulerOutput) -> int:
-    """Counts sequences that the worker had and gets again: they have output, or stand among the finished."""
+    """Counts new sequences that the worker had before: they have output, or are among the finished."""
     finished = set(output.finished_sequence_ids)
     return sum(
         len(sequence.token_ids) > sequence.prompt_length or sequence.sequence_id in finished

@@ -11,7 +11,7 @@ import pytest
 from blockyard.admin.v1 import admin_pb2
 from blockyard.common.v1 import administration_pb2, status_pb2
 from blockyard.errors import Reason
-from scheduler_service.requests.recovery_log import RecoveryRecord
+from scheduler_service.requests.failure_history import RecoveryRecord
 from tests.kit.fakes.fake_operations import MAX_STEPS
 from tests.kit.oracles.token_oracle import oracle
 from tests.kit.refusals import refused
@@ -133,8 +133,8 @@ async def test_unknown_and_ambiguous_names_are_told_which_there_are(harness: Har
     operator = await two_replicas(harness, settings)
     for name, told in (
         ("7", "there is no replica '7'"),
-        ("", "several may be meant"),
-        ("fake", "several may be meant"),
+        ("", "several replicas match"),
+        ("fake", "several replicas match"),
     ):
         error = await refused(operator.drain(name))
         assert error.reason is Reason.FIELD_INVALID

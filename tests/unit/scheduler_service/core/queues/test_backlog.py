@@ -82,16 +82,16 @@ def test_peeking_changes_nothing() -> None:
 
 
 def test_an_empty_backlog_has_nothing_to_pop() -> None:
-    with pytest.raises(IndexError, match="nobody waits"):
+    with pytest.raises(IndexError, match="no request is waiting"):
         Backlog("fcfs", 30.0).pop()
 
 
 def test_a_request_waits_once() -> None:
     backlog = Backlog("fcfs", 30.0)
     groups = fill(backlog, "a.1")
-    with pytest.raises(ValueError, match=r"a\.1 waits already"):
+    with pytest.raises(ValueError, match=r"a\.1 is already waiting"):
         backlog.push(make_group("a.1"), 0.0)
-    with pytest.raises(ValueError, match=r"a\.1 waits already"):
+    with pytest.raises(ValueError, match=r"a\.1 is already waiting"):
         backlog.push_front(groups.values())
     assert (len(backlog), backlog.num_tokens) == (1, 10)
 

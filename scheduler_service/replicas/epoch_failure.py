@@ -1,22 +1,43 @@
-"""Finds the requests to blame when a worker refuses steps again and again. Knows no worker and no queue.
-
-A refusal is a bug of somebody's, and an epoch is begun again after it. If a request comes to the same refusal without a
-new token in between, it would do so for ever.
-"""
+"""The failure of an epoch: why it broke, which requests may be to blame, and what all its requests lost."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+from blockyard.errors import TRANSPORT_ORIGIN, BlockyardError, Reason
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from blockyard.errors import BlockyardError
+    from blockyard.contract.scheduling import ModelFacts
+    from scheduler_service.core.recovery import Evacuated
     from scheduler_service.core.values import SchedulerOutput
 
-_NUMBER = re.compile(r"\d+")
+_BREAKS = (Reason.NO_READY_WORKER, Reason.DRAINING, Reason.GROUP_BROKEN, Reason.CLIENT_CANCELLED)
 _FIELD = re.compile(r"(new_sequences|forks|sequence_ids|num_new_tokens|appended_\w+)\[(\d+)\]")
+DRAINED = "the replica was drained"
+
+
+def is_break(error: BlockyardError) -> bool:
+    """Whether an epoch ended and no request is to blame: by the process, the connection, or the worker's wish."""
+    return error.reason in _BREAKS or TRANSPORT_ORIGIN.items() <= error.metadata.items()
+
+
+class EpochFailure(NamedTuple):
+    """An epoch that broke.
+
+    `in_hand`: the requests that the epoch may have ended because of; `refused`: those of a step that was refused; both
+    with their numbers of generated tokens. Where a refusal names requests, both are these. `evacuated`: all that were
+    there, in order of precedence. `was_sound`: the worker had answered steps of the epoch as it should.
+    """
+
+    error: BlockyardError
+    facts: ModelFacts
+    in_hand: Mapping[str, int]
+    refused: Mapping[str, int]
+    evacuated: list[Evacuated]
+    was_sound: bool
 
 
 def named_sequences(step: SchedulerOutput, error: BlockyardError) -> list[int]:
@@ -38,22 +59,3 @@ def all_sequences(step: SchedulerOutput) -> list[int]:
     """Returns the sequences that a step brings, forks or computes."""
     new = [sequence.sequence_id for sequence in step.new_sequences]
     return [*new, *(fork.child_id for fork in step.forks), *step.sequence_ids]
-
-
-class Refusals:
-    """Remembers the last refusal that each live request met."""
-
-    def __init__(self) -> None:
-        self._last: dict[str, tuple[str, int]] = {}
-
-    def note(self, message: str, num_outputs: Mapping[str, int], live: Mapping[str, object]) -> list[str]:
-        """Takes a refusal and the requests in it, with their tokens so far. Returns those that met it twice in a row.
-
-        Numbers in the message do not count: ids and places differ from step to step.
-        """
-        kind = _NUMBER.sub("#", message)
-        met = {request_id: (kind, count) for request_id, count in num_outputs.items()}
-        hopeless = [request_id for request_id, what in met.items() if self._last.get(request_id) == what]
-        known = {request_id: what for request_id, what in self._last.items() if request_id in live} | met
-        self._last = {request_id: what for request_id, what in known.items() if request_id not in hopeless}
-        return hopeless
