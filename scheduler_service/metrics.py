@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from scheduler_service.core.values import SchedulerStats
     from scheduler_service.replicas.engine import Engine
 
-# Told before they have happened: an alert sees a first time only as the increase of what was there.
+# Exported from the start, since an alert sees a first event only as the increase of an existing series.
 _REFUSALS = (
     *(Reason.QUEUE_FULL, Reason.TOKEN_BACKLOG, Reason.TENANT_QUOTA, Reason.NEVER_FITS, Reason.NO_READY_WORKER),
     *(Reason.FIELD_INVALID, Reason.REQUEST_ID_CONFLICT, Reason.REQUEST_EXPIRED),
@@ -36,7 +36,7 @@ Labelled = dict[tuple[str, ...], float]
 
 
 class SchedulerMetrics:
-    """The values of the scheduler's process. Written on the loop."""
+    """The metrics of the scheduler's process. Written on the event loop."""
 
     def __init__(self) -> None:
         self.registry = registry = Registry("scheduler", catalogue.CATALOGUE)
@@ -51,14 +51,14 @@ class SchedulerMetrics:
         self._inexact = registry.counter(catalogue.INEXACT)
         self._lora_loads = registry.histogram(catalogue.LORA_LOAD_SECONDS)
 
-    # As it happens.
+    # Written as events happen.
 
     def on_refused(self, reason: Reason) -> None:
-        """Counts a request that was not let in."""
+        """Counts a request that was refused."""
         self._refused.add(str(reason))
 
     def on_failed(self, reason: Reason) -> None:
-        """Counts a request that was let in and ended with an error."""
+        """Counts a request that was admitted and ended with an error."""
         self._failed.add(str(reason))
 
     def on_taken(self, group: Group, now: float) -> None:
@@ -87,7 +87,7 @@ class SchedulerMetrics:
             self._recoveries.add(catalogue.SCHEDULER)
             self._recomputed.add(catalogue.SCHEDULER, count=sum(len(sequence.token_ids) for sequence in group.live))
 
-    # When it is asked for, in the thread of who asks.
+    # Read at each scrape, in the thread of the scrape.
 
     def watch(
         self,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def encode_status(service: SchedulerService) -> status_pb2.SchedulerStatus:
-    """Encodes how the scheduler and its replicas are."""
+    """Encodes the status of the scheduler and its replicas."""
     stats, dispatcher, now = service.stats(), service.dispatcher, service.now
     return status_pb2.SchedulerStatus(
         replicas=map(encode_replica, service.engines),
@@ -42,7 +42,7 @@ def encode_status(service: SchedulerService) -> status_pb2.SchedulerStatus:
 
 
 def duration(seconds: float) -> Duration:
-    """Encodes a duration; one below 0, of two clocks that differ, is 0."""
+    """Encodes a duration; a negative one, from two clocks that differ, becomes 0."""
     encoded = Duration()
     encoded.FromNanoseconds(max(0, int(seconds * 1e9)))
     return encoded
@@ -59,7 +59,7 @@ def _encode_recovery(record: RecoveryRecord, now: float) -> status_pb2.RecoveryS
 
 
 def encode_replica(engine: Engine) -> status_pb2.ReplicaStatus:
-    """Encodes how one replica is."""
+    """Encodes the status of one replica."""
     replica = status_pb2.ReplicaStatus(
         replica_id=engine.replica_id,
         ready=engine.is_ready,
@@ -111,7 +111,7 @@ def _encode_stats(replica: status_pb2.ReplicaStatus, stats: SchedulerStats) -> N
 
 
 def _find_message(rank: Rank, readiness: Readiness) -> str:
-    """What the replica lacks, at its first rank; at the others what they lack themselves."""
+    """Returns why a rank is not ready; at the first rank, why the replica is not."""
     if readiness.ready or rank.parallel.rank == 0:
         return readiness.message
     if rank.worker is None:

@@ -20,16 +20,16 @@ DRAINED = "the replica was drained"
 
 
 def is_break(error: BlockyardError) -> bool:
-    """Whether an epoch ended and no request is to blame: by the process, the connection, or the worker's wish."""
+    """Whether the epoch ended by the process, the connection or the worker's stop, so that no request is to blame."""
     return error.reason in _BREAKS or TRANSPORT_ORIGIN.items() <= error.metadata.items()
 
 
 class EpochFailure(NamedTuple):
     """An epoch that broke.
 
-    `in_hand`: the requests that the epoch may have ended because of; `refused`: those of a step that was refused; both
-    with their numbers of generated tokens. Where a refusal names requests, both are these. `evacuated`: all that were
-    there, in order of precedence. `was_sound`: the worker had answered steps of the epoch as it should.
+    `in_hand`: the requests that may have broken the epoch; `refused`: those of a refused step; both with their numbers
+    of generated tokens. If a refusal names requests, both are these. `evacuated`: all requests of the replica, in order
+    of precedence. `was_sound`: the worker had answered steps of the epoch correctly.
     """
 
     error: BlockyardError
@@ -41,7 +41,7 @@ class EpochFailure(NamedTuple):
 
 
 def named_sequences(step: SchedulerOutput, error: BlockyardError) -> list[int]:
-    """Finds the sequences of a step that a refusal names by the fields that are wrong; it may name none."""
+    """Finds the sequences of a step that a refusal names by its violations; it may name none."""
     columns = {
         "new_sequences": [new.sequence_id for new in step.new_sequences],
         "forks": [fork.child_id for fork in step.forks],

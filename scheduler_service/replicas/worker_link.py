@@ -1,7 +1,7 @@
-"""One connection to one worker: its lifecycle calls and its step stream. Does not know in which order they belong.
+"""One connection to one worker: its lifecycle calls and its step stream. Does not know the order of the calls.
 
-Every failure leaves here as a BlockyardError: NO_READY_WORKER where nobody answers, a WrongAnswer where the answer
-cannot be, else what the worker said.
+Every failure leaves here as a BlockyardError: NO_READY_WORKER if no worker answers, a WrongAnswer if the answer is not
+possible, or else the worker's own error.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _read(message: Message | None) -> Message:
 
 
 class StepCall:
-    """The call that carries one epoch's steps to one worker: takes them as bytes, gives its answers as messages."""
+    """The call with one epoch's steps for one worker: takes steps as bytes, returns answers as messages."""
 
     def __init__(self, call: Any) -> None:
         self._call = call
@@ -179,7 +179,7 @@ class StepStream:
 
 
 class WorkerLink:
-    """The connection to the worker at `address`; it is dialled again for ever, each second at the latest."""
+    """The connection to the worker at `address`, which reconnects for ever, at least once a second."""
 
     def __init__(self, address: str, peer: Peer | None = None) -> None:
         self.address = address
@@ -190,7 +190,7 @@ class WorkerLink:
         return worker_pb2_grpc.WorkerServiceStub(self._channel.get())
 
     async def info(self) -> WorkerInfo:
-        """Asks who the worker is. Raises NO_READY_WORKER if nobody answers, or one that hangs."""
+        """Asks for the worker's identity and state. Raises NO_READY_WORKER if no worker answers in time."""
         try:
             message = await self._stub.GetWorkerInfo(worker_pb2.GetWorkerInfoRequest(), timeout=INFO_SECONDS)
         except grpc.aio.AioRpcError as error:
@@ -200,7 +200,7 @@ class WorkerLink:
         return check_worker(decode_worker_info(_read(message)))
 
     async def init_device(self, request: DeviceRequest) -> None:
-        """Makes the worker choose its device, for its place in the replica."""
+        """Makes the worker initialize its device, for its place in the replica."""
         with _translated():
             await self._stub.InitDevice(workers.encode_device_request(request), timeout=DEVICE_SECONDS)
 
@@ -239,7 +239,7 @@ class WorkerLink:
     async def form_group(
         self, epoch: int, members: Sequence[str], timeout_seconds: float, meeting: MeetingPoint | None
     ) -> str:
-        """Makes the worker join a group; without a meeting point: take the present one over.
+        """Makes the worker join a group; without a meeting point, the present group is taken over.
 
         Returns how its ranks reach each other.
         """

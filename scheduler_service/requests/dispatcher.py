@@ -1,6 +1,6 @@
 """Gives each request to a replica that has room for it, and takes back what a replica loses.
 
-Owns the backlog: whatever no replica has. What a replica has taken belongs to its engine. Knows no messages.
+Owns the backlog, the requests that no replica has. The others belong to their engines. Knows no messages.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Dispatcher:
         # Called once, before the gateways get the first facts.
         self.on_first_facts: Callable[[], None] = lambda: None
         self.recovery_log = RecoveryLog()
-        # Since no step was answered for want of a worker.
+        # When the last worker was lost; None once steps are answered again.
         self.lost_at: float | None = None
         self._requests = requests
         self._backlog = backlog
@@ -85,12 +85,12 @@ class Dispatcher:
 
     @property
     def ready_engines(self) -> list[Engine]:
-        """Those that take requests."""
+        """The replicas that take requests."""
         return [engine for engine in self.engines if engine.takes_requests]
 
     @property
     def weights_version(self) -> str:
-        """The name of the weights that gateways know of."""
+        """The weights' version that gateways know of."""
         return self.facts.weights_version if self.facts else ""
 
     def serves_without(self, engine: Engine) -> bool:
@@ -103,7 +103,7 @@ class Dispatcher:
         return all(incarnation not in other.replica.incarnations for other in held)
 
     def may_serve(self, engine: Engine, facts: ModelFacts) -> bool:
-        """Whether a model is that of all other replicas that serve: gateways know of one."""
+        """Whether all other replicas that serve have the same model: gateways know of one."""
         others = (other.facts for other in self.engines if other is not engine and other.is_ready)
         return all(known is None or is_same_model(known, facts) for known in others)
 
@@ -122,7 +122,7 @@ class Dispatcher:
             self.wake()
 
     def on_workers_missing(self, message: str) -> None:
-        """Notes what workers lack that make no whole replica; nothing if the message is empty."""
+        """Reports what incomplete replicas lack; an empty message: nothing."""
         self._missing_workers = message
         self._put_state(None, None)
 
@@ -133,7 +133,7 @@ class Dispatcher:
 
     @property
     def suspect_request_ids(self) -> list[str]:
-        """Live requests of which workers may have died."""
+        """Live requests that may have killed workers."""
         return [request_id for request_id in self._deaths.suspects if request_id in self._requests.live]
 
     # Requests.
@@ -242,7 +242,7 @@ class Dispatcher:
         self._requests.end(groups, self._clock())
 
     def on_worker_lost(self, engine: Engine, failure: EpochFailure) -> None:
-        """Takes the requests of a replica back, before all others, but fails those that would end the next one too."""
+        """Puts a replica's requests back to the front of the backlog; fails those that would break the next epoch."""
         if self.lost_at is None:
             self.lost_at = self._clock()
         cause = _cause(failure.error)
@@ -261,7 +261,7 @@ class Dispatcher:
         if groups or failure.error.reason is not Reason.DRAINING:
             self.recovery_log.add(_make_record(engine, cause, failure, self._clock()))
         if isinstance(failure.error, WrongAnswer):
-            # Somebody else goes first: if that is answered as it should be, it was not the worker.
+            # Retry the requests of the failed step last: if others succeed first, the worker is not the cause.
             groups.sort(key=lambda group: group.spec.request_id in failure.in_hand)
         self._backlog.push_front(groups)
         self._fail_stranded(engine)
@@ -272,21 +272,21 @@ class Dispatcher:
         self.wake()
 
     def _fail_stranded(self, engine: Engine) -> None:
-        """Fails what a replica had and could not give back."""
+        """Fails the requests that the replica had and could not give back."""
         stranded = self._requests.find_of(engine)
         if stranded:
             log.error("requests cannot go on", replica_id=engine.replica_id, request_ids=stranded)
             self.fail_all(stranded, BlockyardError(Reason.BUG, "the scheduler lost its state of the request"))
 
     def _fail_hopeless(self, failure: EpochFailure) -> None:
-        """Fails the requests that would have every epoch broken."""
+        """Fails the requests whose steps are refused again and again."""
         message = failure.error.message
         if failure.refused and (hopeless := self._refusals.note(message, failure.refused, self._requests.live)):
             log.error("requests have a step refused again and again", reason=message, request_ids=hopeless)
             self.fail_all(hopeless, BlockyardError(Reason.BUG, f"the worker refuses its steps: {message}"))
 
     def _fail_poison(self, failure: EpochFailure) -> None:
-        """Counts a death against the requests in hand, and fails those that were there three times in a row."""
+        """Counts a death against the requests in hand, and fails those with three in a row."""
         if failure.error.reason is Reason.DRAINING:
             return
         # A wrong answer is the worker's fault, unless the worker has answered other requests well.
@@ -299,7 +299,7 @@ class Dispatcher:
 
 
 def _find_readiness(engines: Sequence[Engine], latest: Engine | None, missing_workers: str) -> Readiness:
-    """Whether a replica takes requests; if none does, why, above all the one that was heard of last."""
+    """Returns whether any replica takes requests, and if not, the reason of the one that reported last."""
     if any(engine.takes_requests for engine in engines):
         return Readiness(True)
     if not engines:
@@ -311,7 +311,7 @@ def _find_readiness(engines: Sequence[Engine], latest: Engine | None, missing_wo
 
 
 def _cause(error: BlockyardError) -> str:
-    """Names what happened to a replica's worker, for people."""
+    """Names what happened to a replica's worker, for operators."""
     if error.reason is Reason.DRAINING:
         return _DRAINED
     if isinstance(error, WrongAnswer):
@@ -325,13 +325,13 @@ def _make_record(engine: Engine, cause: str, failure: EpochFailure, now: float) 
 
 
 def _is_outdated(request: Request, engine: Engine) -> bool:
-    """Returns whether a request that has begun would go on with other weights, and may not."""
+    """Whether a request that has begun would go on with other weights although it must not."""
     if not request.fails_on_update or request.lost is None or engine.facts is None:
         return False
     return engine.facts.weights_version != request.lost.facts.weights_version
 
 
 def _make_recovery(request: Request, lost: Lost, engine: Engine) -> Recovery:
-    """Makes the report that a request goes on, and whether its tokens are those that it would have had."""
+    """Reports that a request goes on, and whether its tokens are exactly those of an undisturbed run."""
     exact = engine.facts is not None and repeats(lost.facts, engine.facts)
     return Recovery(request.request_id, lost.cause, lost.num_tokens, exact)

@@ -38,9 +38,10 @@ class Deaths:
         self._records: dict[str, _Record] = {}
 
     def note(self, num_outputs: Mapping[str, int], live: Mapping[str, object], *, is_proof: bool = True) -> None:
-        """Takes a death: the requests in unanswered steps with their tokens so far, and all that are live.
+        """Counts a death against the requests of unanswered steps, given with their tokens so far.
 
-        Unless it `is_proof` that the worker died of one of them, it makes nobody more than a suspect.
+        `live`: all live requests. Without `is_proof` that one of them killed the worker, none becomes more than a
+        suspect.
         """
         most = POISON_AFTER if is_proof else SUSPECT_AFTER
         met = {
@@ -56,12 +57,12 @@ class Deaths:
 
     @property
     def suspects(self) -> list[str]:
-        """Requests that are to run without another suspect."""
+        """Requests that must not run beside another suspect."""
         return [name for name, record in self._records.items() if record.num_deaths >= SUSPECT_AFTER]
 
     @property
     def poison(self) -> list[str]:
-        """Requests that are to fail."""
+        """Requests that must fail."""
         return [name for name, record in self._records.items() if record.num_deaths >= POISON_AFTER]
 
 
@@ -76,9 +77,9 @@ class Refusals:
         self._last: dict[str, tuple[str, int]] = {}
 
     def note(self, message: str, num_outputs: Mapping[str, int], live: Mapping[str, object]) -> list[str]:
-        """Takes a refusal and the requests in it, with their tokens so far. Returns those that met it twice in a row.
+        """Notes a refusal and its requests, with their tokens so far. Returns those that met it twice in a row.
 
-        Numbers in the message do not count: ids and places differ from step to step.
+        Numbers in the message are ignored: ids and places differ from step to step.
         """
         kind = _NUMBER.sub("#", message)
         met = {request_id: (kind, count) for request_id, count in num_outputs.items()}

@@ -1,4 +1,4 @@
-"""Decodes what an answer has for some of its sequences only: log probabilities, beams' candidates, pooled numbers."""
+"""Decodes the optional columns of an answer: log probabilities, candidates of beams, pooled numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from blockyard.worker.v1.worker_pb2 import ExecuteModelResponse
     from scheduler_service.replicas.steps.answer_checks import AnswerLimits
 
-# The rounding of one that is 0 may end above it.
+# A log probability of 0 may be rounded to slightly above 0.
 _MAX_LOGPROB = 0.1
 
 
@@ -59,7 +59,7 @@ def _check_logprobs(name: str, columns: Logprobs, num_entries: int, limits: Answ
 
 
 def has_candidates(message: ExecuteModelResponse) -> bool:
-    """Whether an answer has what beams propose."""
+    """Whether an answer has candidates of beams."""
     return len(message.beam_sequence_ids) > 0 or message.HasField("beam_candidates")
 
 
@@ -68,7 +68,7 @@ def decode_candidates(message: ExecuteModelResponse, limits: AnswerLimits) -> di
     check_rows("beam_sequence_ids", message.beam_sequence_ids, limits)
     sequence_ids = message.beam_sequence_ids[:]
     check_distinct("beam_sequence_ids", sequence_ids)
-    # One that has no possible token has no candidate.
+    # A beam without a possible token has no candidates.
     _check_logprobs("beam_candidates", message.beam_candidates, len(sequence_ids), limits, least=0)
     entries = split_logprobs(message.beam_candidates)
     return {
@@ -90,7 +90,7 @@ def decode_prompts(message: ExecuteModelResponse, limits: AnswerLimits) -> tuple
 
 
 def decode_pooled(message: ExecuteModelResponse, limits: AnswerLimits) -> tuple[tuple[int, bytes], ...]:
-    """Decodes the numbers that were made of prompts, each sequence's as they came. Raises WrongAnswer."""
+    """Decodes pooled numbers, as the bytes of each sequence. Raises WrongAnswer."""
     check_rows("pooled_sequence_ids", message.pooled_sequence_ids, limits)
     sequence_ids = message.pooled_sequence_ids[:]
     check_distinct("pooled_sequence_ids", sequence_ids)
