@@ -27,7 +27,7 @@ from blockyard.settings import option
 
 @dataclass(frozen=True, slots=True)
 class ServiceSettings(SchedulerProcessSettings):
-    """Where the scheduler listens, and where its worker does."""
+    """The addresses of the scheduler and its workers."""
 
     scheduler_address: str = option("127.0.0.1:50060", "listen on host:port (port 0: a free one) or unix:/path")
     worker_address: str = option(
@@ -48,7 +48,7 @@ class ServiceSettings(SchedulerProcessSettings):
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfiguration:
-    """All that the scheduler reads."""
+    """All settings of the scheduler."""
 
     model: ModelSettings = ModelSettings()
     load: LoadSettings = LoadSettings()
@@ -69,5 +69,5 @@ def model_source(settings: ModelSettings) -> str:
     if not settings.model:
         return ""
     folder = Path(settings.model).expanduser()
-    # A folder that is not here may be one of the worker's machine.
+    # A folder that does not exist here may exist on the worker's machine.
     return str(folder.absolute()) if folder.is_dir() else settings.model

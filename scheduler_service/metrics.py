@@ -10,7 +10,7 @@ from blockyard.contract.workers import WorkerState
 from blockyard.errors import Reason
 from blockyard.service.metrics import READY, Registry
 from scheduler_service import catalogue
-from scheduler_service.replicas.steps.step_meter import StepMetrics
+from scheduler_service.replicas.steps.step_metrics import StepMetrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from scheduler_service.core.values import SchedulerStats
     from scheduler_service.replicas.engine import Engine
 
-# Told before they have happened: an alert sees a first time only as the increase of what was there.
+# Exported from the start, since an alert sees a first event only as the increase of an existing series.
 _REFUSALS = (
     *(Reason.QUEUE_FULL, Reason.TOKEN_BACKLOG, Reason.TENANT_QUOTA, Reason.NEVER_FITS, Reason.NO_READY_WORKER),
     *(Reason.FIELD_INVALID, Reason.REQUEST_ID_CONFLICT, Reason.REQUEST_EXPIRED),
@@ -36,7 +36,7 @@ Labelled = dict[tuple[str, ...], float]
 
 
 class SchedulerMetrics:
-    """The values of the scheduler's process. Written on the loop."""
+    """The metrics of the scheduler's process. Written on the event loop."""
 
     def __init__(self) -> None:
         self.registry = registry = Registry("scheduler", catalogue.CATALOGUE)
@@ -51,14 +51,14 @@ class SchedulerMetrics:
         self._inexact = registry.counter(catalogue.INEXACT)
         self._lora_loads = registry.histogram(catalogue.LORA_LOAD_SECONDS)
 
-    # As it happens.
+    # Written as events happen.
 
     def on_refused(self, reason: Reason) -> None:
-        """Counts a request that was not let in."""
+        """Counts a request that was refused."""
         self._refused.add(str(reason))
 
     def on_failed(self, reason: Reason) -> None:
-        """Counts a request that was let in and ended with an error."""
+        """Counts a request that was admitted and ended with an error."""
         self._failed.add(str(reason))
 
     def on_taken(self, group: Group, now: float) -> None:
@@ -87,7 +87,7 @@ class SchedulerMetrics:
             self._recoveries.add(catalogue.SCHEDULER)
             self._recomputed.add(catalogue.SCHEDULER, count=sum(len(sequence.token_ids) for sequence in group.live))
 
-    # When it is asked for, in the thread of who asks.
+    # Read at each scrape, in the thread of the scrape.
 
     def watch(
         self,
@@ -104,7 +104,7 @@ class SchedulerMetrics:
         read(catalogue.REQUESTS, lambda: _count_requests(num_requests(), len(backlog)))
         read(catalogue.WAITING_TOKENS, lambda: backlog.num_tokens + _count_waiting_tokens(engines))
         read(catalogue.WORKERS, lambda: _count_workers(engines))
-        read(catalogue.LEFT_ASIDE, lambda: sum(engine.conduct.is_left_aside for engine in engines))
+        read(catalogue.LEFT_ASIDE, lambda: sum(engine.breaker.is_left_aside for engine in engines))
         read(catalogue.READY_REPLICAS, lambda: sum(engine.is_ready for engine in engines))
         read(catalogue.GATEWAYS, num_gateways)
         for metric, read_values in _OF_REPLICAS.items():

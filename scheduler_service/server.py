@@ -28,12 +28,12 @@ log = EventLogger(__name__)
 
 ADMIN_SERVICE_NAME = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
 SERVICE_NAME = scheduler_pb2.DESCRIPTOR.services_by_name["SchedulerService"].full_name
-# Time for the gateways' streams to end by themselves once they are closed.
+# How long the gateways' streams may take to end once they are closed.
 STOP_SECONDS = 2.0
 
 
 class Server:
-    """The scheduler's process. `start` raises PortTaken; `address` is where it listens then."""
+    """The scheduler's process. `start` raises PortTaken; afterwards `address` is where it listens."""
 
     def __init__(self, configuration: SchedulerConfiguration) -> None:
         self.address = ""
@@ -76,7 +76,7 @@ class Server:
         )
 
     async def run_until(self, stopping: asyncio.Event) -> None:
-        """Waits for `stopping`. Raises what ended the service, if it ends by itself: a bug."""
+        """Waits for `stopping`. Raises the error if the service ends by itself, which is a bug."""
         assert self._running is not None
         waiting = asyncio.create_task(stopping.wait())
         await asyncio.wait({waiting, self._running}, return_when=asyncio.FIRST_COMPLETED)

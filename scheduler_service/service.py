@@ -16,7 +16,7 @@ from scheduler_service.metrics import SchedulerMetrics
 from scheduler_service.operations.operations import Operations
 from scheduler_service.replicas.engine import Engine
 from scheduler_service.replicas.fleet import PLUS, Fleet
-from scheduler_service.replicas.steps.step_meter import StepMeter
+from scheduler_service.replicas.steps.step_metrics import StepMeter
 from scheduler_service.replicas.worker_link import WorkerLink
 from scheduler_service.requests.admission import Admission
 from scheduler_service.requests.dispatcher import Dispatcher
@@ -34,7 +34,7 @@ log = EventLogger(__name__)
 
 
 class SchedulerService:
-    """Everything but the server. Ended by `close` and by cancelling `run`."""
+    """All parts except the server. Ended by `close` and by cancelling `run`."""
 
     def __init__(self, configuration: SchedulerConfiguration, clock: Callable[[], float] = time.monotonic) -> None:
         """Reads the certificates; raises CertificateError, and SettingsError for workers that make no replica."""
@@ -66,12 +66,12 @@ class SchedulerService:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a replica takes steps."""
+        """Whether any replica takes steps."""
         return self.dispatcher.readiness.ready
 
     @property
     def uptime_seconds(self) -> float:
-        """How long it has run."""
+        """Seconds since the service started."""
         return self._clock() - self._started_at
 
     @property
@@ -81,7 +81,7 @@ class SchedulerService:
 
     @property
     def engines(self) -> list[Engine]:
-        """One for each replica."""
+        """The engines, one for each replica."""
         return self.dispatcher.engines
 
     def stats(self) -> list[SchedulerStats]:
@@ -89,7 +89,7 @@ class SchedulerService:
         return [engine.scheduler.stats() for engine in self.engines if engine.scheduler is not None]
 
     async def run(self) -> None:
-        """Serves for ever. Raises what ended one of the parts."""
+        """Serves for ever. Raises the error that ended one of the parts."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
@@ -98,7 +98,7 @@ class SchedulerService:
                 tasks.create_task(self.loras.load_modules())
                 tasks.create_task(self.loras.keep_time())
         except BaseExceptionGroup as errors:
-            # One is enough to end it, and says more by itself.
+            # A single error says more without its group.
             raise errors.exceptions[0] from None
         finally:
             for engine in self.engines:
@@ -148,7 +148,7 @@ class SchedulerService:
         self._running[engine] = self._tasks.create_task(engine.run())
 
     def on_workers_missing(self, message: str) -> None:
-        """Tells of workers that make no whole replica."""
+        """Reports workers that do not make a whole replica."""
         self.dispatcher.on_workers_missing(message)
 
     def on_replica_gone(self, address: str) -> bool:

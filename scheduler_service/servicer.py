@@ -37,14 +37,14 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         first = await anext(requests, None)
         if first is None or not first.hello.gateway_id:
             raise invalid([Violation("hello.gateway_id", "must be in the first message")])
-        # Before it is told which adapters there are.
+        # Before the gateway gets the list of adapters.
         self._service.loras.take_over(map(codec.decode_adapter, first.hello.loras))
         outbox = self._admission.attach(first.hello.gateway_id)
         outbox.put_state(loras=self._service.loras.registry.named)
         reader = start_task(self._read(outbox, first, requests), "gateway stream")
         try:
             while progress := await outbox.take():
-                # Waits while the gateway is slow; what the steps give meanwhile merges in the outbox.
+                # Waits while the gateway is slow; meanwhile the results of steps merge in the outbox.
                 await context.write(encode_progress(progress))
         finally:
             reader.cancel()
@@ -56,7 +56,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         first: scheduler_pb2.AttachRequest,
         requests: AsyncIterator[scheduler_pb2.AttachRequest],
     ) -> None:
-        """Passes on all that a gateway sends; its end, or a failure here, ends the stream."""
+        """Passes on the gateway's messages. Their end, or a failure here, ends the stream."""
         try:
             self._apply(outbox, first)
             async for message in requests:

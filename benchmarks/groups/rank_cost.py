@@ -32,13 +32,12 @@ from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
 from scheduler_service.core.values import SchedulerOutput
 from scheduler_service.replicas.steps.answer_checks import AnswerLimits
 from scheduler_service.replicas.steps.group_steps import GroupSteps
-from scheduler_service.replicas.steps.step_stream import StepStream
-from scheduler_service.replicas.worker_link import WorkerLink
+from scheduler_service.replicas.worker_link import StepStream, WorkerLink
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from scheduler_service.replicas.steps.step_stream import Steps
+    from scheduler_service.replicas.worker_link import Steps
 
 WORLD_SIZES = (1, 2, 4, 8)
 NUM_SEQUENCES = 64

@@ -1,4 +1,4 @@
-"""Asks several workers of a replica the same at once, and puts their answers in the order of their ranks."""
+"""Makes one call at several workers of a replica at once, and returns the answers by rank."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from scheduler_service.replicas.rank import Rank
 
-# A worker says by itself that its time is up: it knows whether the operation had begun.
+# A worker reports a timeout itself, since it knows whether the operation had begun.
 GRACE_SECONDS = 1.0
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def encode_lora(adapter: Adapter, engines: Sequence[Engine]) -> admin_pb2.LoraStatus:
-    """Encodes an adapter, and at which replicas it is; what workers found in it, as far as one has it."""
+    """Encodes an adapter, the replicas that have it, and its details if a worker has read it."""
     lora_id = adapter.lora_id
     loaded = {engine.replica_id: engine for engine in engines if lora_id in engine.loras.loaded}
     found = next((engine.loras.loaded[lora_id] for engine in loaded.values()), adapter)

@@ -1,4 +1,4 @@
-"""Decodes what an operator wants of replicas as a whole."""
+"""Decodes operators' requests about whole replicas, and encodes the answers."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _MODES: dict[int, Mode] = {
 
 
 def decode_mode(number: int) -> Mode:
-    """Decodes what becomes of requests; raises BlockyardError FIELD_INVALID for what is not known."""
+    """Decodes what happens to the requests; raises BlockyardError FIELD_INVALID for an unknown mode."""
     if number not in _MODES:
         raise invalid([Violation("mode", f"{number} is not known to this scheduler")])
     return _MODES[number]
 
 
 def decode_save(request: admin_pb2.SaveStateRequest) -> SaveRequest:
-    """Decodes what to save; raises BlockyardError FIELD_INVALID for an unknown format or what is no path."""
+    """Decodes a request to save weights; raises BlockyardError FIELD_INVALID for an unknown format or a wrong path."""
     violations: list[Violation] = []
     save_format = STATE_FORMATS.find(request.format)
     if save_format is None:
@@ -50,7 +50,7 @@ def decode_save(request: admin_pb2.SaveStateRequest) -> SaveRequest:
 
 
 def encode_save_progress(progress: SaveProgress) -> admin_pb2.SaveStateResponse:
-    """Encodes how far a worker is."""
+    """Encodes a worker's progress."""
     return admin_pb2.SaveStateResponse(
         progress=admin_pb2.SaveProgress(
             rank=progress.rank, done_bytes=progress.done_bytes, total_bytes=progress.total_bytes
@@ -64,7 +64,7 @@ def encode_saved(workers: Sequence[SavedState]) -> admin_pb2.SaveStateResponse:
 
 
 def decode_update(request: admin_pb2.UpdateWeightsRequest) -> Update:
-    """Decodes other weights; raises BlockyardError FIELD_INVALID."""
+    """Decodes an update of weights; raises BlockyardError FIELD_INVALID."""
     if wrong := wrong_name(request.version):
         raise invalid([Violation("version", wrong)])
     if request.model:
@@ -80,7 +80,7 @@ def decode_update(request: admin_pb2.UpdateWeightsRequest) -> Update:
 
 
 def encode_update_event(event: Event) -> admin_pb2.UpdateWeightsResponse:
-    """Encodes what happens to a replica that gets other weights."""
+    """Encodes an event of a replica's weight update."""
     response = admin_pb2.UpdateWeightsResponse(replica_id=event.engine.replica_id)
     if isinstance(event, Expected):
         response.expected.worker_addresses.extend(event.worker_addresses)

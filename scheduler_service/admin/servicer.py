@@ -51,7 +51,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self._service = service
 
     def _find(self, name: str) -> Engine:
-        """The replica of this name; raises BlockyardError FIELD_INVALID with those that there are."""
+        """Finds a replica by name; raises BlockyardError FIELD_INVALID, which lists all replicas."""
         engines = self._service.engines
         found = [engine for engine in engines if not name or name in _names(engine)]
         if len(found) == 1:
@@ -210,14 +210,14 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def CallExtension(  # type: ignore[override]
         self, request: admin_pb2.CallExtensionRequest, context: Any
     ) -> admin_pb2.CallExtensionResponse:
-        """Has each worker of a replica do an operation of an extension."""
+        """Runs an operation of an extension at each worker of a replica."""
         engine = self._find(request.replica)
         ranks, seconds = _find_ranks(engine, request.replica), _decode_timeout(request)
         names = {"extension": request.extension, "operation": request.operation}
         asked = worker_pb2.CallExtensionRequest(**names, payload=request.payload, timeout=_encode_timeout(seconds))
         response = admin_pb2.CallExtensionResponse(replica_id=engine.replica_id)
-        for rank, told in zip(ranks, await ask_each(ranks, "CallExtension", asked, seconds), strict=True):
-            response.results.add(rank=rank.parallel.rank, address=rank.address, result=told.result)
+        for rank, answer in zip(ranks, await ask_each(ranks, "CallExtension", asked, seconds), strict=True):
+            response.results.add(rank=rank.parallel.rank, address=rank.address, result=answer.result)
         return response
 
     async def DumpState(  # type: ignore[override]
@@ -263,7 +263,7 @@ def _names_of_rank(rank: Rank) -> set[str]:
 
 
 def _find_ranks(engine: Engine, name: str) -> list[Rank]:
-    """Those workers of a replica that a name means: one, or where it is the replica's all of them, by rank."""
+    """Finds the workers that a name means: one of them, or all (by rank) if it names the replica."""
     return [rank for rank in engine.replica.ranks if name in _names_of_rank(rank)] or engine.replica.ranks
 
 

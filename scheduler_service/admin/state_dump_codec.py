@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def encode_state(service: SchedulerService, max_requests: int) -> admin_pb2.SchedulerState:
-    """Encodes what the scheduler has, of the requests so many, those that came first."""
+    """Encodes the scheduler's state, with at most `max_requests` requests, the oldest first."""
     live, now = service.requests.live, service.now
     return admin_pb2.SchedulerState(
         status=encode_status(service),

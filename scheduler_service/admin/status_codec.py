@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from scheduler_service.core.values import SchedulerStats
     from scheduler_service.replicas.engine import Engine
     from scheduler_service.replicas.rank import Rank
-    from scheduler_service.requests.recovery_log import RecoveryRecord
+    from scheduler_service.requests.failure_history import RecoveryRecord
     from scheduler_service.service import SchedulerService
 
 
 def encode_status(service: SchedulerService) -> status_pb2.SchedulerStatus:
-    """Encodes how the scheduler and its replicas are."""
+    """Encodes the status of the scheduler and its replicas."""
     stats, dispatcher, now = service.stats(), service.dispatcher, service.now
     return status_pb2.SchedulerStatus(
         replicas=map(encode_replica, service.engines),
@@ -42,7 +42,7 @@ def encode_status(service: SchedulerService) -> status_pb2.SchedulerStatus:
 
 
 def duration(seconds: float) -> Duration:
-    """Encodes a duration; one below 0, of two clocks that differ, is 0."""
+    """Encodes a duration; a negative one, from two clocks that differ, becomes 0."""
     encoded = Duration()
     encoded.FromNanoseconds(max(0, int(seconds * 1e9)))
     return encoded
@@ -59,7 +59,7 @@ def _encode_recovery(record: RecoveryRecord, now: float) -> status_pb2.RecoveryS
 
 
 def encode_replica(engine: Engine) -> status_pb2.ReplicaStatus:
-    """Encodes how one replica is."""
+    """Encodes the status of one replica."""
     replica = status_pb2.ReplicaStatus(
         replica_id=engine.replica_id,
         ready=engine.is_ready,
@@ -68,7 +68,7 @@ def encode_replica(engine: Engine) -> status_pb2.ReplicaStatus:
         workers=[_encode_worker(rank, engine.readiness) for rank in engine.replica.ranks],
         num_recomputed_sequences=engine.step_loop.step_log.num_recomputed_sequences,
         drain_state=_drain_state(engine),
-        left_aside=engine.conduct.is_left_aside,
+        left_aside=engine.breaker.is_left_aside,
         weights_version=engine.facts.weights_version if engine.facts else "",
         num_steps=engine.step_loop.step_log.num_steps,
         step_time=duration(engine.step_loop.step_log.step_seconds),
@@ -111,7 +111,7 @@ def _encode_stats(replica: status_pb2.ReplicaStatus, stats: SchedulerStats) -> N
 
 
 def _find_message(rank: Rank, readiness: Readiness) -> str:
-    """What the replica lacks, at its first rank; at the others what they lack themselves."""
+    """Returns why a rank is not ready; at the first rank, why the replica is not."""
     if readiness.ready or rank.parallel.rank == 0:
         return readiness.message
     if rank.worker is None:

@@ -1,11 +1,9 @@
-"""What a scheduler may use: its configuration, its room for more requests, and the errors that it raises."""
+"""A scheduler's configuration: its limits, its KV groups, its room for more requests, and the errors of both."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from scheduler_service.core.kv_groups import KvBlockGroups
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -15,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class NeverFits(Exception):
-    """A request that could not run even alone. `num_tokens_that_fit`: prompt and output together, at most."""
+    """A request that could not run even alone. `num_tokens_that_fit`: the most tokens, prompt and output together."""
 
     def __init__(self, num_tokens: int, num_tokens_that_fit: int) -> None:
         super().__init__(
@@ -25,7 +23,69 @@ class NeverFits(Exception):
 
 
 class StepMismatch(Exception):
-    """An answer that is not the answer to the oldest step in flight: one of the two sides has a bug."""
+    """An answer that cannot be that of the oldest step in flight: scheduler or worker has a bug."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvBlockGroups:
+    """The KV groups of a model: layers that keep the same tokens, and have one block for each `block_size` tokens.
+
+    A block table has a place for each group and each block of tokens, those of one block of tokens side by side: place
+    p belongs to group `p % num_groups`. A group with a window keeps no more than its queries will see.
+
+    `windows`: for each group how many keys a query sees, its own among them; 0: all.
+
+    `num_ahead`: for how many blocks of tokens a prefill has blocks in groups with windows, from the first one that a
+    window still sees. A decode never needs more.
+    """
+
+    block_size: int
+    windows: tuple[int, ...] = (0,)
+    num_ahead: int = 0
+
+    @property
+    def num_groups(self) -> int:
+        """Number of groups, and so of blocks for each `block_size` tokens."""
+        return len(self.windows)
+
+    @property
+    def widest(self) -> int:
+        """The widest window; 0: no group has one."""
+        return max(self.windows)
+
+    def first_kept(self, window: int, num_full: int) -> int:
+        """Returns the first block of tokens that a window still sees when `num_full` are full and computed.
+
+        The next query, and each one in flight, is at position `num_full * block_size` or later.
+        """
+        return max(0, (num_full * self.block_size - window + 1) // self.block_size) if window else 0
+
+    def count_ready(self, num_found: int, num_full: int, num_blocks: int) -> int:
+        """Returns for how many of `num_blocks` blocks of tokens a prefill has blocks in all groups.
+
+        `num_found`: blocks of tokens that were cached on admission. They may be shared, so that releasing them frees
+        nothing. For each of the others that a prefill releases it gets one ahead, so that it never runs out.
+        """
+        if not self.widest:
+            return num_blocks
+        return min(num_blocks, max(num_found, self.first_kept(self.widest, num_full)) + self.num_ahead)
+
+    def count_blocks(self, num_tokens: int) -> int:
+        """Counts the most blocks that a sequence of `num_tokens` tokens needs, if none is cached."""
+        num_blocks = -(-num_tokens // self.block_size)
+        num_kept = min(num_blocks, self.num_ahead)
+        return sum(num_kept if window else num_blocks for window in self.windows)
+
+    def count_tokens(self, num_blocks: int) -> int | None:
+        """Counts the tokens of the longest sequence that fits into `num_blocks` blocks; None: no limit."""
+        num_full = self.windows.count(0)
+        num_windowed = self.num_groups - num_full
+        even = num_blocks // self.num_groups
+        if not num_windowed or even < self.num_ahead:
+            return even * self.block_size
+        if not num_full:
+            return None
+        return (num_blocks - num_windowed * self.num_ahead) // num_full * self.block_size
 
 
 _CHOICES = {
@@ -39,21 +99,21 @@ _CHOICES = {
 class CoreConfig:
     """A scheduler's limits and policies. Blocks count as the worker's pools do; device block 0 is never handed out.
 
-    - `max_prefill_chunk`: tokens of one sequence's prefill in a step, 0 for no limit but the budget.
-    - `target_step_seconds`: what a step that holds decodes may take, as far as prefills decide; 0 for no target.
-    - `policy`: "fcfs", or "priority" with an aging of so many seconds for each step of priority.
-    - `victims`: who gives way within the lowest priority present, the "last" one or ("auto") the one that loses least.
-    - `preemption_mode`: "swap" swaps while it is possible and recomputes else, "auto" does so where it is cheaper,
-      "recompute" never swaps.
+    - `max_prefill_chunk`: most tokens of one sequence's prefill in a step; 0: no limit but the budget.
+    - `target_step_seconds`: target time of a step with decodes, which limits its prefills; 0: no target.
+    - `policy`: "fcfs", or "priority" with `aging_seconds` of waiting for each level of priority.
+    - `victims`: the victim among the lowest priority present: the "last" one, or ("auto") the one that loses least.
+    - `preemption_mode`: "swap" swaps if possible and else recomputes, "auto" swaps where that is cheaper, "recompute"
+      never swaps.
     - `enable_host_prefix_cache`: content that is evicted from the device may go to the host and come back.
-    - `num_virtual_engines`: above 1 where the worker has pipeline stages: the decodes are divided among so many steps,
-      which are in flight at once, and a sequence is computed again only when its last token is known.
+    - `num_virtual_engines`: above 1 for a worker with pipeline stages: the decodes are divided among this many steps,
+      which are in flight at once, and a sequence is scheduled again only when its last token is known.
     - `watermark`: the share of the device blocks that an admission leaves free.
-    - `max_loras`: adapters that the sequences of a step may have, together; one that has waited for so many seconds
-      while others began is the next.
-    - `whole_prompts`: a prompt is computed in one step, or never; nothing of it is found again.
-    - `kv_windows`: of each KV group the keys that a query sees; 0: all, as with `whole_prompts`.
-    - `debug_integrity`: walk all state after each operation.
+    - `max_loras`: most adapters of the sequences in a step; an adapter that has waited `lora_patience_seconds` while
+      others began is the next.
+    - `whole_prompts`: a prompt is computed in one step or not at all, and is not cached.
+    - `kv_windows`: for each KV group the number of keys that a query sees; 0: all, which `whole_prompts` needs.
+    - `debug_integrity`: check all state after each operation.
 
     Raises ValueError.
     """
@@ -100,12 +160,12 @@ class CoreConfig:
 
     @property
     def max_rows(self) -> int:
-        """Sequences that may run at once: each of them can have a token of every step."""
+        """Most sequences that may run at once: each must be able to have a token of every step."""
         return min(self.max_num_seqs, self.max_num_batched_tokens)
 
     @property
     def kv_groups(self) -> KvBlockGroups:
-        """The KV groups. A prefill has room for two pieces behind its window: one is in flight, one is next."""
+        """The KV groups. A prefill has room for two pieces beyond its window: one in flight and the next."""
         window = max(self.kv_windows)
         if not window:
             return KvBlockGroups(self.block_size, self.kv_windows)
@@ -115,19 +175,19 @@ class CoreConfig:
 
     @property
     def max_tokens(self) -> int:
-        """The longest sequence that could run alone. Its last token needs no slot: nothing is computed from it."""
+        """Tokens of the longest sequence that could run alone. Its last token needs no slot."""
         num_tokens = self.kv_groups.count_tokens(self.num_device_blocks - 1)
         return self.max_model_len if num_tokens is None else min(num_tokens + 1, self.max_model_len)
 
     @property
     def max_prompt_len(self) -> int:
-        """The longest prompt of which nothing is generated: it needs a slot for each of its tokens, and no other."""
+        """Tokens of the longest prompt that generates nothing, which needs a slot for each token and no more."""
         num_tokens = self.kv_groups.count_tokens(self.num_device_blocks - 1)
         longest = self.max_model_len if num_tokens is None else min(num_tokens, self.max_model_len)
         return min(longest, self.max_num_batched_tokens) if self.whole_prompts else longest
 
     def fit(self, spec: GroupSpec) -> int:
-        """Returns the length, prompt and output, at which a request's sequences end if nothing stops them.
+        """Returns the length (prompt and output) at which a request's sequences end unless they stop before.
 
         Raises NeverFits if one could outgrow the device blocks or the model's length; ValueError for an empty prompt,
         nothing to generate, more sequences or beams than a step has rows, or more sequences than beams.
@@ -135,13 +195,15 @@ class CoreConfig:
         if spec.pooling is not None and spec.prompt_token_ids and (spec.n, spec.max_tokens) == (1, 0):
             return self.find_max_length(len(spec.prompt_token_ids), 0)
         if not spec.prompt_token_ids or spec.max_tokens < 1 or not 1 <= spec.n <= spec.num_rows <= self.max_rows:
-            raise ValueError(f"a request has a prompt, max_tokens and 1 to {self.max_rows} sequences or beams")
+            raise ValueError(
+                f"a request needs a prompt, max_tokens of 1 or more, and 1 to {self.max_rows} sequences or beams"
+            )
         return self.find_max_length(len(spec.prompt_token_ids), spec.max_tokens)
 
     def find_max_length(self, num_prompt_tokens: int, max_tokens: int) -> int:
-        """Returns the length, prompt and output, at which a sequence ends if nothing stops it. Raises NeverFits.
+        """Returns the length (prompt and output) at which a sequence ends unless it stops before. Raises NeverFits.
 
-        `max_tokens` 0: it ends with its prompt.
+        `max_tokens` 0: the sequence ends with its prompt.
         """
         if not max_tokens:
             if num_prompt_tokens > self.max_prompt_len:
@@ -155,13 +217,13 @@ class CoreConfig:
 
 
 MAX_SLOTS = 2**16
-"""More slots for adapters than a replica ever has."""
+"""More adapter slots than a replica ever has."""
 
 
 class LoraRoom:
-    """Adapters of which a replica may begin sequences: those that are `open`, and so many others. Filled by `take`.
+    """The adapters with which a replica may begin sequences: the `open` ones, and `num_free` others.
 
-    Of the slots that are free for others so many are empty: an adapter that comes into one drives none out.
+    `num_empty`: how many of the free slots are empty, so that an adapter put there replaces none. `take` fills it.
     """
 
     __slots__ = ("_num_empty", "_num_free", "_open", "_waiting")
@@ -177,21 +239,20 @@ class LoraRoom:
         return lora_id in self._open or self._num_free > 0
 
     def rank(self, lora_id: int) -> tuple[int, int]:
-        """How well off a sequence with this adapter is here: more is better. Without one all places are alike.
+        """Ranks this replica for a sequence with this adapter: more is better. Without an adapter all are equal.
 
-        Where the adapter is in a slot, then where most slots are free, of these where most are empty, then where it has
-        to wait for one.
+        The best replica has the adapter in a slot; then the one with the most free slots, and the most empty ones.
         """
         if lora_id in self._open:
             return (MAX_SLOTS if lora_id else 0, 0)
         return (self._num_free, self._num_empty)
 
     def may_wait(self, lora_id: int) -> bool:
-        """Whether one may come though it has to wait: one of each adapter, so that it is known here that it waits."""
+        """Whether a sequence may come and wait for a slot: one for each adapter, so that its wait is known here."""
         return lora_id not in self._waiting
 
     def take(self, lora_id: int) -> None:
-        """Fills the room with a sequence that came."""
+        """Fills the room with a sequence."""
         if not self.has_slot(lora_id):
             self._waiting.add(lora_id)
         elif lora_id not in self._open:
@@ -201,12 +262,12 @@ class LoraRoom:
 
 
 class Room:
-    """The tokens of the next step, rows and blocks that are free for new requests, and slots for their adapters.
-    Filled by `take`.
+    """What a replica has free for new requests: tokens of the next step, rows, blocks, and adapter slots.
 
-    A request that does not fit is stuck, and those behind may pass it. More than `MAX_STUCK` are not taken in: what
-    waits elsewhere may still go anywhere, and in any order. But one that `outranks` somebody here need not fit, one of
-    a tenant at a time: others make room for it. Of those that lack nothing but a slot, one of each adapter is taken in.
+    `take` fills the room. A request that does not fit is stuck, and those behind may pass it. No more than `MAX_STUCK`
+    are accepted, since a request in the backlog can still go anywhere, in any order. A request that `outranks` others
+    here need not fit, one of each tenant at a time: others are preempted for it. Of the requests that lack only an
+    adapter slot, one of each adapter is accepted.
     """
 
     MAX_STUCK = 1
@@ -237,7 +298,7 @@ class Room:
         self._kv_groups = kv_groups
 
     def fits(self, num_tokens: int, num_rows: int) -> bool:
-        """Whether a request with so long a prompt would be admitted in the next step, if it has a slot."""
+        """Whether a request with this many prompt tokens and rows would be admitted next, if it has an adapter slot."""
         has_blocks = self._count_blocks(num_tokens, num_rows) <= self.num_blocks
         return self.num_tokens > 0 and num_rows <= self.num_rows and has_blocks
 
@@ -245,19 +306,19 @@ class Room:
         return self._kv_groups.count_blocks(num_tokens) + num_rows * self._kv_groups.num_groups
 
     def takes(self, num_tokens: int, num_rows: int, lora_id: int = 0) -> bool:
-        """Whether it should come: it fits, or it is the one that may wait for its blocks here, or for its slot."""
+        """Whether to accept a request: it fits, or it may wait here for blocks or for its adapter slot."""
         may_wait = self.num_stuck < self.MAX_STUCK and self.num_tokens > 0 and self.num_rows > 0
         has_place = may_wait or self.fits(num_tokens, num_rows)
         return has_place and (self.loras.has_slot(lora_id) or self.loras.may_wait(lora_id))
 
     def takes_urgent(self, group: Group) -> bool:
-        """Whether it should come though it does not fit."""
+        """Whether to accept a request that does not fit, since others are preempted for it."""
         urgent, spec = self.urgent_tenants, group.spec
         may_come = spec.tenant not in urgent and len(urgent) < self.MAX_URGENT and self.loras.has_slot(spec.lora_id)
         return may_come and self.outranks(group)
 
     def take(self, num_tokens: int, num_rows: int, tenant: str = "", lora_id: int = 0) -> None:
-        """Fills the room with a request that came, from a tenant."""
+        """Fills the room with a request of a tenant."""
         has_slot = self.loras.has_slot(lora_id)
         self.loras.take(lora_id)
         if not has_slot:

@@ -1,4 +1,4 @@
-"""The live requests of a scheduler, and how they end. Knows nothing of steps and answers."""
+"""The live requests of a scheduler, and how they end. Knows neither steps nor answers."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class LiveGroups:
         self._totals = totals
 
     def add(self, group: Group) -> None:
-        """Queues a group: each of its sequences that has something to compute by itself."""
+        """Queues a group: all its sequences except unforked and parked ones."""
         self.groups[group.spec.request_id] = group
         for sequence in group.live:
             if sequence not in group.unforked and sequence.status is not SequenceStatus.PARKED:
@@ -73,7 +73,7 @@ class LiveGroups:
         return ended
 
     def take_ended_ids(self) -> list[int]:
-        """Takes the ids of sequences that ended since the last call, of those that the worker knows."""
+        """Takes the ids of sequences that ended since the last call and that the worker knows."""
         ended, self.ended_ids = self.ended_ids, []
         return ended
 
@@ -84,7 +84,7 @@ class LiveGroups:
         reason: FinishReason = FinishReason.ABORT,
         num_tokens: int | None = None,
     ) -> None:
-        """End these live sequences of a group: in order, children that are not forked first."""
+        """Ends these live sequences of a group, unforked children first."""
         for sequence in sorted(sequences, key=lambda sequence: sequence not in group.unforked):
             self._leave(sequence)
             sequence.finish(reason, num_tokens)
@@ -114,7 +114,7 @@ class LiveGroups:
     def fail_sequence(self, sequence: Sequence, error: SequenceError, updates: dict[str, OwnerUpdate]) -> None:
         """Ends a sequence that failed by itself, and adds that to its owner's update.
 
-        With a leader it ends those to be forked from it, since they have its logits; with a beam, its search.
+        A leader takes its unforked children with it, since they sample from its logits; a beam takes its whole search.
         """
         group = sequence.group
         failed, ended = [sequence], [sequence]
@@ -127,14 +127,14 @@ class LiveGroups:
         self.end(group, ended, FinishReason.ERROR)
 
     def fail(self, group: Group, message: str, updates: dict[str, OwnerUpdate]) -> None:
-        """Ends a group that can never go on."""
+        """Fails a group that can never fit."""
         updates.setdefault(group.spec.owner, OwnerUpdate()).failed.append((group.spec.request_id, message))
         self.end(group, group.live)
 
     # Beam search
 
     def advance(self, group: Group, beams: Beams, updates: dict[str, OwnerUpdate]) -> None:
-        """Continues a search once all beams have proposed: drops those that nothing is chosen of."""
+        """Continues a search once all beams have proposed, and drops the beams without a chosen continuation."""
         chosen = branching.choose(group, beams)
         if not chosen:
             self.end_search(group, beams, updates)

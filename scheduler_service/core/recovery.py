@@ -13,22 +13,21 @@ from scheduler_service.core.sequence import SequenceStatus
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from scheduler_service.core.config import CoreConfig
     from scheduler_service.core.queues.queues import Queues
     from scheduler_service.core.sequence import Group, Sequence
 
 
 class Evacuated(NamedTuple):
-    """A request that lost its worker. `num_tokens`: those, prompt and output, that must be computed once more."""
+    """A request that lost its worker. `num_tokens`: prompt and output tokens to compute again."""
 
     group: Group
     num_tokens: int
 
 
 def count_lost(group: Group) -> int:
-    """The tokens of a request that must be computed once more.
+    """Counts the tokens of a request that must be computed again.
 
-    One that the worker did not have, and that has no output, loses nothing.
+    A sequence that the worker did not have and that has no output loses nothing.
     """
     return sum(len(sequence.token_ids) for sequence in group.live if _has_begun(sequence))
 
@@ -40,8 +39,8 @@ def _has_begun(sequence: Sequence) -> bool:
 def give_up(queues: Queues, live: Iterable[Group]) -> list[Evacuated]:
     """Empties the queues: running, swapped and waiting sequences, in this order. The worker knows none of them.
 
-    Children whose fork was not answered wait for their leader again: the prompt is computed once for all of them. Beams
-    keep what they have proposed: those that have not are prefilled with their tokens.
+    Children whose fork was not answered wait for their leader again, so that the prompt is computed once for all. Beams
+    keep their proposals; beams without one are prefilled with their tokens.
     """
     groups = list(dict.fromkeys([*(sequence.group for sequence in queues.take_all()), *live]))
     evacuated = [Evacuated(group, count_lost(group)) for group in groups]
@@ -63,31 +62,21 @@ def _start_anew(sequence: Sequence) -> None:
     sequence.last_step_id = 0
     sequence.block_ids = []
     sequence.host_blocks = {}
-    # Their size may be another one.
+    # The next worker may have another block size.
     sequence.block_hashes = []
 
 
-def fit(group: Group, config: CoreConfig) -> list[Sequence]:
-    """Limit a group to other pools. Returns the sequences that are too long to go on. Raises NeverFits."""
-    group.max_length = config.find_max_length(group.prompt_length, group.spec.max_tokens)
-    for sequence in group.sequences:
-        sequence.max_length = group.max_length
-    if group.spec.pooling is not None:
-        return []  # it ends with its numbers, not with its length
-    return [sequence for sequence in group.live if len(sequence.token_ids) >= group.max_length]
-
-
 class Suspects:
-    """Groups of which the worker may have died. One of them at a time is computed, until it gives a token.
+    """Requests that may have killed a worker. Only one of them at a time is computed, until it gives a token.
 
-    The next death then decides: of those in hand only one has given no token since the last. One object serves all
-    replicas, since any of them may die of it.
+    The next death then decides: only one request in hand has given no token since the last death. One object serves all
+    replicas, since a suspect may kill any of them.
     """
 
     __slots__ = ("num_outputs",)
 
     def __init__(self) -> None:
-        # How many tokens each suspect had when it became one. Empty while no worker has died.
+        # The number of tokens that each suspect had when it became one. Empty while no worker has died.
         self.num_outputs: dict[Group, int] = {}
 
     def replace(self, groups: Iterable[Group]) -> None:
@@ -95,7 +84,7 @@ class Suspects:
         self.num_outputs = {group: group.num_outputs for group in groups}
 
     def may_start(self, sequence: Sequence) -> bool:
-        """Whether a waiting sequence may run beside those that do."""
+        """Whether a waiting sequence may run beside the running ones."""
         self.num_outputs = {group: count for group, count in self.num_outputs.items() if group.num_outputs == count}
         if sequence.group not in self.num_outputs:
             return True

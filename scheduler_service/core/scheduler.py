@@ -1,7 +1,7 @@
 """The core's interface: requests in, steps out, answers in. Owns the sequences; knows nothing of messages and workers.
 
-The next step is made before the last one is answered: the ids of tokens in flight are not known yet, their number is.
-What a step computes counts only once its answer is here.
+The next step is made before the last one is answered. The ids of tokens in flight are not known yet, but their number
+is. What a step computes counts only once its answer has come.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Scheduler:
         self._groups = self._live.groups
         self._in_flight: deque[StepInFlight] = deque()
         self._next_step_id = 1
-        self._has_changed = False  # since the last schedule() that found nothing
+        self._has_changed = False  # since the last schedule() that returned None
 
     # Requests
 
@@ -67,9 +67,10 @@ class Scheduler:
         return updates
 
     def evacuate(self) -> list[Evacuated]:
-        """Gives up all requests after the loss of the worker, in order of precedence, to be adopted here or elsewhere.
+        """Gives up all requests after the worker was lost, to be adopted here or elsewhere.
 
-        Whatever is not answered did not happen, no block is held, and steps count from 1 again.
+        Returns them in order of precedence. Steps without an answer did not happen, no block is held, and steps count
+        from 1 again.
         """
         evacuated = recovery.give_up(self._queues, self._groups.values())
         self._live.clear()
@@ -97,9 +98,8 @@ class Scheduler:
     ) -> bool:
         """Ends a request, or one of its sequences, in any state. Returns False if there is nothing to end.
 
-        The sequences of a beam search end together: one of them alone is nothing to end. Makes no update, since
-        whoever aborts knows. `reason`: STOP for a stop string. Of the tokens generated the first `num_tokens` count;
-        None: all.
+        The sequences of a beam search can only end together. No update is made, since the caller knows. `reason`: STOP
+        for a stop string. Only the first `num_tokens` of the generated tokens count; None: all.
         """
         group = self._groups.get(request_id)
         if group is None:
@@ -122,7 +122,7 @@ class Scheduler:
     # Steps
 
     def can_schedule(self) -> bool:
-        """Whether `schedule` may find something: after a call that found nothing, only once something changed."""
+        """Whether `schedule` may return a step. After it returned None, only once something has changed."""
         if len(self._in_flight) >= self.config.max_steps_in_flight:
             return False
         return bool(self._live.ended_ids) or (self._has_changed and bool(self._groups))
@@ -130,16 +130,16 @@ class Scheduler:
     def schedule(self, now: float = 0.0) -> SchedulerOutput | None:
         """Makes the next step; None if nothing is to be sent now.
 
-        `now`: seconds, by which adapters have patience and measures grow old.
+        `now`: seconds of any steady clock, for the patience of adapters and the age of measurements.
 
-        Raises RuntimeError where requests are live, no answer is due and no sequence can run: a bug of the core.
+        Raises RuntimeError if requests are live, no answer is due and no sequence can run: a bug of the core.
         """
         if len(self._in_flight) >= self.config.max_steps_in_flight:
             return None
         self._costs.pass_time(now)
         step = self._fill_step(now)
         if step.is_idle and self._groups and not self._in_flight and not self._live.ended_ids:
-            raise RuntimeError(f"requests are live and nothing can be scheduled after step {self._next_step_id - 1}")
+            raise RuntimeError(f"no live request can be scheduled after step {self._next_step_id - 1}")
         self._has_changed = not step.is_idle or not self._in_flight
         output = None if step.is_idle and not self._live.ended_ids else self._send(step)
         self._check_if_asked()
@@ -163,10 +163,10 @@ class Scheduler:
     def update(self, result: StepResult) -> dict[str, OwnerUpdate]:
         """Applies the answer to the oldest step in flight. Returns the update of each owner.
 
-        Raises StepMismatch, having changed nothing, for any other step's answer or one that cannot be this step's.
+        Raises StepMismatch, without any change, if this cannot be the answer to that step.
         """
         if not self._in_flight:
-            raise StepMismatch(f"step {result.step_id} is not in flight")
+            raise StepMismatch(f"the answer is to step {result.step_id}, and no step is in flight")
         step = self._in_flight[0]
         sampled = step.match(result)
         self._in_flight.popleft()
@@ -178,11 +178,17 @@ class Scheduler:
         return updates
 
     def _fit(self, group: Group, updates: dict[str, OwnerUpdate]) -> None:
+        """Limits a group to the pools of this scheduler."""
         try:
-            too_long = recovery.fit(group, self.config)
+            group.max_length = self.config.find_max_length(group.prompt_length, group.spec.max_tokens)
         except NeverFits as error:
             self._live.fail(group, str(error), updates)
             return
+        for sequence in group.sequences:
+            sequence.max_length = group.max_length
+        if group.spec.pooling is not None:
+            return  # it ends with its numbers, not with its length
+        too_long = [sequence for sequence in group.live if len(sequence.token_ids) >= group.max_length]
         if too_long and group.beams:
             group.beams.search.give_up(sequence.output_token_ids for sequence in too_long)
             self._live.end_search(group, group.beams, updates)
@@ -222,7 +228,7 @@ class Scheduler:
 
     @property
     def lora_slots(self) -> LoraSlots:
-        """The worker's slots for adapters, to be read."""
+        """The worker's slots for adapters; for reading only."""
         return self._planner.loras
 
     @property

@@ -1,4 +1,4 @@
-"""Sequences and their groups: the records that the core works on. The scheduler owns them."""
+"""Sequences, beams and groups: the records that the core works on. The scheduler owns them."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class Sequence:
 
     Three counts of tokens, `num_computed <= num_scheduled < len(token_ids) + steps in flight + 1`:
 
-    - `token_ids`: known, prompt and output. Of a token in flight only the existence is known;
-    - `num_scheduled`: those that have KV once all steps in flight are executed;
-    - `num_computed`: those that have KV according to the answers.
+    - `token_ids`: the known tokens, prompt and output. The ids of tokens in flight are not known yet;
+    - `num_scheduled`: the tokens that have KV once all steps in flight are executed;
+    - `num_computed`: the tokens that have KV according to the answers.
 
-    While `is_prefilling`, known tokens wait for their KV; afterwards exactly one token, known or in flight, does, so
-    the length with placeholders is `num_scheduled + 1`.
+    While `is_prefilling`, known tokens wait for KV. Afterwards exactly one token waits, known or in flight, so the
+    length with placeholders is `num_scheduled + 1`.
 
-    `owner`, `priority`, `max_length`, `stop_from`, `stop_token_ids` repeat what the group knows: they are read often.
+    `owner`, `priority`, `max_length`, `stop_from` and `stop_token_ids` copy values of the group that are read often.
     A beam's `max_length` grows with it: it is never scheduled past the token that was chosen for it.
     """
 
@@ -86,31 +86,31 @@ class Sequence:
         self.owner = group.spec.owner
         self.priority = group.spec.priority
         self.max_length = group.max_length
-        self.stop_from = group.prompt_length + group.spec.min_tokens  # the first place that a stop token can take
+        self.stop_from = group.prompt_length + group.spec.min_tokens  # the first place of a stop token
         self.stop_token_ids = group.spec.stop_token_ids
         self.status = SequenceStatus.WAITING
-        self.finish_reason: FinishReason | None = None  # why it ended, once it has
-        self.error: SequenceError | None = None  # why it failed, if it did
-        self.score: float | None = None  # of a beam search's, once it has ended
+        self.finish_reason: FinishReason | None = None  # once it has ended
+        self.error: SequenceError | None = None  # if it failed
+        self.score: float | None = None  # of a beam search, once it has ended
         self.token_ids: list[int] = []
-        self.logprobs: list[Any] = []  # of its tokens, if they are wanted
-        self.pooled = b""  # the numbers made of its prompt, if these are wanted and there
+        self.logprobs: list[Any] = []  # of the generated tokens, if the request asks for them
+        self.pooled = b""  # pooled numbers of the prompt, if the request asks for them
         self.is_prefilling = True
         self.num_scheduled = 0
         self.num_computed = 0
-        self.last_step_id = 0  # the last step that computes this sequence, or in which it began
+        self.last_step_id = 0  # the last step that computes or starts this sequence
         self.is_known = False  # the worker has it
-        self.hurries = False  # it began at the expense of others, and has no token yet
+        self.hurries = False  # others were preempted for it, and it has no token yet
         self.forked_from: Sequence | None = None  # for a beam, until the worker has it
-        # Device blocks, those of each KV group side by side. 0 where there is none: swapped out, behind a window, or so
-        # far ahead in a prefill that windows have no block yet.
+        # Device blocks, those of the KV groups side by side. 0: swapped out, behind a window, or so far ahead in a
+        # prefill that a group with a window has no block yet.
         self.block_ids: list[int] = []
         self.host_blocks: dict[int, int] = {}  # place in the table: host block
-        self.grow_at = 0  # with so many tokens scheduled, a decode needs a block: for its slot, or to stop sharing
-        self.block_hashes: list[bytes] = []  # of its full blocks, as far as they were needed
-        self.publish_at = 0  # with so many tokens computed, another block is full
-        self.num_found = 0  # blocks of tokens that were cached when it began
-        self.num_ready = 0  # blocks of tokens of which all groups have their blocks; 0 once it matters no more
+        self.grow_at = 0  # when num_scheduled is this, a decode needs a new block or a copy
+        self.block_hashes: list[bytes] = []  # of full blocks, as far as they were needed
+        self.publish_at = 0  # when num_computed is this, another block is full
+        self.num_found = 0  # blocks of tokens that were cached on admission
+        self.num_ready = 0  # blocks of tokens with a block in every KV group; 0 after the prefill
 
     @property
     def output_token_ids(self) -> list[int]:
@@ -118,13 +118,13 @@ class Sequence:
         return self.token_ids[self.group.prompt_length :]
 
     def make_record(self) -> SequenceRecord:
-        """Copies what it has generated by now, for a gateway."""
+        """Copies what was generated so far, for a gateway."""
         return SequenceRecord(
             self.output_token_ids, self.finish_reason, self.logprobs.copy(), self.score, self.error, self.pooled
         )
 
     def finish(self, reason: FinishReason, num_tokens: int | None = None) -> None:
-        """Ends the sequence. Of the tokens generated the first `num_tokens` count; None: all."""
+        """Ends the sequence. Only the first `num_tokens` of the generated tokens count; None: all."""
         self.status = SequenceStatus.FINISHED
         self.finish_reason = reason
         if num_tokens is not None:
@@ -138,8 +138,8 @@ class Sequence:
 class Beams:
     """The beams that a search follows, as sequences.
 
-    `sequences`: by rank. `candidates`: what each of them proposed since the last choice. All of them have one length.
-    The ids of those dropped come again: later than the step in which the worker forgets them.
+    `sequences`: by rank, all of one length. `candidates`: what each proposed since the last choice. The ids of dropped
+    beams are used again, later than the step in which the worker forgets them.
     """
 
     __slots__ = ("candidates", "free_ids", "has_branched", "search", "sequences")
@@ -155,7 +155,7 @@ class Beams:
         self.sequences[0].max_length = group.prompt_length + 1
 
     def make_sequence(self, group: Group) -> Sequence:
-        """Another one, with the id that is free for longest."""
+        """Makes another beam, with the id that has been free for longest."""
         return Sequence(self.free_ids.popleft(), 0, group)
 
     @property
@@ -165,10 +165,10 @@ class Beams:
 
 
 class Group:
-    """A request: `n` sequences with one prompt. The first live one prefills it for all, the others are forked.
+    """A request: `n` sequences with one prompt. The first live one, the leader, prefills it; the others are forked.
 
-    `unforked` are those that wait for that; as long as there are any, one other sequence of the group is queued, the
-    *leader*. With `beams` it is those that are computed, and `sequences` get their tokens when the search is over.
+    `unforked` are the sequences that wait for the fork; meanwhile only the leader is queued. With `beams`, the beams
+    are computed instead, and `sequences` get their tokens when the search is over.
     """
 
     __slots__ = (
@@ -207,9 +207,9 @@ class Group:
         self.lead_anew()
 
     def lead_anew(self) -> None:
-        """Chooses who prefills the prompt and who is forked then; nothing of the group is computed yet.
+        """Chooses the leader and the sequences to fork from it, while nothing of the group is computed.
 
-        Once a sequence has output, it and the others are prefilled each by itself: nobody's logits are theirs too.
+        Once a sequence has output, each is prefilled by itself: they no longer share logits.
         """
         if self.beams:
             return
@@ -222,9 +222,9 @@ class Group:
                 sequence.token_ids = list(self.spec.prompt_token_ids)
 
     def end_waiting(self, index: int | None, reason: FinishReason, num_tokens: int | None = None) -> bool:
-        """End it, or one of its sequences, while no scheduler has it. Of the tokens the first `num_tokens` count.
+        """Ends the group, or one of its sequences, while no scheduler has it. Only the first `num_tokens` count.
 
-        False: there was nothing to end. The sequences of a beam search end together.
+        Returns False if there was nothing to end. The sequences of a beam search end together.
         """
         if self.beams and index is not None:
             return False
@@ -237,7 +237,7 @@ class Group:
         return bool(chosen)
 
     def end_search(self, reason: FinishReason) -> None:
-        """Ends its sequences with its beams."""
+        """Ends the sequences together with their beams."""
         self.beams = None
         for sequence in self.sequences:
             sequence.finish(reason)
@@ -250,17 +250,17 @@ class Group:
 
     @property
     def computed(self) -> list[Sequence]:
-        """Those that the worker computes: its sequences, or the beams that will become them."""
+        """The sequences that the worker computes: the group's own, or the beams of its search."""
         return self.beams.sequences if self.beams else self.sequences
 
     @property
     def live(self) -> list[Sequence]:
-        """Those that are computed and have not ended."""
+        """The computed sequences that have not ended."""
         return [sequence for sequence in self.computed if sequence.status is not SequenceStatus.FINISHED]
 
     @property
     def num_outputs(self) -> int:
-        """Tokens generated, of all that are computed."""
+        """Generated tokens of all computed sequences."""
         return sum(max(len(sequence.token_ids) - self.prompt_length, 0) for sequence in self.computed)
 
     @property
@@ -270,17 +270,17 @@ class Group:
 
     @property
     def num_rows(self) -> int:
-        """Rows of a step that the leader must find free: the children are forked all at once."""
+        """Rows that the leader must find free, since all children are forked at once."""
         if self.beams:
             return 1 if self.beams.has_branched else self.spec.num_rows
         return 1 + len(self.unforked)
 
     @property
     def leader(self) -> Sequence:
-        """The one that prefills for those not forked yet. Only while there are such."""
+        """The sequence that prefills for the unforked ones. Only while there are such."""
         return next(sequence for sequence in self.live if sequence not in self.unforked)
 
     @property
     def is_finished(self) -> bool:
-        """Whether all its sequences ended."""
+        """Whether all sequences have ended."""
         return all(sequence.status is SequenceStatus.FINISHED for sequence in self.sequences)

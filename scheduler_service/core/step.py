@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from scheduler_service.core.values import StepResult
 
 MAX_NEW_BYTES = 16 * 1024 * 1024
-"""Of what a step says of new sequences, unless it is one alone: a message stays well below the limit of 64 MiB."""
-# At most.
+"""Most bytes of new sequences in a step, unless there is only one: a message stays well below its limit of 64 MiB."""
+# The most bytes of a token id in a message.
 _BYTES_OF_ID = 5
 
 
 @dataclass(frozen=True, slots=True)
 class StepInFlight:
-    """What an answer will be held against.
+    """A step without an answer yet, with all that is needed to check the answer.
 
-    `sampled`: the sequences that get a token, in the order of the step, and their ids. `pieces`: sequences that get
-    none, with the count of their tokens that have KV afterwards. `completed`: groups whose prompt is prefilled by it.
-    `work`: what its times are held against. `beams`: those that propose tokens instead. `pooled`: those that get
-    numbers.
+    `sampled`: the sequences that get a token, in the order of the step; `sampled_ids`: their ids. `pieces`: sequences
+    that get none, with the number of their tokens that have KV afterwards. `completed`: groups whose prompt this step
+    finishes. `work`: what its timings measure. `beams`: sequences that propose tokens. `pooled`: sequences whose
+    prompt is pooled into numbers.
     """
 
     step_id: int
@@ -42,13 +42,15 @@ class StepInFlight:
 
     @property
     def sequences(self) -> list[Sequence]:
-        """All that it computes."""
+        """All sequences that the step computes."""
         return [*self.sampled, *self.beams, *self.pooled, *(sequence for sequence, _ in self.pieces)]
 
     def match(self, result: StepResult) -> list[Sequence]:
-        """The sequences that got the answer's tokens. Raises StepMismatch if it cannot be the answer to this step."""
+        """Returns the sequences that the answer has tokens of. Raises StepMismatch if this is not the step's answer."""
         if result.step_id != self.step_id:
-            raise StepMismatch(f"step {result.step_id} is not the oldest in flight, {self.step_id}")
+            raise StepMismatch(
+                f"the answer is to step {result.step_id}, and step {self.step_id} is the oldest in flight"
+            )
         sampled, expected = self.sampled, self.sampled_ids
         if result.skipped_sequence_ids or result.failures:
             sampled = self._without_ended(self.sampled, result)
@@ -69,14 +71,19 @@ class StepInFlight:
     def _match_beams(self, result: StepResult) -> None:
         expected = {beam.sequence_id for beam in self._without_ended(self.beams, result)}
         if expected != set(result.beam_candidates or ()):
-            raise StepMismatch(f"step {self.step_id} has no candidates of beams that were to have some")
+            raise StepMismatch(
+                f"the answer to step {self.step_id} has candidates of other beams than the step asked for"
+            )
 
     def _without_ended(self, sequences: list[Sequence], result: StepResult) -> list[Sequence]:
-        """Those that were neither skipped nor failed. Only who has ended is skipped: both sides know the same ids."""
+        """Leaves out sequences that were skipped or failed. Only a sequence that has ended may be skipped."""
         skipped = set(result.skipped_sequence_ids)
         for sequence in sequences:
             if sequence.sequence_id in skipped and sequence.status is not SequenceStatus.FINISHED:
-                raise StepMismatch(f"step {self.step_id} skipped sequence {sequence.sequence_id}, which goes on")
+                message = (
+                    f"the answer to step {self.step_id} skips sequence {sequence.sequence_id}, which has not ended"
+                )
+                raise StepMismatch(message)
         skipped.update(sequence_id for sequence_id, _ in result.failures)
         return [sequence for sequence in sequences if sequence.sequence_id not in skipped]
 
@@ -119,7 +126,7 @@ class StepBuilder:
         self._num_tokens = num_tokens
         self.num_tokens_left = num_tokens
         self.max_prefill_tokens = num_tokens
-        self.max_rows = math.inf  # while there are fewer, prefills may come
+        self.max_rows = math.inf  # prefills may be added while there are fewer
         self.num_prefill_tokens = 0
         self.has_preempted = False
         self.rows: list[Sequence] = []
@@ -145,44 +152,44 @@ class StepBuilder:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is computed, moved or begun."""
+        """Whether nothing is computed, moved or begun."""
         return not (self.rows or self.new_sequences or self.swap_out or self.swap_in or self.copies)
 
     def add_decodes(self, sequences: list[Sequence]) -> None:
-        """Sequences that get one token each. First of all rows."""
+        """Adds sequences that get one token each. These are the first rows."""
         self.rows = sequences
         self.sampled = sequences.copy()
         self.num_new_tokens = [1] * len(sequences)
         self.num_tokens_left -= len(sequences)
 
     def split_decodes(self) -> None:
-        """Of the decodes, let beams propose tokens instead of getting one, from the last that was chosen for them."""
+        """Takes beams out of the sampled decodes: they propose tokens, from the last token that was chosen for them."""
         new = {sequence.sequence_id for sequence in self.new_sequences}
         self.sampled = [sequence for sequence in self.rows if sequence.group.beams is None]
         self.beams = [sequence for sequence in self.rows if sequence.group.beams]
         self.inputs = [sequence for sequence in self.beams if sequence.sequence_id not in new]
 
     def bring_tokens(self) -> None:
-        """Brings the worker the last token of every decode: it has appended none."""
+        """Sends the worker the last token of every decode, since it appends none itself."""
         new = {sequence.sequence_id for sequence in self.new_sequences}
         self.inputs = [sequence for sequence in self.rows if sequence.sequence_id not in new]
 
     @property
     def num_prefill_left(self) -> int:
-        """Tokens that prefills may still have."""
+        """Tokens that are left for prefills."""
         if len(self.rows) >= self.max_rows:
             return 0
         return min(self.max_prefill_tokens - self.num_prefill_tokens, self.num_tokens_left)
 
     def add_piece(self, sequence: Sequence, num_new_tokens: int, *, is_last: bool) -> None:
-        """A piece of a prefill that ends at `sequence.num_scheduled`."""
+        """Adds a piece of a prefill, which ends at `sequence.num_scheduled`."""
         self.num_prefill_tokens += num_new_tokens
         self.add_row(sequence, num_new_tokens, is_sampled=is_last)
         if is_last and sequence.group.spec.pooling is not None:
             self.pooled.append(self.sampled.pop())
 
     def add_row(self, sequence: Sequence, num_new_tokens: int, *, is_sampled: bool) -> None:
-        """A row behind the others: a piece, a decode, or a child of its parent's logits."""
+        """Adds a row: a piece of a prefill, a decode, or a child that samples from its parent's logits."""
         sequence.last_step_id = self.step_id
         self.num_tokens_left -= num_new_tokens
         self.rows.append(sequence)
@@ -193,11 +200,11 @@ class StepBuilder:
             self.pieces.append((sequence, sequence.num_scheduled))
 
     def takes(self, sequence: Sequence) -> bool:
-        """Whether the message has room for all that the worker must know of one more."""
+        """Whether the message has room for another new sequence."""
         return not self.new_sequences or self.num_new_bytes + _count_bytes(sequence) <= MAX_NEW_BYTES
 
     def add_new(self, sequence: Sequence) -> None:
-        """A sequence with its table, of which the worker knows nothing, or nothing any more."""
+        """Adds a sequence, with its table, that the worker does not have (any more)."""
         if sequence.is_known:
             self.restarted_ids.append(sequence.sequence_id)
         sequence.is_known = True
@@ -217,20 +224,20 @@ class StepBuilder:
         )
 
     def add_fork(self, parent: Sequence, child: Sequence) -> None:
-        """A child that shares its parent's table."""
+        """Adds a child that shares its parent's table."""
         child.is_known = True
         self.forks.append(
             Fork(parent.sequence_id, child.sequence_id, child.sequence_index, tuple(child.block_ids)),
         )
 
     def add_appended(self, sequence: Sequence, block: int) -> None:
-        """A table grew, unless the whole table is sent anyway."""
+        """Adds a block to a table, unless the whole table is sent anyway."""
         if sequence.sequence_id not in self.replaced:
             self.appended_sequence_ids.append(sequence.sequence_id)
             self.appended_block_ids.append(block)
 
     def build(self, finished_ids: list[int]) -> tuple[SchedulerOutput, StepInFlight]:
-        """The message, and what to remember."""
+        """Returns the step to send, and what to remember of it."""
         sequence_ids = tuple([sequence.sequence_id for sequence in self.rows])
         output = SchedulerOutput(
             step_id=self.step_id,
@@ -263,7 +270,7 @@ class StepBuilder:
         )
 
     def _tables(self) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """The tables that changed, but those of sequences that gave way afterwards."""
+        """Returns the tables that changed, except those of sequences preempted afterwards."""
         if not self.replaced:
             return ()
         running = SequenceStatus.RUNNING
@@ -279,7 +286,7 @@ class StepBuilder:
 
 
 def _count_bytes(sequence: Sequence) -> int:
-    """Bytes that a step needs to bring a sequence, some."""
+    """Estimates the bytes of a new sequence in a message."""
     spec = sequence.group.spec
     num_ids = len(sequence.token_ids) + len(spec.stop_token_ids)
     return len(spec.payload or b"") + _BYTES_OF_ID * num_ids

@@ -27,11 +27,11 @@ class LoraSpec:
 class GroupSpec:
     """A request, validated: `n` sequences that share a prompt.
 
-    `owner` is who gets its tokens (a gateway); `payload` travels unread to the worker (sampling parameters).
-    `computes_prompt`: all of the prompt is computed, whatever is cached of it, since its log probabilities are wanted.
-    `priority`: less is sooner. `beams`: its sequences are not sampled, but the `n` best of a beam search.
-    `trace_context` travels unread too, for those who trace it. `lora`: the adapter that all its sequences have.
-    `pooling`: what numbers to make of its prompt instead of tokens, unread; None: it generates.
+    `owner`: the gateway that gets the tokens. `payload`: the sampling parameters, which go unread to the worker.
+    `computes_prompt`: the whole prompt is computed, even if it is cached, for its log probabilities. `priority`: lower
+    is sooner. `beams`: the sequences are the `n` best of a beam search instead of samples. `trace_context`: goes unread
+    to the worker. `lora`: the adapter of all sequences. `pooling`: how to pool the prompt into numbers instead of
+    generating, also unread; None: the request generates.
     """
 
     request_id: str
@@ -52,22 +52,22 @@ class GroupSpec:
 
     @property
     def lora_id(self) -> int:
-        """Its adapter's number; 0: it has none."""
+        """The adapter's number; 0: none."""
         return self.lora.lora_id if self.lora else 0
 
     @property
     def num_beam_candidates(self) -> int:
-        """Tokens that each beam proposes, as `transformers` counts: so that as many as there are beams end nothing."""
+        """Tokens that each beam proposes, as in transformers: enough that a beam's width of them are no stop tokens."""
         return max(2, 1 + len(self.stop_token_ids)) * self.beams.width if self.beams else 0
 
     @property
     def num_rows(self) -> int:
-        """Rows of a step that it may come to need at once."""
+        """Most rows of a step that the request needs at once."""
         return self.beams.width if self.beams else self.n
 
     @property
     def num_sequence_ids(self) -> int:
-        """Ids that it needs: its sequences, and for beams as many again as there can be beside those just dropped."""
+        """Sequence ids that the request needs: its own, and two for each beam (present and just dropped)."""
         return self.n + 2 * self.beams.width if self.beams else self.n
 
 
@@ -80,9 +80,9 @@ class BlockPair(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NewSequence:
-    """Everything that a worker must know of a sequence that it does not have. `token_ids`: prompt, then output.
+    """A sequence that the worker does not have, with all that it needs to know. `token_ids`: prompt, then output.
 
-    `num_beam_candidates`: if not 0, it is not sampled: so many of its likeliest tokens are answered instead.
+    `num_beam_candidates`: if not 0, the worker answers this many of the likeliest tokens instead of sampling.
     """
 
     sequence_id: int
@@ -107,10 +107,10 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerOutput:
-    """One step: what `ExecuteModelRequest` says, without its epoch. Columns of one group have one length.
+    """One step: the fields of `ExecuteModelRequest` except the epoch. Columns that belong together have one length.
 
-    `input_ids`: (sequence id, token id), for those that decode a token which the worker did not choose.
-    `activated_loras`: (slot, adapter), for those that come into a slot before anything is computed.
+    `input_ids`: (sequence id, token id) of sequences that decode a token which the worker did not choose.
+    `activated_loras`: (slot, adapter) of adapters that are put into a slot before the step is computed.
     """
 
     step_id: int
@@ -131,13 +131,12 @@ class SchedulerOutput:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The worker's answer: sampled ids in columns, rows that were no-ops, rows that failed alone (id, why).
+    """The worker's answer: sampled ids in columns, skipped sequences, and failed ones (id, error).
 
-    `logprobs`: those of a sequence's token; `prompt_logprobs`: those of a piece of a sequence's prompt. The
-    core passes both on, unread. `beam_candidates`: the likeliest (token id, log probability) of each beam, best first.
-    `pooled`: (sequence id, its numbers), in the order of the step; the numbers are float32, little endian, unread.
-    `forward_seconds` (with sampling) and `cache_seconds` (swaps and copies): how long the worker was busy with it; 0:
-    it does not say.
+    `logprobs`: for each sequence those of its token; `prompt_logprobs`: those of a piece of a prompt. The core passes
+    both on unread. `beam_candidates`: the likeliest (token id, log probability) of each beam, best first. `pooled`:
+    (sequence id, numbers) in the order of the step; the numbers are float32, little endian, unread. `forward_seconds`
+    (with sampling) and `cache_seconds` (swaps and copies): how long the worker was busy; 0: it does not say.
     """
 
     step_id: int
@@ -155,14 +154,14 @@ class StepResult:
 
 @dataclass(slots=True)
 class OwnerUpdate(TokenUpdate):
-    """What a step generated for one owner. `failed`: (request id, message) of requests that never fit."""
+    """A step's results for one owner. `failed`: (request id, message) of requests that never fit."""
 
     failed: list[tuple[str, str]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class CacheReset:
-    """What a reset of the prefix cache forgot, and what sequences hold and is still found: blocks of both pools."""
+    """Blocks of both pools that a reset of the prefix cache forgot, and those kept because sequences hold them."""
 
     num_forgotten_device_blocks: int
     num_forgotten_host_blocks: int
@@ -172,11 +171,11 @@ class CacheReset:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerStats:
-    """Counts for operators. The totals grow from the start of the process.
+    """Counts for operators. Totals count from the start of the process.
 
-    `num_waiting_tokens`: known of the sequences that wait. `num_swaps_total`: of the preemptions. Of prompts that were
-    prefilled `num_queried_tokens_total` were looked up in the prefix cache. `num_given_back_blocks_total`: by sequences
-    that went on.
+    `num_waiting_tokens`: known tokens of waiting sequences. `num_swaps_total`: preemptions by swapping.
+    `num_queried_tokens_total`: prompt tokens that were looked up in the prefix cache. `num_given_back_blocks_total`:
+    blocks that fell behind windows.
     """
 
     num_waiting: int

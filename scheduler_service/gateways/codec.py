@@ -1,4 +1,8 @@
-"""Decodes what a gateway adds into what the scheduler plans by, and refuses what no gateway should send."""
+"""Decodes the requests that gateways add, and refuses what no gateway should send or the model could not compute.
+
+A gateway has validated what a client sent; another one may be broken, or of another version. What only workers read,
+sampling parameters above all, they check themselves.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +15,26 @@ from google.protobuf.message import DecodeError
 from blockyard.contract.codec import scheduling
 from blockyard.contract.codec.sampling import decode_beams
 from blockyard.contract.codec.trace import decode_trace_context
-from blockyard.errors import Violation, invalid
+from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.lora.virtual_tokens import MAX_VIRTUAL_TOKENS, virtual_ids
 from blockyard.paths import wrong_name, wrong_path
 from blockyard.scheduler.v1 import scheduler_pb2
+from scheduler_service.core.step import MAX_NEW_BYTES
 from scheduler_service.core.values import GroupSpec, LoraSpec
 from scheduler_service.gateways.addition import Addition
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from blockyard.contract.scheduling import Adapter
 
 # A tenant's name has 64 characters, and a request's id 128 beside it and what a gateway adds.
 MAX_ID_CHARACTERS = 512
+# Names stand in every log line of a request, and travel to workers.
+MAX_NAME_CHARACTERS = 1024
+# Each stop token makes every beam propose as many more tokens as there are beams. A gateway lets a client have half of
+# these; the others are for the model's own ends.
+MAX_BEAM_STOP_IDS = 64
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -73,14 +85,19 @@ def _find_violations_of_record(
 ) -> list[Violation]:
     num_sequences = len(message.resubmission.sequences)
     if message.HasField("resubmission") and num_sequences != submission.n:
-        return [Violation("resubmission.sequences", f"must be {submission.n}, as n is, and not {num_sequences}")]
+        return [
+            Violation(
+                "resubmission.sequences",
+                f"must have {submission.n} entries, one for each of the n sequences, not {num_sequences}",
+            )
+        ]
     return []
 
 
 def decode_adapter(message: scheduler_pb2.LoraAdapter) -> Adapter:
     """Decodes an adapter that a gateway knows; raises FIELD_INVALID for one that no scheduler makes."""
     if not (message.lora_id and message.name and message.path and _DIGEST.fullmatch(message.digest)):
-        raise invalid([Violation("lora", "must have a number, a name, a path and a digest")])
+        raise invalid([Violation("lora", "must have a lora_id, a name, a path and a digest")])
     if wrong := wrong_name(message.name) or wrong_path(message.path):
         raise invalid([Violation("lora", f"the adapter's name or path {wrong}")])
     if message.num_virtual_tokens > MAX_VIRTUAL_TOKENS:
@@ -107,3 +124,39 @@ def _decode_group(message: scheduler_pb2.Submission, owner: str, adapter: Adapte
         lora=LoraSpec(adapter.lora_id, bytes.fromhex(adapter.digest), adapter.name) if adapter else None,
         pooling=message.pooling or None,
     )
+
+
+def check_addition(addition: Addition, vocab_size: int) -> None:
+    """Raises BlockyardError FIELD_INVALID for a request that no worker could compute, and MESSAGE_TOO_LARGE."""
+    if violations := list(_find_violations_of_model(addition, vocab_size)):
+        raise invalid(violations)
+    size = len(addition.spec.payload or b"")
+    if size > MAX_NEW_BYTES:
+        message = f"the sampling parameters have {size} bytes; at most {MAX_NEW_BYTES} are allowed"
+        raise BlockyardError(Reason.MESSAGE_TOO_LARGE, message)
+
+
+def _find_violations_of_model(addition: Addition, vocab_size: int) -> Iterator[Violation]:
+    spec, adapter = addition.spec, addition.adapter
+    for name, text in (("request_id", spec.request_id), ("tenant", spec.tenant)):
+        if len(text) > MAX_NAME_CHARACTERS:
+            yield Violation(name, f"must be at most {MAX_NAME_CHARACTERS} characters, not {len(text)}")
+    below = f"token ids must be below {vocab_size}"
+    if max(spec.prompt_token_ids[adapter.num_virtual_tokens if adapter else 0 :], default=0) >= vocab_size:
+        yield Violation("prompt_token_ids", below)
+    # A model may name ends that its vocabulary does not have, but not as many again.
+    if len(spec.stop_token_ids) > 2 * vocab_size:
+        yield Violation("stop_token_ids", f"must be at most {2 * vocab_size} ids, not {len(spec.stop_token_ids)}")
+    if spec.beams and len(spec.stop_token_ids) > MAX_BEAM_STOP_IDS:
+        yield Violation("stop_token_ids", f"must be at most {MAX_BEAM_STOP_IDS} ids with a beam search")
+    yield from _wrong_outputs(addition, spec, vocab_size)
+
+
+def _wrong_outputs(addition: Addition, spec: GroupSpec, vocab_size: int) -> Iterator[Violation]:
+    records = addition.resubmission.sequences if addition.resubmission else ()
+    for index, (token_ids, *_) in enumerate(records):
+        name = f"resubmission.sequences[{index}].token_ids"
+        if len(token_ids) > spec.max_tokens:
+            yield Violation(name, f"must be at most {spec.max_tokens} ids (max_tokens), not {len(token_ids)}")
+        elif max(token_ids, default=0) >= vocab_size:
+            yield Violation(name, f"token ids must be below {vocab_size}")

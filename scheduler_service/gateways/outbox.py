@@ -1,8 +1,8 @@
-"""One gateway's stream, as the rest of the scheduler sees it: an outbox that never blocks who writes to it.
+"""One gateway's stream, as the rest of the scheduler sees it: an outbox whose writers never block.
 
-What cannot be sent yet merges: steps extend the columns of the message that waits, up to what a connection takes.
-So do the tokens of short steps: what a message costs scheduler, gateway and client together is a tenth of such a step
-and more, and nobody reads so fast. First tokens and ends never wait.
+What cannot be sent yet merges: steps extend the columns of the waiting message, up to the limit of a message. Tokens of
+short steps merge too: a message costs scheduler, gateway and client together a tenth of such a step or more, and no
+client reads that fast. First tokens and ends never wait.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from blockyard.contract.scheduling import Adapter, ModelFacts, Readiness, Recovery, Resumed, TokenUpdate
 
 
-# Tokens that come sooner after a message than this wait for those of the next step,
+# Tokens that come sooner than this after a message wait for the tokens of the next step,
 MERGE_SECONDS = 6e-3
-# but if that takes longer than they did, no longer than this.
+# but no longer than this.
 MAX_WAIT_SECONDS = 10e-3
 # A message with more bytes of resumed requests, log probabilities and pooled numbers than this does not merge, so that
 # it stays well below the limit of 64 MiB.
 MAX_LARGE_BYTES = 8 * 2**20
-# An id at most; and of a log probability an id, a number and a rank.
+# The most bytes of a token id; and of a candidate: an id, a log probability and a rank.
 _ID_BYTES, _CANDIDATE_BYTES = 5, 12
 
 
@@ -55,7 +55,7 @@ class GatewayOutbox:
         self._timer: asyncio.TimerHandle | None = None
 
     def _open(self, *, may_wait: bool = False) -> Progress:
-        """Returns the message that still merges. It is sent now, unless it `may_wait` for what comes next."""
+        """Returns the message that still merges. It is sent at once unless it `may_wait` for more."""
         if may_wait:
             self._wait()
         else:
@@ -102,8 +102,8 @@ class GatewayOutbox:
         """Adds a request with all that it has generated so far; raises MESSAGE_TOO_LARGE."""
         num_bytes = _count_resumed(resumed)
         if num_bytes > INTERNAL_MESSAGE_BYTES:
-            # It would break the stream, and with it all that the gateway has.
-            message = f"the request and its answer have more than the {INTERNAL_MESSAGE_BYTES} bytes of a message"
+            # A message this large would break the stream, and with it all requests of the gateway.
+            message = f"the request and its answer are larger than a message may be ({INTERNAL_MESSAGE_BYTES} bytes)"
             raise BlockyardError(Reason.MESSAGE_TOO_LARGE, message)
         self._sealed |= self._num_large_bytes + num_bytes > MAX_LARGE_BYTES
         self._open().resumed.append(resumed)
@@ -164,7 +164,7 @@ class GatewayOutbox:
 
 
 def _count_update(update: TokenUpdate) -> int:
-    """Bytes of what is large in what a step generated, some."""
+    """Estimates the bytes of the large parts of an update."""
     num_candidates = sum(len(entry.token_ids) for _, entry in update.logprobs)
     num_candidates += sum(_count_piece(piece) for _, piece in update.prompt_logprobs)
     return _CANDIDATE_BYTES * num_candidates + sum(len(values) for _, values in update.pooled)
@@ -175,7 +175,7 @@ def _count_piece(piece: PromptPiece) -> int:
 
 
 def _count_resumed(resumed: Resumed) -> int:
-    """Bytes of a request with all that it has generated, some."""
+    """Estimates the bytes of a request with all that it has generated."""
     num_candidates = sum(map(_count_piece, resumed.prompt_logprobs))
     num_bytes = len(resumed.submission)
     for sequence in resumed.sequences:

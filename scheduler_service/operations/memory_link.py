@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from blockyard.contract.workers import MemoryTag, WeightsSource
     from scheduler_service.replicas.rank import Rank
 
-# Pages of a terabyte are given up or copied in this.
+# Enough to release or copy a terabyte.
 MEMORY_SECONDS = 600.0
 # The longest time that a trainer may take to send its tensors.
 UPDATE_SECONDS = 3600.0
@@ -28,7 +28,7 @@ UPDATE_SECONDS = 3600.0
 
 @contextmanager
 def named(rank: Rank) -> Generator[None]:
-    """Names the worker in what it refuses."""
+    """Adds the worker's address to its errors."""
     try:
         yield
     except BlockyardError as error:
@@ -37,7 +37,7 @@ def named(rank: Rank) -> Generator[None]:
 
 
 async def sleep(rank: Rank, level: int) -> MemoryUse:
-    """Has a worker give all its memory up."""
+    """Has a worker release all its memory."""
     with named(rank):
         answer = await rank.link.call("Sleep", worker_pb2.SleepRequest(level=level), MEMORY_SECONDS)
     return MemoryUse(answer.freed_bytes, answer.used_bytes)
@@ -50,7 +50,7 @@ async def wake_up(rank: Rank, tags: Collection[MemoryTag]) -> None:
 
 
 async def begin_update(rank: Rank, version: str, heads: Sequence[bytes], ticket: bytes) -> list[int]:
-    """Begins an update at a worker; returns the indices of the heads in the order in which their bytes are to come."""
+    """Begins an update at a worker; returns the indices of the heads in the order in which it needs their bytes."""
     request = worker_pb2.BeginWeightUpdateRequest(
         version=version, tensors=map(administration_pb2.TensorHead.FromString, heads), ticket=ticket
     )

@@ -1,6 +1,6 @@
 """Puts replicas to sleep and wakes them: has a replica leave its requests, then asks its workers, all of them.
 
-Knows no messages. What a worker is in it says itself; here is only what was wanted of a replica.
+Knows no messages. A worker reports its own state; this keeps only what was asked of a replica.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ T = TypeVar("T")
 
 
 class Mode(Enum):
-    """What becomes of the requests of a replica that is to have none."""
+    """What happens to the requests of a replica that must have none."""
 
     KEEP = Leaving.AT_ONCE
     WAIT = Leaving.FINISHED
-    ABORT = "they fail"
+    ABORT = "fail"
 
 
 class Awake(NamedTuple):
-    """What is asleep still at any worker of a replica, and whether its weights have to be loaded anew."""
+    """Which memory is still asleep at any worker of a replica, and whether weights must be loaded anew."""
 
     asleep: frozenset[MemoryTag]
     is_stale: bool
@@ -62,7 +62,7 @@ class Operations:
         self._running: dict[Engine, str] = {}
 
     async def sleep(self, engine: Engine, level: int, mode: Mode) -> list[MemoryUse]:
-        """Has a replica leave its requests and give its memory up; returns what each worker gave up, by rank.
+        """Has a replica leave its requests and release its memory; returns what each worker released, by rank.
 
         Raises BlockyardError: FIELD_INVALID; WRONG_STATE while something else is done to the replica, or it is not set
         up; what a worker says. Then the replica goes on.
@@ -90,7 +90,7 @@ class Operations:
         with self.alone(engine, "WakeReplica"):
             awake = await look(engine)
             if wrong := sorted(tag.name for tag in tags - awake.asleep):
-                raise invalid([Violation("tags", f"{', '.join(wrong)} is awake")])
+                raise invalid([Violation("tags", f"not asleep at any worker: {', '.join(wrong)}")])
             due, ranks = tags or awake.asleep, engine.replica.ranks
             await self._take(ranks, due & {MemoryTag.WEIGHTS})
             if reload:
@@ -149,7 +149,7 @@ class Operations:
 
     @contextmanager
     def goes_on(self, engine: Engine, *, only_if_it_fails: bool = False) -> Generator[None]:
-        """Lets a replica go on with requests after what it is to leave them for, unless it had none before."""
+        """Resumes a replica after an operation, unless it was drained before."""
         had_left, has_failed = engine.drain.is_wanted, True
         try:
             yield
@@ -169,7 +169,7 @@ class Operations:
         self._dispatcher.on_readiness_changed(engine)
         await engine.drain.wait_until_done()
         async with asyncio.timeout(STREAM_END_SECONDS):
-            # The state is another process's, so there is no event to wait for.
+            # The state belongs to another process, so there is no event to wait for.
             while await self._is_running(engine):  # noqa: ASYNC110
                 await asyncio.sleep(POLL_SECONDS)
 
@@ -196,7 +196,7 @@ async def look(engine: Engine) -> Awake:
 
 
 async def each(ranks: Iterable[Rank], work: Callable[[Rank], Coroutine[Any, Any, T]]) -> list[T]:
-    """Does something at all of these workers at once; raises what failed first, once all have answered."""
+    """Runs `work` for all ranks at once. Raises the first error once all have answered."""
     answers = await asyncio.gather(*map(work, ranks), return_exceptions=True)
     for answer in answers:
         if isinstance(answer, BaseException):

@@ -26,13 +26,13 @@ log = EventLogger(__name__)
 
 UPDATING = "updating its weights"
 TICKET_BYTES = 16
-# A replica that has its weights only opens a stream.
+# A replica that has its weights only needs to open a stream.
 READY_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What is wanted. `heads`: encoded, of the tensors that the caller has; empty: the workers read `source`."""
+    """The update. `heads`: the encoded heads of the caller's tensors; empty: the workers read `source`."""
 
     source: WeightsSource
     heads: tuple[bytes, ...] = ()
@@ -41,7 +41,7 @@ class Update:
 
 
 class Expected(NamedTuple):
-    """The workers of a replica wait for tensors, each in its order, from who shows the ticket."""
+    """The workers of a replica wait for tensors, each in its own order, from a caller with the ticket."""
 
     engine: Engine
     worker_addresses: list[str]
@@ -77,7 +77,7 @@ async def update(operations: Operations, engines: Sequence[Engine], wanted: Upda
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            # If the caller has left, nobody reads the result.
+            # The caller may have left without reading the result.
             await asyncio.gather(everything, return_exceptions=True)
 
 
@@ -94,7 +94,7 @@ async def _update_one(operations: Operations, engine: Engine, wanted: Update, te
                 ranks, lambda rank: memory_link.begin_update(rank, source.version, wanted.heads, ticket)
             )
             tell(Expected(engine, [rank.address for rank in ranks], ticket, orders))
-            # Where one of them breaks off, nobody sends to the others either.
+            # If one of them fails, the caller does not send to the others either.
             await engine.replica.each(lambda rank: memory_link.finish_update(rank, source.version))
         else:
             await each(ranks, lambda rank: memory_link.reload(rank, source))
@@ -108,7 +108,7 @@ async def _update_one(operations: Operations, engine: Engine, wanted: Update, te
 async def _until_ready(engine: Engine) -> None:
     try:
         async with asyncio.timeout(READY_SECONDS):
-            # Tasks of the replica set no event of ours.
+            # The replica's tasks set no event that could be awaited here.
             while not engine.takes_requests:  # noqa: ASYNC110
                 await asyncio.sleep(POLL_SECONDS)
     except TimeoutError:

@@ -1,6 +1,6 @@
-"""Decides the pools of a replica: from what fits at each of its workers, or as those have them that are set up.
+"""Plans the pools of a replica: from what fits at each worker, or like those of the workers that have some.
 
-All ranks of a replica have the same numbers of blocks, since every step names the same ones to all.
+All ranks of a replica have the same numbers of blocks, since every step names the same blocks to all.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from blockyard.contract.workers import AvailableBlocks, CacheInfo
     from scheduler_service.config import SchedulerConfiguration
 
-# The memory for blocks is measured, so a process that takes another's place may find a little less.
+# The memory for blocks is measured, so a new process may find a little less.
 MAX_SHORTAGE = 1 / 32
 
 
 def plan_cache(
     configuration: SchedulerConfiguration, available: AvailableBlocks, model_max_model_len: int
 ) -> CachePlan:
-    """Decides the pools and the model's length; raises Misconfigured where the settings ask for what cannot be."""
+    """Plans the pools and the model's length. Raises Misconfigured if the settings ask for too much."""
     cache, step = configuration.cache, configuration.scheduler
     num_device_blocks = cache.num_device_blocks or available.num_device_blocks
     try:
@@ -50,13 +50,13 @@ def plan_cache(
 
 
 def find_least(available: Sequence[AvailableBlocks]) -> AvailableBlocks:
-    """Finds what fits at each of several ranks. Raises Misconfigured where their blocks have different sizes."""
+    """Returns what fits at each of several ranks. Raises Misconfigured if their blocks differ in size or KV groups."""
     if len({each.kv_windows for each in available}) > 1:
         raise Misconfigured("the ranks divide the layers into different KV groups: are they on devices of one kind?")
     sizes = [each.block_size for each in available]
     if len(set(sizes)) > 1:
-        told = ", ".join(map(str, sizes))
-        raise Misconfigured(f"the ranks have blocks of {told} tokens: choose one size with --block-size")
+        listed = ", ".join(map(str, sizes))
+        raise Misconfigured(f"the ranks have blocks of {listed} tokens: choose one size with --block-size")
     return replace(
         available[0],
         num_device_blocks=min(each.num_device_blocks for each in available),
@@ -65,14 +65,14 @@ def find_least(available: Sequence[AvailableBlocks]) -> AvailableBlocks:
 
 
 def plan_as(configuration: SchedulerConfiguration, cache: CacheInfo, available: AvailableBlocks) -> CachePlan:
-    """Plans the pools that the other ranks have; raises Misconfigured where they do not fit here."""
+    """Plans the same pools as the other ranks have. Raises Misconfigured if they do not fit."""
     asked = configuration.cache
     for name, is_free, fitting, there in (
         ("device", not asked.num_device_blocks, available.num_device_blocks, cache.num_device_blocks),
         ("host", asked.num_host_blocks < 0, available.num_host_blocks, cache.num_host_blocks),
     ):
         if is_free and fitting < there * (1 - MAX_SHORTAGE):
-            raise Misconfigured(f"{fitting} {name} blocks fit, {there - fitting} less than the other ranks have")
+            raise Misconfigured(f"{fitting} {name} blocks fit, {there - fitting} fewer than the other ranks have")
     return CachePlan(
         block_size=cache.block_size,
         num_device_blocks=cache.num_device_blocks,

@@ -1,8 +1,7 @@
 """Encodes steps for workers and decodes their answers. `blockyard.contract.codec` has a worker's lifecycle.
 
-A message never travels deeper than this module, and no value leaves it that cannot be: what a worker says is checked
-(`answer_checks`). Columns go into constructors and come out of slices whole, since setting or reading one number at a
-time is what costs.
+A message never travels deeper than this module, and each value of a worker's answer is checked here (`answer_checks`).
+Whole columns go into constructors and come out of slices, since setting or reading single numbers is what costs.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ def encode_step(output: SchedulerOutput, epoch: int) -> worker_pb2.ExecuteModelR
 def encode_group_step(
     output: SchedulerOutput, epoch: int, parallel: ParallelSizes, timeout_seconds: float, *, is_quiet: bool
 ) -> bytes:
-    """Encodes one step for all ranks of a group; `is_quiet`: only the sampling rank is to answer it."""
+    """Encodes one step for all ranks of a group; `is_quiet`: only the sampling rank answers it."""
     message = encode_step(output, epoch)
     message.step_timeout.CopyFrom(encode_duration(timeout_seconds))
     message.quiet = is_quiet
@@ -95,7 +94,7 @@ def _encode_new_sequence(sequence: NewSequence) -> worker_pb2.NewSequence:
         min_tokens=sequence.spec.min_tokens,
         stop_token_ids=sorted(sequence.spec.stop_token_ids),
         num_beam_candidates=sequence.num_beam_candidates,
-        trace_context=encode_trace_context(sequence.spec.trace_context),
+        trace_context=encode_trace_context(sequence.spec.trace_context) if sequence.spec.trace_context else None,
         request_id=sequence.spec.request_id,
         lora_id=sequence.spec.lora_id,
         pooling_params=sequence.spec.pooling,
@@ -133,7 +132,7 @@ def decode_answer(message: worker_pb2.ExecuteModelResponse, limits: AnswerLimits
 
 
 class Receipt(NamedTuple):
-    """What each rank of a group tells of a step: the digests of all steps of the epoch so far, and how long it took."""
+    """A rank's answer to a step: the digests of all steps of the epoch so far, and how long the step took."""
 
     step_id: int
     input_digest: int
@@ -142,7 +141,7 @@ class Receipt(NamedTuple):
 
 
 def decode_receipt(message: worker_pb2.ExecuteModelResponse) -> Receipt:
-    """Decodes what a rank tells of a step; raises the refusal of a step that was refused whole, and WrongAnswer."""
+    """Decodes a rank's answer to a step; raises the refusal of a step that was refused whole, and WrongAnswer."""
     if message.HasField("refusal"):
         raise _decode_refusal(message.refusal)
     times = message.times
@@ -150,7 +149,7 @@ def decode_receipt(message: worker_pb2.ExecuteModelResponse) -> Receipt:
     return Receipt(message.step_id, message.input_digest, message.output_digest, seconds)
 
 
-# A step is not refused because another process is gone.
+# Reasons that a refusal cannot have: they are about other processes.
 _NO_REFUSALS = (Reason.NO_READY_WORKER, Reason.DRAINING, Reason.CLIENT_CANCELLED)
 
 

@@ -1,4 +1,4 @@
-"""The drain of a replica: whether an operator wants one, how it leaves its requests, and tasks that wait for that.
+"""The drain of a replica: whether it is wanted, what happens to the requests, and the tasks that wait for it.
 
 Knows neither steps nor workers.
 """
@@ -10,58 +10,61 @@ from contextlib import suppress
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from scheduler_service.replicas.loss import DRAINED
+from scheduler_service.replicas.epoch_failure import DRAINED
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
 
 T = TypeVar("T")
 
-# How often it is looked who is there while a replica is drained.
+# How often the workers of a drained replica are looked for.
 LOOK_SECONDS = 1.0
 
 
 class Leaving(Enum):
-    """When a replica that is drained leaves its requests."""
+    """What a drained replica does with its requests."""
 
-    FOR_OTHERS = "where another replica takes requests they go on there; else it finishes them"
-    AT_ONCE = "they go on wherever a replica takes requests again"
-    FINISHED = "it finishes them"
+    FOR_OTHERS = "hand over to other replicas, or finish if there are none"
+    AT_ONCE = "give back at once, to go on at any replica that takes requests"
+    FINISHED = "finish"
 
 
 class Drain:
-    """One replica's. `is_wanted`: it is to take no requests; `is_done`: it has none, and its worker is left alone."""
+    """One replica's drain.
+
+    `is_wanted`: the replica takes no new requests; `is_done`: it has none left, and sends its worker nothing.
+    """
 
     def __init__(self) -> None:
         self.is_wanted = False
         self.is_done = False
-        # Why it takes no requests, for people.
+        # Why the replica takes no requests, for people.
         self.message = DRAINED
         self._leaving = Leaving.FOR_OTHERS
         self._news = asyncio.Event()
         self._done = asyncio.Event()
 
     def begin(self, leaving: Leaving = Leaving.FOR_OTHERS, message: str = DRAINED) -> None:
-        """The replica is to take no requests."""
+        """Begins a drain: the replica takes no new requests."""
         self.is_wanted, self._leaving, self.message = True, leaving, message
         self._news.set()
 
     def end(self) -> None:
-        """It is to take requests again."""
+        """Ends the drain: the replica takes requests again."""
         self.is_wanted = self.is_done = False
         self._done.clear()
         self._news.set()
 
     def leaves_at_once(self, *, serves_without: bool) -> bool:
-        """Whether it takes no further step; `serves_without`: another replica takes requests."""
+        """Whether the replica takes no further step; `serves_without`: another replica takes requests."""
         return self._leaving is Leaving.AT_ONCE or (self._leaving is Leaving.FOR_OTHERS and serves_without)
 
     def reconsider(self) -> None:
-        """Makes tasks that wait here look again: something changed that may matter to them."""
+        """Makes waiting tasks check their conditions again."""
         self._news.set()
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Waits until something makes a condition true. For one task at a time."""
+        """Waits until a condition is true. For one task at a time."""
         while not condition():
             self._news.clear()
             await self._news.wait()
@@ -71,7 +74,7 @@ class Drain:
         await self._done.wait()
 
     async def rest(self, look: Callable[[], Awaitable[None]]) -> None:
-        """Waits, drained, until the drain is wanted no more; calls `look` every second meanwhile."""
+        """Waits, drained, until the drain ends, and calls `look` every second meanwhile."""
         while self.is_wanted:
             self.is_done = True
             self._done.set()
@@ -81,7 +84,7 @@ class Drain:
                     await self.wait_until(lambda: not self.is_wanted)
 
     async def unless_wanted(self, work: Coroutine[Any, Any, T]) -> T | None:
-        """Does work, and returns None if the drain is or comes to be wanted: then the work is cancelled."""
+        """Does work and returns its result; cancels it and returns None if a drain is wanted or becomes wanted."""
         task = asyncio.create_task(work)
         drained = asyncio.create_task(self.wait_until(lambda: self.is_wanted))
         try:

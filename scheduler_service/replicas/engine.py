@@ -1,7 +1,7 @@
-"""One replica's life: set the worker up, run an epoch of steps, give everything back when it breaks, begin again.
+"""One replica's life: set the worker up, run an epoch of steps, give all requests back when it breaks, begin again.
 
-Owns the core's scheduler of this replica. Knows no gateway: requests come from its `EngineEvents`, which learn what
-becomes of them. It never waits for anybody but its replica.
+Owns the core's scheduler of this replica. Knows no gateway: requests come from its `EngineEvents` and go back there.
+Never waits for anything but its replica.
 """
 
 from __future__ import annotations
@@ -15,18 +15,16 @@ from blockyard.contract.workers import WorkerState
 from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
 from scheduler_service.core.scheduler import CoreConfig, Scheduler
-from scheduler_service.replicas.conduct import Conduct
+from scheduler_service.replicas.circuit_breaker import SOUND_STEPS, CircuitBreaker
 from scheduler_service.replicas.drain import Drain
+from scheduler_service.replicas.epoch_failure import DRAINED, EpochFailure, all_sequences, is_break, named_sequences
 from scheduler_service.replicas.loras.replica_loras import ReplicaLoras
-from scheduler_service.replicas.loss import DRAINED, Loss, is_break
 from scheduler_service.replicas.not_ready import LAST_FAILURE_RETRY_SECONDS, Unusable
 from scheduler_service.replicas.rank import lora_limits
-from scheduler_service.replicas.refusals import all_sequences, named_sequences
 from scheduler_service.replicas.replica import Replica
 from scheduler_service.replicas.step_loop import StepEvents, StepLoop
 from scheduler_service.replicas.steps.answer_checks import AnswerLimits, WrongAnswer
-from scheduler_service.replicas.steps.pipeline_depth import MAX_STEPS_IN_FLIGHT, PipelineDepth
-from scheduler_service.replicas.steps.step_deadline import StepDeadline
+from scheduler_service.replicas.steps.steps_in_flight import MAX_STEPS_IN_FLIGHT, PipelineDepth, StepDeadline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,7 +33,7 @@ if TYPE_CHECKING:
     from blockyard.contract.workers import CacheInfo
     from scheduler_service.config import SchedulerConfiguration
     from scheduler_service.core.recovery import Evacuated, Suspects
-    from scheduler_service.replicas.steps.step_meter import StepMeter
+    from scheduler_service.replicas.steps.step_metrics import StepMeter
     from scheduler_service.replicas.worker_link import WorkerLink
 
 log = EventLogger(__name__)
@@ -45,22 +43,22 @@ BROKEN_EPOCH_SECONDS = 0.5
 
 
 class EngineEvents(StepEvents, Protocol):
-    """What an engine asks and reports: where its requests come from and go to."""
+    """What an engine asks and reports."""
 
-    def on_worker_lost(self, engine: Engine, loss: Loss) -> None:
+    def on_worker_lost(self, engine: Engine, failure: EpochFailure) -> None:
         """An epoch broke: takes all requests of the replica back."""
         ...
 
     def on_readiness_changed(self, engine: Engine) -> None:
-        """A replica became ready, or is not, for a reason that it gives."""
+        """A replica became ready or not ready; its readiness has the reason."""
         ...
 
     def may_claim(self, engine: Engine, incarnation: str) -> bool:
-        """Whether a worker is no other replica's."""
+        """Whether no other replica has this worker."""
         ...
 
     def may_serve(self, engine: Engine, facts: ModelFacts) -> bool:
-        """Whether a model is that of all other replicas that serve."""
+        """Whether all other replicas that serve have the same model."""
         ...
 
     def serves_without(self, engine: Engine) -> bool:
@@ -69,7 +67,7 @@ class EngineEvents(StepEvents, Protocol):
 
 
 class Engine:
-    """Serves from one replica, for ever. The loss of its worker gives its requests back and begins another epoch."""
+    """Serves from one replica, for ever. When its worker is lost, it gives its requests back and begins anew."""
 
     def __init__(
         self,
@@ -91,12 +89,12 @@ class Engine:
         )
         self.loras = ReplicaLoras(self.replica.ranks, lora_limits(configuration.lora).max_cpu_loras)
         self.loras.find_used = lambda: self.scheduler.used_lora_ids if self.scheduler else ()
-        self.conduct = Conduct()
+        self.breaker = CircuitBreaker()
         self.drain = Drain()
         self.step_loop = StepLoop(
             replica_id,
             events,
-            self.conduct,
+            self.breaker,
             self.drain,
             meter,
             StepDeadline(configuration.service.step_deadline_seconds),
@@ -113,7 +111,7 @@ class Engine:
         self._events = events
         self._suspects = suspects
         self._clock = clock
-        # Cancelling alone may fail to end `run`: a task group in which a task fails at that moment swallows it.
+        # Cancellation may fail to end `run`: a task group in which a task fails at that moment swallows it.
         self._is_closed = False
 
     @property
@@ -123,17 +121,19 @@ class Engine:
 
     @property
     def is_asleep(self) -> bool:
-        """Whether it is asleep: it was put to sleep and has nothing left, or a worker was found asleep."""
+        """Whether the replica was put to sleep and has no requests left, or a worker was found asleep."""
+        if self.takes_requests:
+            return False
         was_put = self.sleep_level > 0 and self.drain.is_done
         return was_put or any(rank.state is WorkerState.SLEEPING for rank in self.replica.ranks)
 
     @property
     def takes_requests(self) -> bool:
-        """Whether it does so for new requests too."""
+        """Whether the replica takes new requests."""
         return self.readiness.ready and not self.drain.is_wanted
 
     def reconsider(self) -> None:
-        """Another replica became ready, or is not any more: who drains may hand over what it has, or must go on."""
+        """Another replica became ready or not ready: a drain may now hand its requests over, or must finish them."""
         if self.drain.is_wanted:
             self.drain.reconsider()
             self.wake()
@@ -153,7 +153,7 @@ class Engine:
     async def run(self) -> None:
         """Sets the replica up, serves until its epoch breaks, and begins again unless it was closed.
 
-        Nothing that happens on the way ends more than the epoch, but for Unusable where no other replica serves.
+        No failure ends more than the epoch, except Unusable if no other replica serves.
         """
         while not self._is_closed:
             try:
@@ -163,7 +163,7 @@ class Engine:
                     raise
                 self.set_not_ready(str(error))
                 await asyncio.sleep(LAST_FAILURE_RETRY_SECONDS)
-            except Exception:  # the boundary: whatever breaks here must leave the other replicas alone
+            except Exception:  # the boundary: a failure here must not reach the other replicas
                 log.exception("a replica failed", replica_id=self.replica_id, worker_address=self.replica.address)
                 self._lose(_make_failure(), self.replica.epoch)
                 await asyncio.sleep(BROKEN_EPOCH_SECONDS)
@@ -178,7 +178,7 @@ class Engine:
         facts, cache = set_up
         self.loras.look()
         scheduler = self._prepare(facts, cache)
-        self.conduct.begin_epoch(self.replica.incarnations)
+        self.breaker.begin_epoch(self.replica.incarnations)
         limits = AnswerLimits(facts.vocab_size, facts.max_model_len, scheduler.config.max_rows)
         steps = self.replica.open_steps(limits, lambda: self.step_loop.in_flight.timeout_seconds)
         self.facts = facts
@@ -201,15 +201,17 @@ class Engine:
             await asyncio.sleep(BROKEN_EPOCH_SECONDS)
 
     async def _set_up(self) -> tuple[ModelFacts, CacheInfo]:
-        if seconds := self.conduct.pause_seconds:
-            message = f"left aside for {seconds:g} s: {self.conduct.num_unsound_epochs} epochs in a row broke at once"
+        if seconds := self.breaker.pause_seconds:
+            num_broken = self.breaker.num_unsound_epochs
+            cause = f"{num_broken} epochs in a row broke before {SOUND_STEPS} steps were answered"
+            message = f"left aside for {seconds:g} s: {cause}"
             log.warning("a worker is left aside", replica_id=self.replica_id, seconds=seconds)
             self.set_not_ready(f"{message}; {self.readiness.message}")
-            await self.conduct.sit_out(self.replica, self._clock)
+            await self.breaker.back_off(self.replica, self._clock)
         return await self.replica.set_up()
 
     def set_not_ready(self, message: str) -> None:
-        """Notes why it takes no steps."""
+        """Reports why the replica takes no steps."""
         self._set_readiness(Readiness(False, message))
 
     def _set_readiness(self, readiness: Readiness) -> None:
@@ -217,7 +219,7 @@ class Engine:
         self._events.on_readiness_changed(self)
 
     def _prepare(self, facts: ModelFacts, cache: CacheInfo) -> Scheduler:
-        """Returns the scheduler for these weights and pools: the one that there is, or a new one."""
+        """Returns the present scheduler if it fits these weights and pools, or a new one."""
         wanted = make_core_config(
             self._configuration, cache, facts.weights_version, whole_prompts=facts.max_prompt_len > 0
         )
@@ -238,16 +240,16 @@ class Engine:
         return self.scheduler
 
     def _evacuate(self, scheduler: Scheduler) -> list[Evacuated]:
-        """Gives up everything. What cannot be recovered is left out: the dispatcher fails it."""
+        """Gives all requests up. The dispatcher fails those that are missing from the result."""
         try:
             return scheduler.evacuate()
-        except Exception:  # what broke the epoch may have left half of an answer behind
+        except Exception:  # the failure may have left an answer half applied
             log.exception("the state of a replica is broken", replica_id=self.replica_id)
             self._begin_anew(scheduler.config)
             return []
 
     def _lose(self, error: BlockyardError, epoch: int) -> None:
-        """Gives all requests back: the worker's step stream is gone, and with it all KV."""
+        """Gives all requests back after the step stream broke: all KV is lost with it."""
         scheduler, facts, step = self.scheduler, self.facts, self.step_loop.in_flight.oldest
         self.loras.forget()
         if scheduler is None or facts is None:
@@ -258,11 +260,11 @@ class Engine:
         refused = scheduler.count_outputs(all_sequences(step)) if was_refused and step and not named else named
         in_hand = named or scheduler.count_outputs(self.step_loop.in_flight.sequence_ids)
         self.step_loop.on_epoch_broken()
-        loss = Loss(error, facts, in_hand, refused, self._evacuate(scheduler), self.conduct.is_sound)
+        failure = EpochFailure(error, facts, in_hand, refused, self._evacuate(scheduler), self.breaker.is_sound)
         was_drained = self.drain.is_wanted and error.reason is Reason.DRAINING
-        # A refusal that names its requests says nothing against the worker, nor against others.
+        # A refusal that names its requests is no sign against the worker or the other requests.
         if not (was_drained or named):
-            self.conduct.on_epoch_broken()
+            self.breaker.on_epoch_broken()
         write = log.info if was_drained else log.warning
         write(
             DRAINED if was_drained else "the worker was lost",
@@ -271,17 +273,17 @@ class Engine:
             epoch=epoch,
             incarnation="+".join(self.replica.incarnations),
             reason=error.message,
-            num_requests=sum(num_tokens > 0 for _, num_tokens in loss.evacuated),
-            num_tokens=sum(num_tokens for _, num_tokens in loss.evacuated),
+            num_requests=sum(num_tokens > 0 for _, num_tokens in failure.evacuated),
+            num_tokens=sum(num_tokens for _, num_tokens in failure.evacuated),
         )
         message = self.drain.message if was_drained else f"the worker was lost: {error.message}"
         self.readiness = Readiness(False, message)
-        self._events.on_worker_lost(self, loss)
+        self._events.on_worker_lost(self, failure)
         self._events.on_readiness_changed(self)
 
 
 def _find_cause(errors: ExceptionGroup[Exception]) -> BlockyardError:
-    """Finds what broke an epoch: if both directions noticed, the error that says more."""
+    """Finds what broke an epoch: if several tasks failed, the error that says most."""
     if errors.split(BlockyardError)[1] is not None:
         log.exception("an epoch failed: a bug")
         return _make_failure()
@@ -290,12 +292,12 @@ def _find_cause(errors: ExceptionGroup[Exception]) -> BlockyardError:
 
 
 def _make_failure() -> WrongAnswer:
-    """Makes the error of an unexpected failure, for which no request is to blame alone."""
+    """Makes the error of an unexpected failure, which no single request is to blame for."""
     return WrongAnswer("the worker's answer could not be applied; the scheduler's log has more")
 
 
 def _make_pipeline(configuration: SchedulerConfiguration) -> PipelineDepth:
-    """Makes what says how many steps are in flight: with pipeline stages one for each virtual engine."""
+    """Makes the depth of the pipeline: with pipeline stages, a fixed one for each virtual engine."""
     num_engines = configuration.parallel.num_virtual_engines
     return PipelineDepth(num_engines, is_fixed=True) if num_engines > 1 else PipelineDepth()
 

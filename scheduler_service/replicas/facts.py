@@ -1,4 +1,4 @@
-"""What a scheduler knows of a replica and its start, as values. Knows no messages and no connections."""
+"""Values about a replica and its start. Knows no messages and no connections."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MeetingPoint:
-    """Where the ranks of a group that is being formed meet, and what they show there."""
+    """Where the ranks of a new group meet, and the secret that they show there."""
 
     address: str
     secret: bytes
 
 
 class StartPhase(Enum):
-    """What a worker does to be set up."""
+    """The phases of a worker's set-up."""
 
     INIT_DEVICE = "INIT_DEVICE"
     LOAD_MODEL = "LOAD_MODEL"
@@ -33,24 +33,24 @@ class StartPhase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class StartProgress:
-    """How far the start of a worker is; bytes are those of LOAD_MODEL."""
+    """The progress of a worker's set-up. `load`: the bytes of LOAD_MODEL."""
 
     phase: StartPhase
     load: LoadProgress = LoadProgress(0, 0)
 
 
 def repeats(before: ModelFacts, after: ModelFacts) -> bool:
-    """Whether what one replica began another goes on with exactly."""
+    """Whether the second replica continues a request of the first one bit for bit."""
     return before.determinism_id == after.determinism_id and before.batch_invariant and after.batch_invariant
 
 
 def is_same_model(one: ModelFacts, other: ModelFacts) -> bool:
-    """Whether two replicas have one model, whatever their memory and their results' last bits."""
+    """Whether two replicas have the same model, though their memory and rounding may differ."""
     return (one.model_digest, one.vocab_size, one.task) == (other.model_digest, other.vocab_size, other.task)
 
 
 def combine(replicas: Sequence[ModelFacts]) -> ModelFacts:
-    """What holds for each of several replicas, at least one."""
+    """Returns the facts that hold for all of one or more replicas."""
     first = replicas[0]
     return replace(
         first,

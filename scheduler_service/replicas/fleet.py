@@ -1,8 +1,8 @@
 """Finds the workers of replicas: a list of addresses and DNS names, the names looked up again every few seconds.
 
 A replica of several workers is named by their addresses, joined by plus signs, in the order of their ranks. Workers
-that are found by DNS names say themselves which group they belong to. Knows addresses only. Its `FleetEvents` adds a
-replica for each, and removes one that is no longer listed once it does not serve.
+found by DNS names report which group they belong to. Knows addresses only. Its `FleetEvents` adds each replica, and
+removes one that is no longer listed once it stops serving.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TENSOR_PARALLEL_SIZES = (1, 2, 4, 8)
 
 
 class FleetEvents(Protocol):
-    """Learns which replicas there are."""
+    """What the fleet reports."""
 
     def on_replica_found(self, address: str) -> None:
         """The workers of a replica were found; their addresses are joined by plus signs."""
@@ -42,7 +42,7 @@ class FleetEvents(Protocol):
         ...
 
     def on_workers_missing(self, message: str) -> None:
-        """Workers were found that make no whole replica, or not any more: then the message is empty."""
+        """Some workers do not make a whole replica; an empty message: all do."""
         ...
 
 
@@ -74,7 +74,7 @@ class Fleet:
         self._check_sizes(may_be_smaller=parallel.pipeline_parallel_size == 1)
 
     def _check_sizes(self, *, may_be_smaller: bool) -> None:
-        """Demands replicas of the size that was asked for. Where one is, others may have a smaller one."""
+        """Checks that replicas have the configured size. If one has, others may be smaller."""
         sizes = {target: target.count(PLUS) + 1 for target in self._targets if not _is_name(target)}
         legal = {self._world_size}
         if may_be_smaller and (self._world_size in sizes.values() or self._has_names):
@@ -95,18 +95,18 @@ class Fleet:
             if (missing := "; ".join(problems)) != self._missing:
                 self._missing = missing
                 if missing:
-                    log.warning("workers make no whole replica", reason=missing)
+                    log.warning("the workers do not make a whole replica", reason=missing)
                 self._events.on_workers_missing(missing)
             if not self._has_names:
                 return
             await asyncio.sleep(LOOKUP_SECONDS)
 
     async def _find(self, problems: list[str]) -> list[str]:
-        """The replicas of all targets; adds what they lack to the problems."""
+        """Finds the replicas of all targets; adds what they lack to `problems`."""
         replicas = [target for target in self._targets if not _is_name(target)]
         found = [await self._look_up(target) for target in self._targets if _is_name(target)]
         if None in found:
-            # A name that cannot be looked up keeps those that it had.
+            # If a name cannot be looked up, its replicas are kept.
             replicas += self._known
         addresses = sorted({address for each in found if each for address in each})
         # A replica may have workers at several ports of one machine, and so of several names.
@@ -119,7 +119,7 @@ class Fleet:
         except OSError as error:
             if target not in self._unknown:
                 self._unknown.add(target)
-                log.warning("a name of workers cannot be looked up", target=target, error=error)
+                log.warning("a worker address cannot be looked up", target=target, error=error)
             return None
         self._unknown.discard(target)
         return [_join(info[4][0], port) for info in found]
@@ -152,7 +152,7 @@ class Fleet:
 
 
 def make_groups(placements: Mapping[str, Placement], world_size: int) -> tuple[list[str], list[str]]:
-    """Makes replicas of workers that belong together; returns them, and what each that is not whole has.
+    """Groups workers into replicas; returns them, and a message for each incomplete one.
 
     Indices of a group go on from one replica to the next, so that the ordinals of a StatefulSet need no arithmetic.
     """
@@ -176,7 +176,7 @@ def make_groups(placements: Mapping[str, Placement], world_size: int) -> tuple[l
 
 
 def _is_name(target: str) -> bool:
-    """Whether a target is to be looked up: not a socket, an address, this machine, or several."""
+    """Whether a target is a DNS name: not a socket, an IP address, this machine, or several workers."""
     host = target.rpartition(":")[0].strip("[]")
     if target.startswith("unix:") or host in ("", "localhost") or PLUS in target:
         return False

@@ -1,18 +1,18 @@
-"""Says why a replica cannot be set up now, and whether to try again."""
+"""Errors for a replica that cannot be set up now, and when to try again."""
 
 from __future__ import annotations
 
-# How long to wait at most between two attempts. A worker that answers with an error is asked again, since a folder can
-# be repaired, but a set-up is heavy work; one that comes back is a pause for its clients: it is looked for more often.
+# The longest waits between two attempts. A worker that answers with an error is asked again, since a folder can be
+# repaired, but rarely, since a set-up is heavy work. A worker that restarts makes clients wait: it is asked more often.
 UNREACHABLE_RETRY_SECONDS = 0.25
 LAST_RETRY_SECONDS = 1.0
 LAST_FAILURE_RETRY_SECONDS = 10.0
 
 
 class NotReady(Exception):
-    """The replica cannot be set up now; the message tells a person why.
+    """The replica cannot be set up now; the message says why.
 
-    `retry_seconds`: how long to wait at most before the next attempt. `needs_repair`: only a person can help.
+    `retry_seconds`: the longest wait before the next attempt. `needs_repair`: only an operator can help.
     """
 
     def __init__(self, message: str, retry_seconds: float = LAST_RETRY_SECONDS, *, needs_repair: bool = False) -> None:
@@ -22,7 +22,7 @@ class NotReady(Exception):
 
 
 class Unreachable(NotReady):
-    """Nobody answers where a worker should be."""
+    """No worker answers at the address."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, UNREACHABLE_RETRY_SECONDS)
@@ -36,4 +36,4 @@ class Misconfigured(NotReady):
 
 
 class Unusable(Exception):
-    """The first worker cannot be set up, and nobody is to wait for a repair; the message tells a person why."""
+    """The first worker cannot be set up, and the settings do not wait for a repair; the message says why."""

@@ -1,4 +1,4 @@
-"""One worker of a replica: its connection, what is known of it, and each call that sets it up.
+"""One worker of a replica: its connection, its last known state, and each call that sets it up.
 
 Knows neither the other ranks nor the order of the calls. Every failure leaves here as NotReady.
 """
@@ -56,8 +56,8 @@ log = EventLogger(__name__)
 
 API_VERSION = "v1"
 PROGRESS_SECONDS = 2.0
-# Errors that pass by themselves. A rank reports them about another rank that is gone or, while a group is formed, that
-# was started again or hangs.
+# Errors that pass by themselves. A rank reports them if another rank is gone or, while a group is formed, was restarted
+# or hangs.
 _TRANSIENT = (Reason.GROUP_BROKEN, Reason.DRAINING)
 _TRANSIENT_OF_GROUPS = (*_TRANSIENT, Reason.WRONG_STATE, Reason.GENERATION_DEADLINE)
 
@@ -96,17 +96,17 @@ class Rank:
     ) -> None:
         self.link = link
         self.parallel = parallel
-        # When it last answered; None: it did not.
+        # What the worker said when it last answered; None: it did not answer.
         self.worker: WorkerInfo | None = None
-        # How much of the model it has loaded, from 0 to 1.
+        # The loaded part of the model, from 0 to 1.
         self.loaded_share = 0.0
-        # The phase of its set-up; None: it is not being set up.
+        # The phase of the set-up; None: the worker is not being set up.
         self.start: StartProgress | None = None
         self._configuration = configuration
         self._digest = configuration_digest(configuration, parallel)
         self._on_progress = on_progress
         self._spans = StartSpans()
-        # Goes on where the set-up of another rank fails meanwhile.
+        # Goes on when the set-up of another rank fails meanwhile.
         self._loading: asyncio.Task[LoadedModel] | None = None
         # The incarnation that was asked to end.
         self._dismissed = ""
@@ -126,7 +126,7 @@ class Rank:
 
     @property
     def incarnation(self) -> str:
-        """The worker process; empty where none answered."""
+        """The id of the worker process; empty if none answered."""
         return self.worker.incarnation if self.worker else ""
 
     @property
@@ -136,31 +136,31 @@ class Rank:
 
     @property
     def model(self) -> LoadedModel | None:
-        """The model that it has loaded."""
+        """The loaded model."""
         return self._known.model
 
     @property
     def cache(self) -> CacheInfo | None:
-        """The pools that it has."""
+        """The pools of blocks."""
         return self._known.cache
 
     @property
     def group(self) -> GroupInfo | None:
-        """The group that it is in, or was in last."""
+        """The present or last group."""
         return self._known.group
 
     @property
     def last_epoch(self) -> int:
-        """The highest epoch that it has seen, of steps or of a group."""
+        """The highest epoch that the worker has seen, of steps or of a group."""
         return max(self._known.epoch, self.group.epoch if self.group else 0)
 
     def note(self, **changes: object) -> None:
-        """Notes what is known before the worker is asked again."""
+        """Changes the last known state, until the worker is asked again."""
         if self.worker:
             self.worker = replace(self.worker, **changes)  # type: ignore[arg-type]
 
     async def look(self) -> None:
-        """Updates what is known of the worker, and changes nothing there."""
+        """Updates the last known state. Changes nothing at the worker."""
         try:
             self.worker = await self.link.info()
         except BlockyardError:
@@ -168,7 +168,7 @@ class Rank:
 
     @contextmanager
     def _explained(self, transient: tuple[Reason, ...] = _TRANSIENT) -> Generator[None]:
-        """Makes NotReady of what a call raises; for `transient` reasons it is soon tried again."""
+        """Translates a call's errors to NotReady; those with `transient` reasons are soon tried again."""
         try:
             yield
         except BlockyardError as error:
@@ -187,7 +187,7 @@ class Rank:
             self.worker = await self.link.info()
 
     async def check(self, may_claim: Callable[[str], bool]) -> None:
-        """Raises NotReady for a worker that cannot become ours."""
+        """Raises NotReady if the worker cannot serve this replica."""
         worker = self._known
         if worker.api_version != API_VERSION:
             raise NotReady(f"{self._who} speaks api version {worker.api_version!r}, not {API_VERSION!r}")
@@ -203,7 +203,7 @@ class Rank:
             await self.dismiss("another configuration")
 
     async def dismiss(self, what: str) -> None:
-        """Ends a worker that has what ours cannot have. Raises NotReady, always."""
+        """Ends a worker process that was set up differently. Always raises NotReady."""
         worker = self._known
         if worker.incarnation != self._dismissed:
             log.info(f"ending a worker of {what}", worker_address=self.address, incarnation=worker.incarnation)
@@ -219,7 +219,7 @@ class Rank:
 
     @contextmanager
     def _phase(self, phase: StartPhase) -> Generator[None]:
-        """Around a call that sets the worker up: `start` says so as long as it runs."""
+        """Sets `start` to a phase while a call of the set-up runs."""
         self.start = StartProgress(phase)
         try:
             yield
@@ -229,7 +229,7 @@ class Rank:
     # Loading.
 
     async def load(self) -> LoadedModel:
-        """Loads the model unless the worker has one. Cancelled, the worker goes on, and the next call waits for it."""
+        """Loads the model unless the worker has one. If cancelled, the worker goes on; the next call waits."""
         if self._loading is None or self._loading.get_name() != self.incarnation:
             self.stop_loading()
             if model := self.model:
@@ -244,7 +244,7 @@ class Rank:
                 self._loading = None
 
     def stop_loading(self) -> None:
-        """Cancels what goes on; how it ended matters to nobody then."""
+        """Cancels the loading, and drops its result."""
         loading, self._loading = self._loading, None
         if loading is not None and not loading.cancel() and not loading.cancelled():
             loading.exception()
@@ -306,7 +306,7 @@ class Rank:
     # The cache.
 
     async def determine_num_available_blocks(self, block_size: int) -> AvailableBlocks:
-        """Asks how many blocks fit; a size of 0 is the worker's choice."""
+        """Asks how many blocks fit; with `block_size` 0 the worker chooses the size."""
         device, step = self._configuration.device, self._configuration.scheduler
         request = ProfileRequest(
             block_size=block_size,

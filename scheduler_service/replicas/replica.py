@@ -1,6 +1,6 @@
 """One copy of the model, on one worker or on a group of them: sets it up until it can take steps, and opens epochs.
 
-Owns its ranks, and what has to be equal among them. Knows nothing of requests.
+Owns its ranks, and ensures that they agree where they must. Knows nothing of requests.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from scheduler_service.replicas.not_ready import (
 )
 from scheduler_service.replicas.rank import Rank
 from scheduler_service.replicas.steps.group_steps import GroupSteps
-from scheduler_service.replicas.steps.step_stream import StepStream
+from scheduler_service.replicas.worker_link import StepStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -35,13 +35,12 @@ if TYPE_CHECKING:
     from blockyard.contract.workers import CacheInfo, CachePlan, LoadedModel
     from scheduler_service.config import SchedulerConfiguration
     from scheduler_service.replicas.steps.answer_checks import AnswerLimits
-    from scheduler_service.replicas.steps.step_stream import Steps
-    from scheduler_service.replicas.worker_link import WorkerLink
+    from scheduler_service.replicas.worker_link import Steps, WorkerLink
 
 log = EventLogger(__name__)
 
 FIRST_RETRY_SECONDS = 0.1
-# Services that start together need not warn of each other.
+# Services that start together need not warn about each other.
 START_SECONDS = 10.0
 FORM_GROUP_SECONDS = 30.0
 # Facts that must be equal at all ranks of a replica: otherwise the ranks would compute different models.
@@ -54,7 +53,7 @@ T = TypeVar("T")
 
 
 class Replica:
-    """One worker for each of `links`, by rank. `report` is called with what is missing, each time that changes."""
+    """One worker for each of `links`, by rank. `report` is called with what is missing, whenever that changes."""
 
     def __init__(
         self,
@@ -74,9 +73,9 @@ class Replica:
         ]
         self._configuration = configuration
         self._report = report
-        # Asked whether the worker with this incarnation is nobody else's.
+        # Returns whether no other replica has the worker with this incarnation.
         self._may_claim = may_claim
-        # Asked whether this is the model of all others that serve.
+        # Returns whether all other replicas that serve have this model.
         self._may_serve = may_serve
         # The incarnations that cannot serve this configuration, and why.
         self._hopeless: tuple[tuple[str, ...], str] | None = None
@@ -102,7 +101,7 @@ class Replica:
     async def set_up(self) -> tuple[ModelFacts, CacheInfo]:
         """Waits for the workers and sets them up, for as long as that takes.
 
-        Raises Unusable, unless it is to wait for a repair, when a replica that was never set up cannot be.
+        Raises Unusable if a replica that was never set up needs a repair, unless the settings say to wait for one.
         """
         delay, begin = FIRST_RETRY_SECONDS, time.monotonic()
         try:
@@ -122,11 +121,11 @@ class Replica:
                 rank.stop_loading()
 
     async def look(self) -> None:
-        """Updates what is known of the workers, and changes nothing there."""
+        """Updates the last known state of the workers. Changes nothing there."""
         await asyncio.gather(*(rank.look() for rank in self.ranks))
 
     def _report_missing(self, message: str, *, expected: bool) -> None:
-        """Reports what is missing when that changes, and warns of it when it should not be missing any more."""
+        """Reports what is missing when that changes, with a warning unless it is `expected`."""
         if (message, expected) != self._reported:
             self._reported = (message, expected)
             (log.info if expected else log.warning)("the replica is not ready", reason=message)
@@ -140,7 +139,7 @@ class Replica:
             self._report(f"the {who} loading the model: {min(rank.loaded_share for rank in self.ranks):.0%}")
 
     async def each(self, work: Callable[[Rank], Coroutine[Any, Any, T]], ranks: Sequence[Rank] = ()) -> list[T]:
-        """Does something at all ranks at once. Raises what one of them raised first, and cancels it at the others."""
+        """Runs `work` for all ranks at once. Raises the first error, and cancels the others."""
         if not self._is_group:
             return [await work(self.ranks[0])]
         tasks = [asyncio.create_task(work(rank)) for rank in ranks or self.ranks]
@@ -170,12 +169,14 @@ class Replica:
         await self.each(Rank.ask)
         facts = _make_facts(model, cache, self._configuration.scheduler)
         if not self._may_serve(facts):
-            raise NotReady("the worker has loaded another model than those that serve: give all of them one --model")
+            raise NotReady(
+                "the worker has loaded another model than the replicas that serve: give all workers the same --model"
+            )
         self.message, self._reported = "", ("", False)
         return facts, cache
 
     async def _load(self, spans: ExitStack) -> list[LoadedModel]:
-        """Loads the model at all ranks. Where some do not answer, it raises that once the others have begun."""
+        """Loads the model at all ranks. If some do not answer, raises that once the others have begun."""
         answers = await asyncio.gather(*(rank.ask() for rank in self.ranks), return_exceptions=True)
         missing = {rank: error for rank, error in zip(self.ranks, answers, strict=True) if error is not None}
 
@@ -211,7 +212,7 @@ class Replica:
             raise
 
     async def _form_group(self, epoch: int) -> None:
-        """Makes the ranks a group for one epoch. One that is whole and idle goes on."""
+        """Forms a group of the ranks for one epoch, or takes over the present one if it is complete and idle."""
         members, begin = self.incarnations, time.monotonic()
         is_reused = self._is_group_reusable()
         meeting = None if is_reused else await self.ranks[0].open_rendezvous(epoch, members)
@@ -232,9 +233,9 @@ class Replica:
         return all(group is not None and group.reusable and group.members_digest == digest for group in groups)
 
     async def _align_weights(self) -> tuple[LoadedModel, CacheInfo]:
-        """Gives all ranks the same weights: those that they have, or what an operator had loaded where one began anew.
+        """Gives all ranks the same weights: those that they have, or the last ones of an operator if a rank is new.
 
-        What a trainer sent is gone with one of the ranks that had it.
+        Weights that a trainer sent are lost with any rank that had them.
         """
         wanted = self.weights.version
         versions = {rank: rank.model.weights_version for rank in self.ranks if rank.model}
@@ -251,7 +252,7 @@ class Replica:
         return models[0], caches[0]
 
     async def _initialize_caches(self, model: LoadedModel) -> None:
-        """Gives all ranks the same pools: as some have them that were set up before, else what fits at each."""
+        """Gives all ranks the same pools: those of the ranks that have some, or else what fits at each rank."""
         there = [(rank, rank.cache) for rank in self.ranks if rank.cache is not None]
         for rank, cache in there:
             if not _are_equal([there[0][1], cache], _POOLS):
@@ -262,7 +263,7 @@ class Replica:
             await self.each(lambda rank: rank.initialize_cache(plan), without)
 
     async def _plan(self, ranks: Sequence[Rank], model: LoadedModel, cache: CacheInfo | None) -> CachePlan:
-        """Plans the pools of ranks that have none; `cache`: those of the others."""
+        """Plans the pools of ranks that have none; `cache`: the pools of the others."""
         block_size = cache.block_size if cache else self._configuration.cache.block_size
         available = await self.each(lambda rank: rank.determine_num_available_blocks(block_size), ranks)
         least = find_least(available)
@@ -295,7 +296,7 @@ def _are_equal(values: Sequence[object], names: Iterable[str]) -> bool:
 
 
 def _demand_equal(values: Sequence[object], names: Iterable[str]) -> None:
-    """Raises Misconfigured where ranks differ in what has to be equal."""
+    """Raises Misconfigured if ranks differ in one of these facts."""
     for name in names:
         first, *others = (getattr(value, name) for value in values)
         for rank, other in enumerate(others, start=1):

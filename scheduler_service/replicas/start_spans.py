@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class StartSpans:
-    """One attempt. Its span begins with the first step."""
+    """One attempt to start a worker. Its span begins with the first call."""
 
     def __init__(self, **attributes: Attribute) -> None:
         self._attributes = attributes

@@ -1,6 +1,6 @@
-"""One replica's loop of steps: schedule, send, process, publish; the next steps leave before the last is answered.
+"""One replica's step loop: schedule, send, process, publish. The next step is sent before the last one is answered.
 
-Knows one epoch at a time, and no gateway: what becomes of requests goes to its `StepEvents`.
+Knows one epoch at a time, and no gateway: results go to its `StepEvents`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from blockyard.errors import BlockyardError, Reason
 from blockyard.service import faults
 from blockyard.telemetry import EventLogger
 from scheduler_service.core.scheduler import StepMismatch
-from scheduler_service.replicas.loss import DRAINED
+from scheduler_service.replicas.epoch_failure import DRAINED
 from scheduler_service.replicas.steps.answer_checks import WrongAnswer
-from scheduler_service.replicas.steps.step_log import StepLog
+from scheduler_service.replicas.steps.step_metrics import StepLog
 from scheduler_service.replicas.steps.steps_in_flight import StepsInFlight
 
 if TYPE_CHECKING:
@@ -24,21 +24,20 @@ if TYPE_CHECKING:
     from scheduler_service.core.scheduler import Scheduler
     from scheduler_service.core.sequence import Group
     from scheduler_service.core.values import OwnerUpdate, SchedulerOutput, StepResult
-    from scheduler_service.replicas.conduct import Conduct
+    from scheduler_service.replicas.circuit_breaker import CircuitBreaker
     from scheduler_service.replicas.drain import Drain
-    from scheduler_service.replicas.steps.pipeline_depth import PipelineDepth
-    from scheduler_service.replicas.steps.step_deadline import StepDeadline
-    from scheduler_service.replicas.steps.step_meter import StepMeter
-    from scheduler_service.replicas.steps.step_stream import Steps
+    from scheduler_service.replicas.steps.step_metrics import StepMeter
+    from scheduler_service.replicas.steps.steps_in_flight import PipelineDepth, StepDeadline
+    from scheduler_service.replicas.worker_link import Steps
 
 log = EventLogger(__name__)
 
 
 class StepEvents(Protocol):
-    """What steps do to requests. Called on the loop, and never waits."""
+    """What the loop reports. Called on the event loop; must not block."""
 
     def dispatch(self) -> None:
-        """Gives ready replicas what they have room for."""
+        """Gives ready replicas the requests that they have room for."""
         ...
 
     def on_step_scheduled(self, replica_id: int, output: SchedulerOutput) -> None:
@@ -46,7 +45,7 @@ class StepEvents(Protocol):
         ...
 
     def publish(self, updates: Mapping[str, OwnerUpdate]) -> None:
-        """Passes what a step generated to each owner."""
+        """Passes the updates of a step to their owners."""
         ...
 
     def on_requests_ended(self, groups: Iterable[Group]) -> None:
@@ -61,7 +60,7 @@ class StepLoop:
         self,
         replica_id: int,
         events: StepEvents,
-        conduct: Conduct,
+        breaker: CircuitBreaker,
         drain: Drain,
         meter: StepMeter,
         deadline: StepDeadline,
@@ -75,7 +74,7 @@ class StepLoop:
         self.last_step_id = 0
         self._replica_id = replica_id
         self._events = events
-        self._conduct = conduct
+        self._breaker = breaker
         self._drain = drain
         self._serves_without = serves_without
         self._clock = clock
@@ -85,7 +84,7 @@ class StepLoop:
         self._is_sending = False
 
     def wake(self) -> None:
-        """Looks for something to schedule."""
+        """Makes the loop look for something to schedule."""
         self._work.set()
 
     def on_epoch_broken(self) -> None:
@@ -96,7 +95,7 @@ class StepLoop:
     async def run(self, scheduler: Scheduler, steps: Steps, beside: Sequence[Coroutine[Any, Any, None]] = ()) -> None:
         """Runs one epoch until its stream breaks: an ExceptionGroup with a BlockyardError.
 
-        `beside`: what else runs as long as the epoch, which ends with it.
+        `beside`: other tasks of the epoch; if one of them fails, so does the epoch.
         """
         self.in_flight.begin_epoch()
         self._work.set()
@@ -113,7 +112,7 @@ class StepLoop:
         raise BlockyardError(Reason.DRAINING, DRAINED)
 
     def _may_leave(self, scheduler: Scheduler) -> bool:
-        """Whether a drain need not wait: for the steps on their way, and what nobody else could go on with."""
+        """Whether a drain is done: no step is in flight, and no request is left that only this replica could finish."""
         if not self._drain.is_wanted or self.in_flight:
             return False
         return self._leaves_at_once() or not scheduler.has_unfinished()
@@ -128,7 +127,7 @@ class StepLoop:
             await self._send_due(scheduler, steps)
 
     async def _send_due(self, scheduler: Scheduler, steps: Steps) -> None:
-        """Sends what there is to compute. Whoever is at it goes on until nothing is left."""
+        """Sends steps until nothing is left to schedule. Does nothing if another task is sending."""
         if self._is_sending:
             return
         self._is_sending = True
@@ -147,15 +146,15 @@ class StepLoop:
             self._publish(scheduler, updates)
             if self._drain.is_wanted:
                 self._drain.reconsider()
-            # Here and not in the other task: to change tasks costs as much as to schedule. What was published leaves
-            # behind it, since the worker's next step is what must not be late.
+            # Sent here and not by the other task, since a task switch costs as much as scheduling. The published tokens
+            # leave after the step, since the worker's next step must not be late.
             await self._send_due(scheduler, steps)
 
     def _schedule(self, scheduler: Scheduler, epoch: int) -> SchedulerOutput | None:
         if len(self.in_flight) >= self._pipeline.depth:
             return None
         if self._drain.is_wanted and self._leaves_at_once():
-            # Its requests go on elsewhere or later, once the steps in flight are answered.
+            # The requests go on at another replica, or later, once the steps in flight are answered.
             return None
         self._events.dispatch()
         if not scheduler.can_schedule():
@@ -180,7 +179,7 @@ class StepLoop:
         self.step_log.on_answered(result, seconds)
         self.meter.on_answered(result, seconds, self.in_flight.on_answered())
         self.last_step_id = result.step_id
-        self._conduct.on_answered()
+        self._breaker.on_answered()
         return updates
 
     def _publish(self, scheduler: Scheduler, updates: dict[str, OwnerUpdate]) -> None:

@@ -1,14 +1,15 @@
-"""One connection to one worker: its lifecycle calls and its step stream. Does not know in which order they belong.
+"""One connection to one worker: its lifecycle calls and its step stream. Does not know the order of the calls.
 
-Every failure leaves here as a BlockyardError: NO_READY_WORKER where nobody answers, a WrongAnswer where the answer
-cannot be, else what the worker said.
+Every failure leaves here as a BlockyardError: NO_READY_WORKER if no worker answers, a WrongAnswer if the answer is not
+possible, or else the worker's own error.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import grpc
 import grpc.aio
@@ -18,14 +19,17 @@ from blockyard.contract.codec import workers
 from blockyard.contract.codec.worker_info import COLLECTIVES, decode_worker_info, encode_group_request
 from blockyard.contract.workers import GroupRequest, LoadedModel
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
+from blockyard.service import faults
 from blockyard.service.servers import RenewedChannel
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
+from scheduler_service.replicas import codec
 from scheduler_service.replicas.facts import MeetingPoint
 from scheduler_service.replicas.steps.answer_checks import (
     WrongAnswer,
     check_blocks,
     check_cache,
     check_model,
+    check_turn,
     check_worker,
     require,
 )
@@ -46,6 +50,8 @@ if TYPE_CHECKING:
         WorkerInfo,
     )
     from blockyard.security.tls import Peer
+    from scheduler_service.core.values import SchedulerOutput, StepResult
+    from scheduler_service.replicas.steps.answer_checks import AnswerLimits
 
 _PLANNED = ("block_size", "num_device_blocks", "num_host_blocks", "max_model_len")
 INFO_SECONDS = 5.0
@@ -73,12 +79,12 @@ def _translated() -> Generator[None]:
 def _read(message: Message | None) -> Message:
     """Returns a message; raises WrongAnswer for None, which gRPC gives for what it cannot parse."""
     if message is None:
-        raise WrongAnswer("it is no message of the protocol")
+        raise WrongAnswer("it is not a message of the protocol")
     return message
 
 
 class StepCall:
-    """The call that carries one epoch's steps to one worker: takes them as bytes, gives its answers as messages."""
+    """The call with one epoch's steps for one worker: takes steps as bytes, returns answers as messages."""
 
     def __init__(self, call: Any) -> None:
         self._call = call
@@ -100,7 +106,7 @@ class StepCall:
             raise _make_broken_error("the worker ended the step stream")
         message = _read(message)
         if message.draining:
-            raise BlockyardError(Reason.DRAINING, "the worker was told to stop")
+            raise BlockyardError(Reason.DRAINING, "the worker is stopping")
         return message
 
     def cancel(self) -> None:
@@ -112,8 +118,68 @@ def _make_broken_error(message: str) -> BlockyardError:
     return BlockyardError(Reason.NO_READY_WORKER, message)
 
 
+class Steps(Protocol):
+    """The steps of one epoch, to all workers of a replica. One task sends, another receives; answers come in the order
+    of the steps.
+
+    `step_seconds`: how long the workers were busy with the step that was answered last. `encode_seconds`: how long it
+    took to make a message of the step that was sent last.
+    """
+
+    epoch: int
+    step_seconds: float
+    encode_seconds: float
+
+    async def send(self, output: SchedulerOutput) -> None:
+        """Sends one step; returns when it is on its way. Raises BlockyardError when the stream is broken."""
+        ...
+
+    async def receive(self) -> StepResult:
+        """Waits for the next answer. Raises BlockyardError when the stream is broken, a step was refused or the answer
+        is wrong; DRAINING when a worker stops."""
+        ...
+
+    def cancel(self) -> None:
+        """Ends the stream."""
+        ...
+
+
+class StepStream:
+    """The steps of one epoch, to the one worker of a replica; see `Steps`."""
+
+    def __init__(self, call: StepCall, epoch: int, limits: AnswerLimits) -> None:
+        self.epoch = epoch
+        self.step_seconds = 0.0
+        self.encode_seconds = 0.0
+        self._call = call
+        self._limits = limits
+        self._last_answered = 0
+
+    async def send(self, output: SchedulerOutput) -> None:
+        """Sends one step."""
+        faults.reach(faults.BEFORE_SEND)
+        begin = time.perf_counter()
+        step = codec.encode_step(output, self.epoch).SerializeToString()
+        self.encode_seconds = time.perf_counter() - begin
+        await self._call.write(step)
+        faults.reach(faults.AFTER_SEND)
+
+    async def receive(self) -> StepResult:
+        """Waits for the next answer."""
+        message = await self._call.read()
+        result = codec.decode_answer(message, self._limits)
+        check_turn(message.epoch, result.step_id, self.epoch, self._last_answered + 1)
+        self._last_answered = result.step_id
+        self.step_seconds = result.forward_seconds + result.cache_seconds
+        return result
+
+    def cancel(self) -> None:
+        """Ends the stream."""
+        self._call.cancel()
+
+
 class WorkerLink:
-    """The connection to the worker at `address`; it is dialled again for ever, each second at the latest."""
+    """The connection to the worker at `address`, which reconnects for ever, at least once a second."""
 
     def __init__(self, address: str, peer: Peer | None = None) -> None:
         self.address = address
@@ -124,7 +190,7 @@ class WorkerLink:
         return worker_pb2_grpc.WorkerServiceStub(self._channel.get())
 
     async def info(self) -> WorkerInfo:
-        """Asks who the worker is. Raises NO_READY_WORKER if nobody answers, or one that hangs."""
+        """Asks for the worker's identity and state. Raises NO_READY_WORKER if no worker answers in time."""
         try:
             message = await self._stub.GetWorkerInfo(worker_pb2.GetWorkerInfoRequest(), timeout=INFO_SECONDS)
         except grpc.aio.AioRpcError as error:
@@ -134,7 +200,7 @@ class WorkerLink:
         return check_worker(decode_worker_info(_read(message)))
 
     async def init_device(self, request: DeviceRequest) -> None:
-        """Makes the worker choose its device, for its place in the replica."""
+        """Makes the worker initialize its device, for its place in the replica."""
         with _translated():
             await self._stub.InitDevice(workers.encode_device_request(request), timeout=DEVICE_SECONDS)
 
@@ -158,7 +224,7 @@ class WorkerLink:
             message = await self._stub.InitializeCache(workers.CACHE_PLAN.encode(plan), timeout=SETUP_SECONDS)
         cache = check_cache(workers.CACHE_INFO.decode(_read(message).cache))
         wrong = [name for name in _PLANNED if getattr(cache, name) != getattr(plan, name)]
-        require(not wrong, f"not as planned: {', '.join(wrong)}")
+        require(not wrong, f"the cache was not made as planned: {', '.join(wrong)} differ")
         return cache
 
     async def open_rendezvous(self, epoch: int, members: Sequence[str]) -> MeetingPoint:
@@ -166,14 +232,14 @@ class WorkerLink:
         request = worker_pb2.OpenRendezvousRequest(epoch=epoch, members=members)
         with _translated():
             answer = _read(await self._stub.OpenRendezvous(request, timeout=INFO_SECONDS))
-        require(answer.port < 2**16, f"port {answer.port}")
+        require(answer.port < 2**16, f"port {answer.port} is out of range")
         address = with_port(self.address, answer.port) if answer.port else self.address
         return MeetingPoint(address, answer.secret)
 
     async def form_group(
         self, epoch: int, members: Sequence[str], timeout_seconds: float, meeting: MeetingPoint | None
     ) -> str:
-        """Makes the worker join a group; without a meeting point: take the present one over.
+        """Makes the worker join a group; without a meeting point, the present group is taken over.
 
         Returns how its ranks reach each other.
         """

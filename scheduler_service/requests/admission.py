@@ -19,8 +19,8 @@ from scheduler_service.core.config import NeverFits
 from scheduler_service.core.queues.deadlines import DeadlineKind, Deadlines
 from scheduler_service.core.queues.overload import MAX_RETRY_SECONDS, Limit
 from scheduler_service.core.sequence import Group
+from scheduler_service.gateways.codec import check_addition
 from scheduler_service.gateways.outbox import GatewayOutbox
-from scheduler_service.requests.addition_checks import check_addition
 from scheduler_service.requests.placement import are_asleep
 from scheduler_service.requests.reattachment import Reattachment
 from scheduler_service.requests.registry import Request
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 log = EventLogger(__name__)
 
 RETRY_AFTER_SECONDS = 1.0
-# How often tenants that wait are charged for the tokens that others get meanwhile.
+# How often tenants are charged for the tokens of their running requests while requests wait.
 CHARGE_SECONDS = 0.1
 MAX_SLEEP_SECONDS = 1.0
 MAX_PROMISES = 100_000
@@ -86,7 +86,7 @@ class Admission:
             max_age_seconds=2 * MAX_RETRY_SECONDS, max_entries=MAX_PROMISES, max_weight=MAX_PROMISES
         )
         self._num_attached, self._next_sequence_id = 0, 1
-        # Set when something may be due earlier than before.
+        # Set when a deadline may be earlier than the ones before.
         self._alarm = asyncio.Event()
 
     # Gateways.
@@ -186,7 +186,7 @@ class Admission:
         return Request(group, addition, self._dispatcher.weights_version)
 
     def _check_limits(self, spec: GroupSpec) -> None:
-        """Raises an error with a Retry-After. A request that comes again then finds the place that was kept for it."""
+        """Raises an error with a Retry-After. A request that comes again then finds a place kept for it."""
         now, drain_rate = self._clock(), self._dispatcher.drain_rate
         comes_again = self._promised.pop(spec.request_id) is not None
         overload = self._backlog.check(spec, leaves_room=drain_rate.has_promised(now) and not comes_again)
@@ -216,7 +216,7 @@ class Admission:
             self._alarm.set()
 
     def resume(self, outbox: GatewayOutbox, request_id: str, handle: int) -> None:
-        """Lets a gateway read a request from its beginning, or refuses it."""
+        """Lets a gateway read a request from its beginning, or reports why it cannot."""
         try:
             if (request := self._requests.find(request_id, self._clock())) is None:
                 raise self._reattachment.make_unknown_error(request_id, self._clock())
@@ -231,7 +231,7 @@ class Admission:
         log.debug("request resumed", request_id=request.request_id, gateway=outbox.owner)
 
     def refuse(self, outbox: GatewayOutbox, request_id: str, handle: int, error: BlockyardError) -> None:
-        """Reports to a gateway that a request will not run."""
+        """Reports to a gateway why a request will not run."""
         log.debug("request refused", request_id=request_id, reason=error.reason)
         self._metrics.on_refused(error.reason)
         outbox.put_failed(request_id, error, handle)
@@ -257,7 +257,7 @@ class Admission:
                 reader.put_update(update)
 
     def cancel(self, request_ids: Iterable[str]) -> tuple[list[str], list[str]]:
-        """Ends requests, whoever reads them. Returns those that were live, and those that will end if they come."""
+        """Ends requests, whoever reads them. Returns the live ones, and unknown ones that will end if they arrive."""
         now, names = self._clock(), list(dict.fromkeys(request_ids))
         found = [request for name in names if (request := self._requests.live.get(name))]
         for request in found:
@@ -297,10 +297,10 @@ class Admission:
         self._expire_without_worker(now)
 
     def _expire_without_worker(self, now: float) -> None:
-        """Fails the requests that have waited too long for any worker."""
+        """Fails the requests that have waited too long for a worker."""
         dispatcher, patience, live = self._dispatcher, self._patience, self._requests.live.values()
         if are_asleep(dispatcher.engines):
-            dispatcher.lost_at = now  # They wait for an operator: their patience with workers begins after that.
+            dispatcher.lost_at = now  # Requests wait for an operator; their wait for a worker begins afterwards.
             return
         if dispatcher.ready_engines:
             return
@@ -312,13 +312,13 @@ class Admission:
             dispatcher.fail(request, _make_lost_error(patience, dispatcher.readiness.message))
 
     def _charge(self) -> None:
-        """Counts what each tenant's requests have got since the last time, as long as somebody waits."""
+        """Charges each tenant for the tokens of its requests since the last time, while requests wait."""
         if self._backlog:
             for (tenant, lora_id), num_tokens in self._note_outputs().items():
                 self._backlog.charge(tenant, lora_id, num_tokens)
 
     def _note_outputs(self) -> Counter[tuple[str, int]]:
-        """The tokens that live requests have got since the last time, by tenant and adapter."""
+        """Returns the new tokens of live requests since the last time, by tenant and adapter."""
         got = Counter[tuple[str, int]]()
         for request in self._requests.live.values():
             num_outputs, spec = request.group.num_outputs, request.group.spec
@@ -328,7 +328,7 @@ class Admission:
 
 
 def _check_deadlines(addition: Addition) -> None:
-    """Raises GENERATION_DEADLINE or QUEUE_DEADLINE for a request whose time is over when it comes."""
+    """Raises GENERATION_DEADLINE or QUEUE_DEADLINE for a request whose deadline has passed on arrival."""
     if addition.remaining_seconds is not None and addition.remaining_seconds <= 0:
         raise _make_overdue_error(DeadlineKind.GENERATION)
     if addition.max_queue_seconds is not None and addition.max_queue_seconds <= 0:
@@ -336,14 +336,14 @@ def _check_deadlines(addition: Addition) -> None:
 
 
 def _check_task(facts: ModelFacts | None, spec: GroupSpec) -> None:
-    """Raises FEATURE_DISABLED for tokens of a model that makes numbers, and the reverse."""
+    """Raises FEATURE_DISABLED for generation from a pooling model, and for pooling of another model."""
     task = facts.task if facts else Task.UNSPECIFIED
     if task.pools != (spec.pooling is not None):
         raise BlockyardError(Reason.FEATURE_DISABLED, f"the model is served for another task, {task.value} (--task)")
 
 
 def _make_resumed(handle: int, request: Request) -> Resumed:
-    """Copies what a request has generated by now."""
+    """Copies what a request has generated so far."""
     group = request.group
     return Resumed(
         handle=handle,

@@ -1,6 +1,6 @@
 """Gives each request to a replica that has room for it, and takes back what a replica loses.
 
-Owns the backlog: whatever no replica has. What a replica has taken belongs to its engine. Knows no messages.
+Owns the backlog, the requests that no replica has. The others belong to their engines. Knows no messages.
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ from blockyard.telemetry import EventLogger
 from scheduler_service import catalogue
 from scheduler_service.core.queues.overload import DrainRate
 from scheduler_service.core.recovery import Suspects
+from scheduler_service.replicas.epoch_failure import is_break
 from scheduler_service.replicas.facts import combine, is_same_model, repeats
-from scheduler_service.replicas.loss import is_break
-from scheduler_service.replicas.refusals import Refusals
 from scheduler_service.replicas.steps.answer_checks import WrongAnswer
-from scheduler_service.requests.deaths import Deaths
+from scheduler_service.requests.failure_history import Deaths, RecoveryLog, RecoveryRecord, Refusals
 from scheduler_service.requests.placement import assign
-from scheduler_service.requests.recovery_log import RecoveryLog, RecoveryRecord
 from scheduler_service.requests.registry import Lost
 
 if TYPE_CHECKING:
@@ -33,7 +31,7 @@ if TYPE_CHECKING:
     from scheduler_service.core.values import OwnerUpdate, SchedulerOutput
     from scheduler_service.metrics import SchedulerMetrics
     from scheduler_service.replicas.engine import Engine
-    from scheduler_service.replicas.loss import Loss
+    from scheduler_service.replicas.epoch_failure import EpochFailure
     from scheduler_service.requests.registry import Request, RequestRegistry
 
 log = EventLogger(__name__)
@@ -62,7 +60,7 @@ class Dispatcher:
         # Called once, before the gateways get the first facts.
         self.on_first_facts: Callable[[], None] = lambda: None
         self.recovery_log = RecoveryLog()
-        # Since no step was answered for want of a worker.
+        # When the last worker was lost; None once steps are answered again.
         self.lost_at: float | None = None
         self._requests = requests
         self._backlog = backlog
@@ -87,12 +85,12 @@ class Dispatcher:
 
     @property
     def ready_engines(self) -> list[Engine]:
-        """Those that take requests."""
+        """The replicas that take requests."""
         return [engine for engine in self.engines if engine.takes_requests]
 
     @property
     def weights_version(self) -> str:
-        """The name of the weights that gateways know of."""
+        """The weights' version that gateways know of."""
         return self.facts.weights_version if self.facts else ""
 
     def serves_without(self, engine: Engine) -> bool:
@@ -105,7 +103,7 @@ class Dispatcher:
         return all(incarnation not in other.replica.incarnations for other in held)
 
     def may_serve(self, engine: Engine, facts: ModelFacts) -> bool:
-        """Whether a model is that of all other replicas that serve: gateways know of one."""
+        """Whether all other replicas that serve have the same model: gateways know of one."""
         others = (other.facts for other in self.engines if other is not engine and other.is_ready)
         return all(known is None or is_same_model(known, facts) for known in others)
 
@@ -124,7 +122,7 @@ class Dispatcher:
             self.wake()
 
     def on_workers_missing(self, message: str) -> None:
-        """Notes what workers lack that make no whole replica; nothing if the message is empty."""
+        """Reports what incomplete replicas lack; an empty message: nothing."""
         self._missing_workers = message
         self._put_state(None, None)
 
@@ -135,7 +133,7 @@ class Dispatcher:
 
     @property
     def suspect_request_ids(self) -> list[str]:
-        """Live requests of which workers may have died."""
+        """Live requests that may have killed workers."""
         return [request_id for request_id in self._deaths.suspects if request_id in self._requests.live]
 
     # Requests.
@@ -243,57 +241,57 @@ class Dispatcher:
         """Drops requests that ended."""
         self._requests.end(groups, self._clock())
 
-    def on_worker_lost(self, engine: Engine, loss: Loss) -> None:
-        """Takes the requests of a replica back, before all others, but fails those that would end the next one too."""
+    def on_worker_lost(self, engine: Engine, failure: EpochFailure) -> None:
+        """Puts a replica's requests back to the front of the backlog; fails those that would break the next epoch."""
         if self.lost_at is None:
             self.lost_at = self._clock()
-        cause = _cause(loss.error)
+        cause = _cause(failure.error)
         self._metrics.on_worker_lost(_LOSSES[cause])
         groups: list[Group] = []
-        for group, num_tokens in loss.evacuated:
+        for group, num_tokens in failure.evacuated:
             request = self._requests.live.get(group.spec.request_id)
             if request is None:
                 continue
             request.engine = None
             if num_tokens:
-                request.lost = Lost(cause, num_tokens, loss.facts)
+                request.lost = Lost(cause, num_tokens, failure.facts)
                 self._requests.spans.on_lost(group, cause, num_tokens)
                 self.recovery_log.num_replayed_tokens += num_tokens
             groups.append(group)
-        if groups or loss.error.reason is not Reason.DRAINING:
-            self.recovery_log.add(_make_record(engine, cause, loss, self._clock()))
-        if isinstance(loss.error, WrongAnswer):
-            # Somebody else goes first: if that is answered as it should be, it was not the worker.
-            groups.sort(key=lambda group: group.spec.request_id in loss.in_hand)
+        if groups or failure.error.reason is not Reason.DRAINING:
+            self.recovery_log.add(_make_record(engine, cause, failure, self._clock()))
+        if isinstance(failure.error, WrongAnswer):
+            # Retry the requests of the failed step last: if others succeed first, the worker is not the cause.
+            groups.sort(key=lambda group: group.spec.request_id in failure.in_hand)
         self._backlog.push_front(groups)
         self._fail_stranded(engine)
-        self._fail_hopeless(loss)
-        self._fail_poison(loss)
+        self._fail_hopeless(failure)
+        self._fail_poison(failure)
         self.suspects.replace(self._requests.live[request_id].group for request_id in self.suspect_request_ids)
         # Ready replicas go on with these requests at once.
         self.wake()
 
     def _fail_stranded(self, engine: Engine) -> None:
-        """Fails what a replica had and could not give back."""
+        """Fails the requests that the replica had and could not give back."""
         stranded = self._requests.find_of(engine)
         if stranded:
             log.error("requests cannot go on", replica_id=engine.replica_id, request_ids=stranded)
             self.fail_all(stranded, BlockyardError(Reason.BUG, "the scheduler lost its state of the request"))
 
-    def _fail_hopeless(self, loss: Loss) -> None:
-        """Fails the requests that would have every epoch broken."""
-        message = loss.error.message
-        if loss.refused and (hopeless := self._refusals.note(message, loss.refused, self._requests.live)):
+    def _fail_hopeless(self, failure: EpochFailure) -> None:
+        """Fails the requests whose steps are refused again and again."""
+        message = failure.error.message
+        if failure.refused and (hopeless := self._refusals.note(message, failure.refused, self._requests.live)):
             log.error("requests have a step refused again and again", reason=message, request_ids=hopeless)
             self.fail_all(hopeless, BlockyardError(Reason.BUG, f"the worker refuses its steps: {message}"))
 
-    def _fail_poison(self, loss: Loss) -> None:
-        """Counts a death against the requests in hand, and fails those that were there three times in a row."""
-        if loss.error.reason is Reason.DRAINING:
+    def _fail_poison(self, failure: EpochFailure) -> None:
+        """Counts a death against the requests in hand, and fails those with three in a row."""
+        if failure.error.reason is Reason.DRAINING:
             return
         # A wrong answer is the worker's fault, unless the worker has answered other requests well.
-        is_proof = loss.was_sound or not isinstance(loss.error, WrongAnswer)
-        self._deaths.note(loss.in_hand, self._requests.live, is_proof=is_proof)
+        is_proof = failure.was_sound or not isinstance(failure.error, WrongAnswer)
+        self._deaths.note(failure.in_hand, self._requests.live, is_proof=is_proof)
         if poison := self._deaths.poison:
             log.error("requests kill workers", request_ids=poison)
             message = "the worker died three times in a row while it computed this request"
@@ -301,7 +299,7 @@ class Dispatcher:
 
 
 def _find_readiness(engines: Sequence[Engine], latest: Engine | None, missing_workers: str) -> Readiness:
-    """Whether a replica takes requests; if none does, why, above all the one that was heard of last."""
+    """Returns whether any replica takes requests, and if not, the reason of the one that reported last."""
     if any(engine.takes_requests for engine in engines):
         return Readiness(True)
     if not engines:
@@ -313,7 +311,7 @@ def _find_readiness(engines: Sequence[Engine], latest: Engine | None, missing_wo
 
 
 def _cause(error: BlockyardError) -> str:
-    """Names what happened to a replica's worker, for people."""
+    """Names what happened to a replica's worker, for operators."""
     if error.reason is Reason.DRAINING:
         return _DRAINED
     if isinstance(error, WrongAnswer):
@@ -321,19 +319,19 @@ def _cause(error: BlockyardError) -> str:
     return _DIED if is_break(error) else _REFUSED
 
 
-def _make_record(engine: Engine, cause: str, loss: Loss, now: float) -> RecoveryRecord:
-    begun = [num_tokens for _, num_tokens in loss.evacuated if num_tokens]
+def _make_record(engine: Engine, cause: str, failure: EpochFailure, now: float) -> RecoveryRecord:
+    begun = [num_tokens for _, num_tokens in failure.evacuated if num_tokens]
     return RecoveryRecord(now, engine.replica_id, cause, len(begun), sum(begun))
 
 
 def _is_outdated(request: Request, engine: Engine) -> bool:
-    """Returns whether a request that has begun would go on with other weights, and may not."""
+    """Whether a request that has begun would go on with other weights although it must not."""
     if not request.fails_on_update or request.lost is None or engine.facts is None:
         return False
     return engine.facts.weights_version != request.lost.facts.weights_version
 
 
 def _make_recovery(request: Request, lost: Lost, engine: Engine) -> Recovery:
-    """Makes the report that a request goes on, and whether its tokens are those that it would have had."""
+    """Reports that a request goes on, and whether its tokens are exactly those of an undisturbed run."""
     exact = engine.facts is not None and repeats(lost.facts, engine.facts)
     return Recovery(request.request_id, lost.cause, lost.num_tokens, exact)

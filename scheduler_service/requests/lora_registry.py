@@ -1,8 +1,8 @@
-"""The adapters that there are: by name those that new requests get, by number those that requests began with.
+"""The known adapters: by name for new requests, by lora_id for requests that began with them.
 
-Numbers are never used again, also not by the scheduler that comes after this one: they begin with the time of its
-start, in parts of a second in which nobody loads more than one. Gateways say what they know when they attach, so that
-a scheduler's death loses none.
+A lora_id is never used again, not even by the next scheduler: ids count from the time of a scheduler's start, in parts
+of a second that are shorter than any load. Gateways report the adapters that they know when they attach, so that none
+is lost with a scheduler.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 log = EventLogger(__name__)
 
-# Seconds since 1970 at which numbers begin: 2026.
+# The beginning of 2026 in seconds since 1970, where ids begin.
 FIRST_SECOND = 1_767_225_600
-# 2^32 of them are 17 years.
+# 2^32 ids last for 17 years.
 IDS_PER_SECOND = 8
-# A number that is this far ahead no scheduler has given: if such were taken over, soon none would be left.
+# No scheduler gave an id this far ahead. If such ids were taken over, they would soon run out.
 MAX_ID_JUMP = 2**24
 
 
@@ -35,18 +35,18 @@ class LoraRegistry:
         self._by_id: dict[int, Adapter] = {}
         self._by_name: dict[str, int] = {}
         self._next_id = max(1, int((now - FIRST_SECOND) * IDS_PER_SECOND))
-        # Given by this scheduler, or removed by it: what gateways say of them is not news.
+        # Ids that this scheduler gave or removed: reports of gateways about them are outdated.
         self._own: set[int] = set()
 
     @property
     def all(self) -> list[Adapter]:
-        """All that requests have or may have, those first that new ones may."""
+        """All adapters that requests have or may have; those for new requests first."""
         named = set(self._by_name.values())
         return sorted(self._by_id.values(), key=lambda adapter: (adapter.lora_id not in named, adapter.lora_id))
 
     @property
     def named(self) -> list[Adapter]:
-        """Those that new requests may have, by name."""
+        """The adapters for new requests, ordered by name."""
         return [self._by_id[lora_id] for _, lora_id in sorted(self._by_name.items())]
 
     def find(self, name: str) -> Adapter | None:
@@ -54,13 +54,13 @@ class LoraRegistry:
         return self._by_id.get(self._by_name.get(name, 0))
 
     def take_id(self) -> int:
-        """Returns a number that no adapter ever had."""
+        """Returns a lora_id that no adapter ever had."""
         lora_id, self._next_id = self._next_id, self._next_id + 1
         self._own.add(lora_id)
         return lora_id
 
     def put(self, adapter: Adapter) -> None:
-        """Lets new requests have an adapter that workers have read, instead of another one of its name."""
+        """Makes a loaded adapter the one for new requests under its name."""
         self._by_id[adapter.lora_id] = adapter
         self._by_name[adapter.name] = adapter.lora_id
 
@@ -70,20 +70,24 @@ class LoraRegistry:
         return changed
 
     def withdraw(self, name: str) -> None:
-        """Lets no new request have an adapter."""
+        """Withdraws an adapter from new requests."""
         self._own.add(self._by_name.pop(name))
 
     def take_over(self, adapters: Iterable[Adapter]) -> bool:
-        """Takes over what a gateway was told by an earlier scheduler. Returns whether new requests may have more now.
+        """Takes over adapters that a gateway knows from an earlier scheduler. Returns whether `named` has more now.
 
-        Of two with one name the later one is it.
+        If two have the same name, the later one counts.
         """
         has_more = False
         for adapter in adapters:
             if adapter.lora_id in self._own or adapter.lora_id in self._by_id:
                 continue
             if adapter.lora_id > self._next_id + MAX_ID_JUMP:
-                log.warning("an adapter's number is none of ours", name=adapter.name, lora_id=adapter.lora_id)
+                log.warning(
+                    "an adapter has an unknown lora_id",
+                    name=adapter.name,
+                    lora_id=adapter.lora_id,
+                )
                 continue
             self._next_id = max(self._next_id, adapter.lora_id + 1)
             self._by_id[adapter.lora_id] = adapter
@@ -95,7 +99,7 @@ class LoraRegistry:
     def keep(self, adapter: Adapter) -> None:
         """Keeps the adapter of a request, which began with it.
 
-        Raises BlockyardError FIELD_INVALID if its number is another's.
+        Raises BlockyardError FIELD_INVALID if its lora_id belongs to another adapter.
         """
         known = self._by_id.setdefault(adapter.lora_id, adapter)
         if known.digest != adapter.digest:

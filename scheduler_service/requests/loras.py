@@ -1,4 +1,4 @@
-"""Loads, unloads and pins adapters at all replicas, and says so to the gateways. Owns the registry of adapters."""
+"""Loads, unloads and pins adapters at all replicas, and reports them to the gateways. Owns the adapter registry."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ DISABLED = "adapters are not enabled: start the scheduler with --max-loras"
 
 
 class Loras:
-    """The adapters of the scheduler. One object for its process. Raises SettingsError for settings without room."""
+    """The adapters of the scheduler. One object for its process. Raises SettingsError for contradictory settings."""
 
     def __init__(self, settings: LoraSettings, requests: RequestRegistry, dispatcher: Dispatcher) -> None:
         if not settings.max_loras:
@@ -46,35 +46,35 @@ class Loras:
         elif not (settings.max_lora_rank or settings.max_prompt_adapter_tokens):
             raise SettingsError("--max-lora-rank 0 needs --max-prompt-adapter-tokens")
         self._settings = settings
-        # Relative to the folder that this process was started in, as other paths of its settings are.
+        # Relative paths start at the working directory, as in other settings.
         self._root = os.path.abspath(settings.lora_root) if settings.lora_root else ""
         self._requests = requests
         self._dispatcher = dispatcher
         self.registry = LoraRegistry(time.time())
         # One operation at a time: a name has one adapter.
         self._lock = asyncio.Lock()
-        # Being loaded for the first time, and in no registry yet.
+        # Adapters that are being loaded and are not in the registry yet.
         self._loading: list[Adapter] = []
 
     @property
     def is_enabled(self) -> bool:
-        """Whether there may be adapters."""
+        """Whether adapters are enabled."""
         return self._settings.max_loras > 0
 
     def attach(self, engine: Engine) -> None:
-        """Says to a replica which adapters there are, and hears of it what it has."""
+        """Connects a replica's adapter cache to the registry."""
         engine.loras.find_wanted = lambda: [*self.registry.all, *self._loading]
         engine.loras.on_changed = self._on_changed
 
     # Operators' calls.
 
     async def load(self, name: str, path: str, *, load_inplace: bool = False) -> Adapter:
-        """Loads an adapter at all replicas that are ready; others follow. One that is loaded from there is that one.
+        """Loads an adapter at all ready replicas; others follow. Returns the present one if name and path are the same.
 
-        `load_inplace`: it takes the place of one with this name; requests that have that one go on with it.
+        `load_inplace`: replaces the adapter of this name; its running requests keep the old one.
 
-        Raises BlockyardError: FEATURE_DISABLED; FIELD_INVALID for a name or path that cannot be; WRONG_STATE for a
-        name that another one has; NO_READY_WORKER; what a worker says of the adapter.
+        Raises BlockyardError: FEATURE_DISABLED; FIELD_INVALID for a wrong name or path; WRONG_STATE for a name that
+        another adapter has; NO_READY_WORKER; or a worker's error.
         """
         self._demand_enabled()
         path = self._resolve(name, path)
@@ -109,14 +109,14 @@ class Loras:
             self._demand_room(found[0])
         finally:
             self._loading.remove(wanted)
-            # An adapter that only some replicas could load is not wanted any more.
+            # An adapter that only some replicas could load is removed there.
             for engine in engines:
                 engine.loras.reconsider()
         return found[0]
 
     def _demand_room(self, adapter: Adapter) -> None:
         facts = self._dispatcher.facts
-        # A token of a prompt and one of an answer have to fit behind it.
+        # A token of a prompt and one of an answer must fit behind the virtual tokens.
         if facts and adapter.num_virtual_tokens + 2 > facts.max_model_len:
             message = (
                 f"the adapter's {adapter.num_virtual_tokens} virtual tokens leave no room "
@@ -125,7 +125,7 @@ class Loras:
             raise BlockyardError(Reason.MODEL_NOT_LOADED, message)
 
     def unload(self, name: str) -> None:
-        """Lets no new request have an adapter; the workers forget it when the last one has ended. Idempotent.
+        """Withdraws an adapter from new requests; workers forget it once its last request has ended. Idempotent.
 
         Raises BlockyardError: FEATURE_DISABLED; WRONG_STATE for one that is pinned.
         """
@@ -157,7 +157,7 @@ class Loras:
             raise BlockyardError(Reason.FEATURE_DISABLED, DISABLED)
 
     def _resolve(self, name: str, path: str) -> str:
-        """Returns the folder on the workers' machines. They look themselves whether links lead out of their root."""
+        """Returns the folder on the workers' machines, which check themselves that links stay below their root."""
         violations: list[Violation] = []
         if _NAME.fullmatch(name) is None:
             violations.append(Violation("name", NAME_RULE))
@@ -176,7 +176,7 @@ class Loras:
     # Gateways' reports.
 
     def take_over(self, adapters: Iterable[Adapter]) -> None:
-        """Takes over what a gateway knows of before."""
+        """Takes over the adapters that a gateway knows from an earlier scheduler."""
         if self.is_enabled and self.registry.take_over(adapters):
             self._tell_gateways()
             self._on_changed()
@@ -193,18 +193,18 @@ class Loras:
     # Time.
 
     def collect(self) -> None:
-        """Forgets adapters that were replaced or unloaded, and that no request has any more."""
+        """Forgets adapters that were replaced or unloaded, once no request has them."""
         if self.is_enabled:
             self.registry.drop_unused({request.group.spec.lora_id for request in self._requests.live.values()})
 
     async def keep_time(self) -> None:
-        """Forgets what nobody has any more. Runs for ever if there may be adapters."""
+        """Forgets unused adapters, for ever. Returns at once if adapters are disabled."""
         while self.is_enabled:
             self.collect()
             await asyncio.sleep(POLL_SECONDS)
 
     async def load_modules(self) -> None:
-        """Loads what --lora-modules names as soon as there is a worker, and tries again what cannot be loaded."""
+        """Loads the adapters of --lora-modules once a worker is ready, and retries those that fail."""
         modules = split_modules(self._settings.lora_modules)
         while modules:
             for module in modules.copy():
@@ -219,7 +219,7 @@ class Loras:
             await asyncio.sleep(POLL_SECONDS if modules else 0)
 
     def _on_changed(self) -> None:
-        """Goes on with requests whose adapter was loaded, and fails those whose adapter nobody can load."""
+        """Wakes requests whose adapter was loaded, and fails those whose adapter no replica can load."""
         engines = self._dispatcher.ready_engines
         for adapter in self.registry.all:
             problems = [engine.loras.problems.get(adapter.lora_id) for engine in engines]

@@ -14,8 +14,11 @@ if TYPE_CHECKING:
 
 
 def assign(backlog: Backlog, rooms: Mapping[Engine, Room]) -> Iterator[tuple[Group, Engine]]:
-    """Takes the requests from the backlog that replicas have room for, which they fill; yields each and its replica."""
-    # Adapters for which no replica has a slot: who does not need them goes on.
+    """Takes requests from the backlog as long as replicas have room; yields each with its replica.
+
+    The requests fill the rooms.
+    """
+    # Adapters for which no replica has a slot; requests with others may pass.
     passed: set[int] = set()
     while (group := backlog.peek(passed)) is not None:
         engine = choose_engine(group, rooms)
@@ -37,9 +40,9 @@ def assign(backlog: Backlog, rooms: Mapping[Engine, Room]) -> Iterator[tuple[Gro
 
 
 def choose_engine(group: Group, rooms: Mapping[Engine, Room]) -> Engine | None:
-    """Chooses the replica with the longest cached prefix among those with room; of equals that with most rows free.
+    """Chooses the replica with the longest cached prefix among those with room, then the one with the most free rows.
 
-    A request with an adapter goes first to where that may begin: where it is in a slot, or can come into one.
+    A request with an adapter prefers a replica with the adapter in a slot, or with a free slot.
     """
     size, lora_id = measure(group), group.spec.lora_id
     rooms = {engine: room for engine, room in rooms.items() if engine.loras.has(lora_id)} if lora_id else rooms
@@ -57,7 +60,7 @@ def choose_engine(group: Group, rooms: Mapping[Engine, Room]) -> Engine | None:
 
 
 def waits_for_slot(group: Group, rooms: Mapping[Engine, Room]) -> bool:
-    """Whether its adapter alone keeps a request from all replicas that have room for it: others may pass."""
+    """Whether only its adapter keeps a request from the replicas that have room for it, so that others may pass."""
     size = measure(group)
     return group.spec.lora_id != 0 and any(room.takes(*size) for room in rooms.values())
 
@@ -72,7 +75,7 @@ def _ask_for_adapter(lora_id: int, rooms: Mapping[Engine, Room]) -> None:
 
 
 def is_urgent(group: Group, rooms: Mapping[Engine, Room]) -> bool:
-    """Whether a replica would make room for a request at the expense of others."""
+    """Whether a replica would preempt others for a request."""
     return any(room.takes_urgent(group) for room in rooms.values())
 
 

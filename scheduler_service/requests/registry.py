@@ -27,7 +27,7 @@ MAX_RETAINED_TOKENS = 64 * 2**20
 
 
 class Lost(NamedTuple):
-    """What a request lost with its worker, until it goes on: `facts` are those of the replica that it was on."""
+    """What a request lost with its worker, until it goes on. `facts`: those of the replica that it was on."""
 
     cause: str
     num_tokens: int
@@ -53,14 +53,14 @@ class Request:
         self.engine: Engine | None = None
         self.lost: Lost | None = None
         self.num_charged = 0
-        # The weights' version that its readers were told.
+        # The weights' version that its readers know.
         self.weights_version = weights_version
-        # Rather than go on with other weights than it began with.
+        # Whether it must fail instead of going on with other weights than it began with.
         self.fails_on_update = addition.fails_on_update
 
     @property
     def request_id(self) -> str:
-        """Its name."""
+        """The request's id."""
         return self.group.spec.request_id
 
     @property
@@ -86,7 +86,7 @@ class RequestRegistry:
         self._outboxes: dict[str, GatewayOutbox] = {}
         # The gateways that get an owner's updates: one gateway, or all readers of one request.
         self._channels: dict[str, tuple[GatewayOutbox, ...]] = {}
-        # Requests that nobody reads, and when they are given up; in that order.
+        # Requests without a reader, and when to give them up; the earliest first.
         self._orphans: dict[Request, float] = {}
 
     def find(self, request_id: str, now: float) -> Request | None:
@@ -95,12 +95,12 @@ class RequestRegistry:
         return self.live.get(request_id) or self._retained.get(request_id)
 
     def find_read(self, outbox: GatewayOutbox, request_id: str, handle: int) -> Request | None:
-        """The live request that a gateway reads: under a handle, or by its name if the handle is 0."""
+        """Finds the live request that a gateway reads: by its handle, or by its id if the handle is 0."""
         request = self.live.get(outbox.request_ids.get(handle, "") if handle else request_id)
         return request if request is not None and outbox in request.handles else None
 
     def find_of(self, engine: Engine) -> list[str]:
-        """The names of the live requests that a replica has."""
+        """Returns the ids of the live requests that a replica has."""
         return [request_id for request_id, request in self.live.items() if request.engine is engine]
 
     def add(self, request: Request) -> None:
@@ -150,7 +150,7 @@ class RequestRegistry:
         return not request.handles
 
     def _route(self, request: Request) -> None:
-        """Gives its tokens to its readers: sets the owner by which the core knows them."""
+        """Sends a request's tokens to its readers: sets the owner by which the core knows them."""
         shared = f"readers of {request.request_id}"
         self._channels.pop(shared, None)
         readers = tuple(request.handles)
@@ -168,7 +168,7 @@ class RequestRegistry:
         self.spans.on_answered()
 
     def publish_weights(self, groups: Iterable[Group], version: str) -> None:
-        """Reports which weights requests are computed with from now on, to readers who know of others."""
+        """Reports the weights that requests are now computed with to readers that know of others."""
         for group in groups:
             request = self.live[group.spec.request_id]
             if request.weights_version != version:
@@ -177,7 +177,7 @@ class RequestRegistry:
                     outbox.put_weights([(request.request_id, version)])
 
     def publish_recoveries(self, recoveries: Mapping[str, list[Recovery]]) -> None:
-        """Reports to the readers which of their requests go on after their worker was lost."""
+        """Reports to readers which of their requests go on after a worker was lost."""
         for owner, recovered in recoveries.items():
             for outbox in self._channels.get(owner, ()):
                 outbox.put_recovered(recovered)
@@ -196,7 +196,7 @@ class RequestRegistry:
         reasons = {sequence.finish_reason for sequence in request.group.sequences}
         if request.digest and reasons != {FinishReason.ABORT}:
             num_pooled = sum(len(sequence.pooled) for sequence in request.group.sequences) // 4
-            # The request as it came has what is no token: grammars, and what another gateway needs.
+            # The request as it came counts too: it may hold a large grammar.
             weight = request.group.prompt_length + request.group.num_outputs + num_pooled + len(request.submission) // 4
             self._retained.add(request.request_id, request, weight, now)
 
@@ -212,7 +212,7 @@ class RequestRegistry:
     # Time.
 
     def take_abandoned(self, now: float) -> list[Request]:
-        """Takes the requests that nobody has read for the whole window."""
+        """Takes the requests that had no reader for the whole window."""
         due = [request for request, at in self._orphans.items() if at <= now]
         for request in due:
             del self._orphans[request]
@@ -220,5 +220,5 @@ class RequestRegistry:
         return due
 
     def next_due(self) -> float | None:
-        """When `take_abandoned` may have something."""
+        """Returns when `take_abandoned` may next return a request; None: never."""
         return next(iter(self._orphans.values()), None)

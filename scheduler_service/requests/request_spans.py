@@ -1,6 +1,6 @@
 """Writes the spans and debug events of requests: queue, prefill, decode, preemption, recovery. Decides nothing.
 
-A request is watched if it is traced, or while debug events are written; the others cost nothing. The spans look at the
+A request is watched if it is traced, or while debug events are written; other requests cost nothing. The spans read the
 core from outside, and only when a step has other rows than the one before.
 """
 
@@ -42,7 +42,7 @@ class _WatchedRequest:
     def __init__(self, group: Group) -> None:
         self.group = group
         self.phase = ""
-        # Tokens that it had when its prefill began.
+        # The number of its tokens when its prefill began.
         self.num_outputs = 0
         self._context: TraceContext | None = group.spec.trace_context
         self._span: Span = NO_SPAN
@@ -52,7 +52,7 @@ class _WatchedRequest:
         self._preempted: dict[Sequence, Span] = {}
 
     def enter(self, phase: str, **attributes: Any) -> None:
-        """Goes on to another phase."""
+        """Enters another phase."""
         now = time.monotonic()
         self._span.end()
         if self.phase:
@@ -107,7 +107,7 @@ class _WatchedRequest:
             self.enter(_DECODE)
 
     def on_lost(self, cause: str, num_tokens: int) -> None:
-        """Ends its spans with an error and begins one of recovery: it waits for another worker."""
+        """Ends the spans with an error, and begins a recovery span: the request waits for another worker."""
         self._debug("request lost its worker", cause=cause, num_replayed_tokens=num_tokens)
         self._end_spans(error=cause)
         self._running.clear()
@@ -121,18 +121,18 @@ class _WatchedRequest:
         self.enter(_QUEUE)
 
     def on_stopped(self) -> None:
-        """Ends its spans: another scheduler goes on with it."""
+        """Ends the spans: another scheduler continues the request."""
         self._end_spans(error="the scheduler stopped")
         self._recovery.end()
 
     def on_ended(self) -> None:
-        """Ends its spans with its finish reasons."""
+        """Ends the spans with the finish reasons."""
         sequences = self.group.sequences
         reasons = tuple(
             sequence.finish_reason.name.lower() for sequence in sequences if sequence.finish_reason is not None
         )
         self._span.set(finish_reasons=reasons, num_completion_tokens=self.group.num_outputs)
-        # One that fails is dropped before it has an end.
+        # A request that fails is dropped before it has a finish reason.
         self._end_spans(error="" if reasons else "the request failed")
         self._recovery.end()
         self._debug(
@@ -155,7 +155,7 @@ class _WatchedRequest:
 
 
 def _sequence_ids(group: Group) -> range:
-    """The ids of a request's sequences, and those that its beams may come to have."""
+    """The ids of a request's sequences and of its possible beams."""
     first = group.sequences[0].sequence_id
     return range(first, first + group.spec.num_sequence_ids)
 
@@ -172,7 +172,7 @@ class RequestSpans:
         self._rows: dict[int, tuple[int, ...]] = {}
 
     def on_begun(self, group: Group) -> None:
-        """Watches a request that was let in, if it is traced or debug events are written."""
+        """Watches an admitted request if it is traced or debug events are written."""
         is_traced = group.spec.trace_context is not None and is_tracing()
         if is_traced or log.has_debug:
             watched = self._watched[group.spec.request_id] = _WatchedRequest(group)
@@ -197,11 +197,11 @@ class RequestSpans:
             self._prefilling.add(watched)
 
     def on_replica_gone(self, replica_id: int) -> None:
-        """Forgets the rows of a replica that is no more."""
+        """Forgets the rows of a removed replica."""
         self._rows.pop(replica_id, None)
 
     def on_answered(self) -> None:
-        """Looks at the requests that wait for their first token."""
+        """Checks the requests that wait for their first token."""
         for watched in tuple(self._prefilling):
             watched.on_answered()
             if watched.phase != _PREFILL:

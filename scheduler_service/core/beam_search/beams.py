@@ -1,7 +1,7 @@
 """Computes a beam search: chooses which continuations to follow, finds which have ended and when the search is over.
 
-Knows beams by their rank, not as sequences. The rules are those of `transformers`, `GenerationMixin._beam_search` in
-version 5.23, for a batch of one, in float32 as there: so that what ties there ties here.
+Knows beams by their rank, not as sequences. The rules are those of `GenerationMixin._beam_search` in transformers 5.23
+for a batch of one, in float32 as there, so that ties are the same.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class Continuation(NamedTuple):
-    """A beam, by its rank, with another token. Better ones are less; of equals those of the better beam."""
+    """A beam, by its rank, and its next token. Sorts better continuations first, ties by the better beam."""
 
     cost: float
-    """The sum of its log probabilities, negated."""
+    """The negated sum of the log probabilities."""
     rank: int
     token_id: int
 
@@ -38,14 +38,14 @@ class Hypothesis(NamedTuple):
 class BeamSearchState:
     """The state of one search between two tokens.
 
-    `num_outputs`: tokens that each beam has generated. `hypotheses`: what has ended, the best first, as many as there
-    are beams at most.
+    `num_outputs`: tokens that each beam has generated. `hypotheses`: the ended continuations, the best first, at most
+    as many as there are beams.
     """
 
     __slots__ = ("_beams", "_costs", "_min_outputs", "_num_kept", "_stop_token_ids", "hypotheses", "num_outputs")
 
     def __init__(self, beams: BeamSearch, stop_token_ids: frozenset[int], min_outputs: int, num_kept: int) -> None:
-        """`num_kept`: continuations that are looked at, of all beams together."""
+        """`num_kept`: the continuations to consider, of all beams together."""
         self._beams = beams
         self._stop_token_ids = stop_token_ids
         self._min_outputs = min_outputs
@@ -60,14 +60,14 @@ class BeamSearchState:
         output_of: Callable[[int], list[int]],
         max_outputs: int,
     ) -> list[Continuation]:
-        """Choose what to follow, the best first; nothing if the search is over.
+        """Chooses the continuations to follow, the best first; empty if the search is over.
 
-        `candidates`: by rank, the likeliest (token id, log probability) of each beam, best first. `output_of`: by rank,
-        what a beam has generated. `max_outputs`: no beam gets longer.
+        `candidates`: for each rank the likeliest (token id, log probability), best first. `output_of`: returns the
+        generated tokens of a rank. `max_outputs`: the most tokens of a beam.
         """
         best = list(islice(merge(*self._extend(candidates)), self._num_kept))
         self.num_outputs += 1
-        # One that has ended counts only if it is among the best: the others stand by to follow.
+        # An ended continuation counts only among the best; the others are spare ones to follow.
         ended = [one for one in best[: self._beams.width] if self._has_ended(one, max_outputs)]
         self._keep([self._end(one, output_of(one.rank)) for one in ended])
         running = [one for one in best if not self._has_ended(one, max_outputs)][: self._beams.width]
@@ -75,7 +75,7 @@ class BeamSearchState:
         return running if running and self._may_improve(max_outputs) else []
 
     def give_up(self, outputs: Iterable[list[int]]) -> None:
-        """End all beams as they are: `outputs`, by rank, is what they have generated."""
+        """Ends all beams as they are. `outputs`: the generated tokens, by rank."""
         best = zip(self._costs, outputs, strict=True)
         self._keep([Hypothesis(self._score(cost), output, FinishReason.LENGTH) for cost, output in best])
 
@@ -102,7 +102,7 @@ class BeamSearchState:
         self.hypotheses = best[: self._beams.width]
 
     def _may_improve(self, max_outputs: int) -> bool:
-        """Whether to go on: while a running beam may end with a better score than the worst of enough that ended."""
+        """Whether a running beam may still end with a better score than the worst kept hypothesis."""
         beams = self._beams
         if len(self.hypotheses) < beams.width:
             return True
@@ -118,7 +118,7 @@ class BeamSearchState:
 
 
 def _power(length: int, exponent: float) -> float:
-    """length ^ exponent in float32; no division by it fails."""
+    """Returns length ** exponent in float32, never 0."""
     try:
         power = c_float(max(length, 1) ** exponent).value
     except OverflowError:

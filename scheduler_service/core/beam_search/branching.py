@@ -1,7 +1,7 @@
 """Applies a beam search's choice to sequences: forks, rows and queues. Knows nothing of scores and answers.
 
-A beam that goes on in one way stays the sequence that it is; for every other way a child is forked from it, which
-shares its blocks. A child whose parent has lost its blocks, or for which no row is free, waits to be prefilled.
+A beam with one chosen continuation stays the same sequence. For each further continuation a child is forked from it,
+which shares its blocks. A child whose parent has lost its blocks, or for which no row is free, waits for its prefill.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from scheduler_service.core.sequence import Beams, Group, Sequence
     from scheduler_service.core.values import OwnerUpdate
 
-# Nothing else ends a search early than that masks leave its beams no token.
-TOO_FEW = SequenceError("NO_TOKEN_POSSIBLE", "there are fewer continuations than asked for")
+# A search ends early only if masks leave its beams no token.
+TOO_FEW = SequenceError("NO_TOKEN_POSSIBLE", "fewer continuations are possible than were asked for")
 
 
 def choose(group: Group, beams: Beams) -> list[Continuation]:
-    """How to go on, the best first, now that all beams have proposed. Nothing: the search is over."""
+    """Chooses continuations, the best first, once all beams have proposed. Empty: the search is over."""
     ranked = beams.sequences
     return beams.search.advance(
         [beams.candidates[beam] for beam in ranked],
@@ -35,7 +35,7 @@ def choose(group: Group, beams: Beams) -> list[Continuation]:
 
 
 def drop(beams: Beams, chosen: list[Continuation]) -> list[Sequence]:
-    """The beams that nothing is chosen of, still to be ended. Their ids are free."""
+    """Returns the beams without a chosen continuation, for the caller to end. Their ids become free."""
     followed = {one.rank for one in chosen}
     dropped = [beam for rank, beam in enumerate(beams.sequences) if rank not in followed]
     beams.free_ids.extend(beam.sequence_id for beam in dropped)
@@ -43,7 +43,7 @@ def drop(beams: Beams, chosen: list[Continuation]) -> list[Sequence]:
 
 
 def follow(beams: Beams, chosen: list[Continuation], queues: Queues, blocks: BlockManager) -> None:
-    """Make the chosen continuations the beams. Those dropped have ended: their rows are free."""
+    """Makes the chosen continuations the beams. Dropped beams have ended already, and their rows are free."""
     if not beams.has_branched:
         queues.split_rows(beams.sequences[0])
         beams.has_branched = True
@@ -78,7 +78,7 @@ def _make_child(parent: Sequence, beams: Beams, queues: Queues, blocks: BlockMan
 
 
 def emit(group: Group, hypotheses: list[Hypothesis], update: OwnerUpdate) -> int:
-    """Give a group's sequences, which have ended, the best hypotheses. Returns how many tokens these are."""
+    """Gives a group's ended sequences the best hypotheses. Returns the number of their tokens."""
     num_tokens = 0
     for sequence, hypothesis in zip_longest(group.sequences, hypotheses[: len(group.sequences)]):
         if hypothesis is None:

@@ -1,10 +1,10 @@
 """Hands KV blocks to sequences. Owns both pools; knows nothing of queues, budgets and the order of sequences.
 
-Every method that takes a `step` writes there what the worker must do: grown and replaced tables, swaps and copies. The
-worker does them in the order swap out, swap in, copy, and so:
+Every method with a `step` writes there what the worker must do: grown and replaced tables, swaps and copies. The worker
+swaps out, then swaps in, then copies. Therefore:
 
 - a device block that is swapped out, or evicted to the host, may be handed out again within the step;
-- the source of a copy stays held until the step is complete, for a swap-in or another copy would overwrite it.
+- the source of a copy stays held until the step is complete, or a swap-in or another copy would overwrite it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from scheduler_service.core.blocks.block_pool import BlockPool
-from scheduler_service.core.blocks.holdings import Holdings
+from scheduler_service.core.blocks.block_usage import BlockUsage
 from scheduler_service.core.blocks.host_tier import HostTier
 from scheduler_service.core.blocks.prefix_lookup import Prefix, PrefixLookup
 from scheduler_service.core.blocks.swapping import Swapping
@@ -31,7 +31,6 @@ class BlockManager:
     """Hands blocks to sequences and takes them back."""
 
     __slots__ = (
-        "_has_windows",
         "_held_device",
         "_last_places",
         "_prefixes",
@@ -40,10 +39,11 @@ class BlockManager:
         "block_size",
         "device",
         "groups",
-        "holdings",
+        "has_windows",
         "host",
         "num_groups",
         "num_watermark",
+        "usage",
         "windows",
     )
 
@@ -51,7 +51,7 @@ class BlockManager:
         self.block_size = config.block_size
         self.groups = config.kv_groups
         self.num_groups = self.groups.num_groups
-        self._has_windows = self.groups.widest > 0
+        self.has_windows = self.groups.widest > 0
         self._last_places = range(-self.num_groups, 0)
         self.device = BlockPool(config.num_device_blocks, first_block=1)
         self.num_watermark = int(config.watermark * self.device.num_usable)
@@ -62,7 +62,7 @@ class BlockManager:
         self._prefixes.weights_version = config.weights_version
         self.windows = WindowBlocks(self.groups, self.device, self.host, self._prefixes, self._allocate)
         self._swapping = Swapping(self.windows, self.device, self._tier, self._prefixes, self._allocate)
-        self.holdings = Holdings(self.device)
+        self.usage = BlockUsage(self.device)
         self._held_device: dict[int, int] = {}
 
     def reset(self) -> None:
@@ -72,7 +72,7 @@ class BlockManager:
         self._held_device.clear()
 
     def reset_prefix_cache(self) -> CacheReset:
-        """Forgets what nobody holds. What sequences hold stays, with its hashes: they count on them."""
+        """Forgets the content of free blocks. Blocks of sequences keep their hashes, which the sequences rely on."""
         return CacheReset(
             self.device.forget_evictable(),
             self.host.forget_evictable(),
@@ -81,15 +81,16 @@ class BlockManager:
         )
 
     def settle(self, step: StepBuilder) -> None:
-        """Releases what only the cache operations of a step held, once it is complete."""
+        """Releases the blocks that only the cache operations of a complete step held."""
         for block, count in self._held_device.items():
             for _ in range(count):
                 self.device.release(block)
         self._held_device.clear()
-        self._tier.settle(step)
+        if self._tier.held or self._tier.spills:
+            self._tier.settle(step)
 
     def _allocate(self) -> int:
-        """Allocates a device block. What is evicted for it goes to the host, if that is worth it."""
+        """Allocates a device block. Content evicted for it goes to the host if that pays."""
         forgotten = self.device.next_forgotten
         block = self.device.allocate()
         if forgotten is not None and self._prefixes.uses_host:
@@ -99,19 +100,22 @@ class BlockManager:
     # Admission
 
     def admit(self, sequence: Sequence, step: StepBuilder, num_spare: int) -> bool:
-        """Allocates blocks for a sequence's known tokens, cached ones first. False: `num_spare` would not stay free."""
+        """Allocates blocks for a sequence's known tokens, with cached ones first.
+
+        Returns False if fewer than `num_spare` blocks would stay free.
+        """
         prefix = self._prefixes.find(sequence)
         num_blocks = self._count_blocks(sequence)
         fits = self._count_needed(prefix, num_blocks) + num_spare <= self.device.num_free
-        # Alone, what others left behind and what windows need may not fit both, nor all blocks, cached, and a copy.
+        # For a sequence alone, a cached prefix and the blocks of windows, or the cached blocks and a copy, may not fit.
         if not fits and (num_spare or not self._shorten(prefix, num_blocks)):
             return False
         self._take(sequence, prefix, num_blocks, step)
         return True
 
     def _shorten(self, prefix: Prefix, num_blocks: int) -> bool:
-        """Finds less of it, so that a sequence fits that has the device to itself. False: it would not."""
-        if self._has_windows:
+        """Shortens the prefix so that a sequence fits that has the device to itself. Returns False if it cannot."""
+        if self.has_windows:
             prefix.block_ids.clear()
             prefix.host_blocks.clear()
             return self._count_needed(prefix, num_blocks) <= self.device.num_free
@@ -121,23 +125,23 @@ class BlockManager:
         return True
 
     def count_spare(self, sequence: Sequence, num_running: int) -> int:
-        """Blocks that stay free when it begins beside so many.
+        """Returns how many blocks must stay free when a sequence begins beside `num_running` others.
 
-        One of each KV group for each of them if it comes back, or it would be the next victim at once. None for one
-        that never grows.
+        For a preempted sequence, one block of each KV group for each of the others: otherwise it would be the next
+        victim at once. 0 for a sequence that never grows.
         """
         if not num_running or sequence.group.spec.pooling is not None:
             return 0
         return max(self.num_watermark, num_running * self.num_groups) if sequence.is_known else self.num_watermark
 
     def count_beside(self, sequence: Sequence, num_running: int) -> int:
-        """Blocks that stay free when it is admitted: those and the ones of the next token of each of its request."""
+        """Returns `count_spare`, and the blocks of the next token of each sequence of its group."""
         grows = num_running and sequence.group.spec.pooling is None
         num_next = sequence.group.num_rows * self.num_groups if grows else 0
         return self.count_spare(sequence, num_running) + num_next
 
     def count_missing(self, sequence: Sequence) -> int:
-        """Free blocks that its admission takes."""
+        """Counts the free blocks that admitting a sequence takes."""
         return self._count_needed(self._prefixes.find(sequence), self._count_blocks(sequence))
 
     def _count_blocks(self, sequence: Sequence) -> int:
@@ -148,7 +152,7 @@ class BlockManager:
         return len(self._prefixes.find(sequence).block_ids) // self.num_groups * self.block_size
 
     def _count_needed(self, prefix: Prefix, num_blocks: int) -> int:
-        """Free blocks that taking this prefix and the rest costs, and the copy if nothing is left to compute."""
+        """Counts the free blocks that this prefix, the remaining blocks and a copy of a shared last block take."""
         references, num_found = self.device.references, len(prefix.block_ids) // self.num_groups
         num_free_hits = sum(block > 0 and not references[block] for block in prefix.block_ids)
         num_ready = self.groups.count_ready(num_found, num_found, num_blocks)
@@ -170,7 +174,9 @@ class BlockManager:
         for place, host_block in host_blocks.items():
             table[place] = self._allocate()
             step.swap_in.append(BlockPair(host_block, table[place]))
-            if (place // num_groups + 1) * self.block_size <= num_cached:  # or a token of it will be computed again
+            if (
+                place // num_groups + 1
+            ) * self.block_size <= num_cached:  # otherwise a token of it will be computed again
                 self.device.publish(table[place], sequence.block_hashes[place])
         num_full = num_cached // self.block_size
         num_ready = self.groups.count_ready(num_found, num_full, num_blocks)
@@ -181,13 +187,13 @@ class BlockManager:
         sequence.num_found, sequence.num_ready = num_found, num_ready
         sequence.grow_at = num_blocks * self.block_size
         sequence.num_scheduled = sequence.num_computed = num_cached
-        is_watched = self._prefixes.is_enabled or self._has_windows
+        is_watched = self._prefixes.is_enabled or self.has_windows
         sequence.publish_at = (num_full + 1) * self.block_size if is_watched else sys.maxsize
 
     # Growth
 
     def grow(self, sequence: Sequence, step: StepBuilder) -> bool:
-        """Makes the slots of the next token writable: by more blocks, or copies of shared ones. False: no block."""
+        """Makes the next token's slots writable, by new blocks or copies of shared ones. False: no block is free."""
         table, num_groups = sequence.block_ids, self.num_groups
         capacity = len(table) // num_groups * self.block_size
         if sequence.num_scheduled == capacity:
@@ -211,14 +217,14 @@ class BlockManager:
         return self.device.references[block] - self._held_device.get(block, 0) > 1
 
     def _copy(self, source: int, step: StepBuilder) -> int:
-        """A private copy. The holder's reference to the source passes to the step."""
+        """Makes a private copy. The holder's reference to the source passes to the step."""
         destination = self._allocate()
         step.copies.append(BlockPair(source, destination))
         self._held_device[source] = self._held_device.get(source, 0) + 1
         return destination
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """Lets a child begin where its parent is, on the same blocks."""
+        """Starts a child at its parent's position, with the same blocks."""
         for block in filter(None, parent.block_ids):
             self.device.share(block)
         child.token_ids = parent.token_ids.copy()
@@ -233,8 +239,8 @@ class BlockManager:
     # Content
 
     def publish(self, sequence: Sequence) -> None:
-        """Makes the blocks findable that a sequence's computed tokens fill, and gives back those behind windows."""
-        if self._has_windows:
+        """Makes a sequence's full computed blocks findable, and releases those behind windows."""
+        if self.has_windows:
             self.windows.publish(sequence)
             return
         while sequence.publish_at <= sequence.num_computed:
@@ -245,11 +251,11 @@ class BlockManager:
     # Giving back
 
     def free(self, sequence: Sequence) -> None:
-        """Releases all blocks of a sequence. Published ones count as used now, deeper ones before the head."""
+        """Releases all blocks of a sequence. Published blocks count as just used, the last ones first."""
         num_published = self._prefixes.count_published(sequence)
         for place in range(len(sequence.block_ids) - 1, -1, -1):
             block = sequence.block_ids[place]
-            if place < num_published and (block or not self._has_windows):
+            if place < num_published and (block or not self.has_windows):
                 self._keep(block, self._prefixes.hash(sequence, place))
             elif block:
                 self.device.release(block)
@@ -260,7 +266,7 @@ class BlockManager:
         sequence.num_ready = 0
 
     def _keep(self, block: int, block_hash: bytes) -> None:
-        """Release a full block. If its content is found in another block it is that one that was used."""
+        """Releases a full block, and marks the block under which its content is found as just used."""
         if block:
             self.device.publish(block, block_hash)
             self.device.release(block)
@@ -269,10 +275,10 @@ class BlockManager:
     # Swapping
 
     def swap_out(self, sequence: Sequence, step: StepBuilder) -> bool:
-        """Moves what only this sequence holds to the host. False, and nothing done: no room, or no use."""
+        """Moves the blocks that only this sequence holds to the host. Returns False, without change, if it cannot."""
         return self._swapping.swap_out(sequence, step)
 
     def swap_in(self, sequence: Sequence, step: StepBuilder, num_spare: int) -> bool:
-        """Brings a sequence back to the device, with room for its next token. False: too few would stay free."""
+        """Swaps a sequence in, with room for its next token. Returns False if too few blocks would stay free."""
         is_back = self._swapping.swap_in(sequence, step, num_spare)
         return is_back and (sequence.is_prefilling or self.grow(sequence, step))

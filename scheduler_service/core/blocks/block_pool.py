@@ -1,7 +1,7 @@
 """One pool of numbered blocks: references, free lists, and an index by content. Knows no sequences.
 
-A block is *unused* (free, its content is worth nothing), *evictable* (free, but its content is known by its hash) or
-*held* (somebody references it). Every operation is O(1).
+A block is *unused* (free, without useful content), *evictable* (free, but found by the hash of its content) or *held*
+(referenced). Every operation is O(1).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import OrderedDict
 
 
 class BlockPool:
-    """Blocks `first_block` to `num_blocks - 1`; those below are never handed out."""
+    """Blocks `first_block` to `num_blocks - 1`; lower ones are never handed out."""
 
     __slots__ = (
         "_block_of_hash",
@@ -34,7 +34,7 @@ class BlockPool:
 
     @property
     def num_usable(self) -> int:
-        """Blocks that can be handed out, whoever holds them now."""
+        """Blocks that can be handed out at all, free or held."""
         return self._num_blocks - self._first_block
 
     @property
@@ -49,13 +49,13 @@ class BlockPool:
 
     @property
     def next_forgotten(self) -> bytes | None:
-        """The content that the next `allocate` evicts, by its hash; None if it evicts nothing."""
+        """The hash of the content that the next `allocate` evicts; None if it evicts nothing."""
         if self._unused or not self._evictable:
             return None
         return self._hash_of_block[next(iter(self._evictable))]
 
     def reset(self) -> None:
-        """Forget all holders and all content."""
+        """Forgets all holders and all content."""
         self.references = [0] * self._num_blocks
         self._unused = list(range(self._num_blocks - 1, self._first_block - 1, -1))
         self._evictable.clear()
@@ -63,14 +63,14 @@ class BlockPool:
         self._hash_of_block.clear()
 
     def forget_evictable(self) -> int:
-        """Let nothing be found by hash that nobody holds. Returns how many blocks that were."""
+        """Forgets the content of evictable blocks. Returns how many there were."""
         num_forgotten = len(self._evictable)
         while self._evictable:
             self._unused.append(self._evict())
         return num_forgotten
 
     def allocate(self) -> int:
-        """A block for one holder; only with none unused is one evicted, least recently used first.
+        """Returns a block for one holder. Evicts the least recently used one if none is unused.
 
         Raises IndexError when `num_free` is 0.
         """
@@ -86,13 +86,13 @@ class BlockPool:
         return block
 
     def share(self, block: int) -> None:
-        """One more holder, of a block that is held or evictable."""
+        """Adds a holder to a held or evictable block."""
         if not self.references[block]:
             del self._evictable[block]
         self.references[block] += 1
 
     def release(self, block: int) -> None:
-        """One holder less. Release a sequence's blocks from its last to its first: the deeper are evicted earlier."""
+        """Removes a holder. Release a sequence's blocks from last to first, so that deeper ones are evicted first."""
         self.references[block] -= 1
         if self.references[block]:
             return
@@ -102,27 +102,27 @@ class BlockPool:
             self._unused.append(block)
 
     def publish(self, block: int, block_hash: bytes) -> None:
-        """Let a held block be found. Does nothing if another has this content, or if this one is known already."""
+        """Makes a held block findable. Does nothing if another block has this content, or if this one is findable."""
         if block_hash not in self._block_of_hash and block not in self._hash_of_block:
             self._block_of_hash[block_hash] = block
             self._hash_of_block[block] = block_hash
 
     def find(self, block_hash: bytes) -> int | None:
-        """The block with this content."""
+        """Returns the block with this content; None if there is none."""
         return self._block_of_hash.get(block_hash)
 
     def is_published(self, block: int) -> bool:
-        """Whether this very block is found by its content."""
+        """Whether this block itself is found by its content."""
         return block in self._hash_of_block
 
     def refresh(self, block_hash: bytes) -> None:
-        """Note a use of the block with this content, if it is known and evictable."""
+        """Marks the block with this content as just used, if it is evictable."""
         block = self._block_of_hash.get(block_hash)
         if block is not None and block in self._evictable:
             self._evictable.move_to_end(block)
 
     def check(self, holders: dict[int, int]) -> None:
-        """Raise AssertionError unless each block is unused, evictable or held as `holders` (block: how often) says."""
+        """Raises AssertionError unless all blocks are consistent and held as `holders` (block: count) says."""
         unused, evictable = set(self._unused), set(self._evictable)
         held = {block for block, count in enumerate(self.references) if count}
         everything = set(range(self._first_block, self._num_blocks))

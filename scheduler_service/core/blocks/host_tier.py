@@ -1,8 +1,8 @@
 """The host pool: blocks of preempted sequences, and content that was evicted from the device.
 
-Knows no sequences. A worker swaps out before it swaps in, so a host block that is read by a step is not written in it,
-and one that is written is not read; nor is one written twice. Whatever a step touches is therefore held until it is
-complete, and what it writes is found by its hash afterwards.
+Knows no sequences. A worker swaps out before it swaps in. So a step must not write a host block that it reads, nor read
+one that it writes, nor write one twice. Whatever a step touches is therefore held until the step is complete, and what
+it writes is findable only afterwards.
 """
 
 from __future__ import annotations
@@ -19,25 +19,29 @@ if TYPE_CHECKING:
 
 
 class HostTier:
-    """Keeps the content of device blocks, and finds it again. `caches`: it keeps content that nobody holds."""
+    """Keeps the content of device blocks, and finds it again.
 
-    __slots__ = ("_held", "_spills", "_taken", "_written", "caches", "pool")
+    `caches`: it keeps content that nobody holds. `held`: the blocks that the step under construction reads or writes,
+    of one prefix the deeper behind the head. `spills`: what it saves of evicted device blocks, by the content's hash.
+    """
+
+    __slots__ = ("_taken", "_written", "caches", "held", "pool", "spills")
 
     def __init__(self, num_blocks: int, *, caches: bool) -> None:
         self.pool = BlockPool(num_blocks)
         self.caches = caches
-        self._held: list[int] = []  # by this step; of one prefix the deeper behind the head
+        self.held: list[int] = []
         self._written: set[int] = set()  # by this step
-        self._spills: dict[bytes, BlockPair] = {}  # of this step
-        self._taken: set[int] = set()  # blocks that were written: their memory is taken from the system
+        self.spills: dict[bytes, BlockPair] = {}
+        self._taken: set[int] = set()  # blocks written at least once: the system has given them memory
 
     def reset(self) -> None:
-        """Forget all holders and all content."""
+        """Forgets all holders and all content."""
         self.pool.reset()
-        self._held.clear()
+        self.held.clear()
         self._written.clear()
-        self._spills.clear()
-        # The worker may have begun anew.
+        self.spills.clear()
+        # The worker may be a new process.
         self._taken.clear()
 
     def find(self, block_hash: bytes) -> int | None:
@@ -48,21 +52,21 @@ class HostTier:
     def read(self, block: int) -> None:
         """Holds a block that the step found and reads."""
         self.pool.share(block)
-        self._held.append(block)
+        self.held.append(block)
 
     def hand_over(self, blocks: Iterable[int]) -> None:
         """Takes over the blocks that a sequence held, until the step has read them. Deeper ones come last."""
-        self._held.extend(blocks)
+        self.held.extend(blocks)
 
     def make_room(self, num_blocks: int) -> bool:
-        """Makes room for preempted sequences, before content that nobody holds. Returns whether there is enough."""
-        while self.pool.num_free < num_blocks and self._spills:
-            _, pair = self._spills.popitem()
+        """Makes room for a preempted sequence by dropping spills. Returns whether there is enough."""
+        while self.pool.num_free < num_blocks and self.spills:
+            _, pair = self.spills.popitem()
             self.pool.release(pair.destination)
         return self.pool.num_free >= num_blocks
 
     def keep(self, device_block: int, block_hash: bytes | None, step: StepBuilder) -> int:
-        """Returns the host block for a preempted sequence's content; copies that unless it is here by its hash."""
+        """Returns the host block for a preempted sequence's content, and copies the content unless the host has it."""
         if block_hash is not None:
             known = self.pool.find(block_hash)
             if known is not None:
@@ -77,23 +81,23 @@ class HostTier:
         return block
 
     def spill(self, device_block: int, block_hash: bytes) -> None:
-        """Saves the content of an evicted device block, in place of the least recently used."""
+        """Saves the content of an evicted device block, in place of the least recently used content."""
         if self.pool.find(block_hash) is not None:
             self.pool.refresh(block_hash)
         elif self.pool.num_free:
-            self._spills[block_hash] = BlockPair(device_block, self.pool.allocate())
+            self.spills[block_hash] = BlockPair(device_block, self.pool.allocate())
 
     def settle(self, step: StepBuilder) -> None:
-        """Completes a step: what it spills can be found from the next one on, and what it touched is released."""
-        for block_hash, pair in self._spills.items():
+        """Completes a step: makes its spills findable and releases what it touched."""
+        for block_hash, pair in self.spills.items():
             step.swap_out.append(pair)
             self.pool.publish(pair.destination, block_hash)
             self.pool.release(pair.destination)
         num_taken = len(self._taken)
         self._taken.update(pair.destination for pair in step.swap_out)
         step.takes_memory = len(self._taken) > num_taken
-        for block in reversed(self._held):
+        for block in reversed(self.held):
             self.pool.release(block)
-        self._held.clear()
+        self.held.clear()
         self._written.clear()
-        self._spills.clear()
+        self.spills.clear()

@@ -11,33 +11,38 @@ if TYPE_CHECKING:
 
     from scheduler_service.core.blocks.block_pool import BlockPool
     from scheduler_service.core.blocks.host_tier import HostTier
+    from scheduler_service.core.config import KvBlockGroups
     from scheduler_service.core.cost import CostModel
-    from scheduler_service.core.kv_groups import KvBlockGroups
     from scheduler_service.core.sequence import Sequence
 
 
 def hash_block(parent: bytes, token_ids: Many[int], extra_keys: bytes = b"") -> bytes:
-    """Hashes a full block's content with all that precedes it: equal only if all tokens are.
+    """Hashes a full block with all that precedes it: hashes are equal only if all tokens are.
 
-    `parent` is the hash of the block before, empty for the first; `extra_keys` whatever else its KV depends on.
+    `parent`: the hash of the block before, empty for the first. `extra_keys`: what else the KV depends on.
     """
     return sha256(parent + extra_keys + array("I", token_ids).tobytes()).digest()
 
 
 def name_of_group(block_hash: bytes, group: int) -> bytes:
-    """Names what another KV group than the first keeps of the same tokens."""
+    """Returns the hash for the block of another KV group than the first, of the same tokens."""
     return block_hash + bytes((group,))
 
 
 class Prefix(NamedTuple):
-    """The cached part of a sequence: device blocks, 0 where only the host has the content (place: host block), and
-    where no window sees it any more."""
+    """The cached part of a sequence: its device blocks, and the host blocks by their place in the table.
+
+    A device block is 0 where only the host has the content, and where no window sees it any more.
+    """
 
     block_ids: list[int]
     host_blocks: dict[int, int]
 
     def find_shared(self, num_places: int, num_groups: int) -> list[int]:
-        """Finds the places of last blocks, of which a token is computed again, that may be others': all is found."""
+        """Finds the places of the last blocks that may be shared and need a copy, if the whole sequence is cached.
+
+        The last token is always computed again, and writes into them.
+        """
         if len(self.block_ids) < num_places:
             return []
         return [place for place in range(num_places - num_groups, num_places) if place not in self.host_blocks]
@@ -66,12 +71,12 @@ class PrefixLookup:
         self._tier = tier
         self._costs = costs
         self.is_enabled = is_enabled
-        # The version of the weights that computed this KV: blocks of other weights are not found.
+        # The version of the weights that compute this KV: blocks of other weights are not found.
         self.weights_version = ""
 
     @property
     def uses_host(self) -> bool:
-        """Whether content goes to the host when it is evicted, and comes back: it is cheaper than to compute it."""
+        """Whether evicted content goes to the host and comes back, since that is cheaper than computing it again."""
         return self._tier.caches and self._costs.prefers_host_block()
 
     def find(self, sequence: Sequence) -> Prefix:
@@ -94,7 +99,7 @@ class PrefixLookup:
         return self._add_windows(sequence, chains, depth, reads_host=reads_host)
 
     def _look_up(self, sequence: Sequence, place: int, *, reads_host: bool) -> tuple[int, int | None] | None:
-        """Finds the content of a place: a device block, or 0 and a host block; None: nowhere."""
+        """Finds the content of a place: a device block, or 0 and a host block; None: neither."""
         block_hash = self.hash(sequence, place)
         block = self._device.find(block_hash)
         if block is not None:
@@ -103,7 +108,7 @@ class PrefixLookup:
         return None if host_block is None else (0, host_block)
 
     def _find_chain(self, sequence: Sequence, num_blocks: int, group: int, *, reads_host: bool) -> Prefix:
-        """Finds the blocks of one group that keeps all; host blocks by the places of the table."""
+        """Finds the cached blocks of one group without a window."""
         prefix = Prefix([], {})
         num_groups = self._groups.num_groups
         for place in range(group, num_blocks * num_groups, num_groups):
@@ -117,7 +122,7 @@ class PrefixLookup:
         return prefix
 
     def _add_windows(self, sequence: Sequence, chains: list[Prefix], depth: int, *, reads_host: bool) -> Prefix:
-        """Joins the groups: as deep as those that keep all reach, and the others have what a window sees from there."""
+        """Joins the groups to the deepest common prefix: a group with a window needs only what it sees from there."""
         groups = self._groups
         num_groups = groups.num_groups
         found: dict[int, tuple[int, int | None]] = {}
@@ -146,7 +151,7 @@ class PrefixLookup:
         return prefix
 
     def _count_full(self, sequence: Sequence, depth: int) -> int:
-        """Counts the blocks before the first token that is computed with so many cached: the last one always is."""
+        """Counts the full blocks before the first token to compute: with all cached, the last token still is."""
         block_size = self._groups.block_size
         return min(depth * block_size, len(sequence.token_ids) - 1) // block_size
 
@@ -154,7 +159,7 @@ class PrefixLookup:
         """Hashes the content of a place, a full block of known tokens, once."""
         hashes, lora = sequence.block_hashes, sequence.group.spec.lora
         num_groups, block_size = self._num_groups, self._block_size
-        # The content and not the name: under one name there may be another adapter soon.
+        # The content and not the name: another adapter may be loaded under the same name.
         extra_keys = self.weights_version.encode() + (lora.digest if lora else b"")
         while len(hashes) <= place:
             start = len(hashes) // num_groups * block_size
@@ -166,7 +171,7 @@ class PrefixLookup:
         return hashes[place]
 
     def count_published(self, sequence: Sequence) -> int:
-        """Counts the first places of a sequence that are findable, or were when they were full."""
+        """Counts the first places of a sequence whose blocks were made findable when they became full."""
         if not self.is_enabled or not sequence.block_ids:
             return 0
         return (sequence.publish_at // self._block_size - 1) * self._num_groups

@@ -1,4 +1,4 @@
-"""Moves a sequence's blocks to the host and back. Does not decide which sequence gives way."""
+"""Moves a sequence's blocks to the host and back. Does not choose which sequence is preempted."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Swapping:
     def swap_out(self, sequence: Sequence, step: StepBuilder) -> bool:
         """Moves what only this sequence holds to the host; shared blocks stay held.
 
-        Returns False, and does nothing, if the host has no room or nothing would be moved. Steps in flight still write
-        into these blocks. They are executed before this one, so their content is moved.
+        Returns False, without change, if the host has no room or nothing would move. Steps in flight may still write
+        into these blocks; they are executed before this one, so their content is moved.
         """
         num_filled = -(-sequence.num_scheduled // self._groups.block_size) * self._groups.num_groups
         places = [p for p, block in enumerate(sequence.block_ids) if self._device.references[block] == 1]
@@ -61,7 +61,7 @@ class Swapping:
     def swap_in(self, sequence: Sequence, step: StepBuilder, num_spare: int) -> bool:
         """Brings a sequence's blocks back to the device. Returns False if fewer than `num_spare` would stay free.
 
-        The block that its next token may need counts too, and is still to be taken.
+        The block that its next token may need is counted, but not allocated.
         """
         if self._groups.widest:
             self._windows.catch_up(sequence)
@@ -77,7 +77,7 @@ class Swapping:
         return True
 
     def _count_growth(self, sequence: Sequence) -> int:
-        """Counts the blocks that its next token takes."""
+        """Counts the blocks that the sequence's next token takes."""
         if sequence.is_prefilling:
             return 0
         num_groups = self._groups.num_groups

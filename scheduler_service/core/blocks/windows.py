@@ -1,11 +1,11 @@
-"""Gives back the blocks that have fallen behind a window, and gives a prefill those ahead of it in their place.
+"""Releases the blocks that have fallen behind a sliding window, and gives a prefill others ahead in their place.
 
-A block is given back with the answer after which no query can see it: neither one in flight nor a later one. It stays
-findable by its content until it is evicted.
+A block is released with the answer after which no query, in flight or later, can see it. It stays findable by its
+content until it is evicted.
 
-A prefill is admitted with all blocks of the groups that keep everything, and of the others with as many as it needs to
-go on without waiting for anybody: what it gives back it gets again ahead. So nobody may share these blocks until it has
-got its last ones, and they are not findable before.
+A prefill is admitted with all blocks of the groups without a window. In the other groups it gets as many blocks as it
+needs to go on without waiting: for each block that it releases it gets one ahead. So these blocks must not be shared,
+and are not findable, until the prefill has its last ones.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from scheduler_service.core.blocks.block_pool import BlockPool
     from scheduler_service.core.blocks.prefix_lookup import PrefixLookup
-    from scheduler_service.core.kv_groups import KvBlockGroups
+    from scheduler_service.core.config import KvBlockGroups
     from scheduler_service.core.sequence import Sequence
     from scheduler_service.core.step import StepBuilder
 
@@ -43,11 +43,11 @@ class WindowBlocks:
         self._allocate = allocate
 
     def _count_full(self, sequence: Sequence) -> int:
-        """Counts its blocks of tokens that were full of computed ones when this was last looked at."""
+        """Counts the blocks of tokens that were full when `publish` last ran."""
         return sequence.publish_at // self.groups.block_size - 1
 
     def find_missing(self, sequence: Sequence) -> list[int]:
-        """Finds the places that have no device block, and have one while the sequence runs."""
+        """Finds the places without a device block that need one for the sequence to run."""
         groups, table = self.groups, sequence.block_ids
         if not groups.widest:
             return [place for place, block in enumerate(table) if not block]
@@ -61,11 +61,11 @@ class WindowBlocks:
         return missing
 
     def reserves(self, sequence: Sequence, place: int) -> bool:
-        """Whether the block of this place has to be the sequence's alone."""
+        """Whether the block of this place must not be shared."""
         return sequence.is_prefilling and self.groups.windows[place % self.groups.num_groups] > 0
 
     def publish(self, sequence: Sequence) -> None:
-        """Makes findable what a sequence's computed tokens fill, as far as that may be, and gives back the rest."""
+        """Makes full blocks findable, as far as they may be shared, and releases those behind windows."""
         groups = self.groups
         while sequence.publish_at <= sequence.num_computed:
             num_full = sequence.publish_at // groups.block_size
@@ -86,7 +86,7 @@ class WindowBlocks:
             self._device.publish(block, self._prefixes.hash(sequence, place))
 
     def _find_kept(self, sequence: Sequence) -> Iterator[int]:
-        """Finds the full places of groups with windows that are kept."""
+        """Finds the full places that groups with windows keep."""
         num_groups, num_full = self.groups.num_groups, self._count_full(sequence)
         for group, window in enumerate(self.groups.windows):
             if window:
@@ -105,7 +105,7 @@ class WindowBlocks:
             self._host.release(host_block)
 
     def catch_up(self, sequence: Sequence) -> None:
-        """Gives back what has fallen behind while the sequence was swapped out, before it comes back."""
+        """Releases what fell behind windows while the sequence was swapped out, before it is swapped in."""
         self.publish(sequence)
         if sequence.is_prefilling:
             sequence.num_ready = self._count_ready(sequence)
@@ -115,14 +115,13 @@ class WindowBlocks:
         return self.groups.count_ready(sequence.num_found, self._count_full(sequence), num_blocks)
 
     def count_writable(self, sequence: Sequence) -> int:
-        """Counts the first tokens of a prefill that have their blocks."""
+        """Counts the first tokens of a prefill that have blocks in all groups."""
         return sequence.num_ready * self.groups.block_size
 
     def reserve(self, prefills: Iterable[Sequence], step: StepBuilder) -> None:
-        """Gives prefills the blocks ahead that they have given back others for, before anybody else gets any."""
-        if self.groups.widest:
-            for sequence in prefills:
-                self._reserve(sequence, step)
+        """Gives prefills the blocks ahead that replace the ones they released, before others can take them."""
+        for sequence in prefills:
+            self._reserve(sequence, step)
 
     def _reserve(self, sequence: Sequence, step: StepBuilder) -> None:
         groups = self.groups

@@ -1,4 +1,4 @@
-"""Applies the answer to a step: computed KV, tokens, ends. Knows nothing of the next step."""
+"""Applies the answer to a step: computed KV, tokens, finished sequences. Knows nothing of the next step."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Answers:
         for sequence, num_computed in step.pieces:
             if sequence.sequence_id not in failed:
                 self._commit_piece(sequence, num_computed)
-        # Before the tokens: one of these may end what the prompt belongs to.
+        # Before the tokens, since a token may end the request that the prompt belongs to.
         for sequence_id, piece in result.prompt_logprobs:
             self._take_prompt_logprobs(step, sequence_id, piece, updates)
         # A sequence that has ended by now gets no token, and so no log probabilities.
@@ -66,7 +66,7 @@ class Answers:
             self._totals.num_cached_tokens += group.num_cached_tokens
 
     def _commit_piece(self, sequence: Sequence, num_computed: int) -> None:
-        """KV of a prefill; worth nothing if the sequence started over since."""
+        """Counts the KV of a piece of a prefill, unless the sequence was restarted meanwhile."""
         if sequence.status is SequenceStatus.RUNNING or sequence.status is SequenceStatus.SWAPPED:
             sequence.num_computed = num_computed
         if sequence.status is SequenceStatus.RUNNING:
@@ -75,9 +75,9 @@ class Answers:
     def _take_tokens(
         self, sequences: list[Sequence], token_ids: tuple[int, ...], updates: dict[str, OwnerUpdate]
     ) -> None:
-        """One token for each. The hot loop.
+        """Appends one token to each sequence. The hot loop.
 
-        A step samples a sequence if it computes the last token known, so what is known before has KV afterwards.
+        A step samples a sequence if it computes the last known token, so all tokens known before have KV afterwards.
         """
         running, waiting, finished = SequenceStatus.RUNNING, SequenceStatus.WAITING, SequenceStatus.FINISHED
         num_taken = 0
@@ -116,7 +116,7 @@ class Answers:
     def _take_pooled(
         self, sequences: list[Sequence], numbers: Mapping[int, bytes], updates: dict[str, OwnerUpdate]
     ) -> None:
-        """Numbers end their sequence. They count for one that started over since, too: they are what it would get."""
+        """Takes pooled numbers, which end their sequence. They are valid even if it was restarted meanwhile."""
         for sequence in sequences:
             values = numbers.get(sequence.sequence_id)
             if values is None or sequence.status is SequenceStatus.FINISHED:

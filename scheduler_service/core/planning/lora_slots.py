@@ -1,9 +1,9 @@
-"""Decides which adapters of low rank are in a replica's slots, and which of them must leave for one that waits.
+"""Decides which LoRA adapters are in a replica's slots, and which of them must leave for one that waits.
 
 A step computes sequences of at most as many adapters as there are slots. Sequences without an adapter, and those whose
-adapter is in a slot, pass one that waits for a slot. So that they do not pass it for ever, an adapter that has waited
-longer than the patience has the one in a slot *drained* that will be done first: none of its sequences begins until the
-slot was given away. Knows no blocks and no rows.
+adapter is in a slot, pass one that waits for a slot. They must not pass it for ever: once an adapter has waited longer
+than the patience, the adapter in a slot that will be done first is *drained*, and none of its sequences begins until
+the slot is given away. Knows no blocks and no rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class _Slot:
-    """A slot of the worker: the adapter in it (0: none), and when it came."""
+    """A slot of the worker: the adapter in it (0: none), and when it was put there."""
 
     __slots__ = ("lora_id", "since")
 
@@ -35,10 +35,10 @@ class _Slot:
 class LoraSlots:
     """The slots of one replica, and the adapters that wait for one.
 
-    An adapter with p others waiting before it begins within (1 + p // slots) times the patience and the longest that a
-    sequence runs: who came into a slot is not drained before it has been there for as long as the patience is.
+    An adapter with p others waiting before it begins within (1 + p // slots) times the sum of the patience and the
+    longest run of a sequence: an adapter is not drained before it has been in its slot for the time of the patience.
 
-    `passed_seconds`: by an adapter's name, how long it has waited for slots while others began.
+    `passed_seconds`: for each adapter's name, how long it has waited for slots while others began.
     """
 
     __slots__ = ("_claims", "_now", "_patience", "_queues", "_remaining", "_slots", "_waiting", "passed_seconds")
@@ -48,16 +48,16 @@ class LoraSlots:
         self._patience = patience_seconds
         self._queues = queues
         self._now = 0.0
-        # By adapter of running and swapped sequences: the tokens that the longest of them may still get; None: unknown.
+        # For each adapter of running and swapped sequences, the most tokens that one may still get; None: unknown.
         self._remaining: dict[int, int] | None = None
-        # Since when an adapter waits.
+        # When each waiting adapter began to wait.
         self._waiting: dict[int, float] = {}
-        # Adapters that have waited for too long, in this order, and the adapter that is drained for each.
+        # Adapters that have waited too long, in this order, and the adapter that is drained for each.
         self._claims: dict[int, int] = {}
         self.passed_seconds = defaultdict[str, float](float)
 
     def begin_step(self, now: float) -> None:
-        """Forgets adapters that wait no more. `now`: in seconds, by any clock that is always the same."""
+        """Forgets adapters that no longer wait. `now`: seconds of any steady clock."""
         self._now = now
         self.recount()
         if self._waiting:
@@ -66,11 +66,11 @@ class LoraSlots:
                 self._stop_waiting(lora_id)
 
     def recount(self) -> None:
-        """Looks again who runs: some gave way within the step."""
+        """Counts the running adapters anew: sequences were preempted within the step."""
         self._remaining = None
 
     def clear(self) -> None:
-        """Empties all slots: the worker is another one."""
+        """Empties all slots: another worker process has taken over."""
         for slot in self._slots:
             slot.lora_id = 0
         self._waiting.clear()
@@ -80,9 +80,9 @@ class LoraSlots:
     # Sequences that may begin.
 
     def may_start(self, sequence: Sequence) -> bool:
-        """Whether a waiting sequence has no adapter, or one that is in a slot, or may take one. Else it waits.
+        """Whether a waiting sequence has no adapter, or one that is in a slot or may take one. Otherwise it waits.
 
-        One that began before and gave way does not wait for others.
+        A preempted sequence does not wait for other adapters.
         """
         lora_id = _lora_id(sequence)
         if not lora_id:
@@ -98,7 +98,7 @@ class LoraSlots:
         return lora_id in self._claims.values()
 
     def _count_free(self, lora_id: int, *, has_begun: bool = False) -> int:
-        """Slots that an adapter may take: those in use by nobody, but for one for each that claimed one before it."""
+        """Counts the unused slots, less one for each adapter that has claimed one before this adapter."""
         num_free = sum(slot.lora_id not in self._in_use for slot in self._slots)
         return num_free if has_begun else num_free - sum(1 for _ in takewhile(lora_id.__ne__, self._claims))
 
@@ -129,7 +129,7 @@ class LoraSlots:
     # A sequence begins.
 
     def start(self, sequence: Sequence, step: StepBuilder) -> None:
-        """Gives the adapter of a sequence that begins a slot, unless it has one. It was found to have its place."""
+        """Gives a starting sequence's adapter a slot, unless it has one. `may_start` was true for it."""
         lora_id = _lora_id(sequence)
         if not lora_id:
             return
@@ -145,7 +145,7 @@ class LoraSlots:
         self._in_use[lora_id] = max(self._in_use.get(lora_id, 0), sequence.max_length - len(sequence.token_ids))
 
     def _choose(self) -> int:
-        """An empty slot, or the one that nobody uses whose adapter came first."""
+        """Chooses an empty slot, or else the unused one whose adapter came first."""
         free = [number for number, slot in enumerate(self._slots) if slot.lora_id not in self._in_use]
         return min(free, key=lambda number: (self._slots[number].lora_id != 0, self._slots[number].since))
 
@@ -159,7 +159,7 @@ class LoraSlots:
     # For others.
 
     def find_room(self) -> LoraRoom:
-        """Finds what adapters new sequences may have here."""
+        """Finds which adapters new sequences may have here."""
         self.recount()
         resident = self.resident_ids
         num_empty = len(self._slots) - len(resident)

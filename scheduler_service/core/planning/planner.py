@@ -24,20 +24,20 @@ if TYPE_CHECKING:
     from scheduler_service.core.sequence import Sequence
 
 MIN_PREFILL_TOKENS = 32
-"""What a step that holds decodes prefills at least, however tight the target of its time is: nobody starves."""
+"""Least prefill tokens of a step with decodes, however tight the target of its time: prefills must not starve."""
 
 
 class Planner:
     """Moves sequences between the queues and gives them blocks, a step at a time.
 
-    First room is made for those that wait and outrank others. Then decodes, each one token: all that run have one in
-    every step, for there are no more rows than tokens. Then the running prefills, whose blocks were reserved on
-    admission; so only decodes preempt, and as they are served in order of precedence and give way to those before them,
-    nobody is preempted who is already in the step.
+    First it makes room for waiting sequences that outrank others. Then it schedules decodes, one token each: every
+    running sequence gets one in every step, since there are no more rows than tokens. Then running prefills, whose
+    blocks were reserved on admission. So only decodes preempt, and since they are served in order of precedence and
+    yield to those before them, no sequence of the step is ever preempted.
 
-    With several virtual engines a step has its share of the decodes: of those whose last token is known the ones that
-    have waited longest. Each token goes to the worker with the step that computes it. The pieces of a prompt need no
-    token, and go out one after the other.
+    With several virtual engines a step has its share of the decodes: among those whose last token is known, the ones
+    that have waited longest. Each token is sent to the worker with the step that computes it. The pieces of a prompt
+    need no token and are sent one after the other.
     """
 
     __slots__ = (
@@ -64,11 +64,12 @@ class Planner:
         self.suspects = Suspects()
 
     def fill(self, step_id: int, oldest_in_flight: int, now: float) -> StepBuilder:
-        """Plans the step with this id. `oldest_in_flight`: the first id that is not answered; this one's if all are."""
+        """Plans a step. `oldest_in_flight`: the first step without an answer; `step_id` itself if all are answered."""
         self._oldest_in_flight = oldest_in_flight
         step = StepBuilder(step_id, self._config.max_num_batched_tokens)
         self._queues.begin_step()
-        self._blocks.windows.reserve(self._queues.prefilling, step)
+        if self._blocks.has_windows:
+            self._blocks.windows.reserve(self._queues.prefilling, step)
         if self._config.max_loras:
             self.loras.begin_step(now)
         self._begin_urgent(step)
@@ -88,9 +89,10 @@ class Planner:
         return step
 
     def _begin_urgent(self, step: StepBuilder) -> None:
-        """Starts those that wait first of their tenant and outrank others, or whose tenant has none, at their expense.
+        """Starts urgent sequences at the expense of others: those that outrank them, or whose tenant has no row.
 
-        Its first piece comes after the decodes and before all others. One that cannot begin keeps nobody else back.
+        The first piece of such a sequence comes after the decodes and before all other prefills. One that cannot begin
+        does not hold the others back.
         """
         queues = self._queues
         refused: set[Sequence] = set()
@@ -107,10 +109,10 @@ class Planner:
     def _admit_before_others(self, sequence: Sequence, step: StepBuilder) -> bool:
         if self._fits(sequence, step):
             return True
-        rich = self.preemption.find_rich(sequence)
-        if not (step.takes(sequence) and self.preemption.may_make_way(sequence, step, rich)):
+        over_share = self.preemption.find_over_share(sequence)
+        if not (step.takes(sequence) and self.preemption.may_preempt_lower(sequence, step, over_share)):
             return False
-        while self.preemption.make_way(sequence, step, rich):
+        while self.preemption.preempt_lower(sequence, step, over_share):
             if self._fits(sequence, step):
                 return True
         return False
@@ -120,7 +122,7 @@ class Planner:
         return has_tokens and step.takes(sequence) and self._queues.has_rows(sequence) and self._admit(sequence, step)
 
     def _limit_prefills(self, step: StepBuilder) -> None:
-        """Beside decodes, prefill no more than their clients should wait for."""
+        """Limits prefills beside decodes to what the target of the step's time allows."""
         target_seconds, num_decodes = self._config.target_step_seconds, len(step.rows)
         if target_seconds and num_decodes and self._step_time.is_measured:
             num_tokens = self._step_time.count_prefill_tokens(num_decodes, target_seconds)
@@ -138,7 +140,7 @@ class Planner:
             if position + 1 >= sequence.max_length:
                 continue  # its last token is in flight
             if position == sequence.grow_at and not self.preemption.make_room(sequence, step):
-                break  # nobody behind it had a block to give: it is its own victim
+                break  # no sequence behind it had a block to give, so it was preempted itself
             sequence.num_scheduled = position + 1
             sequence.last_step_id = step_id
             add_row(sequence)
@@ -147,7 +149,7 @@ class Planner:
             step.split_decodes()
 
     def _schedule_share(self, step: StepBuilder, num_shares: int) -> None:
-        """Gives one token to each decode of one virtual engine, and brings the worker the one before."""
+        """Gives one token to each decode of one virtual engine, and sends the worker the token before it."""
         decodes = [sequence for sequence in self._queues.running if not sequence.is_prefilling]
         known = [s for s in decodes if s.num_scheduled < len(s.token_ids) and s.num_scheduled + 1 < s.max_length]
         num_rows = -(-len(decodes) // num_shares)
@@ -164,11 +166,11 @@ class Planner:
         step.add_decodes(rows)
         step.split_decodes()
         step.bring_tokens()
-        # The first step must not take in all that waits: the others would have nothing.
+        # The first step must not admit all that wait: the other engines would have nothing.
         step.max_rows = -(-self._config.max_rows // num_shares)
 
     def _make_way(self, step: StepBuilder) -> None:
-        """Takes blocks and rows from beams that only wait for others of their groups, if nothing else runs."""
+        """If nothing can run, takes blocks and rows from beams that wait for others of their groups."""
         queues = self._queues
         while step.is_idle and queues.running and (queues.swapped or queues.waiting):
             self.preemption.take_last()
@@ -187,12 +189,15 @@ class Planner:
     def _schedule_piece(self, sequence: Sequence, step: StepBuilder) -> None:
         """Schedules as much of a prefill as the limits allow, which may be nothing.
 
-        Forks come before new sequences in a step, so a leader that begins in it computes its last token in a later one.
+        A step forks before it adds new sequences, so a leader that begins in a step computes its last token in a later
+        one.
         """
         num_left = len(sequence.token_ids) - sequence.num_scheduled
         is_new_leader = bool(sequence.group.unforked) and sequence.last_step_id == step.step_id
-        num_writable = self._blocks.windows.count_writable(sequence) - sequence.num_scheduled
-        num_piece = _cut(num_left, min(num_left - is_new_leader, num_writable, step.num_prefill_left), self._config)
+        num_free = min(num_left - is_new_leader, step.num_prefill_left)
+        if self._blocks.has_windows:
+            num_free = min(num_free, self._blocks.windows.count_writable(sequence) - sequence.num_scheduled)
+        num_piece = _cut(num_left, num_free, self._config)
         if not num_piece:
             return
         sequence.num_scheduled += num_piece
@@ -213,7 +218,7 @@ class Planner:
             group.unforked = []
 
     def _fork(self, parent: Sequence, children: list[Sequence], step: StepBuilder) -> None:
-        """The children sample from the parent's logits. Their rows were kept free."""
+        """Forks children, which sample from the parent's logits. Their rows were kept free."""
         for child in children:
             child.is_prefilling = False
             self._blocks.fork(parent, child)
@@ -222,7 +227,7 @@ class Planner:
         self._queues.fork(parent, children)
 
     def _schedule_swapped(self, step: StepBuilder) -> None:
-        """First out, first in. One that is in flight waits: its blocks become findable only with its answers."""
+        """Swaps sequences in, first out, first in. One in flight waits: its answers make its blocks findable."""
         queues = self._queues
         while queues.swapped and step.num_tokens_left:
             sequence = queues.swapped[0]
@@ -245,7 +250,10 @@ class Planner:
                 step.inputs.append(sequence)
 
     def _schedule_waiting(self, step: StepBuilder) -> None:
-        """In order; small ones pass one that cannot be admitted, unless it was preempted, and all who lack a slot."""
+        """Admits sequences in order. They may pass those that lack an adapter slot, and some that cannot be admitted.
+
+        None may pass a preempted sequence.
+        """
         waiting, queues = self._queues.waiting, self._queues
         refused: list[Sequence] = []
         num_passed = 0
@@ -266,11 +274,11 @@ class Planner:
                 num_passed += 1
 
     def _admit(self, sequence: Sequence, step: StepBuilder) -> bool:
-        """Blocks for all that is known of it, if there is room for the next token of each of its group too."""
+        """Gives a sequence blocks for its known tokens, if the next tokens of its whole group fit as well."""
         return self._blocks.admit(sequence, step, self._blocks.count_beside(sequence, len(self._queues.running)))
 
     def _begin(self, sequence: Sequence, step: StepBuilder) -> None:
-        """Starts a sequence that has its blocks, and sends it to the worker."""
+        """Starts a sequence that has its blocks, and adds it to the step."""
         if not sequence.is_known and not sequence.group.num_outputs:
             sequence.group.num_cached_tokens = sequence.num_scheduled
         if sequence.group.spec.lora:
@@ -279,7 +287,7 @@ class Planner:
         step.add_new(sequence)
 
     def _is_held_back(self, sequence: Sequence) -> bool:
-        """Whether it may have killed a worker, and waits until another suspect has been tried."""
+        """Whether a sequence is suspected to have killed a worker and waits for another suspect to be tried."""
         return bool(self.suspects.num_outputs) and not self.suspects.may_start(sequence)
 
     def _has_slot(self, sequence: Sequence) -> bool:
@@ -290,9 +298,9 @@ class Planner:
 
 
 def _cut(num_left: int, num_free: int, config: CoreConfig) -> int:
-    """Returns how many of the tokens left a piece has where so many are free: all or none of a whole prompt.
+    """Returns the size of the next piece of a prefill. A prompt that must stay whole is computed at once or not at all.
 
-    The first in line of these finds room in the next step.
+    A whole prompt that does not fit now is the first in the next step.
     """
     if config.whole_prompts:
         return num_left if num_free == num_left else 0

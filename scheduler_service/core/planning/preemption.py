@@ -1,4 +1,4 @@
-"""Chooses who gives way when blocks or rows run out, and swaps it out or restarts it. One routine for all reasons."""
+"""Preempts sequences when blocks or rows run out: chooses the victim, and swaps it out or restarts it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 class Preemption:
-    """Takes blocks and rows away. Never from a sequence that is in the step already: its work would have to be undone.
+    """Takes blocks and rows from running sequences, but never from one that the step computes: its work would be lost.
 
-    Tokens in flight of a victim stay valid and are taken when they are answered.
+    A victim's tokens in flight stay valid, and are appended when their answers come.
     """
 
     __slots__ = ("_blocks", "_config", "_costs", "_queues", "num_preemptions_total", "num_swaps_total")
@@ -31,15 +31,15 @@ class Preemption:
         self._blocks = blocks
         self._costs = costs
         self.num_preemptions_total = 0
-        self.num_swaps_total = 0  # of them
+        self.num_swaps_total = 0  # preemptions by swapping
 
     def count_on(self, predecessor: Preemption) -> None:
-        """Takes over the totals of another one."""
+        """Continues the totals of the scheduler that this one replaces."""
         self.num_preemptions_total = predecessor.num_preemptions_total
         self.num_swaps_total = predecessor.num_swaps_total
 
     def preempt_one(self, candidates: list[Sequence], step: StepBuilder) -> None:
-        """Preempts one of some candidates, as the configuration chooses."""
+        """Preempts the candidate that the configured policy chooses."""
         self.preempt(self._choose(candidates), step)
 
     def _choose(self, candidates: list[Sequence]) -> Sequence:
@@ -48,8 +48,8 @@ class Preemption:
         return min(reversed(candidates), key=self._loss)
 
     def _loss(self, victim: Sequence) -> float:
-        """Seconds of work lost for each device block that it frees."""
-        num_freed = self._blocks.holdings.count_own(victim)
+        """Returns the seconds of work lost for each device block that preempting the victim frees."""
+        num_freed = self._blocks.usage.count_own(victim)
         if not num_freed:
             return inf
         if _has_all(victim) and not victim.group.beams:
@@ -59,7 +59,7 @@ class Preemption:
         return price(victim.num_scheduled) / num_freed
 
     def preempt(self, victim: Sequence, step: StepBuilder) -> None:
-        """Take the blocks and the row of a running sequence."""
+        """Takes the blocks and the row of a running sequence."""
         self._queues.take_victim(victim)
         step.has_preempted = True
         self.num_preemptions_total += 1
@@ -76,7 +76,7 @@ class Preemption:
         return mode == "swap" or (mode == "auto" and self._costs.prefers_swap(victim.num_scheduled))
 
     def start_over(self, victim: Sequence) -> None:
-        """Frees a victim's blocks: it will be prefilled with its known tokens, and with those in flight."""
+        """Frees a victim's blocks. It will be prefilled again, with its known tokens and those in flight."""
         is_parked = victim.group.beams is not None and _has_all(victim)
         self._blocks.free(victim)
         victim.forked_from = None
@@ -88,7 +88,7 @@ class Preemption:
             self._queues.start_over(victim)
 
     def take_last(self) -> None:
-        """Take the blocks and the row of the last running sequence, which waits for others that cannot run."""
+        """Restarts the last running sequence, a beam that waits for others of its group which cannot run."""
         victim = self._queues.running[-1]
         self._queues.take_victim(victim)
         self.num_preemptions_total += 1
@@ -97,7 +97,10 @@ class Preemption:
     # Room for one
 
     def make_room(self, sequence: Sequence, step: StepBuilder) -> bool:
-        """A slot for its next token, at the expense of those behind it. False: it was preempted itself."""
+        """Finds a slot for the sequence's next token, and preempts those behind it if need be.
+
+        Returns False if the sequence itself was preempted.
+        """
         queues = self._queues
         _introduce(sequence, step)
         while not self._blocks.grow(sequence, step):
@@ -109,75 +112,78 @@ class Preemption:
                 return False
         return True
 
-    def may_make_way(self, sequence: Sequence, step: StepBuilder, rich: set[str]) -> bool:
-        """Whether a waiting sequence could be admitted if all that it outranks gave way, and all of the tenants that
-        are `rich`: if not, none should."""
+    def may_preempt_lower(self, sequence: Sequence, step: StepBuilder, over_share: set[str]) -> bool:
+        """Returns whether preempting all candidates would admit a waiting sequence; if not, none should be preempted.
+
+        Candidates are all sequences that it outranks, and those of the tenants in `over_share`.
+        """
         queues, blocks, group = self._queues, self._blocks, sequence.group
-        candidates = self._find_below(sequence, step, rich)
+        candidates = self._find_below(sequence, step, over_share)
         num_rows = queues.num_rows - sum(other.group.num_rows for other in candidates)
-        swapped = self._find_swapped_below(sequence, rich)
+        swapped = self._find_swapped_below(sequence, over_share)
         if not (candidates or swapped) or num_rows + group.num_rows > queues.max_rows:
             return False
         num_left = len(queues.running) - len(candidates)
         num_needed = blocks.count_missing(sequence) + blocks.count_beside(sequence, num_left)
-        return blocks.holdings.may_free([*reversed(candidates), *swapped], num_needed)
+        return blocks.usage.may_free([*reversed(candidates), *swapped], num_needed)
 
-    def make_way(self, sequence: Sequence, step: StepBuilder, rich: set[str]) -> bool:
-        """Let one more of those that it outranks give way, or of those that only hold blocks. False: there is none.
+    def preempt_lower(self, sequence: Sequence, step: StepBuilder, over_share: set[str]) -> bool:
+        """Preempts one sequence below a waiting one, or one that is swapped out and still holds blocks.
 
-        `rich`: as before the first gave way. Who is no longer rich by then would stop, and nobody had gained anything.
+        Returns False if none is left. `over_share` is fixed before the first preemption: if it shrank meanwhile, this
+        would stop halfway with nothing gained.
         """
         queues = self._queues
-        candidates = queues.find_lowest(self._find_below(sequence, step, rich))
+        candidates = queues.find_lowest(self._find_below(sequence, step, over_share))
         if not candidates:
-            swapped = self._find_swapped_below(sequence, rich) if queues.running else queues.swapped
+            swapped = self._find_swapped_below(sequence, over_share) if queues.running else queues.swapped
             return self._reclaim(swapped, step)
         self.preempt_one(candidates, step)
         return True
 
-    def _find_below(self, sequence: Sequence, step: StepBuilder, rich: set[str]) -> list[Sequence]:
-        """Finds who may give way to a waiting sequence of those that run, in their order."""
+    def _find_below(self, sequence: Sequence, step: StepBuilder, over_share: set[str]) -> list[Sequence]:
+        """Finds the running sequences that may be preempted for a waiting one, in their order."""
         queues = self._queues
         below = queues.find_below(sequence, step.step_id)
         running = [other for other in queues.running if other.last_step_id != step.step_id]
-        return self._with_rich(sequence, below, running, rich)
+        return self._with_over_share(sequence, below, running, over_share)
 
-    def _find_swapped_below(self, sequence: Sequence, rich: set[str]) -> list[Sequence]:
-        """Finds who is swapped out and would give up for it what it still holds, in their order."""
+    def _find_swapped_below(self, sequence: Sequence, over_share: set[str]) -> list[Sequence]:
+        """Finds the swapped sequences whose remaining blocks may be taken for a waiting one, in their order."""
         queues = self._queues
-        return self._with_rich(sequence, queues.find_swapped_below(sequence), queues.swapped, rich)
+        return self._with_over_share(sequence, queues.find_swapped_below(sequence), queues.swapped, over_share)
 
-    def _with_rich(
-        self, sequence: Sequence, below: list[Sequence], queue: list[Sequence], rich: set[str]
+    def _with_over_share(
+        self, sequence: Sequence, below: list[Sequence], queue: list[Sequence], over_share: set[str]
     ) -> list[Sequence]:
-        """Adds to those that give way the ones of a queue whose tenants hold more than their share."""
-        if not rich:
+        """Adds to `below` the sequences of a queue whose tenants hold more than their share."""
+        if not over_share:
             return below
         chosen = set(below)
         return [
             other
             for other in queue
-            if other in chosen or (other.group.spec.tenant in rich and self._queues.gives_way_to(other, sequence))
+            if other in chosen or (other.group.spec.tenant in over_share and self._queues.gives_way_to(other, sequence))
         ]
 
-    def find_rich(self, sequence: Sequence) -> set[str]:
-        """Tenants that hold more than their share of rows or blocks, where a waiting sequence may have of that.
+    def find_over_share(self, sequence: Sequence) -> set[str]:
+        """Finds the tenants over their share of rows or blocks, if a waiting sequence may take from them.
 
-        Few tenants have it all, its own has nothing, and it asks for no more than a share: once, when it begins. One
-        that gave way itself waits, or two would do so in turn for ever.
+        It may if few tenants have all the rows, its own tenant has none, and it needs no more than a share. It may only
+        do so when it begins: if a preempted sequence could, two would preempt each other for ever.
         """
         queues, blocks = self._queues, self._blocks
         is_new = not (sequence.is_known or sequence.group.num_outputs)
-        if not (is_new and queues.tenant_rows.has_few_tenants and queues.has_none(sequence)):
+        if not (is_new and queues.has_none(sequence) and queues.tenant_shares.has_few_tenants):
             return set()
-        share = blocks.device.num_usable // (queues.tenant_rows.num_tenants + 1)
-        if blocks.count_missing(sequence) > share or sequence.group.num_rows > queues.tenant_rows.share:
+        share = blocks.device.num_usable // (queues.tenant_shares.num_tenants + 1)
+        if blocks.count_missing(sequence) > share or sequence.group.num_rows > queues.tenant_shares.share:
             return set()
-        rich = {tenant for tenant, num_held in self._count_held().items() if num_held > share}
-        return rich.union(queues.tenant_rows.find_rich())
+        over_share = {tenant for tenant, num_held in self._count_held().items() if num_held > share}
+        return over_share.union(queues.tenant_shares.find_over_share())
 
     def _count_held(self) -> Counter[str]:
-        """By tenant the device blocks that its sequences hold; shared ones count for each."""
+        """Counts the device blocks that each tenant's sequences hold; a shared block counts for each holder."""
         held = Counter[str]()
         for queue in (self._queues.running, self._queues.swapped):
             for sequence in queue:
@@ -185,14 +191,14 @@ class Preemption:
         return held
 
     def reclaim_behind(self, sequence: Sequence, step: StepBuilder) -> bool:
-        """With nobody running, make room for the first swapped one at the expense of the others."""
+        """Takes blocks from the other swapped sequences for this one, while nothing runs."""
         others = [other for other in self._queues.swapped if other is not sequence]
         return self._reclaim(others, step)
 
     def _reclaim(self, swapped: list[Sequence], step: StepBuilder) -> bool:
-        """Let the last of these that still holds device blocks start over. False: there is none."""
+        """Restarts the last of these sequences that still holds device blocks. Returns False if there is none."""
         for victim in reversed(swapped):
-            if self._blocks.holdings.has_any(victim):
+            if self._blocks.usage.has_any(victim):
                 self._queues.swapped.remove(victim)
                 self.start_over(victim)
                 step.has_preempted = True
@@ -201,7 +207,7 @@ class Preemption:
 
 
 def _introduce(sequence: Sequence, step: StepBuilder) -> None:
-    """Tell the worker of a beam that began beside another one: as a copy of its row, if that is still as it was."""
+    """Sends the worker a beam that branched off: as a fork of its parent's row, if that is still there."""
     parent = sequence.forked_from
     if parent is None:
         return
@@ -213,5 +219,5 @@ def _introduce(sequence: Sequence, step: StepBuilder) -> None:
 
 
 def _has_all(sequence: Sequence) -> bool:
-    """Whether its last token is in flight, so that nothing more will be computed from its blocks, or not yet."""
+    """Returns whether the last token is in flight, so that nothing more is computed from the blocks for now."""
     return not sequence.is_prefilling and sequence.num_scheduled + 1 >= sequence.max_length

@@ -1,11 +1,11 @@
 """Requests that wait for room at any replica, and their order. Knows no replica, no block and no clock.
 
-Tenants share by tokens: the next request is the first one of the tenant that was served least. Served is what a tenant
-got *while somebody waited*, of prompts when they leave and of outputs as they come; what it got of an idle system took
-nothing from anybody, so it is not counted, and everything is forgotten once nobody waits. A tenant that comes starts
-at the least served of those who wait (the virtual time of fair queueing), or at what it owes if that is more. So nobody
-saves up credit by staying away, and nobody gets ahead by having one request wait at a time. Within a tenant the
-adapters share alike.
+Tenants share by tokens: the next request is the first one of the tenant that was served least. A tenant's service
+counts only *while requests wait*: prompt tokens when a request leaves, output tokens as they come. What a tenant gets
+from an idle system takes nothing from others and is not counted, and all counts are forgotten once no request waits. A
+tenant that arrives starts at the least service among the waiting tenants (the virtual time of fair queueing), or at
+what it owes if that is more. So a tenant cannot save up credit by staying away, nor get ahead by having only one
+request wait at a time. The adapters of a tenant share in the same way.
 
 Source: start-time fair queueing (Goyal, Vin, Cheng, 1996) over tokens, as in VTC (Sheng et al., 2024).
 """
@@ -17,8 +17,9 @@ from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
 from typing import TYPE_CHECKING, Literal
 
-from scheduler_service.core.queues.adapter_lines import MIN_HEAP_TO_SWEEP, AdapterLines, Entry
+from scheduler_service.core.queues.adapter_queues import AdapterQueues
 from scheduler_service.core.queues.overload import Limit, Limits, Overload
+from scheduler_service.core.queues.request_heap import MIN_HEAP_TO_SWEEP, Entry, RequestHeap
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -27,25 +28,80 @@ if TYPE_CHECKING:
     from scheduler_service.core.values import GroupSpec
 
 MAX_ABSENT_TENANTS = 1024
-"""Tenants remembered for what they owe though none of their requests waits; who left first is forgiven first."""
+"""How many tenants without waiting requests are remembered for what they owe; the first to leave is forgotten first."""
 
 
 class _Tenant:
-    """What one tenant has waiting and was served."""
+    """What one tenant has waiting and was served.
 
-    __slots__ = ("joined", "last_turn", "lines", "name", "num_served")
+    `waiting`: its requests, all of one adapter or of none (`lora_id` 0). Once they are of several, or others of the
+    tenant's adapters get tokens, `adapters` has them instead, until none waits. `by_key`: priorities count.
+    """
 
-    def __init__(self, name: str, num_served: int, lines: AdapterLines) -> None:
+    __slots__ = ("adapters", "by_key", "joined", "last_turn", "lora_id", "name", "num_served", "num_waiting", "waiting")
+
+    def __init__(self, name: str, num_served: int, *, by_key: bool) -> None:
         self.name = name
         self.num_served = num_served
+        self.by_key = by_key
         self.last_turn = 0
         self.joined = 0
-        self.lines = lines
+        self.num_waiting = 0
+        self.lora_id = 0
+        self.waiting = RequestHeap()
+        self.adapters: AdapterQueues | None = None
 
     @property
     def key(self) -> tuple[int, int, int]:
-        """Least served first; of equals who had no turn for longest, of them who joined first. It only ever grows."""
+        """Orders by service, then by the last turn, then by arrival. A tenant's key never decreases."""
         return (self.num_served, self.last_turn, self.joined)
+
+    def _find_adapters(self, lora_id: int) -> AdapterQueues | None:
+        """Returns the queues by adapter, made now if this one is not that of all who wait; None: there is no need."""
+        if self.adapters is None and lora_id != self.lora_id and self.num_waiting:
+            self.adapters = AdapterQueues(self.lora_id, self.waiting, by_key=self.by_key)
+        return self.adapters
+
+    def push(self, lora_id: int, key: float, number: int, entry: Entry) -> None:
+        """Adds a request, behind those of its adapter whose key and number are less."""
+        if adapters := self._find_adapters(lora_id):
+            adapters.push(lora_id, key, number, entry)
+        else:
+            self.lora_id = lora_id
+            self.waiting.push(key, number, entry)
+        self.num_waiting += 1
+
+    def find(self, passed: Collection[int]) -> Group | None:
+        """Finds the next request, leaving out adapters that are to be passed (0: requests without one)."""
+        if self.adapters:
+            return self.adapters.find(passed)
+        return None if self.lora_id in passed else self.waiting.first
+
+    def serve(self, group: Group, turn: int) -> None:
+        """Charges the tenant for a request's prompt. `turn`: more than that of any before."""
+        self.num_served += group.prompt_length
+        self.last_turn = turn
+        if self.adapters:
+            self.adapters.serve(group, turn)
+        else:
+            self.waiting.last_turn = turn
+
+    def charge(self, lora_id: int, num_tokens: int) -> None:
+        """Charges the tenant for tokens that its running requests with an adapter, or none, got."""
+        self.num_served += num_tokens
+        if adapters := self._find_adapters(lora_id):
+            adapters.charge(lora_id, num_tokens)
+
+    def remove(self, lora_id: int, entry: Entry) -> None:
+        """Removes a request from wherever it stands."""
+        self.num_waiting -= 1
+        if not self.num_waiting:
+            entry.group = None
+            self.waiting, self.adapters = RequestHeap(), None
+        elif self.adapters:
+            self.adapters.remove(lora_id, entry)
+        else:
+            self.waiting.remove(entry)
 
 
 class Backlog:
@@ -64,17 +120,17 @@ class Backlog:
     )
 
     def __init__(self, policy: Literal["fcfs", "priority"], aging_seconds: float, limits: Limits | None = None) -> None:
-        """Of one tenant's requests the oldest is first; with "priority" each level counts as so many seconds."""
+        """A tenant's oldest request is first; with "priority", each level counts as `aging_seconds` of waiting."""
         self._aging_seconds = aging_seconds if policy == "priority" else 0.0
         self._limits = limits or Limits()
         self._front: OrderedDict[str, Group] = OrderedDict()
         self._entries: dict[str, Entry] = {}
-        self._tenants: dict[str, _Tenant] = {}  # those who wait
+        self._tenants: dict[str, _Tenant] = {}  # those with waiting requests
         self._absent: OrderedDict[str, _Tenant] = OrderedDict()
         self._turns: list[tuple[tuple[int, int, int], str]] = []  # a heap; keys may be behind, tenants may have left
         self._numbers = count(1)
         self.num_tokens = 0
-        """Of all prompts that wait."""
+        """Prompt tokens of all waiting requests."""
 
     def __len__(self) -> int:
         return len(self._front) + len(self._entries)
@@ -89,11 +145,12 @@ class Backlog:
     # In
 
     def check(self, spec: GroupSpec, *, leaves_room: bool = False) -> Overload | None:
-        """Finds the limit that a new request would exceed. What was pushed in front counts, but for no quota.
+        """Finds the limit that a new request would exceed; None: it may wait.
 
-        However long its prompt is, it may wait alone. While others wait too, a tenant with less than its share of the
-        places is let in though they are all taken: who floods the queue closes it for nobody else. With `leaves_room`
-        half of what may wait is kept free, for those who were promised a place.
+        Interrupted requests count towards all limits but a tenant's. A request may always wait alone, however long its
+        prompt is. While several tenants wait, one with less than its share of the places may add a request to a full
+        queue, so that a tenant that floods the queue closes it for itself alone. With `leaves_room`, half of each limit
+        is kept free for rejected requests that were promised a place.
         """
         limits, tenant = self._limits.halved() if leaves_room else self._limits, self._tenants.get(spec.tenant)
         if self._is_below_share(tenant):
@@ -105,16 +162,16 @@ class Backlog:
         num_tokens = _excess(self.num_tokens, own, limits.max_waiting_tokens, self._limits.max_waiting_tokens)
         if num_tokens and self.num_tokens:
             return Overload(Limit.TOKEN_BACKLOG, num_tokens=min(num_tokens, self.num_tokens))
-        num_requests = (tenant.lines.num_waiting if tenant else 0) + 1 - limits.max_tenant_requests
+        num_requests = (tenant.num_waiting if tenant else 0) + 1 - limits.max_tenant_requests
         if limits.max_tenant_requests and num_requests > 0:
-            # The others have their turns too.
+            # The other tenants take turns with this one.
             return Overload(Limit.TENANT_QUOTA, num_requests=num_requests * max(len(self._tenants), 1))
         return None
 
     def _is_below_share(self, tenant: _Tenant | None) -> bool:
-        """Whether others wait, and it has fewer requests waiting than if all had the same number of the places."""
+        """Whether other tenants wait, and this one has fewer requests waiting than an equal share of the places."""
         num_tenants = len(self._tenants) + (tenant is None)
-        num_waiting = tenant.lines.num_waiting if tenant else 0
+        num_waiting = tenant.num_waiting if tenant else 0
         return num_tenants > 1 and num_waiting < self._limits.max_waiting_requests // num_tenants
 
     def push(self, group: Group, now: float) -> None:
@@ -124,10 +181,10 @@ class Backlog:
         tenant = self._tenants.get(spec.tenant) or self._join(spec.tenant)
         entry = self._entries[spec.request_id] = Entry(group)
         key = now + spec.priority * self._aging_seconds if self._aging_seconds else now
-        tenant.lines.push(key, next(self._numbers), entry)
+        tenant.push(spec.lora_id, key, next(self._numbers), entry)
 
     def push_front(self, groups: Iterable[Group]) -> None:
-        """Adds requests that were interrupted: in this order, before all others, charged to no tenant."""
+        """Adds interrupted requests before all others, in this order. They are not charged to their tenants again."""
         for group in reversed(list(groups)):
             self._note_in(group)
             self._front[group.spec.request_id] = group
@@ -136,30 +193,30 @@ class Backlog:
     def _note_in(self, group: Group) -> None:
         request_id = group.spec.request_id
         if request_id in self._front or request_id in self._entries:
-            raise ValueError(f"request {request_id} waits already")
+            raise ValueError(f"request {request_id} is already waiting")
         self.num_tokens += group.prompt_length
 
     # Out
 
     def peek(self, passed: Collection[int] = ()) -> Group | None:
-        """Returns the request whose turn it is, but for those with adapters that are to be passed."""
+        """Returns the next request, leaving out those with adapters in `passed`; None if there is none."""
         for group in self._front.values():
             if group.spec.lora_id not in passed:
                 return group
         return self.peek_new(passed)
 
     def peek_new(self, passed: Collection[int] = ()) -> Group | None:
-        """Returns the request whose turn it is of those that have not run before."""
+        """Returns the next request among those that have not run before."""
         tenant = self._find_next()
-        group = tenant.lines.find(passed) if tenant else None
+        group = tenant.find(passed) if tenant else None
         if group is None and passed:
             # All requests of this tenant are passed over: take the first tenant that has another one.
             tenants = sorted(self._tenants.values(), key=lambda tenant: tenant.key)
-            return next((group for each in tenants if (group := each.lines.find(passed))), None)
+            return next((group for each in tenants if (group := each.find(passed))), None)
         return group
 
     def pop(self) -> Group:
-        """Takes the request whose turn it is. Raises IndexError if none waits."""
+        """Takes the next request. Raises IndexError if none waits."""
         group = self.peek()
         if group is None:
             raise IndexError("no request waits")
@@ -169,10 +226,7 @@ class Backlog:
     def take(self, group: Group) -> None:
         """Removes a request, and charges its tenant for the prompt unless it ran before."""
         if group.spec.request_id not in self._front:
-            tenant = self._tenants[group.spec.tenant]
-            tenant.num_served += group.prompt_length
-            tenant.last_turn = next(self._numbers)
-            tenant.lines.serve(group, tenant.last_turn)
+            self._tenants[group.spec.tenant].serve(group, next(self._numbers))
         self.remove(group)
 
     def remove(self, group: Group) -> bool:
@@ -186,8 +240,8 @@ class Backlog:
                 return False
             del self._entries[request_id]
             tenant = self._tenants[group.spec.tenant]
-            tenant.lines.remove(entry)
-            if not tenant.lines.num_waiting:
+            tenant.remove(group.spec.lora_id, entry)
+            if not tenant.num_waiting:
                 self._note_gone(tenant)
         self.num_tokens -= group.prompt_length
         return True
@@ -200,13 +254,12 @@ class Backlog:
         if known is None:
             known = self._make(tenant, self._find_virtual_time())
             self._leave(known)
-        known.num_served += num_tokens
-        known.lines.charge(lora_id, num_tokens)
+        known.charge(lora_id, num_tokens)
 
     # Tenants
 
     def _make(self, name: str, num_served: int) -> _Tenant:
-        return _Tenant(name, num_served, AdapterLines(by_key=self._aging_seconds > 0))
+        return _Tenant(name, num_served, by_key=self._aging_seconds > 0)
 
     def _join(self, name: str) -> _Tenant:
         virtual_time = self._find_virtual_time()
@@ -236,7 +289,7 @@ class Backlog:
         return tenant.num_served if tenant else 0
 
     def _find_next(self) -> _Tenant | None:
-        """The tenant whose turn it is. Places that are behind or belong to nobody are put right as they come up."""
+        """Returns the tenant whose turn it is. Outdated entries of the heap are corrected as they come up."""
         turns = self._turns
         while turns:
             key, name = turns[0]
@@ -250,17 +303,17 @@ class Backlog:
         return None
 
     def _sweep_turns(self) -> None:
-        """One place for each who waits, once most places are those of who left."""
+        """Rebuilds the heap once most of its entries belong to tenants that have left."""
         if len(self._turns) > max(2 * len(self._tenants), MIN_HEAP_TO_SWEEP):
             self._turns = [(tenant.key, tenant.name) for tenant in self._tenants.values()]
             heapify(self._turns)
 
 
 def _excess(num_waiting: int, own: int, limit: int, whole_limit: int) -> int:
-    """How much must be admitted before so much more may wait; 0: it may.
+    """Returns by how much a newcomer of size `own` would exceed the limit; 0: it fits.
 
-    What waits beyond the limit, but not beyond the whole one, is where a place was kept for it: who is sent away for
-    that comes after those who were promised a place, by its own size and no more.
+    Between `limit` and `whole_limit` are the places kept for requests that were promised one. A newcomer that is
+    rejected for those waits for no more than its own size.
     """
     over = num_waiting + own - limit
     return max(min(over, own), num_waiting + own - whole_limit) if limit and over > 0 else 0

@@ -11,14 +11,14 @@ MIN_HEAP_TO_SWEEP = 64
 
 
 class DeadlineKind(Enum):
-    """QUEUE: by then it must have begun. GENERATION: by then it must have ended."""
+    """What must have happened by a deadline. QUEUE: the request has begun. GENERATION: it has ended."""
 
     QUEUE = "queue"
     GENERATION = "generation"
 
 
 class Deadline(NamedTuple):
-    """One that has passed."""
+    """A request's deadline of one kind."""
 
     request_id: str
     kind: DeadlineKind
@@ -43,7 +43,7 @@ class Deadlines:
         self._sweep()
 
     def cancel(self, request_id: str, kind: DeadlineKind | None = None) -> None:
-        """Removes a deadline, or without a kind both of a request. An unknown one is no error."""
+        """Removes one deadline of a request, or both if no kind is given. An unknown one is no error."""
         for one in DeadlineKind if kind is None else (kind,):
             self._due.pop(Deadline(request_id, one), None)
         self._sweep()
@@ -66,7 +66,7 @@ class Deadlines:
         return late
 
     def _find_first(self) -> Deadline | None:
-        """The deadline that the first place of the heap stands for; None if that was cancelled or replaced."""
+        """Returns the deadline of the heap's first entry; None if it was cancelled or replaced."""
         at, request_id, kind = self._heap[0]
         deadline = Deadline(request_id, DeadlineKind(kind))
         return deadline if self._due.get(deadline) == at else None

@@ -1,6 +1,6 @@
-"""Limits of what may wait; computes Retry-After for rejected requests.
+"""The limits of the backlog, and the Retry-After of requests that exceed them.
 
-Knows neither what waits nor how it is ordered; the clock comes in with each call.
+Knows neither the requests nor their order; the time comes in with each call.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ MIN_RETRY_SECONDS = 0.1
 MAX_RETRY_SECONDS = 300.0
 
 NUM_SLICES = 16
-"""Into so many parts the window of a drain rate is cut: what is older leaves it a part at a time."""
+"""Parts of a drain rate's window. Old admissions leave the window one part at a time."""
 
 PROMISED_SHARE = 0.9
-"""Of the measured rate, so much is promised: at all of it, a rate that falls by a few percent while thousands wait
-elsewhere fills the queue before their turn, and they are sent away again."""
+"""Share of the measured rate that is promised. With the whole rate, a drop of a few percent while thousands of rejected
+clients wait would fill the queue before their turn, and they would be rejected again."""
 
 
 class Limit(Enum):
@@ -32,14 +32,14 @@ class Limit(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What may wait; 0 stands for no limit. `max_waiting_tokens`: of prompts. `max_tenant_requests`: of one tenant."""
+    """Limits of the backlog; 0: no limit. Tokens are those of prompts; `max_tenant_requests` holds for each tenant."""
 
     max_waiting_requests: int = 0
     max_waiting_tokens: int = 0
     max_tenant_requests: int = 0
 
     def halved(self) -> Limits:
-        """Half of each but the tenants' own."""
+        """Returns limits half as large, except that of each tenant."""
         return Limits(-(-self.max_waiting_requests // 2), -(-self.max_waiting_tokens // 2), self.max_tenant_requests)
 
 
@@ -53,7 +53,7 @@ class Overload:
 
 
 class _Slice(NamedTuple):
-    """What was admitted within a part of the window."""
+    """Admissions within a part of the window."""
 
     begin: float
     num_requests: int
@@ -63,8 +63,8 @@ class _Slice(NamedTuple):
 class DrainRate:
     """Measures how fast the backlog drains over a sliding window, and computes Retry-After from it.
 
-    Each rejected request is promised a place, and the next one is asked to come after it: otherwise all of them would
-    come back at once, for the one place that is free then.
+    Each rejected request is promised a place, and the next rejected request is told to come later than that: otherwise
+    all would come back at once for one free place.
     """
 
     __slots__ = ("_promised_until", "_slice_seconds", "_slices", "_started_at", "_window_seconds")
@@ -89,7 +89,7 @@ class DrainRate:
         return self._promised_until > now
 
     def retry_after_seconds(self, overload: Overload, now: float) -> float:
-        """Computes when the excess, and all that was promised before, will have drained. Promises a place then."""
+        """Returns the seconds until the excess and all earlier promises will have drained. Promises a place then."""
         free_at = max(self._promised_until, now) + self._find_seconds(overload, now)
         self._promised_until = min(free_at, now + MAX_RETRY_SECONDS)
         return max(self._promised_until - now, MIN_RETRY_SECONDS)

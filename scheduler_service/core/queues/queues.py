@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from collections import Counter
 from typing import TYPE_CHECKING
 
-from scheduler_service.core.queues.tenant_rows import TenantRows
+from scheduler_service.core.queues.tenant_shares import TenantShares
 from scheduler_service.core.queues.waiting_queue import MAX_REFUSED, WaitingQueue
 from scheduler_service.core.sequence import SequenceStatus
 
@@ -16,16 +17,17 @@ if TYPE_CHECKING:
 
 
 class Queues:
-    """The queue of each live sequence, but for children that are not forked yet.
+    """Holds every live sequence in its queue, except children that are not forked yet.
 
-    `running` is in order of precedence: by priority, unless it is first come, first served, and then by the start.
-    `prefilling` are those of it that have more than one token to compute. A group takes all its rows when its leader
-    starts, for else two groups could each hold the rows that the other one needs for its forks. `num_beams` are those
-    of the running ones that a search follows.
+    `running` is in order of precedence: by priority (unless the policy is first come, first served), then by start.
+    `prefilling` has the running sequences with more than one token to compute. A group takes all its rows when its
+    leader starts: otherwise two groups could each hold the rows that the other needs for its forks. `num_beams` counts
+    the running beams.
     """
 
     __slots__ = (
         "_has_ended",
+        "_rows_of_tenant",
         "_swapped_now",
         "max_rows",
         "num_beams",
@@ -33,7 +35,7 @@ class Queues:
         "prefilling",
         "running",
         "swapped",
-        "tenant_rows",
+        "tenant_shares",
         "waiting",
     )
 
@@ -41,7 +43,9 @@ class Queues:
         self.max_rows = max_rows
         self.num_rows = 0
         self.num_beams = 0
-        self.tenant_rows = TenantRows(max_rows)
+        # A tenant without rows is not among them.
+        self._rows_of_tenant = Counter[str]()
+        self.tenant_shares = TenantShares(self._rows_of_tenant, max_rows)
         self.waiting = WaitingQueue(aging_seconds)
         self.running: list[Sequence] = []
         self.prefilling: list[Sequence] = []
@@ -64,7 +68,7 @@ class Queues:
         return sum(sequence.status is SequenceStatus.RUNNING for sequence in self.running)
 
     def has_rows(self, sequence: Sequence) -> bool:
-        """Whether its group's rows are free."""
+        """Whether the rows for the sequence's whole group are free."""
         return self.num_rows + sequence.group.num_rows <= self.max_rows
 
     def start(self, sequence: Sequence) -> None:
@@ -95,7 +99,7 @@ class Queues:
         self.num_beams += 1
 
     def _prefill_key(self, sequence: Sequence) -> tuple[int, bool, int]:
-        """By class; of each those that hurry, the shortest first, before the others in order of their start."""
+        """Orders by class, then sequences that hurry (shortest first), then the others by start."""
         num_left = len(sequence.token_ids) - sequence.num_scheduled
         return self._class(sequence), not sequence.hurries, num_left if sequence.hurries else 0
 
@@ -106,16 +110,19 @@ class Queues:
 
     def _count_rows(self, sequence: Sequence, change: int) -> None:
         self.num_rows += change
-        self.tenant_rows.add(sequence.group.spec.tenant, change)
+        tenant, rows_of_tenant = sequence.group.spec.tenant, self._rows_of_tenant
+        rows_of_tenant[tenant] += change
+        if not rows_of_tenant[tenant]:
+            del rows_of_tenant[tenant]
 
     def outranks(self, sequence: Sequence, other: Sequence) -> bool:
-        """Whether the other one is of lower priority, and not so old that it comes first all the same."""
+        """Whether the other sequence has a lower priority, and is not so old that it comes first anyway."""
         rank = self.waiting.rank
         return self._class(sequence) < self._class(other) and rank(sequence) < rank(other)
 
     def is_urgent(self, sequence: Sequence) -> bool:
-        """Whether anybody who runs would give way to it, or whether it outranks one who is swapped out."""
-        may_have_some = self.has_none(sequence) and self.tenant_rows.may_be_taken
+        """Whether a running sequence would be preempted for this one, or a swapped one has lower precedence."""
+        may_have_some = self.has_none(sequence) and self.tenant_shares.may_be_taken
         if may_have_some and any(self.gives_way_to(other, sequence) for other in self.running):
             return True
         own = self._class(sequence)
@@ -124,9 +131,10 @@ class Queues:
         return any(self.outranks(sequence, other) for queue in (self.running, self.swapped) for other in queue)
 
     def find_urgent(self, refused: Collection[Sequence] = ()) -> Sequence | None:
-        """Finds the first urgent one of those that wait first of their tenant and priority, but for `refused`."""
+        """Finds the first urgent sequence among the heads of all tenants and priorities, leaving out `refused`."""
         num_tried = 0
-        if not (self.waiting.ranks or self.tenant_rows.may_be_taken):
+        may_take = self.waiting.ranks or len(self._rows_of_tenant) < 2 or self.tenant_shares.may_be_taken
+        if not may_take:
             return None
         for sequence in self.waiting.heads:
             if sequence in refused:
@@ -139,32 +147,35 @@ class Queues:
         return None
 
     def find_all_urgent(self) -> set[Sequence]:
-        """Finds all urgent ones, up to as many as one step tries."""
+        """Finds all urgent sequences, up to as many as one step tries."""
         found: set[Sequence] = set()
         while len(found) <= MAX_REFUSED and (sequence := self.find_urgent(found)) is not None:
             found.add(sequence)
         return found
 
     def has_none(self, sequence: Sequence) -> bool:
-        """Whether its tenant has no row while others have some."""
-        return self.tenant_rows.has_none(sequence.group.spec.tenant)
+        """Whether the sequence's tenant has no row while others have some."""
+        return bool(self._rows_of_tenant) and sequence.group.spec.tenant not in self._rows_of_tenant
 
     def gives_way_to(self, other: Sequence, sequence: Sequence) -> bool:
-        """Whether another may give way to one whose tenant has no row: it is of no higher priority, and no such one."""
+        """Whether another may be preempted for a sequence whose tenant has no row.
+
+        It may if its priority is not higher, and it did not begin at the expense of others itself.
+        """
         return self._class(sequence) <= self._class(other) and not other.hurries
 
     def find_behind(self, sequence: Sequence, step_id: int) -> list[Sequence]:
-        """Finds who may give way to a running sequence: the lowest class behind it that is not in this step."""
+        """Finds the victims for a running sequence: the lowest class behind it that is not in this step."""
         behind = self.running[self.running.index(sequence) + 1 :]
         return self.find_lowest([other for other in behind if other.last_step_id != step_id and not other.hurries])
 
     def find_below(self, sequence: Sequence, step_id: int = 0) -> list[Sequence]:
-        """Finds who may give way to a waiting sequence, of those that run and did not begin in this step.
+        """Finds the running sequences that may be preempted for a waiting one, except those of this step.
 
-        All it outranks; and, if its tenant has no row, the last ones of tenants that have too many, but for those of
-        higher priority.
+        These are all that it outranks and, if its tenant has no row, the last ones of tenants with more than their
+        share, unless they have a higher priority.
         """
-        excess = self.tenant_rows.count_excess() if self.has_none(sequence) else {}
+        excess = self.tenant_shares.count_excess() if self.has_none(sequence) else {}
         found: list[Sequence] = []
         for other in reversed(self.running):
             tenant, num_rows = other.group.spec.tenant, other.group.num_rows
@@ -177,11 +188,11 @@ class Queues:
         return found[::-1]
 
     def find_swapped_below(self, sequence: Sequence) -> list[Sequence]:
-        """Finds swapped sequences that would give up what they still hold: victims of this step, or outranked ones."""
+        """Finds the swapped sequences whose blocks may be taken: victims of this step, and those outranked."""
         return [other for other in self.swapped if other in self._swapped_now or self.outranks(sequence, other)]
 
     def find_lowest(self, sequences: list[Sequence]) -> list[Sequence]:
-        """Returns the lowest class of some sequences, which are in order."""
+        """Returns those sequences that have the class of the last one; `sequences` are in order."""
         return [other for other in sequences if self._class(other) == self._class(sequences[-1])]
 
     def take_victim(self, victim: Sequence) -> None:
@@ -245,7 +256,7 @@ class Queues:
         self.begin_step()
         everybody = [*self.running, *self.swapped, *self.waiting]
         self.num_rows = self.num_beams = 0
-        self.tenant_rows.clear()
+        self._rows_of_tenant.clear()
         self.waiting.clear()
         self.running.clear()
         self.prefilling.clear()

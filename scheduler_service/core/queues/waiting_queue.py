@@ -12,22 +12,22 @@ if TYPE_CHECKING:
     from scheduler_service.core.sequence import Sequence
 
     _Entry = tuple[float, int, Sequence]
-    """Rank, number, who. Numbers differ, so that sequences are never compared."""
+    """Rank, number, sequence. Numbers differ, so sequences are never compared."""
 
 MAX_REFUSED = 8
-"""Waiting sequences that one step tries in vain before it stops."""
+"""How many waiting sequences a step tries without success before it stops."""
 
 MAX_OVERTAKES = 64
-"""Sequences that may be admitted before the first of the queue; then the others wait with it."""
+"""How many sequences may be admitted before the first of the queue; then all wait behind it."""
 
 
 class WaitingQueue:
-    """Waiting sequences, in an order that never changes, with bounded skip-ahead.
+    """Waiting sequences in a fixed order, with bounded skip-ahead.
 
-    First come, first served; or, with `aging_seconds`, by the time of arrival plus so many seconds for each step of
-    priority. Nothing is sorted in a step: a place is found by bisection, and whoever waits keeps it.
+    The order is first come, first served; or, with `aging_seconds`, the time of arrival plus that many seconds for each
+    level of priority. A step sorts nothing: a sequence gets its place by bisection and keeps it.
 
-    `_lines` are the same entries apart for each tenant and priority, `_heads` the first of each line, in order.
+    `_lines` has the same entries for each tenant and priority apart, and `_heads` the first entry of each, in order.
     """
 
     __slots__ = (
@@ -64,7 +64,7 @@ class WaitingQueue:
         return self._aging_seconds is not None
 
     def rank(self, sequence: Sequence) -> float:
-        """What the order depends on first; 0 for all if it is first come, first served."""
+        """Returns the first key of the order; 0 for all sequences if it is first come, first served."""
         if self._aging_seconds is None:
             return 0.0
         return sequence.group.arrived_at + sequence.priority * self._aging_seconds
@@ -126,7 +126,7 @@ class WaitingQueue:
         self._overtaken = None
 
     def peek(self, place: int, refused: Many[Sequence] = ()) -> Sequence | None:
-        """Returns the one at a place, after some before it could not be admitted; None: no more may be tried."""
+        """Returns the sequence at a place, after `refused` could not be admitted; None: no more may be tried."""
         if len(refused) > MAX_REFUSED or (refused and self._is_patience_over(refused[0])):
             return None
         return self._entries[place][2] if place < len(self._entries) else None

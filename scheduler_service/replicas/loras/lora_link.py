@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from blockyard.contract.scheduling import Adapter
     from scheduler_service.replicas.rank import Rank
 
-# Gigabytes from a disk at most, or over a network.
+# Enough for gigabytes from a disk or over a network.
 LOAD_SECONDS = 120.0
 CALL_SECONDS = 5.0
 

@@ -1,6 +1,6 @@
 """Keeps the host caches of a replica's workers: which adapters they have, and which leaves for another.
 
-All ranks have the same. What is loaded is the workers' truth; what should be is told by `find_wanted`. Knows no slots.
+All ranks have the same. The workers know what is loaded; `find_wanted` says what should be. Knows no slots.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 log = EventLogger(__name__)
 
-# How often it is looked for what can be removed by now.
+# How often to look for adapters that can be removed.
 TICK_SECONDS = 1.0
-# Before an adapter is tried again that could not be loaded.
+# How long to wait before a failed adapter is loaded again.
 RETRY_SECONDS = 10.0
 
 
@@ -62,34 +62,34 @@ class ReplicaLoras:
         self._news = asyncio.Event()
 
     def has(self, lora_id: int) -> bool:
-        """Whether an adapter can come into a slot (0: none, which needs no slot)."""
+        """Whether an adapter is loaded, so that it can be put into a slot (0: none, which needs no slot)."""
         return not lora_id or lora_id in self.loaded
 
     def use(self, lora_id: int) -> None:
-        """Notes that a request with an adapter comes here."""
+        """Notes that a request with an adapter was given to this replica."""
         self.loaded[lora_id] = self.loaded.pop(lora_id)
 
     def want(self, lora_id: int) -> None:
-        """Asks for an adapter that is not loaded, at the expense of others if it must be."""
+        """Asks to load an adapter, in place of others if need be."""
         if lora_id not in self._asked:
             self._asked[lora_id] = None
             self.reconsider()
 
     def reconsider(self) -> None:
-        """Looks again what is to be loaded and removed."""
+        """Makes `keep` look again for adapters to load and remove."""
         self._news.set()
 
-    # Where the workers are set up.
+    # While the workers are set up.
 
     def forget(self) -> None:
-        """The workers are gone, or may be."""
+        """Forgets what the workers have: they may be gone."""
         self.loaded.clear()
         self.problems.clear()
         self._asked.clear()
         self._retry_at.clear()
 
     def look(self) -> None:
-        """Takes over what the workers have by what they said last."""
+        """Takes over the adapters that the workers reported last."""
         infos = [rank.worker.lora for rank in self._ranks if rank.worker]
         caches = [{adapter.lora_id: adapter for adapter in info.adapters} if info else {} for info in infos]
         first = caches[0]
@@ -102,7 +102,7 @@ class ReplicaLoras:
     # While they run.
 
     async def keep(self) -> None:
-        """Loads what is wanted and removes what is not. Runs until it is cancelled."""
+        """Loads wanted adapters and removes unwanted ones. Runs until it is cancelled."""
         with suppress(BlockyardError):
             async with self._lock:
                 await self._drop_strays({adapter.lora_id for adapter in self.find_wanted()})
@@ -121,7 +121,7 @@ class ReplicaLoras:
                     await self._news.wait()
 
     def _find_due(self, wanted: dict[int, Adapter]) -> list[Adapter]:
-        """Finds what to load: what requests wait for, and the others as far as there is room for them."""
+        """Finds the adapters to load: those that requests wait for, and others as far as there is room."""
         now = time.monotonic()
         self._asked = {lora_id: None for lora_id in self._asked if lora_id in wanted and lora_id not in self.loaded}
         asked = [wanted[lora_id] for lora_id in self._asked]
@@ -131,7 +131,7 @@ class ReplicaLoras:
         return [each for each in [*asked, *others[:num_free]] if self._retry_at.get(each.lora_id, 0.0) <= now]
 
     async def load(self, adapter: Adapter) -> Adapter:
-        """Loads an adapter at all ranks, unless they have it. Returns what they read.
+        """Loads an adapter at all ranks, unless they have it. Returns it as the workers read it.
 
         Raises BlockyardError that says which worker cannot, or MODEL_NOT_LOADED if it is another one than before.
         """
@@ -167,7 +167,7 @@ class ReplicaLoras:
         return found
 
     async def _drop_strays(self, kept: Collection[int]) -> None:
-        """Has the workers forget adapters that are not loaded at all of them, but for those to keep.
+        """Removes adapters that are not loaded at all ranks, except those to keep.
 
         An earlier scheduler may have had them read, or a load that failed or was given up here. The workers are asked
         each time: nobody else knows what they are still reading, and each has its place in their caches.
@@ -180,7 +180,7 @@ class ReplicaLoras:
                 if pinned:
                     await pin_lora(rank, lora_id, pinned=False)
                 await remove_lora(rank, lora_id)
-                log.info("an adapter of before is removed", lora_id=lora_id, worker_address=rank.address)
+                log.info("an adapter of an earlier scheduler is removed", lora_id=lora_id, worker_address=rank.address)
 
     async def _make_room(self) -> None:
         if len(self.loaded) < self._max_cpu_loras:
@@ -225,13 +225,13 @@ class ReplicaLoras:
                 await asyncio.gather(*(pin_lora(rank, lora_id, pinned=False) for rank in self._ranks))
             await asyncio.gather(*(remove_lora(rank, lora_id) for rank in self._ranks))
         except BlockyardError:
-            # Some rank has it, and all will again, or none: it is asked for when it is wanted.
+            # Some ranks may still have it: it stays listed, and its removal is tried again.
             self.loaded = {lora_id: adapter, **self.loaded}
             raise
         log.info("an adapter is removed", name=adapter.name, lora_id=lora_id, worker_address=self._ranks[0].address)
 
     async def pin(self, adapter: Adapter) -> None:
-        """Pins an adapter that is loaded here, or unpins it, as it says."""
+        """Pins or unpins an adapter that is loaded here, by its `pinned`."""
         async with self._lock:
             if known := self.loaded.get(adapter.lora_id):
                 calls = (pin_lora(rank, adapter.lora_id, pinned=adapter.pinned) for rank in self._ranks)

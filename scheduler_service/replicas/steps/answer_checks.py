@@ -1,7 +1,7 @@
 """Checks a worker's answers against their bounds. Does not know what was asked.
 
-A worker that is broken, or newer, or somebody else, may say anything. What cannot be ends its epoch and no more, as a
-`WrongAnswer`: the codec checks here before a value leaves it, so that nothing behind it needs to doubt one.
+A worker may be broken or of another version, or may not be a worker at all. An impossible answer ends its epoch and no
+more, as a `WrongAnswer`. The codec checks each value here before it passes it on, so that no other code needs to.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ MAX_BLOCK_BYTES = 2**40
 MAX_TOKENS = 2**31 - 1
 MAX_WARNINGS = 16
 MAX_TARGETS = 1024
-# A name, a digest, a device in words.
+# The longest name, digest or description of a device.
 MAX_CHARACTERS = 1024
-# The next epoch has to be one more, for ever.
+# The next epoch must always be representable.
 MAX_EPOCH = 2**63
 MAX_SECONDS = 86_400.0
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class WrongAnswer(BlockyardError):
-    """A worker said what cannot be. The fault is the worker's, unless others of its answers were right."""
+    """A worker gave an impossible answer. That is the worker's fault unless its other answers were right."""
 
     def __init__(self, message: str) -> None:
         super().__init__(Reason.BUG, f"the worker's answer is wrong: {message}")
 
 
 class AnswerLimits(NamedTuple):
-    """What bounds the answer to a step: `max_rows` is how many sequences a step computes at most."""
+    """The bounds of a step's answer. `max_rows`: the most sequences in a step."""
 
     vocab_size: int
     max_model_len: int
@@ -57,52 +57,60 @@ def require(holds: bool, message: str) -> None:
 
 
 def check_sampled(sequence_ids: Sequence[int], token_ids: Sequence[int], limits: AnswerLimits) -> None:
-    """Checks the columns of what was sampled. The hot one: every answer comes here."""
+    """Checks the columns of sampled tokens. Hot: runs for every answer."""
     if len(sequence_ids) != len(token_ids):
         raise WrongAnswer(f"{len(token_ids)} tokens for {len(sequence_ids)} sequences")
     if token_ids and max(token_ids) >= limits.vocab_size:
-        raise WrongAnswer(f"token id {max(token_ids)}, where the vocabulary has {limits.vocab_size}")
+        raise WrongAnswer(f"token id {max(token_ids)} is not in the vocabulary of {limits.vocab_size}")
+
+
+def check_turn(epoch: int, step_id: int, due_epoch: int, due_step_id: int) -> None:
+    """Raises WrongAnswer for an answer that is not the one that is due."""
+    if epoch != due_epoch or step_id != due_step_id:
+        raise WrongAnswer(
+            f"it answers step {step_id} of epoch {epoch} where step {due_step_id} of epoch {due_epoch} was due"
+        )
 
 
 def check_rows(name: str, rows: Collection[object], limits: AnswerLimits) -> None:
-    """Checks that a list is of sequences of one step. To be asked before the list is read."""
-    require(len(rows) <= limits.max_rows, f"{name}: {len(rows)} of {limits.max_rows} sequences at most")
+    """Checks that a list is no longer than a step, before the list is read."""
+    require(len(rows) <= limits.max_rows, f"{name}: {len(rows)} sequences, and a step has at most {limits.max_rows}")
 
 
 def check_distinct(name: str, sequence_ids: Sequence[int]) -> None:
-    """Checks that no sequence stands twice in a column."""
-    require(len(set(sequence_ids)) == len(sequence_ids), f"{name}: a sequence stands twice")
+    """Checks that no sequence appears twice in a column."""
+    require(len(set(sequence_ids)) == len(sequence_ids), f"{name}: a sequence appears twice")
 
 
 def check_prompt(first_position: int, num_entries: int, limits: AnswerLimits) -> None:
-    """Checks the place of a piece of a prompt: the token at 0 has no log probability."""
+    """Checks the position of a piece of a prompt: the token at 0 has no log probability."""
     holds = 1 <= first_position <= first_position + num_entries <= limits.max_model_len
-    require(holds, f"prompt_logprobs: {num_entries} tokens from {first_position} on")
+    require(holds, f"prompt_logprobs: {num_entries} tokens from position {first_position} on, outside any prompt")
 
 
 def check_pooled(sizes: Sequence[int], num_sequences: int, values: bytes) -> None:
-    """Checks the columns of what was pooled: each of the sequences has numbers of 4 bytes."""
-    require(len(sizes) == num_sequences, f"pooled_sizes: {len(sizes)} for {num_sequences} sequences")
-    require(not sizes or min(sizes) > 0, "pooled_sizes: a sequence without a number")
-    require(4 * sum(sizes) == len(values), f"pooled_values: {len(values)} bytes of {sum(sizes)} numbers")
+    """Checks the columns of pooled numbers: each sequence has some, of 4 bytes each."""
+    require(len(sizes) == num_sequences, f"pooled_sizes: {len(sizes)} sizes for {num_sequences} sequences")
+    require(not sizes or min(sizes) > 0, "pooled_sizes: a sequence has no numbers")
+    require(4 * sum(sizes) == len(values), f"pooled_values: {len(values)} bytes for {sum(sizes)} numbers")
 
 
 def check_seconds(seconds: float) -> float:
-    """Returns a time that a part of a step can have taken."""
-    require(0 <= seconds <= MAX_SECONDS, f"a step that took {seconds:g} s")
+    """Checks and returns the seconds of a part of a step."""
+    require(0 <= seconds <= MAX_SECONDS, f"a step cannot take {seconds:g} s")
     return seconds
 
 
 def check_worker(worker: WorkerInfo) -> WorkerInfo:
-    """Returns what a worker may say of itself."""
-    require(bool(worker.incarnation), "it has no incarnation")
+    """Checks and returns a worker's report about itself."""
+    require(bool(worker.incarnation), "the worker has no incarnation")
     for name in ("worker_id", "incarnation", "api_version", "configuration_digest", "device"):
         _check_text(name, getattr(worker, name))
     _check_text("placement", worker.placement.group)
-    require(worker.epoch < MAX_EPOCH, f"epoch {worker.epoch}")
+    require(worker.epoch < MAX_EPOCH, f"epoch {worker.epoch} is too large")
     if worker.group:
         _check_text("problem", worker.group.problem)
-        require(worker.group.epoch < MAX_EPOCH, f"a group of epoch {worker.group.epoch}")
+        require(worker.group.epoch < MAX_EPOCH, f"the group's epoch {worker.group.epoch} is too large")
     if worker.model:
         check_model(worker.model)
     if worker.cache:
@@ -111,12 +119,12 @@ def check_worker(worker: WorkerInfo) -> WorkerInfo:
         check_adapter(adapter)
     if worker.model and worker.cache:
         fits = worker.cache.max_model_len <= worker.model.max_model_len
-        require(fits, f"max_model_len {worker.cache.max_model_len} of a model with {worker.model.max_model_len}")
+        require(fits, f"max_model_len {worker.cache.max_model_len} exceeds the model's {worker.model.max_model_len}")
     return worker
 
 
 def check_model(model: LoadedModel) -> LoadedModel:
-    """Returns what a model can be."""
+    """Checks and returns a loaded model."""
     for name in ("architecture", "model_digest", "weights_digest"):
         _check_text(name, getattr(model, name))
     _check_range("warnings", len(model.warnings), 0, MAX_WARNINGS)
@@ -128,17 +136,20 @@ def check_model(model: LoadedModel) -> LoadedModel:
 
 
 def check_adapter(adapter: Adapter) -> Adapter:
-    """Returns what an adapter in a worker's cache can be."""
-    require(adapter.lora_id > 0, "an adapter without a number")
+    """Checks and returns an adapter of a worker's cache."""
+    require(adapter.lora_id > 0, "an adapter has no lora_id")
     require(_DIGEST.fullmatch(adapter.digest) is not None, f"adapter {adapter.lora_id} has no digest")
     texts = (adapter.name, adapter.path, *adapter.targets)
-    require(len(texts) <= MAX_TARGETS and max(map(len, texts)) <= 4 * MAX_CHARACTERS, "an adapter of long names")
+    require(
+        len(texts) <= MAX_TARGETS and max(map(len, texts)) <= 4 * MAX_CHARACTERS,
+        "an adapter has too many targets or too long names",
+    )
     _check_range("num_virtual_tokens", adapter.num_virtual_tokens, 0, MAX_VIRTUAL_TOKENS)
     return adapter
 
 
 def check_blocks(available: AvailableBlocks) -> AvailableBlocks:
-    """Returns what can fit into a memory."""
+    """Checks and returns how many blocks fit into memory."""
     _check_range("block_size", available.block_size, 1, MAX_BLOCK_SIZE)
     _check_range("num_device_blocks", available.num_device_blocks, 0, MAX_BLOCKS)
     _check_range("num_host_blocks", available.num_host_blocks, 0, MAX_BLOCKS)
@@ -148,7 +159,7 @@ def check_blocks(available: AvailableBlocks) -> AvailableBlocks:
 
 
 def check_cache(cache: CacheInfo) -> CacheInfo:
-    """Returns what pools can be."""
+    """Checks and returns a worker's pools."""
     _check_range("block_size", cache.block_size, 1, MAX_BLOCK_SIZE)
     _check_range("num_device_blocks", cache.num_device_blocks, 2, MAX_BLOCKS)
     _check_range("num_host_blocks", cache.num_host_blocks, 0, MAX_BLOCKS)

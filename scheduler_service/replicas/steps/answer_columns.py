@@ -1,4 +1,4 @@
-"""Decodes what an answer has for some of its sequences only: log probabilities, beams' candidates, pooled numbers."""
+"""Decodes the optional columns of an answer: log probabilities, candidates of beams, pooled numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from blockyard.worker.v1.worker_pb2 import ExecuteModelResponse
     from scheduler_service.replicas.steps.answer_checks import AnswerLimits
 
-# The rounding of one that is 0 may end above it.
+# A log probability of 0 may be rounded to slightly above 0.
 _MAX_LOGPROB = 0.1
 
 
@@ -42,19 +42,24 @@ def decode_logprobs(message: ExecuteModelResponse, limits: AnswerLimits) -> dict
 def _check_logprobs(name: str, columns: Logprobs, num_entries: int, limits: AnswerLimits, least: int = 1) -> None:
     """Checks columns of log probabilities of `num_entries` tokens, each with `least` candidates or more."""
     counts, token_ids, logprobs, ranks = columns.num_candidates, columns.token_ids, columns.logprobs, columns.ranks
-    require(len(counts) == num_entries, f"{name}: {len(counts)} entries where {num_entries} belong")
-    require(not counts or min(counts) >= least, f"{name}: an entry without a token")
+    require(len(counts) == num_entries, f"{name}: {len(counts)} entries, not {num_entries}")
+    require(not counts or min(counts) >= least, f"{name}: an entry has no token")
     columns_fit = sum(counts) == len(token_ids) == len(logprobs) and len(ranks) in (0, len(token_ids))
-    require(columns_fit, f"{name}: columns of different lengths")
+    require(columns_fit, f"{name}: the columns have different lengths")
     if not token_ids:
         return
-    require(max(token_ids) < limits.vocab_size, f"{name}: token id {max(token_ids)} of {limits.vocab_size}")
+    require(
+        max(token_ids) < limits.vocab_size,
+        f"{name}: token id {max(token_ids)} is not in the vocabulary of {limits.vocab_size}",
+    )
     # A sum is NaN if anything in it is.
-    require(not math.isnan(sum(logprobs)) and max(logprobs) <= _MAX_LOGPROB, f"{name}: no log probability")
+    require(
+        not math.isnan(sum(logprobs)) and max(logprobs) <= _MAX_LOGPROB, f"{name}: a value is not a log probability"
+    )
 
 
 def has_candidates(message: ExecuteModelResponse) -> bool:
-    """Whether an answer has what beams propose."""
+    """Whether an answer has candidates of beams."""
     return len(message.beam_sequence_ids) > 0 or message.HasField("beam_candidates")
 
 
@@ -63,7 +68,7 @@ def decode_candidates(message: ExecuteModelResponse, limits: AnswerLimits) -> di
     check_rows("beam_sequence_ids", message.beam_sequence_ids, limits)
     sequence_ids = message.beam_sequence_ids[:]
     check_distinct("beam_sequence_ids", sequence_ids)
-    # One that has no possible token has no candidate.
+    # A beam without a possible token has no candidates.
     _check_logprobs("beam_candidates", message.beam_candidates, len(sequence_ids), limits, least=0)
     entries = split_logprobs(message.beam_candidates)
     return {
@@ -85,7 +90,7 @@ def decode_prompts(message: ExecuteModelResponse, limits: AnswerLimits) -> tuple
 
 
 def decode_pooled(message: ExecuteModelResponse, limits: AnswerLimits) -> tuple[tuple[int, bytes], ...]:
-    """Decodes the numbers that were made of prompts, each sequence's as they came. Raises WrongAnswer."""
+    """Decodes pooled numbers, as the bytes of each sequence. Raises WrongAnswer."""
     check_rows("pooled_sequence_ids", message.pooled_sequence_ids, limits)
     sequence_ids = message.pooled_sequence_ids[:]
     check_distinct("pooled_sequence_ids", sequence_ids)

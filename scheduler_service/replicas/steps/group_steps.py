@@ -1,9 +1,9 @@
-"""The steps of one epoch, to all ranks of a replica: the same bytes to each, and an answer when all have said the same.
+"""The steps of one epoch, for all ranks of a replica: each gets the same bytes, and all answers must agree.
 
 Every rank chains two hashes over the steps of the epoch: of each step as it resolved it, and of what was sampled. A
-token is taken when all ranks have answered its step with equal hashes, so that none goes on with what another does not
-know. In large worlds, where so many answers cost too much, most steps are quiet: the sampling rank alone answers, and
-the hashes are compared at every eighth step.
+token counts when all ranks have answered its step with equal hashes, so that no rank goes on with a token that another
+does not know. In large groups so many answers cost too much, so most steps are quiet: only the sampling rank answers,
+and the hashes are compared at every COMPARED_STEPS-th step.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from blockyard.service import faults
 from blockyard.service.roots import start_task
 from blockyard.telemetry import EventLogger
 from scheduler_service.replicas import codec
-from scheduler_service.replicas.steps.answer_checks import require
-from scheduler_service.replicas.steps.step_stream import check_turn
+from scheduler_service.replicas.steps.answer_checks import check_turn, require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,30 +32,32 @@ if TYPE_CHECKING:
 
 log = EventLogger(__name__)
 
-# Worlds above this size have quiet steps: all but each so manieth.
+# Larger groups compare ranks only at every COMPARED_STEPS-th step.
 LOUD_WORLD_SIZE = 4
 COMPARED_STEPS = 8
-# Hashes of each rank that are kept for the log.
+# How many hashes of each rank are kept for the log.
 NUM_HASHES = 16
-# A rank that says that its group is broken names an effect. The cause follows within this time, if anybody can tell it.
+# A rank that reports a broken group reports an effect. The cause follows from another rank within this time, if at all.
 CAUSE_SECONDS = 0.25
 
 
 class _RankStream:
-    """One rank's stream of an epoch: what it has answered and not been asked for, and the hashes that it told last."""
+    """One rank's stream of an epoch: its answers that were not taken yet, and its last hashes."""
 
     def __init__(self, rank: int, call: StepCall) -> None:
         self.rank = rank
         self.call = call
         self.unsent: asyncio.Queue[bytes] = asyncio.Queue()
         self.receipts: deque[Receipt] = deque()
-        self.told: deque[Receipt] = deque(maxlen=NUM_HASHES)
+        self.last_receipts: deque[Receipt] = deque(maxlen=NUM_HASHES)
         self.last_step_id = 0
         self.error: Exception | None = None
 
     def describe(self) -> str:
-        """The hashes that it told last, for a person who has to find a bug."""
-        return " ".join(f"{each.step_id}:{each.input_digest:016x}/{each.output_digest:016x}" for each in self.told)
+        """Formats the last hashes, for the person who has to find the bug."""
+        return " ".join(
+            f"{each.step_id}:{each.input_digest:016x}/{each.output_digest:016x}" for each in self.last_receipts
+        )
 
 
 class GroupSteps:
@@ -108,11 +109,11 @@ class GroupSteps:
                 raise await self._find_cause()
             await self._wait()
         for rank in ranks:
-            rank.told.append(rank.receipts.popleft())
+            rank.last_receipts.append(rank.receipts.popleft())
         if ranks is self._ranks:
             self._compare()
         self._last_answered = step_id
-        self.step_seconds = max(rank.told[-1].seconds for rank in ranks)
+        self.step_seconds = max(rank.last_receipts[-1].seconds for rank in ranks)
         return self._results.popleft()
 
     def cancel(self) -> None:
@@ -137,7 +138,7 @@ class GroupSteps:
             while True:
                 await rank.call.write(await rank.unsent.get())
         except BlockyardError:
-            # The stream is broken, of which reading says more.
+            # The stream is broken; the reading task gets the better error.
             pass
         except Exception as error:  # noqa: BLE001 - raised by `receive`
             self._fail(rank, error)
@@ -149,7 +150,7 @@ class GroupSteps:
                 receipt = codec.decode_receipt(message)
                 due = self._find_due(rank)
                 check_turn(message.epoch, receipt.step_id, self.epoch, due)
-                require(due <= self._last_sent, f"it is of step {due}, which was not sent")
+                require(due <= self._last_sent, f"it answers step {due}, which was not sent")
                 if rank is self._sampling:
                     self._results.append(codec.decode_answer(message, self._limits))
                 rank.last_step_id = due
@@ -163,12 +164,12 @@ class GroupSteps:
         self._news.set()
 
     def _find_due(self, rank: _RankStream) -> int:
-        """The step that a rank is to answer next."""
+        """Returns the step that a rank must answer next."""
         due = rank.last_step_id + 1
         return due if rank is self._sampling or not self._has_quiet_steps else due + -due % COMPARED_STEPS
 
     async def _find_cause(self) -> Exception:
-        """The error to end the epoch with. The first is the cause, unless it tells of another rank's."""
+        """Returns the error that ends the epoch: the first one that is not the effect of another rank's failure."""
         causes: list[_RankStream] = []
         with suppress(TimeoutError):
             async with asyncio.timeout(CAUSE_SECONDS):
@@ -182,15 +183,15 @@ class GroupSteps:
         return rank.error
 
     def _compare(self) -> None:
-        """Raises BlockyardError BUG where a rank has not done what the first one did."""
+        """Raises BlockyardError BUG if a rank computed something else than the first one."""
         for ranks, name in ((self._ranks, "input_digest"), (self._last_stage, "output_digest")):
             first, *others = ranks
             for other in others:
-                if getattr(first.told[-1], name) != getattr(other.told[-1], name):
+                if getattr(first.last_receipts[-1], name) != getattr(other.last_receipts[-1], name):
                     raise self._make_difference(first, other, name)
 
     def _make_difference(self, one: _RankStream, other: _RankStream, name: str) -> BlockyardError:
-        step_id = one.told[-1].step_id
+        step_id = one.last_receipts[-1].step_id
         log.error(
             "two ranks differ: a bug",
             epoch=self.epoch,

@@ -201,7 +201,7 @@ async def check_rows(system: System, rows: Iterable[Row], innocent: Base) -> Non
         wrong += await system.check(cases[begin : begin + NUM_AT_A_TIME], alone, innocent)
     assert not wrong, "\n".join(wrong)
     [engine] = system.scheduler.service.engines
-    assert engine.conduct.num_unsound_epochs == 0
+    assert engine.breaker.num_unsound_epochs == 0
 
 
 async def test_each_value_is_refused_by_the_one_who_must_and_costs_no_other_request(tmp_path: Path) -> None:

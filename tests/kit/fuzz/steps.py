@@ -18,8 +18,7 @@ from scheduler_service.core.sequence import Group
 from scheduler_service.core.values import GroupSpec
 from scheduler_service.replicas import codec as scheduler_codec
 from scheduler_service.replicas.steps.answer_checks import AnswerLimits, WrongAnswer
-from scheduler_service.replicas.steps.step_stream import StepStream
-from scheduler_service.replicas.worker_link import StepCall
+from scheduler_service.replicas.worker_link import StepCall, StepStream
 from tests.kit.fuzz.mutations import mutate
 from tests.kit.kernels.tiny_models import tiny_model
 from worker_service import codec as worker_codec

@@ -9,7 +9,7 @@ import pytest
 from blockyard.service.metrics import Registry
 from scheduler_service.catalogue import CATALOGUE
 from scheduler_service.core.values import StepResult
-from scheduler_service.replicas.steps.step_meter import StepMeter, StepMetrics
+from scheduler_service.replicas.steps.step_metrics import StepMeter, StepMetrics
 from scheduler_service.replicas.steps.steps_in_flight import AnsweredStep
 from tests.kit.oracles.token_oracle import until_idle
 from tests.kit.processes.scrape import Scrape

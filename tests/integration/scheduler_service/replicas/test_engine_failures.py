@@ -235,7 +235,7 @@ async def test_a_refusal_that_names_its_request_costs_neither_the_replica_nor_ot
         assert caught.value.reason is Reason.BUG
     assert await client.result(innocent) == oracle([1] * 20, 3)
     [engine] = server.service.engines
-    assert (engine.conduct.num_unsound_epochs, engine.conduct.pause_seconds) == (0, 0)
+    assert (engine.breaker.num_unsound_epochs, engine.breaker.pause_seconds) == (0, 0)
     await until_idle(server)
 
 

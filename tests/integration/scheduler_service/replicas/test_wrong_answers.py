@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from blockyard.errors import BlockyardError, Reason
-from scheduler_service.replicas.conduct import LAST_PAUSE_SECONDS, MAX_UNSOUND_EPOCHS
-from scheduler_service.requests.deaths import POISON_AFTER
+from scheduler_service.replicas.circuit_breaker import LAST_PAUSE_SECONDS, MAX_UNSOUND_EPOCHS
+from scheduler_service.requests.failure_history import POISON_AFTER
 from tests.kit.fakes.fake_worker import FakeWorkerOptions
 from tests.kit.fakes.wrong_worker import KINDS, WrongWorker
 from tests.kit.oracles.token_oracle import oracle, until_idle
@@ -86,12 +86,12 @@ async def test_a_worker_that_goes_on_so_is_left_aside_and_the_status_says_so(har
             prompt = [number, *range(18)]
             assert await client.result(await client.add(f"r{number}", prompt)) == oracle(prompt, 8)
             await until(lambda: worker.num_applied > number)  # noqa: B023
-        await until(lambda: engine.conduct.is_left_aside)
-        assert engine.conduct.num_unsound_epochs == MAX_UNSOUND_EPOCHS
+        await until(lambda: engine.breaker.is_left_aside)
+        assert engine.breaker.num_unsound_epochs == MAX_UNSOUND_EPOCHS
         good, wrong = (await client.status()).replicas
         assert (good.left_aside, wrong.left_aside, good.ready, wrong.ready) == (False, True, True, False)
-        assert "left aside for 1 s: 3 epochs in a row broke at once" in wrong.workers[0].message
-        assert "token id 4294967295, where the vocabulary has 100" in wrong.workers[0].message
+        assert "left aside for 1 s: 3 epochs in a row broke before 2 steps were answered" in wrong.workers[0].message
+        assert "token id 4294967295 is not in the vocabulary of 100" in wrong.workers[0].message
         scrape = Scrape.of(server.service.metrics.registry)
         assert scrape.sum("blockyard_workers_left_aside") == 1
         assert scrape.sum("blockyard_worker_losses_total", cause="wrong") == MAX_UNSOUND_EPOCHS
@@ -100,7 +100,7 @@ async def test_a_worker_that_goes_on_so_is_left_aside_and_the_status_says_so(har
         await until(lambda: engine.is_ready)
         prompt = [90, *range(18)]
         assert await client.result(await client.add("again", prompt)) == oracle(prompt, 8)
-        assert engine.conduct.num_unsound_epochs == 0
+        assert engine.breaker.num_unsound_epochs == 0
         assert not (await client.status()).replicas[1].left_aside
     await client.abort("kept")
     assert kept.recovered == []
@@ -113,14 +113,14 @@ async def test_a_successor_of_a_worker_that_is_left_aside_is_taken_at_once(harne
         await client.wait_until_ready()
         [engine] = server.service.engines
         stream = await client.add("r", [1] * 20, n=2, max_tokens=30)
-        await until(lambda: engine.conduct.num_unsound_epochs == MAX_UNSOUND_EPOCHS)
+        await until(lambda: engine.breaker.num_unsound_epochs == MAX_UNSOUND_EPOCHS)
         # As if it had gone on so for long.
-        engine.conduct.num_unsound_epochs += 10
-        await until(lambda: engine.conduct.is_left_aside)
-        assert engine.conduct.pause_seconds == LAST_PAUSE_SECONDS
+        engine.breaker.num_unsound_epochs += 10
+        await until(lambda: engine.breaker.is_left_aside)
+        assert engine.breaker.pause_seconds == LAST_PAUSE_SECONDS
     await harness.worker()
     assert await client.result(stream) == oracle([1] * 20, 30, n=2)
-    assert engine.conduct.num_unsound_epochs == 0
+    assert engine.breaker.num_unsound_epochs == 0
     await until_idle(server)
 
 

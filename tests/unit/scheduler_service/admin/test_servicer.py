@@ -11,7 +11,7 @@ import pytest
 from blockyard.admin.v1 import admin_pb2
 from blockyard.common.v1 import administration_pb2, status_pb2
 from blockyard.errors import Reason
-from scheduler_service.requests.recovery_log import RecoveryRecord
+from scheduler_service.requests.failure_history import RecoveryRecord
 from tests.kit.fakes.fake_operations import MAX_STEPS
 from tests.kit.oracles.token_oracle import oracle
 from tests.kit.refusals import refused

@@ -6,8 +6,7 @@ import pytest
 
 from blockyard.contract.sampling import FinishReason
 from blockyard.contract.scheduling import SequenceRecord
-from scheduler_service.core.config import Room
-from scheduler_service.core.kv_groups import KvBlockGroups
+from scheduler_service.core.config import KvBlockGroups, Room
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.core.sequence import Group, SequenceStatus
 from scheduler_service.core.values import StepResult

@@ -230,7 +230,7 @@ async def test_a_rank_with_too_little_memory_says_by_how_much(settings: Settings
         await group.workers[1].kill()
         small = await group.start(rank=1, num_device_blocks=900)
         setting_up = asyncio.create_task(group.set_up())
-        await until(lambda: group.told("900 device blocks fit, 100 less than the other ranks have"))
+        await until(lambda: group.told("900 device blocks fit, 100 fewer than the other ranks have"))
         assert small.plans == []
         await small.kill()
         # What is measured differs a little each time.

@@ -101,7 +101,7 @@ def test_an_answer_without_the_candidates_of_the_step_is_a_mismatch(wrong: str) 
         candidates.popitem()
     else:
         candidates[99] = ()
-    with pytest.raises(StepMismatch, match="candidates of beams"):
+    with pytest.raises(StepMismatch, match="candidates of other beams"):
         bench.scheduler.update(replace(result, beam_candidates=candidates))
     bench.take(result)
     with pytest.raises(StepMismatch):
@@ -161,7 +161,7 @@ def test_fewer_continuations_than_asked_for_are_an_error_of_those_missing() -> N
     [sequence_id] = step.sequence_ids
     updates = bench.take(StepResult(step.step_id, beam_candidates={sequence_id: ((5, -1.0),)}))
     ends = [(end.sequence_id, end.reason, end.error) for end in updates["gateway"].ended]
-    few = SequenceError("NO_TOKEN_POSSIBLE", "there are fewer continuations than asked for")
+    few = SequenceError("NO_TOKEN_POSSIBLE", "fewer continuations are possible than were asked for")
     assert ends == [(1, FinishReason.LENGTH, None), (2, FinishReason.ERROR, few)]
     assert (bench.tokens["a", 0], bench.tokens["a", 1]) == ([5], [])
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from blockyard.capacity.kv_blocks import KvBlocks
-from scheduler_service.core.kv_groups import KvBlockGroups
+from scheduler_service.core.config import KvBlockGroups
 from scheduler_service.core.scheduler import NeverFits
 from scheduler_service.core.sequence import Group
 from tests.unit.scheduler_service.core.harness import Bench, configure, make_spec

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scheduler_service.core.queues import backlog as backlog_module
-from scheduler_service.core.queues.adapter_lines import MAX_ABSENT_ADAPTERS
+from scheduler_service.core.queues.adapter_queues import MAX_ABSENT_ADAPTERS
 from scheduler_service.core.queues.backlog import Backlog
 from scheduler_service.core.queues.overload import Limit, Limits, Overload
 from scheduler_service.core.sequence import Group
@@ -89,9 +89,9 @@ def test_an_empty_backlog_has_nothing_to_pop() -> None:
 def test_a_request_waits_once() -> None:
     backlog = Backlog("fcfs", 30.0)
     groups = fill(backlog, "a.1")
-    with pytest.raises(ValueError, match=r"a\.1 waits already"):
+    with pytest.raises(ValueError, match=r"a\.1 is already waiting"):
         backlog.push(make_group("a.1"), 0.0)
-    with pytest.raises(ValueError, match=r"a\.1 waits already"):
+    with pytest.raises(ValueError, match=r"a\.1 is already waiting"):
         backlog.push_front(groups.values())
     assert (len(backlog), backlog.num_tokens) == (1, 10)
 
@@ -253,9 +253,9 @@ def test_a_tenant_has_a_quota_that_interrupted_requests_are_outside_of() -> None
 
 def count_places(backlog: Backlog) -> int:
     """Everything that a backlog keeps in its heaps."""
-    return len(backlog._turns) + sum(
-        len(line.heap) for tenant in backlog._tenants.values() for line in tenant.lines._lines.values()
-    )
+    tenants = backlog._tenants.values()
+    heaps = [tenant.adapters._heaps.values() if tenant.adapters else (tenant.waiting,) for tenant in tenants]
+    return len(backlog._turns) + sum(len(heap._places) for each in heaps for heap in each)
 
 
 class CountedTime(float):

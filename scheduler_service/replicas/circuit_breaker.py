@@ -1,8 +1,8 @@
-"""Judges a worker by its epochs: one whose epochs keep breaking at once is left aside for a while.
+"""A circuit breaker for one replica: after several epochs that failed at once, the next one waits for a while.
 
-An epoch is sound once some of its steps were answered as they should be. A worker whose epochs break again and again
-before that may be broken itself: to send it everything anew each time would only take requests from those that work.
-An epoch that ended by a refusal which names its requests counts neither way.
+An epoch is sound once SOUND_STEPS steps were answered correctly. A worker whose epochs keep failing before that may be
+broken itself, and sending it all requests again and again would only keep them from workers that work. An epoch that
+ended with a refusal which names its requests counts neither way.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ SOUND_STEPS = 2
 MAX_UNSOUND_EPOCHS = 3
 FIRST_PAUSE_SECONDS = 1.0
 LAST_PAUSE_SECONDS = 30.0
-# How often it is looked who is there meanwhile: a successor need not wait.
+# How often to look whether another process has taken the worker's place, which need not wait.
 LOOK_SECONDS = 1.0
 
 
-class Conduct:
-    """One replica's. A worker process that was just started is judged anew.
+class CircuitBreaker:
+    """Counts the epochs in a row that broke before they were sound; a new worker process begins at 0 again.
 
-    `num_unsound_epochs`: those in a row that broke before they were sound. `is_left_aside`: it is not tried for now.
+    `is_left_aside`: the replica is backing off.
     """
 
     def __init__(self) -> None:
@@ -39,36 +39,36 @@ class Conduct:
 
     @property
     def is_sound(self) -> bool:
-        """Whether the epoch that runs, or broke last, has shown that the worker works."""
+        """Whether the current or last epoch has shown that the worker works."""
         return self._num_answers >= SOUND_STEPS
 
     def begin_epoch(self, incarnations: tuple[str, ...]) -> None:
-        """Another epoch begins, with these worker processes."""
+        """Begins an epoch with these worker processes."""
         if incarnations != self._incarnations:
             self._incarnations = incarnations
             self.num_unsound_epochs = 0
         self._num_answers = 0
 
     def on_answered(self) -> None:
-        """A step was answered as it should be."""
+        """Counts a step that was answered correctly."""
         self._num_answers += 1
         if self.is_sound:
             self.num_unsound_epochs = 0
 
     def on_epoch_broken(self) -> None:
-        """The epoch broke, by whatever the worker did."""
+        """Counts an epoch that broke because of the worker."""
         self.num_unsound_epochs += not self.is_sound
 
     @property
     def pause_seconds(self) -> float:
-        """How long to leave the worker alone before the next epoch: twice as long each time."""
+        """Seconds to wait before the next epoch: doubled each time, 0 while few epochs have failed."""
         num_pauses = self.num_unsound_epochs - MAX_UNSOUND_EPOCHS
         if num_pauses < 0:
             return 0.0
         return min(FIRST_PAUSE_SECONDS * 2.0 ** min(num_pauses, 60), LAST_PAUSE_SECONDS)
 
-    async def sit_out(self, replica: Replica, clock: Callable[[], float]) -> None:
-        """Waits for the pause to end, or for another process in the worker's place."""
+    async def back_off(self, replica: Replica, clock: Callable[[], float]) -> None:
+        """Waits until the pause ends or another process takes the worker's place."""
         until, before = clock() + self.pause_seconds, replica.incarnations
         self.is_left_aside = True
         try:

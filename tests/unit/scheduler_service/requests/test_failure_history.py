@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from scheduler_service.requests.deaths import Deaths
+from scheduler_service.requests.failure_history import Deaths, Refusals
 
 LIVE = {"a": 0.0, "b": 0.0, "c": 0.0}
 
@@ -46,3 +46,31 @@ def test_proof_alone_is_not_enough() -> None:
     deaths.note({"a": 5}, LIVE, is_proof=False)
     deaths.note({"a": 5}, LIVE, is_proof=True)
     assert (deaths.suspects, deaths.poison) == (["a"], [])
+
+
+def test_who_meets_the_same_twice_without_a_token_is_hopeless() -> None:
+    refusals, live = Refusals(), {"a": 0.0, "b": 0.0, "c": 0.0}
+    assert refusals.note("step 9: broken", {"a": 5, "b": 2}, live) == []
+    assert refusals.note("step 3: broken", {"a": 5, "b": 3, "c": 5}, live) == ["a"]
+    assert refusals.note("step 4: broken", {"b": 3, "c": 6}, live) == ["b"]
+
+
+def test_another_refusal_is_another_matter() -> None:
+    refusals, live = Refusals(), {"a": 0.0}
+    assert refusals.note("broken", {"a": 5}, live) == []
+    assert refusals.note("torn", {"a": 5}, live) == []
+    assert refusals.note("torn", {"a": 5}, live) == ["a"]
+
+
+def test_a_refusal_of_others_in_between_does_not_clear_it() -> None:
+    refusals, live = Refusals(), {"a": 0.0, "b": 0.0}
+    refusals.note("broken", {"a": 5}, live)
+    refusals.note("broken", {"b": 5}, live)
+    assert refusals.note("broken", {"a": 5}, live) == ["a"]
+
+
+def test_a_later_request_of_the_same_name_is_not_to_blame() -> None:
+    refusals = Refusals()
+    refusals.note("broken", {"a": 0}, {"a": 0.0})
+    refusals.note("broken", {"b": 0}, {"b": 0.0})
+    assert refusals.note("broken", {"a": 0}, {"a": 0.0, "b": 0.0}) == []

@@ -1,4 +1,4 @@
-"""What sequences hold of the device's blocks, and what would be free without them. Changes nothing."""
+"""Which device blocks sequences hold, and what would be free without them. Changes nothing."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from scheduler_service.core.sequence import Sequence
 
 
-class Holdings:
-    """The device's blocks by who holds them."""
+class BlockUsage:
+    """The usage of the device's blocks."""
 
     __slots__ = ("_device",)
 
@@ -21,16 +21,16 @@ class Holdings:
         self._device = device
 
     def has_any(self, sequence: Sequence) -> bool:
-        """Whether freeing it could free device blocks."""
+        """Whether the sequence holds device blocks."""
         return any(sequence.block_ids)
 
     def count_own(self, sequence: Sequence) -> int:
-        """Device blocks that nobody else holds."""
+        """Counts the device blocks that only this sequence holds."""
         references = self._device.references
         return sum(references[block] == 1 for block in sequence.block_ids)
 
     def may_free(self, sequences: Many[Sequence], num_blocks: int) -> bool:
-        """Whether so many device blocks would be free if these gave theirs back. What others share stays held."""
+        """Whether at least `num_blocks` device blocks would be free without these sequences. Shared ones stay held."""
         num_free = self._device.num_free
         if num_free + sum(len(sequence.block_ids) for sequence in sequences) < num_blocks:
             return False

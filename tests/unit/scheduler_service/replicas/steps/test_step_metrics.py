@@ -4,7 +4,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from scheduler_service.core.values import BlockPair, GroupSpec, NewSequence, SchedulerOutput, SchedulerStats, StepResult
-from scheduler_service.replicas.steps.step_log import PERIOD_SECONDS, StepLog
+from scheduler_service.replicas.steps.step_metrics import PERIOD_SECONDS, StepLog
 
 if TYPE_CHECKING:
     import pytest
