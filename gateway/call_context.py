@@ -6,16 +6,22 @@ call without being a part of the request.
 
 from __future__ import annotations
 
+import re
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from blockyard.contract.trace import TraceContext, read_trace_context
+from blockyard.errors import BlockyardError, Reason, Violation, invalid
+from blockyard.headers import TENANT_KEY, TENANT_PATTERN
+from blockyard.security.authentication import CALLER
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
     from starlette.types import ASGIApp, Receive, Scope, Send
+
+_TENANT = re.compile(TENANT_PATTERN)
 
 
 @dataclass(slots=True)
@@ -55,6 +61,23 @@ def name_request(request_id: str) -> None:
     call = _current.get()
     if call is not _NO_CALL and not call.request_id:
         call.request_id = request_id
+
+
+def check_tenant(name: str | None) -> str:
+    """Returns the tenant of a call: its caller's own, else the one that it names, else the empty one.
+
+    Raises BlockyardError FIELD_INVALID, or PERMISSION_DENIED where it names another one than its caller's.
+    """
+    own = CALLER.get().tenant
+    if own is not None and name not in (None, own):
+        raise BlockyardError(Reason.PERMISSION_DENIED, f"this caller is of the tenant {own}: leave {TENANT_KEY} out")
+    if own is not None:
+        return own
+    if name is None:
+        return ""
+    if _TENANT.fullmatch(name) is None:
+        raise invalid([Violation(TENANT_KEY, "must be 1 to 64 characters of A-Z a-z 0-9 . _ -")])
+    return name
 
 
 def with_grpc_call(method: str, answer: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:

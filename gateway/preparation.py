@@ -18,7 +18,7 @@ from gateway.grammars.rules import wrong_format
 from gateway.live.answer import AnswerRules, SequenceAnswer
 from gateway.live.prompt_answer import PromptAnswer
 from gateway.live.request_state import Origin, RequestState
-from gateway.naming import wire_id
+from gateway.request import wire_id
 from gateway.request_warnings import with_clamped_length
 from gateway.text.adapter_tokenizers import require_vocabulary
 from gateway.text.answer_parsing import parsers_of, speech_of, with_parsing

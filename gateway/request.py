@@ -1,18 +1,24 @@
-"""A request with what only a gateway knows of it. Knows no messages."""
+"""A request with what only a gateway knows of it, and the names of requests. Knows no messages."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from blockyard.contract.events import TokenLogprob
 from blockyard.contract.request import GenerationSpec
+from blockyard.errors import Violation, invalid
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from blockyard.contract.request import Position
     from gateway.dialects.answer_parser import ParsingRule
+
+REQUEST_ID_RULE = "must be 1 to 128 characters of A-Z a-z 0-9 . _ : -"
+REQUEST_ID_PATTERN = r"[A-Za-z0-9._:-]{1,128}"
+_REQUEST_ID = re.compile(REQUEST_ID_PATTERN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +74,19 @@ class ReturnedLogprob(TokenLogprob):
 def raw_of(token: TokenLogprob) -> bytes:
     """Returns the bytes that a token adds to the text that is returned."""
     return token.raw if isinstance(token, ReturnedLogprob) else b""
+
+
+def is_request_id(name: str) -> bool:
+    """Returns whether a client may give a request this name."""
+    return _REQUEST_ID.fullmatch(name) is not None
+
+
+def check_request_id(name: str) -> None:
+    """Raises BlockyardError FIELD_INVALID for a name that a request cannot have."""
+    if not is_request_id(name):
+        raise invalid([Violation("request_id", REQUEST_ID_RULE)])
+
+
+def wire_id(tenant: str, request_id: str) -> str:
+    """Returns the name of a request for the scheduler: the tenant, whose name has no slash in it, and its id."""
+    return f"{tenant}/{request_id}" if tenant else request_id

@@ -1,21 +1,20 @@
-"""Owns the requests of this gateway, their readers and their ends. Knows neither text nor how requests are made."""
+"""Owns the requests of this gateway, their number, their readers and their ends. Knows neither text nor preparation."""
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from blockyard.contract.events import Recovered
 from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
-from gateway.live.outstanding import OutstandingRequests
+from gateway.live.outstanding import RETRY_SECONDS, OutstandingRequests, TokenRouter
 from gateway.live.reader import Reader
-from gateway.live.registry import Registry
-from gateway.live.timers import Timers
-from gateway.live.token_router import TokenRouter
+from gateway.live.registry import Registry, Timers
 from gateway.observe.metrics import GatewayMetrics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Generator, Iterable, Mapping
 
     from blockyard.contract.request import Position
     from blockyard.contract.scheduling import Progress, Resumed
@@ -24,6 +23,35 @@ if TYPE_CHECKING:
     from gateway.live.request_state import RequestState
 
 log = EventLogger(__name__)
+
+
+class Admission:
+    """Refuses new requests while there are as many as the gateway takes.
+
+    Args:
+        max_requests: at once; 0: no limit.
+        num_running: counts those that have begun.
+    """
+
+    def __init__(self, max_requests: int, num_running: Callable[[], int]) -> None:
+        self._max_requests = max_requests
+        self._num_running = num_running
+        self._num_beginning = 0
+
+    @contextmanager
+    def beginning(self, *, is_new: bool) -> Generator[None]:
+        """Counts a request while it is prepared; raises BlockyardError QUEUE_FULL for a new one beyond the limit.
+
+        `is_new`: no client has a part of its answer.
+        """
+        if is_new and 0 < self._max_requests <= self._num_running() + self._num_beginning:
+            message = f"this gateway has {self._max_requests} requests, its limit (--max-requests): try again"
+            raise BlockyardError(Reason.QUEUE_FULL, message, retry_after_seconds=RETRY_SECONDS)
+        self._num_beginning += 1
+        try:
+            yield
+        finally:
+            self._num_beginning -= 1
 
 
 class LiveRequests:

@@ -16,7 +16,7 @@ from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
 from blockyard.tracing.spans import NO_SPAN, begin_server_span, begin_span, is_tracing
 from gateway.call_context import current_call, name_request
-from gateway.naming import wire_id
+from gateway.request import wire_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from blockyard.errors import Reason, Violation, invalid
-from gateway.naming import REQUEST_ID_RULE, is_request_id
 from gateway.pooling_calls import MAX_INPUTS
+from gateway.request import REQUEST_ID_RULE, is_request_id
 from gateway.validation import size_of
 
 if TYPE_CHECKING:

@@ -13,9 +13,8 @@ from gateway.text.pairs import EncodedPair, encode_pair
 if TYPE_CHECKING:
     from blockyard.model_config.pooling.rule import PoolingRule
     from gateway.pooling_calls import CallOptions, Input
-    from gateway.text.slices import Steps
     from gateway.text.tokenizer import Tokenizer
-    from gateway.text.vocabulary import Vocabulary
+    from gateway.text.vocabulary import Steps, Vocabulary
 
 DEFAULT_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 # Qwen3-Reranker's, as its authors publish it.
@@ -38,7 +37,7 @@ class InputEncoder:
     max_tokens: int
     has_token_types: bool = False
 
-    # These work step by step: see `gateway.text.slices`.
+    # These work step by step: see `gateway.text.vocabulary`.
 
     def encode(self, given: Input, options: CallOptions, prompt: str = "") -> Steps[EncodedPair]:
         """Encodes an input by itself, a text behind a prompt."""

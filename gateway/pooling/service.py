@@ -23,22 +23,21 @@ from gateway.observe.request_log import TokenCounts, begin_request_log
 from gateway.pooling import checks
 from gateway.pooling.model import PooledModels
 from gateway.pooling.parts import Part, Parts, read_values
-from gateway.text.slices import run_all
+from gateway.text.encoding import run_all
 
 if TYPE_CHECKING:
     from array import array
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from blockyard.contract.scheduling import ModelFacts
-    from gateway.admission import Admission
-    from gateway.live.live_requests import LiveRequests
+    from gateway.live.live_requests import Admission, LiveRequests
     from gateway.pooling.model import PooledModel, RuleReader
     from gateway.pooling.parts import PartResult
     from gateway.pooling_calls import CallOptions, ClassifyCall, EmbedCall, Input, ScoreCall
     from gateway.text.encoding import Encoding
     from gateway.text.pairs import EncodedPair
-    from gateway.text.slices import Steps
     from gateway.text.tokenizer import Tokenizer
+    from gateway.text.vocabulary import Steps
 
 T = TypeVar("T")
 # The names that sentence-transformers looks for, of queries and of documents.

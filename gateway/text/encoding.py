@@ -12,18 +12,18 @@ from blockyard.contract.chat import Conversation
 from blockyard.errors import invalid
 from blockyard.panics import panics_as_errors
 from gateway.chat import count_characters, prompt_of
-from gateway.text.slices import join_steps, run_steps
 from gateway.text.turns import Turns
+from gateway.text.vocabulary import SLICE_CHARACTERS
 from gateway.validation import prompt_too_long, size_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from blockyard.contract.scheduling import Adapter
     from gateway.request import GenerationRequest
     from gateway.text.adapter_tokenizers import AdapterTokenizers
-    from gateway.text.slices import Steps
     from gateway.text.tokenizer import Tokenizer
+    from gateway.text.vocabulary import Steps
 
 T = TypeVar("T")
 MAX_INLINE_CHARACTERS = 2048
@@ -109,6 +109,37 @@ class Encoding:
         if size <= MAX_INLINE_CHARACTERS:
             return run_steps(steps)
         return await self._turns.run(tenant, size, join_steps(steps))
+
+
+def run_steps(steps: Steps[T]) -> T:
+    """Runs all steps here and now."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            return stop.value
+
+
+def join_steps(steps: Steps[T]) -> Steps[T]:
+    """Joins short steps, since each takes a change of threads."""
+    num_characters = 0
+    while True:
+        try:
+            size = next(steps)
+        except StopIteration as stop:
+            return stop.value
+        if num_characters + size > SLICE_CHARACTERS:
+            yield max(size, SLICE_CHARACTERS)
+            num_characters = 0
+        num_characters += size
+
+
+def run_all(each: Iterable[Steps[T]]) -> Steps[list[T]]:
+    """Runs steps one after another."""
+    results: list[T] = []
+    for steps in each:
+        results.append((yield from steps))
+    return results
 
 
 def _without_panics(steps: Steps[T]) -> Steps[T]:

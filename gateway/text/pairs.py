@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import tokenizers
 
 from blockyard.errors import Violation, invalid
-from gateway.text.slices import encode_slices
+from gateway.text.vocabulary import encode_slices
 
 if TYPE_CHECKING:
-    from gateway.text.slices import Steps
-    from gateway.text.vocabulary import Vocabulary
+    from gateway.text.vocabulary import Steps, Vocabulary
 
 
 class EncodedPair(NamedTuple):

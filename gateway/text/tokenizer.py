@@ -10,9 +10,9 @@ from blockyard.panics import panics_as_errors
 from gateway.dialects.table import AUTO, choose_dialect
 from gateway.text.chat_template import ChatTemplate
 from gateway.text.detokenizer import DetokenizerFactory
-from gateway.text.slices import Encoded, encode_steps
 from gateway.text.template_roles import arrange
 from gateway.text.token_texts import TokenTexts
+from gateway.text.vocabulary import Encoded, encode_steps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     import tokenizers
 
     from gateway.text.detokenizer import Detokenizer
-    from gateway.text.slices import Steps
     from gateway.text.template_roles import TemplateRoles
-    from gateway.text.vocabulary import Vocabulary
+    from gateway.text.vocabulary import Steps, Vocabulary
 
 
 class Tokenizer:

@@ -18,7 +18,7 @@ from blockyard.errors import BlockyardError, Reason
 from blockyard.service.threads import stopping
 
 if TYPE_CHECKING:
-    from gateway.text.slices import Steps
+    from gateway.text.vocabulary import Steps
 
 T = TypeVar("T")
 

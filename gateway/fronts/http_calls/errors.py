@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.telemetry import EventLogger
 from gateway.call_context import current_call
-from gateway.naming import is_request_id
+from gateway.request import is_request_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable

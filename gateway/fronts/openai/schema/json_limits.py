@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gateway.fronts.openai import errors
-from gateway.naming import REQUEST_ID_PATTERN
+from gateway.request import REQUEST_ID_PATTERN
 from gateway.validation import (
     MAX_BAD_WORD_CHARACTERS,
     MAX_BAD_WORDS,
