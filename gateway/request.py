@@ -26,13 +26,13 @@ class GenerationRequest(GenerationSpec):
     """A request of a client, and what the gateway adds.
 
     Attributes:
-        tenant: who asks.
-        remaining_seconds: until the client's own deadline; None: it has none.
-        front_state: what the front that took the request needs to write its answer again, at another gateway too; the
-            core does not read it.
-        warnings: what is not done as the request asked, a sentence each; filled in by the core.
-        parsing: how the answer is split into text, reasoning and calls of tools; None: it is text. The core fills it in
-            for a conversation that asks for it.
+        tenant: the caller's tenant; empty: none.
+        remaining_seconds: the time until the client's deadline; None: no deadline.
+        front_state: bytes with which the front can write the answer again, also at another gateway; the core does not
+            read them.
+        warnings: sentences on what is not done as requested; filled in by the core.
+        parsing: how the answer is split into text, reasoning and tool calls; None: all of it is text. Filled in by the
+            core for conversations that ask for it.
     """
 
     tenant: str = ""
@@ -43,7 +43,7 @@ class GenerationRequest(GenerationSpec):
 
     @property
     def has_form(self) -> bool:
-        """Whether the answer must have a form, which a grammar holds it to."""
+        """Whether a grammar constrains the answer."""
         needs_calls = self.parsing is not None and self.parsing.needs_grammar
         return self.format is not None or bool(self.sampling.grammar) or needs_calls
 
@@ -52,7 +52,7 @@ class GenerationRequest(GenerationSpec):
 class ResumeRequest:
     """Asks for the rest of an answer; `positions` are by index, and a sequence without one is read from its beginning.
 
-    With `request`, which has its seed then, an answer that no server remembers is generated again.
+    With `request`, its seed included, an answer that no server remembers is generated again.
     """
 
     request_id: str
@@ -88,5 +88,5 @@ def check_request_id(name: str) -> None:
 
 
 def wire_id(tenant: str, request_id: str) -> str:
-    """Returns the name of a request for the scheduler: the tenant, whose name has no slash in it, and its id."""
+    """Returns the name of a request for the scheduler: the tenant, which contains no slash, a slash and the id."""
     return f"{tenant}/{request_id}" if tenant else request_id

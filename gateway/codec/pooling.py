@@ -28,7 +28,7 @@ def decode_embed(message: inference_pb2.EmbedRequest, tenant: str, remaining_sec
 def decode_score(message: inference_pb2.ScoreRequest, tenant: str, remaining_seconds: float | None) -> ScoreCall:
     """Reads a call for scores; raises BlockyardError FIELD_INVALID where it has no query."""
     if not message.HasField("query"):
-        raise invalid([Violation("query", "must be there")])
+        raise invalid([Violation("query", "is required")])
     return ScoreCall(
         _decode_options(message.spec, tenant, remaining_seconds),
         _decode_inputs([message.query]),

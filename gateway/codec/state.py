@@ -122,7 +122,7 @@ def read_submission(encoded: bytes) -> Submission:
     try:
         return decode_submission(encoded)
     except DecodeError:
-        raise BlockyardError(Reason.BUG, "the submission that the scheduler kept is damaged") from None
+        raise BlockyardError(Reason.BUG, "the submission that the scheduler kept cannot be decoded") from None
 
 
 def request_of(submission: Submission) -> GenerationRequest:
@@ -133,7 +133,9 @@ def request_of(submission: Submission) -> GenerationRequest:
     try:
         state = state_pb2.RequestState.FromString(submission.gateway_state)
     except DecodeError:
-        raise BlockyardError(Reason.BUG, "the state that another gateway left of the request is damaged") from None
+        raise BlockyardError(
+            Reason.BUG, "the state of the request that another gateway wrote cannot be decoded"
+        ) from None
     return replace(
         decode_spec(state.spec, GenerationRequest),
         prompt=tuple(submission.prompt_token_ids),

@@ -45,9 +45,9 @@ _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 
 @dataclass(frozen=True, slots=True)
 class _Notation:
-    """How values are written. `quote`: what is around texts; empty: they are JSON, which Python's are, too.
+    """The notation of values. `quote`: the marker around texts; empty: texts are JSON strings, which Python reads too.
 
-    `equals` stands between an argument's name and its value, `colon` between those of an object.
+    `equals` separates an argument's name from its value, `colon` a key of an object from its value.
     """
 
     equals: str
@@ -110,7 +110,7 @@ class Literals:
         try:
             return self._members(self._schema, self._notation.equals)
         except RecursionError:
-            description = f"of {self._tool.name!r}: too complex: its references lead too deep"
+            description = f"of {self._tool.name!r}: too complex: its references are nested too deeply"
             raise invalid([Violation("conversation.tools", description, Reason.GRAMMAR_TOO_COMPLEX)]) from None
 
     def _add(self, expression: str) -> str:
@@ -125,7 +125,8 @@ class Literals:
     def _refuse(self, keywords: Iterable[str]) -> None:
         if self._tool.strict and (found := sorted(keywords)):
             form = "Gemma's" if self._is_gemma else "Python's"
-            description = f"of {self._tool.name!r}: {found[0]} cannot be followed in literals of {form} form"
+            arguments = f"arguments that this model writes as {form} literals"
+            description = f"of {self._tool.name!r}: {found[0]} is not supported in {arguments}"
             raise invalid([Violation("conversation.tools", description, Reason.UNSUPPORTED_PARAMETER)])
 
     def _value(self, part: Any) -> str:

@@ -1,4 +1,4 @@
-"""What a request with a format may not ask for besides."""
+"""Refuses options that cannot be combined with a format."""
 
 from __future__ import annotations
 
@@ -34,4 +34,4 @@ def wrong_format(request: GenerationRequest, tokenizer: Tokenizer, model: Tokeni
     if request.stop.ignore_eos:
         yield Violation("stop.ignore_eos", "is not allowed with a format, which says where the answer ends")
     elif not tokenizer.end_token_ids and not request.stop.stop_token_ids:
-        yield Violation(field, "can never end: the model names no end token, and the request no stop_token_ids")
+        yield Violation(field, "can never end: the model has no end token, and the request no stop_token_ids")

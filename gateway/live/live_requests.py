@@ -26,11 +26,11 @@ log = EventLogger(__name__)
 
 
 class Admission:
-    """Refuses new requests while there are as many as the gateway takes.
+    """Refuses new requests while the gateway has as many as it may have.
 
     Args:
-        max_requests: at once; 0: no limit.
-        num_running: counts those that have begun.
+        max_requests: the limit of requests at the same time; 0: no limit.
+        num_running: counts the requests that have begun.
     """
 
     def __init__(self, max_requests: int, num_running: Callable[[], int]) -> None:
@@ -42,10 +42,10 @@ class Admission:
     def beginning(self, *, is_new: bool) -> Generator[None]:
         """Counts a request while it is prepared; raises BlockyardError QUEUE_FULL for a new one beyond the limit.
 
-        `is_new`: no client has a part of its answer.
+        `is_new`: whether no client has a part of its answer; others are always admitted.
         """
         if is_new and 0 < self._max_requests <= self._num_running() + self._num_beginning:
-            message = f"this gateway has {self._max_requests} requests, its limit (--max-requests): try again"
+            message = f"this gateway has reached its limit of {self._max_requests} requests (--max-requests): try again"
             raise BlockyardError(Reason.QUEUE_FULL, message, retry_after_seconds=RETRY_SECONDS)
         self._num_beginning += 1
         try:
@@ -55,13 +55,13 @@ class Admission:
 
 
 class LiveRequests:
-    """Opens, resumes, reads and ends requests, by their names on the wire. Runs on the loop.
+    """Opens, resumes, reads and ends requests, by their names on the wire. Used on the event loop only.
 
     Args:
-        link: to the scheduler.
-        resume_window_seconds: how long a request outlives its last reader, and an answer its end.
+        link: the connection to the scheduler.
+        resume_window_seconds: how long a request runs on without readers, and an answer is kept after its end.
         max_scheduler_wait_seconds: how long requests wait for a scheduler.
-        metrics: measure the requests.
+        metrics: the metrics of the requests; None: new ones.
     """
 
     def __init__(
@@ -87,12 +87,12 @@ class LiveRequests:
 
     @property
     def num_readers(self) -> int:
-        """How many answers are being read."""
+        """The number of answers that are being read."""
         return len(self._readers)
 
     @property
     def num_running(self) -> int:
-        """How many requests have not ended."""
+        """The number of requests that have not ended."""
         return self._registry.num_live
 
     def find(self, wire_id: str) -> RequestState | None:
@@ -114,7 +114,7 @@ class LiveRequests:
             )
         self._outstanding.send(state)
         if state.has_ended:
-            # There is nothing to wait for; the scheduler keeps it for others.
+            # The answer is complete. The scheduler was sent the request to keep it for other gateways.
             state.is_accepted = True
             self.retire(state)
 
@@ -131,7 +131,7 @@ class LiveRequests:
     # Readers.
 
     def read(self, state: RequestState, positions: Mapping[int, Position], *, replay: bool = False) -> Reader:
-        """Adds a reader; raises BlockyardError FIELD_INVALID for positions that its answer has not."""
+        """Adds a reader; raises BlockyardError FIELD_INVALID for positions that its answer cannot have."""
         reader = Reader(state, self, positions, replay=replay)
         reader.check()
         state.meter.on_read_from(positions)
@@ -141,7 +141,7 @@ class LiveRequests:
         return reader
 
     def on_reader_closed(self, reader: Reader) -> None:
-        """Removes a reader. Without readers the request ends, or runs on for the resume window if it is to be kept."""
+        """Removes a reader. After the last one the request ends, or runs on for the resume window if it is kept."""
         if reader not in self._readers:
             return
         self._readers.remove(reader)
@@ -159,8 +159,8 @@ class LiveRequests:
         self._unread.set(state, self._window_seconds, self._abandon)
 
     def _abandon(self, state: RequestState) -> None:
-        log.info("nobody came back for a request", request_id=state.wire_id)
-        self._end(state, "nobody came back for the request")
+        log.info("ended a request that no client resumed", request_id=state.wire_id)
+        self._end(state, "no client resumed the request within the resume window")
 
     # Ends.
 
@@ -244,6 +244,6 @@ class LiveRequests:
             if state := self._find_live(request_id):
                 state.on_weights(version)
         self._router.route(progress.update)
-        # Behind the tokens that came before the end.
+        # After the tokens of the same message, which precede the failure.
         for failure in progress.failed:
             self._outstanding.on_failed(failure)

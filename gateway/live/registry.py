@@ -1,4 +1,4 @@
-"""Keeps requests by name while they run and for the resume window afterwards, and timers for them."""
+"""Keeps requests by name while they run and for the resume window afterwards; timers by key."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ MAX_RETAINED_TOKENS = 64 * 2**20
 
 
 class Timers(Generic[K]):
-    """Calls back when the time of a key has come, unless it was cleared before."""
+    """Runs at most one timer for each key, which calls back once unless it is cleared. Used on the event loop only."""
 
     def __init__(self) -> None:
         self._handles: dict[K, asyncio.TimerHandle] = {}
 
     def set(self, key: K, seconds: float, call: Callable[[K], None]) -> None:
-        """Starts the timer of a key, in place of the one that it had."""
+        """Starts the timer of a key, and stops the one that the key had."""
         self.clear(key)
         self._handles[key] = asyncio.get_running_loop().call_later(seconds, self._due, key, call)
 
@@ -45,7 +45,7 @@ class Timers(Generic[K]):
 
 
 class Registry:
-    """Keeps requests by their names on the wire, and whole answers for the resume window. Runs on the loop."""
+    """Keeps running requests, and ended ones for the resume window, by name on the wire. On the event loop only."""
 
     def __init__(self, window_seconds: float) -> None:
         self._window_seconds = window_seconds
@@ -77,7 +77,7 @@ class Registry:
         return self._live.get(wire_id) or self._retained.get(wire_id)
 
     def is_live(self, state: RequestState) -> bool:
-        """Returns whether this very request runs."""
+        """Returns whether this object, not just a request of its name, is running."""
         return self._live.get(state.wire_id) is state
 
     def add(self, state: RequestState) -> None:

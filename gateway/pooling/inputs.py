@@ -29,7 +29,7 @@ _BEHIND = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 class InputEncoder:
     """Encodes inputs for a model whose rule is known. Safe to call from several threads.
 
-    `max_tokens`: of an input, as the model has it. `has_token_types`: it is told where the second of two texts begins.
+    `max_tokens`: the model's limit of an input. `has_token_types`: whether the model gets token types for pairs.
     """
 
     tokenizer: Tokenizer
@@ -74,7 +74,7 @@ class InputEncoder:
 
     @property
     def _enough(self) -> int:
-        """How many tokens of an input are worth counting."""
+        """The number of tokens of an input after which encoding stops."""
         return COUNTED_LENGTHS * self.max_tokens
 
     def _encode_text(self, text: str, add_special_tokens: bool) -> Steps[EncodedPair]:
@@ -94,14 +94,14 @@ class InputEncoder:
         return EncodedPair((*before, *middle.token_ids, *behind), is_whole=middle.is_whole)
 
     def _find_vocabulary(self) -> Vocabulary:
-        """Returns what knows pairs and cuts texts; raises BlockyardError FEATURE_DISABLED where nothing does."""
+        """Returns a vocabulary that encodes pairs and truncates; raises BlockyardError FEATURE_DISABLED."""
         if not self.tokenizer.backend_encodes:
-            message = "the model's tokenizer, which has no tokenizer.json, makes no pairs of texts and cuts none"
+            message = "the model has no tokenizer.json, without which pairs of texts are neither encoded nor truncated"
             raise BlockyardError(Reason.FEATURE_DISABLED, message)
         return self.tokenizer.vocabulary
 
     def limit_of(self, options: CallOptions) -> int | None:
-        """Returns how many tokens of an input are its all; None: all it has."""
+        """Returns the number of tokens to which an input is truncated; None: it is not truncated."""
         return self.max_tokens if options.truncate_prompt_tokens == -1 else options.truncate_prompt_tokens
 
     def _cut(self, token_ids: tuple[int, ...], options: CallOptions) -> tuple[int, ...]:
@@ -117,5 +117,7 @@ class InputEncoder:
         found = [self.tokenizer.backend.token_to_id(text) for text in self.rule.labels]
         if None in found:
             texts = " and ".join(map(repr, self.rule.labels))
-            raise BlockyardError(Reason.MODEL_NOT_LOADED, f"the tokenizer has no tokens {texts}, which make the score")
+            raise BlockyardError(
+                Reason.MODEL_NOT_LOADED, f"the tokenizer lacks the tokens {texts}, from which the score is computed"
+            )
         return tuple(number for number in found if number is not None)

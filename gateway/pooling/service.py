@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from gateway.text.vocabulary import Steps
 
 T = TypeVar("T")
-# The names that sentence-transformers looks for, of queries and of documents.
+# The names that sentence-transformers looks up for prompts of queries and of documents.
 _QUERY_PROMPTS, _DOCUMENT_PROMPTS = ("query",), ("document", "passage", "corpus")
 _NO_INSTRUCTION = "instruction: the model takes none, and it was left out"
 
@@ -49,12 +49,12 @@ class PoolingService:
     """Answers calls. One for each process.
 
     Args:
-        tokenizer: the model's.
+        tokenizer: the model's tokenizer.
         live: runs requests.
-        encoding: threads for the tokenizer.
+        encoding: runs the tokenizer, in threads for long texts.
         admission: limits the requests of the gateway.
-        model_name: in requests.
-        find_facts: what the scheduler said of the model; raises BlockyardError NO_READY_WORKER.
+        model_name: the model's name in requests.
+        find_facts: returns the scheduler's facts of the model; raises BlockyardError NO_READY_WORKER.
         resolve_model: raises BlockyardError MODEL_NOT_FOUND for a name that is not served.
         read_rule: reads the rule in the model's files.
     """
@@ -80,11 +80,11 @@ class PoolingService:
         self._parts = Parts(live, tokenizer, model_name)
 
     def cancel(self, wire_ids: Sequence[str]) -> list[str]:
-        """Cancels calls that run here, each whole; returns which of the names they are."""
+        """Cancels running calls, each with all of its parts; returns the names of those that ran here."""
         return self._parts.cancel(wire_ids)
 
     def find_width(self, facts: ModelFacts) -> int:
-        """Returns how many numbers a vector of the model has; 0: it makes none, or its files do not say."""
+        """Returns the numbers of the model's vectors; 0: it makes none, or its files do not say."""
         if facts.task is not Task.EMBED:
             return 0
         try:
@@ -92,8 +92,8 @@ class PoolingService:
         except BlockyardError:
             return 0
 
-    # Each raises BlockyardError: every violation at once, FEATURE_DISABLED where the model is served for another task,
-    # and what ends any request; the call is answered whole or not at all.
+    # Each raises BlockyardError: all violations together, FEATURE_DISABLED if the model is served for another task, and
+    # the errors of any request. A call is answered completely or not at all.
 
     async def embed(self, call: EmbedCall) -> Embeddings:
         """Makes a vector of each input."""
@@ -112,7 +112,7 @@ class PoolingService:
         return Embeddings(vectors=[read_values(result.values) for result in results], **facts)
 
     async def classify(self, call: ClassifyCall) -> Classifications:
-        """Says how well the model's labels suit each input."""
+        """Scores the model's labels for each input."""
 
         def prepare(model: PooledModel) -> Steps[list[Part]]:
             encoded = yield from run_all(_encode_each(model, call.inputs, call.options))
@@ -127,7 +127,7 @@ class PoolingService:
         return Classifications(classifications=each, labels=labels, **facts)
 
     async def score(self, call: ScoreCall) -> Scores:
-        """Says how well documents answer queries: a reranker of each pair, else by the cosine of their vectors."""
+        """Scores how well documents answer queries: with a reranker by pair, else by the cosine of their vectors."""
 
         def prepare(model: PooledModel) -> Steps[list[Part]]:
             is_reranker = model.task is Task.SCORE
@@ -196,7 +196,11 @@ class PoolingService:
 
     def _check_adapter(self, options: CallOptions) -> Iterator[Violation]:
         if options.model not in ("", self._model_name):
-            yield Violation("model", "is an adapter, and these calls take none yet", Reason.UNSUPPORTED_PARAMETER)
+            yield Violation(
+                "model",
+                "is an adapter; Embed, Score and Classify do not support adapters yet",
+                Reason.UNSUPPORTED_PARAMETER,
+            )
 
 
 def _require_tokens(field: str, encoded: Sequence[EncodedPair], model: PooledModel) -> None:
@@ -209,14 +213,14 @@ def _find_prompt(model: PooledModel, name: str | None) -> str:
     if name is not None and name not in prompts:
         known = ", ".join(map(repr, prompts)) or "none"
         checks.require(
-            [Violation("prompt_name", f"must be one that the model's files have ({known}), not {quote(name)}")]
+            [Violation("prompt_name", f"must be the name of one of the model's prompts ({known}), not {quote(name)}")]
         )
     return prompts.get(model.rule.default_prompt if name is None else name, "")
 
 
 def _check_score(call: ScoreCall) -> Iterator[Violation]:
     if len(call.queries) not in (1, len(call.documents)):
-        yield Violation("query", f"must be one, or one for each of the {len(call.documents)} documents")
+        yield Violation("query", f"must be one text, or one for each of the {len(call.documents)} documents")
     if call.top_n is not None and call.top_n < 1:
         yield Violation("top_n", f"must be at least 1, not {call.top_n}")
 

@@ -1,4 +1,4 @@
-"""The vocabulary of a model, and how texts become ids of it: slice by slice, and no further than is asked for.
+"""Encodes texts with a model's vocabulary: slice by slice, and no further than the caller needs.
 
 The functions that encode are generators: each yields how many characters its next step takes, and returns its result.
 The caller decides when, and in which thread, the next step is done, so that other texts have turns between the slices.
@@ -34,23 +34,23 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The pieces of a model, and how a text becomes ids of them."""
+    """The pieces of a model, and the functions that turn texts into their ids."""
 
     backend: tokenizers.Tokenizer
-    """Has the pieces, the special tokens and how ids become text."""
+    """Has the pieces and the special tokens, and turns ids into text."""
     encode: Callable[[str, bool], Sequence[int]]
-    """Turns a text into ids, and adds special tokens at its ends or not; TypeError for half a surrogate pair."""
+    """Turns a text into ids, with or without special tokens at its ends; TypeError for half a surrogate pair."""
     backend_encodes: bool = False
-    """Whether the backend makes the same ids, and so knows pairs of texts and how to cut them."""
+    """Whether the backend makes the same ids, so that it can encode and truncate pairs of texts."""
     bounds: TextBounds = NO_BOUNDS
-    """How few tokens a text can have."""
+    """The least number of tokens that a text can have."""
     cuts: SafeCuts | None = None
-    """Where texts can be cut, and encoded part by part; None: nowhere."""
+    """Finds where a text can be cut to be encoded part by part; None: nowhere."""
 
     @classmethod
     def of(cls, backend: tokenizers.Tokenizer) -> Vocabulary:
-        """Returns one whose backend encodes too."""
-        # Some files carry the settings of a training run, which would cut or pad prompts in silence.
+        """Returns the vocabulary of a backend that also encodes."""
+        # Some files have the settings of a training run, which would silently cut or pad prompts.
         backend.no_truncation()
         backend.no_padding()
         description: dict[str, Any] = json.loads(backend.to_str())
@@ -62,13 +62,13 @@ class Vocabulary:
 def encode_text(backend: tokenizers.Tokenizer, text: str, specials: bool = False) -> tokenizers.Encoding:
     """Encodes a text, without offsets; TypeError for half a surrogate pair.
 
-    `encode` has the interpreter stand still until it is done; a batch lets other threads run.
+    `encode` holds the interpreter's lock until it is done; a batch lets other threads run.
     """
     return backend.encode_batch_fast([text], add_special_tokens=specials)[0]
 
 
 class Encoded(NamedTuple):
-    """Token ids. `is_whole`: they are all that the text has; otherwise those of its beginning or its end."""
+    """Token ids. `is_whole`: whether they are the whole text's; else those of its beginning or end."""
 
     token_ids: tuple[int, ...]
     is_whole: bool
@@ -80,10 +80,10 @@ def encode_slices(
     """Encodes a text without special tokens; TypeError for half a surrogate pair.
 
     Args:
-        vocabulary: one whose backend encodes.
+        vocabulary: a vocabulary whose backend encodes.
         text: the text.
-        enough: tokens, of which the text's beginning or end is encoded at least; None: all of it.
-        from_end: it is the text's end.
+        enough: the number of tokens after which encoding stops; None: the whole text is encoded.
+        from_end: whether encoding begins at the text's end.
 
     Returns the encodings of the slices in order, and whether they are the whole text.
     """
@@ -101,7 +101,7 @@ def encode_slices(
 
 
 def _cut(cuts: SafeCuts, text: str, start: int, stop: int, *, from_end: bool) -> tuple[int, int, tuple[int, int]]:
-    """Returns the next slice of what is left of a text, and what is left then."""
+    """Returns the bounds of the next slice of a text's rest, and the bounds of the new rest."""
     if from_end:
         place = max(cuts.before(text, stop - SLICE_CHARACTERS), start)
         return place, stop, (start, place)
@@ -117,7 +117,7 @@ def encode_steps(
     enough: int | None = None,
     from_end: bool = False,
 ) -> Steps[Encoded]:
-    """Encodes a text as the vocabulary does, or its beginning or end alone: see `encode_slices`."""
+    """Encodes a text as `vocabulary.encode` does, or only its beginning or end: see `encode_slices`."""
     if vocabulary.cuts is None or len(text) <= SLICE_CHARACTERS:
         yield len(text)
         return Encoded(tuple(vocabulary.encode(text, add_special_tokens)), True)
@@ -129,7 +129,7 @@ def encode_steps(
 
 
 def find_specials(backend: tokenizers.Tokenizer) -> tuple[Sequence[int], Sequence[int]]:
-    """Finds the special tokens that stand before a text and behind it."""
+    """Returns the special tokens that are added before a text and behind it."""
     whole = backend.post_process(encode_text(backend, "a"), None, True)
     is_special, ids = whole.special_tokens_mask, whole.ids
     start = is_special.index(0)

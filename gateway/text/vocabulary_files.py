@@ -1,7 +1,7 @@
-"""Reads the vocabulary of a model folder, in each form in which models bring it. Knows no templates and no requests.
+"""Reads the vocabulary of a model folder, in each of its file formats. Knows no templates and no requests.
 
-`tokenizer.json` is taken as it is. `tekken.json` (Mistral), and `vocab.json` with `merges.txt` (GPT-2), are byte-level
-merges, which `tokenizers` computes. What has `tokenizer.model` alone is encoded by SentencePiece itself.
+`tokenizers` reads `tokenizer.json`, and computes the byte-level merges of `tekken.json` (Mistral) and of `vocab.json`
+with `merges.txt` (GPT-2). A model that only has `tokenizer.model` is encoded by SentencePiece itself.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-# The classes of transformers whose ids are those of the files, by what they are read from; none is named: the first.
+# The tokenizer classes of transformers that make the same ids from these files; empty: no class is named.
 _SENTENCE_PIECE = ("", "Llama", "CodeLlama", "Gemma", "Mistral")
 _MERGES = ("", "GPT2", "CodeGen", "Qwen2")
-# The words of Qwen 2, which its files do not tell.
+# Qwen 2's pattern of words, which its files do not contain.
 _QWEN2_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -42,23 +42,23 @@ _TEKKEN_SPECIALS = """
 
 @dataclass(frozen=True, slots=True)
 class TokenizerSettings:
-    """What the files beside a vocabulary say of it."""
+    """The settings in the files beside a vocabulary."""
 
     config: Json
     """tokenizer_config.json."""
     special_tokens: Mapping[str, str]
-    """By their names there."""
+    """The texts of special tokens, by their names in tokenizer_config.json."""
     added_tokens: Json = field(default_factory=dict[str, Any])
     """added_tokens.json: ids by text."""
 
     @property
     def tokenizer_class(self) -> str:
-        """The class that transformers makes of it, without its common ending."""
+        """The name of the class in transformers, without Tokenizer or TokenizerFast at its end."""
         name = self.config.get("tokenizer_class")
         return name.removesuffix("Fast").removesuffix("Tokenizer") if isinstance(name, str) else ""
 
     def flag(self, name: str, default: bool) -> bool:
-        """Returns a flag; null is its default."""
+        """Returns a flag of the configuration; null and absent are its default."""
         value = self.config.get(name)
         return value if isinstance(value, bool) else default
 
@@ -74,13 +74,15 @@ class TokenizerSettings:
 
 
 def load_vocabulary(folder: Path, settings: TokenizerSettings, root: Path | None = None) -> Vocabulary:
-    """Reads a folder's vocabulary; raises BlockyardError MODEL_NOT_LOADED that says what is wrong and what to do.
+    """Reads a folder's vocabulary; raises BlockyardError MODEL_NOT_LOADED with the cause and a remedy.
 
-    `root`: below which its files have to lie, links followed; None: they may lie anywhere.
+    `root`: the folder below which the files must lie, links followed; None: anywhere.
     """
     found = find_vocabulary(folder)
     if found is None:
-        raise _not_loaded(f"{folder} has no tokenizer.json, and no tokenizer of another form: copy its files to it")
+        raise _not_loaded(
+            f"{folder} has no tokenizer, which is one of {', '.join(VOCABULARY_FILES)}: copy the model's files to it"
+        )
     try:
         return _READERS[found](folder / found, settings, root)
     except BlockyardError:
@@ -88,11 +90,11 @@ def load_vocabulary(folder: Path, settings: TokenizerSettings, root: Path | None
     except OSError as error:
         raise _not_loaded(f"{error.filename or folder / found} cannot be read: {error.strerror}") from None
     except Exception:  # noqa: BLE001 - the libraries raise plain Exception, and a file may have anything
-        raise _not_loaded(f"{folder / found} is damaged, or of a form that is not known: copy it again") from None
+        raise _not_loaded(f"{folder / found} is damaged or has an unknown format: copy it again") from None
 
 
 def find_vocabulary(folder: Path) -> str | None:
-    """Returns which of a folder's files is its vocabulary."""
+    """Returns the name of a folder's vocabulary file; None: it has none."""
     return next((name for name in _READERS if (folder / name).exists()), None)
 
 
@@ -120,7 +122,7 @@ def _read_sentence_piece(file: Path, settings: TokenizerSettings, root: Path | N
         specials=settings.special_tokens,
         adds_begin=settings.flag("add_bos_token", True),
         adds_end=settings.flag("add_eos_token", False),
-        # As transformers 5, which takes a file that does not say for one of today.
+        # The default of transformers 5: a file without the flag is read as a current one.
         prefixes_each=settings.flag("legacy", False),
         prefixes_first=settings.flag("add_prefix_space", True),
     )
@@ -128,10 +130,10 @@ def _read_sentence_piece(file: Path, settings: TokenizerSettings, root: Path | N
 
 
 def _read_tekken(file: Path, settings: TokenizerSettings, root: Path | None) -> Vocabulary:
-    """Reads Mistral's: ranks of byte sequences, behind a number of special tokens.
+    """Reads Mistral's file: ranks of byte sequences, behind a number of special tokens.
 
-    Two neighbours merge if there is a token of their bytes, the lowest rank first: each way in which a token can be put
-    together is a merge.
+    Two neighbours merge if a token has their bytes, the lowest rank first. So each pair of tokens that makes another
+    one is a merge.
     """
     stored = json.loads(read_file(file, root))
     config: Json = stored["config"]
@@ -168,7 +170,7 @@ def _read_tekken(file: Path, settings: TokenizerSettings, root: Path | None) -> 
 
 
 def _cuts(token: bytes, ranks: Mapping[bytes, int]) -> list[int]:
-    """Returns where a token can be put together of two others, the one of the lowest ranks first."""
+    """Returns where a token splits into two others, those of the lowest ranks first."""
     cuts = [cut for cut in range(1, len(token)) if token[:cut] in ranks and token[cut:] in ranks]
     return sorted(cuts, key=lambda cut: (ranks[token[:cut]], ranks[token[cut:]]))
 
@@ -185,7 +187,7 @@ def _read_merges(file: Path, settings: TokenizerSettings, root: Path | None) -> 
         backend.normalizer = normalizers.NFC()
         backend.pre_tokenizer = _split(_QWEN2_WORDS, has_prefix)
     backend.decoder = decoders.ByteLevel()
-    # Ids are given in order behind those of the vocabulary.
+    # The backend numbers added tokens in their order, behind the vocabulary.
     backend.add_tokens([token for _, token in sorted(settings.added(), key=lambda item: item[0])])
     backend.add_special_tokens(
         [text for text in settings.special_tokens.values() if backend.token_to_id(text) is not None]
@@ -195,7 +197,7 @@ def _read_merges(file: Path, settings: TokenizerSettings, root: Path | None) -> 
 
 
 def _split_merges(text: str) -> Iterator[tuple[str, str]]:
-    """Yields the pairs of merges.txt; raises ValueError for a line that has no two parts."""
+    """Yields the pairs of merges.txt; raises ValueError for a line without two parts."""
     for line in text.removesuffix("\n").split("\n") if text else ():
         if not line.startswith("#version"):
             left, right = line.removesuffix("\r").split(" ")
@@ -203,13 +205,13 @@ def _split_merges(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _split(pattern: str, has_prefix: bool = False) -> pre_tokenizers.PreTokenizer:
-    """Returns what cuts texts into words by a pattern, and spells their bytes."""
+    """Returns a pre-tokenizer that cuts texts into words by a pattern, and spells their bytes."""
     words = pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
     return pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=has_prefix, use_regex=False)])
 
 
 def _add_begin(backend: tokenizers.Tokenizer, begin: str | None) -> None:
-    """Has a token stand before each text that special tokens are added to."""
+    """Adds a token before each text that gets special tokens."""
     if begin is not None and (token_id := backend.token_to_id(begin)) is not None:
         backend.post_processor = processors.TemplateProcessing(single=[begin, "$A"], special_tokens=[(begin, token_id)])
 

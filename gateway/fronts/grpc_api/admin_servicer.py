@@ -93,7 +93,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         try:
             response.scheduler.CopyFrom(await self._link.get_status(STATUS_TIMEOUT_SECONDS))
         except grpc.RpcError as error:
-            message = f"the scheduler gives no status: {from_rpc_error(error).message}"
+            message = f"the scheduler did not report its status: {from_rpc_error(error).message}"
             response.gateway.message = response.gateway.message or message
         return response
 
@@ -185,7 +185,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     ) -> admin_pb2.LoadLoraResponse:
         """Loads an adapter, under a name that is not the model's."""
         if request.name == self._generation.model_name:
-            raise invalid([Violation("name", f"{request.name!r} is the model itself")])
+            raise invalid([Violation("name", f"{request.name!r} is the name of the model itself")])
         await self._generation.check_tokenizer(request.name, request.path)
         answer: admin_pb2.LoadLoraResponse = await self.pass_on("LoadLora", request)
         lora_id = answer.lora.lora_id

@@ -102,7 +102,7 @@ async def _refuse(error: BlockyardError, scope: Scope, receive: Receive, send: S
 
 
 async def _refuse_connection(scope: Scope, receive: Receive, send: Send) -> None:
-    message = "this server has as many connections as it takes: try again"
+    message = "this server has reached its limit of connections (--max-connections): try again"
     await _refuse(BlockyardError(Reason.QUEUE_FULL, message, retry_after_seconds=1.0), scope, receive, send)
 
 
@@ -156,7 +156,7 @@ class BoundedProtocol(H11Protocol):
             self._deadline = None
 
     def _give_up(self) -> None:
-        log.debug("a request did not come in time", seconds=self.request_seconds)
+        log.debug("a request was not received in time", seconds=self.request_seconds)
         self.transport.abort()
 
 

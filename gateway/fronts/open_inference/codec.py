@@ -54,7 +54,9 @@ def decode_request(
         max_outputs: that an answer may have.
     """
     if len(message.parameters) > MAX_PARAMETERS:
-        raise invalid([Violation("parameters", f"at most {MAX_PARAMETERS}, not {len(message.parameters)}")])
+        raise invalid(
+            [Violation("parameters", f"must have at most {MAX_PARAMETERS} entries, not {len(message.parameters)}")]
+        )
     return InferRequest(
         name=message.id,
         model_name=message.model_name,
@@ -92,7 +94,7 @@ def read_inputs(request: Request, datatypes: Mapping[str, str], max_elements: in
     """
     inputs, raw = request.inputs, request.raw_input_contents
     if len(inputs) > len(datatypes):
-        raise invalid([Violation("inputs", f"at most {len(datatypes)} tensors, not {len(inputs)}")])
+        raise invalid([Violation("inputs", f"must have at most {len(datatypes)} tensors, not {len(inputs)}")])
     if raw and len(raw) != len(inputs):
         description = f"must have an entry for each of the {len(inputs)} inputs, or none at all; it has {len(raw)}"
         raise invalid([Violation("raw_input_contents", description)])
@@ -120,12 +122,12 @@ def _misfits(
     elif tensor.datatype != datatype:
         yield Violation(tensor.name, f"must be of type {datatype}, not {tensor.datatype!r}")
     if is_second:
-        yield Violation(tensor.name, "is there twice")
+        yield Violation(tensor.name, "appears more than once")
     if tensor.parameters:
         description = "has parameters, which are not supported: send its elements in the request"
         yield Violation(tensor.name, description, Reason.UNSUPPORTED_PARAMETER)
     if is_raw and tensor.HasField("contents"):
-        yield Violation(tensor.name, "has contents beside those in raw_input_contents")
+        yield Violation(tensor.name, "must not have contents beside raw_input_contents")
 
 
 def _elements(tensor: Request.InferInputTensor, raw: bytes | None, max_elements: int) -> list[Any]:

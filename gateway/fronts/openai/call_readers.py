@@ -103,7 +103,7 @@ class CallReaders:
                 # It is told by the name that its client gave.
                 raise (error if is_unknown_request(of_several) else of_several) from None
         if decode_state(found.front_state, found.request_id).call_id != call_id:
-            raise BlockyardError(Reason.REQUEST_EXPIRED, f"{call_id!r} is a request of another call")
+            raise BlockyardError(Reason.REQUEST_EXPIRED, f"{call_id!r} is the id of a request of another call")
         return found
 
     async def _begin(self) -> None:

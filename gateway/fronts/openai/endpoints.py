@@ -158,11 +158,9 @@ def _read_position(request: Request) -> StreamPosition:
 def _check_position(position: StreamPosition, body: GenerationBody) -> None:
     """Raises BlockyardError FIELD_INVALID for a position in an answer that cannot be resumed."""
     if position.has_begun and body.request_id is None:
-        raise invalid(
-            [Violation(_POSITION, "goes with the header Idempotency-Key, which names the call that it is of")]
-        )
+        raise invalid([Violation(_POSITION, "needs the header Idempotency-Key, which names the call to resume")])
     if position.has_begun and not body.stream:
-        raise invalid([Violation(_POSITION, 'is of a stream, and the body does not say "stream": true')])
+        raise invalid([Violation(_POSITION, 'is only allowed for streams: set "stream": true in the body')])
 
 
 def _named(body: B, key: str | None) -> B:
@@ -170,5 +168,5 @@ def _named(body: B, key: str | None) -> B:
     if key is None:
         return body
     if body.request_id not in (None, key):
-        raise invalid([Violation("request_id", f"is not {key!r}, which the header Idempotency-Key says")])
+        raise invalid([Violation("request_id", f"must equal {key!r}, the value of the header Idempotency-Key")])
     return body.model_copy(update={"request_id": key})

@@ -171,5 +171,5 @@ def call_of(request: GenerationRequest) -> ResponseCall:
     """Makes the call of a request again; raises BlockyardError REQUEST_EXPIRED for one of another API."""
     state = decode_state(request.front_state, request.request_id)
     if not state.response:
-        raise BlockyardError(Reason.REQUEST_EXPIRED, f"{request.request_id!r} is no response in the background")
+        raise BlockyardError(Reason.REQUEST_EXPIRED, f"{request.request_id!r} is not a background response")
     return ResponseCall(request, state.created, json.loads(state.response), stream=True, background=True)

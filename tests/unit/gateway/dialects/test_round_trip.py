@@ -64,7 +64,7 @@ def test_a_template_without_calls_speaks_no_dialect() -> None:
     assert find_dialect("{% for message in messages %}{{ message.content }}{% endfor %}") is None
     assert choose_dialect("none", TEMPLATES["glm"][1]) is None
     assert choose_dialect("harmony", "") is BY_NAME["harmony"]
-    with pytest.raises(BlockyardError, match=r"--dialect chatml is unknown: it is one of auto, none, harmony"):
+    with pytest.raises(BlockyardError, match=r"--dialect chatml is unknown: choose one of auto, none, harmony"):
         choose_dialect("chatml", "")
 
 

@@ -148,7 +148,7 @@ def test_ids_of_gpt2s_files_are_those_of_transformers(config: dict[str, Any], tm
         ("tokenizer.model", {}, "damaged"),
         ("tekken.json", {}, "damaged"),
         ("vocab.json", {}, "damaged"),
-        ("vocab.txt", {}, "has no tokenizer.json"),
+        ("vocab.txt", {}, "has no tokenizer, which is one of tokenizer.json, tekken.json"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_named(file: str, config: dict[str, Any], told: str, tmp_path: Path) -> None:

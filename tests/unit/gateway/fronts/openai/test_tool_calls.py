@@ -228,11 +228,11 @@ async def test_only_who_thinks_may_think_before_a_call_that_must_come(template: 
 
 async def test_what_has_no_form_cannot_be_forced() -> None:
     async with FakeScheduler() as scheduler, both_of(scheduler) as both:
-        with pytest.raises(openai.BadRequestError, match="have no form to be held to") as caught:
+        with pytest.raises(openai.BadRequestError, match="cannot be constrained") as caught:
             await both.openai.chat.completions.create(**ASKED, tools=TOOLS, tool_choice="required")
         assert (caught.value.param, caught.value.code) == ("tool_choice", "UNSUPPORTED_PARAMETER")
         tools: Any = [*TOOLS, {"type": "function", "function": {"name": "g"}}]
-        with pytest.raises(openai.BadRequestError, match="have no form to be held to") as caught:
+        with pytest.raises(openai.BadRequestError, match="cannot be constrained") as caught:
             await both.openai.chat.completions.create(**ASKED, tools=tools, tool_choice=allowed("auto", "g"))
     assert (caught.value.param, caught.value.code) == ("tool_choice", "UNSUPPORTED_PARAMETER")
 

@@ -91,5 +91,5 @@ async def test_others_are_not_known(client: openai.AsyncOpenAI) -> None:
     chat = await client.chat.completions.create(
         model="demo", messages=[{"role": "user", "content": "Hi"}], max_tokens=3, extra_body={"on_disconnect": "keep"}
     )
-    with pytest.raises(openai.NotFoundError, match="no response in the background"):
+    with pytest.raises(openai.NotFoundError, match="not a background response"):
         await client.responses.retrieve(chat.id)
