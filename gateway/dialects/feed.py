@@ -79,7 +79,7 @@ class Feed:
         return piece
 
     @property
-    def untold(self) -> str:
+    def pending(self) -> str:
         """The text between `mark` and `place`: read, and not given out yet."""
         return self.text[self.mark : self.place]
 

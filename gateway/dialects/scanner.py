@@ -266,7 +266,7 @@ class Scanner:
             self.num_invalid_calls += is_marked or self._num_begun > num_begun
             if self._one_call and self.num_calls:
                 feed.commit()
-            self._on_text(feed.untold)
+            self._on_text(feed.pending)
         else:
             yield from self._skip_space()
         self._is_in_call = self._num_begun > num_begun

@@ -141,7 +141,7 @@ class SequenceAnswer:
         self.weight_versions.append((place, version))
 
     @property
-    def told_versions(self) -> tuple[tuple[int, str], ...]:
+    def reported_versions(self) -> tuple[tuple[int, str], ...]:
         """The weight versions to report; empty if the model's weights are unversioned."""
         used = tuple((place, version) for place, version in self.weight_versions if place < max(self.num_tokens, 1))
         return used if any(version for _, version in used) else ()

@@ -229,7 +229,7 @@ class RequestState:
                 num_virtual_tokens=self.submission.num_virtual_tokens,
             ),
             determinism_id=self._identify(answer),
-            weight_versions=answer.told_versions,
+            weight_versions=answer.reported_versions,
             score=answer.ended.score,
             error=answer.ended.error,
         )

@@ -36,7 +36,7 @@ REQUEST_SECONDS = 60.0
 # Connections beyond the limit that still get an error, and their time to ask; further ones are closed.
 MAX_REFUSED_CONNECTIONS = 1024
 REFUSED_SECONDS = 5.0
-# Where the connection leaves the common name of the client's certificate for the middleware.
+# The key of the scope under which the connection passes the common name of the client's certificate.
 _COMMON_NAME = "blockyard.common_name"
 
 

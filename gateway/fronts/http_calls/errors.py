@@ -1,4 +1,4 @@
-"""What the errors of all HTTP fronts have in common: parameters under their callers' names, and when to try again."""
+"""Makes errors for all HTTP fronts: parameters under the client's names, and headers on when to try again."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def tell_ranges(properties: dict[str, Any], names: Mapping[str, str]) -> None:
         names: what the body calls the core's fields, where this differs from the general names.
     """
     for rule in RANGES:
-        # best_of has a range as the width of a beam search alone.
+        # best_of only has a range as the width of a beam search.
         if rule.field == "beam_search.width":
             continue
         for form in properties.get(errors.parameter(rule.field, names), {}).get("anyOf", ()):

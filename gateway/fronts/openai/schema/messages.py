@@ -211,7 +211,7 @@ _ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedToolChoic
 
 
 def _chosen(choice: Any) -> tuple[ToolChoice, str, tuple[str, ...]]:
-    """Returns what a choice of tools says: whether one is called, which, and which may be."""
+    """Reads a choice of tools: whether one is called, which one, and which ones are allowed."""
     match choice:
         case NamedTool():
             return ToolChoice.REQUIRED, choice.function.name, ()
