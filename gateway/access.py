@@ -48,7 +48,7 @@ class Access:
         ]
         if missing and not is_loopback(host):
             log.warning(
-                "other machines can reach this gateway, and it is not protected: see docs/guides/security.md",
+                "other machines can reach this gateway, which is not protected: see docs/guides/security.md",
                 host=host,
                 missing=" ".join(missing),
             )

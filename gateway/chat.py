@@ -1,4 +1,4 @@
-"""Checks conversations and makes prompts of them, for all fronts. Knows no messages of theirs.
+"""Checks conversations and makes prompts of them, for all fronts. Knows no protobuf and no HTTP.
 
 The rules name fields by their paths in the proto (`conversation.messages[0].role`). The model's chat template makes the
 prompt; it gets the same variables as from `transformers`.
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 MAX_VALUES = 2**18
 """The values of an object in JSON: arguments of a call, or a schema."""
 _ROLES = tuple(Role)
-# Variables that the call itself gives a template.
+# Variables of templates that the call itself sets.
 RESERVED_ARGUMENTS = frozenset({"messages", "tools", "add_generation_prompt"})
 # About how many characters a template writes for a message beside its content.
 _MESSAGE_CHARACTERS = 16
 _PARTS_CHARACTERS = 4096
-# Goes behind the message that is continued, so that its end is found in the prompt. Nobody writes it: U+10FFFF is no
+# Marks the end of the message that is continued, to find it in the prompt. No text contains it: U+10FFFF is not a
 # character. The space shows whether the template trims its messages.
 _END_OF_MESSAGE = "\U0010ffffend\U0010ffff "
 
 
 def count_characters(conversation: Conversation) -> int:
-    """Returns about how much there is to read, and to write for a template that writes it all."""
+    """Returns about how many characters a conversation has, and a template writes for it."""
     of_calls = (len(call.arguments) for message in conversation.messages for call in message.tool_calls)
     of_messages = (_MESSAGE_CHARACTERS + len(message.text or "") for message in conversation.messages)
     of_tools = (_MESSAGE_CHARACTERS + len(tool.description) + len(tool.schema) for tool in conversation.tools)
@@ -41,7 +41,7 @@ def count_characters(conversation: Conversation) -> int:
 
 
 def _size_of(value: object) -> int:
-    """Returns about how much a template may write of a variable; nobody looks into those that have parts."""
+    """Returns about how many characters a template may write for a variable; a constant for lists and objects."""
     return len(value) if isinstance(value, str) else _PARTS_CHARACTERS if isinstance(value, list | dict) else 1
 
 
@@ -62,7 +62,7 @@ class Renderer(Protocol):
 
 
 def effort_arguments(effort: str | None) -> dict[str, Any]:
-    """Returns the variables by which templates know how much a model should think: of none most know a flag alone."""
+    """Returns the template variables for a reasoning effort. Most templates only have a flag, for none."""
     if not effort:
         return {}
     return {"reasoning_effort": effort} | ({"enable_thinking": False} if effort == "none" else {})
@@ -84,7 +84,7 @@ def prompt_of(conversation: Conversation, renderer: Renderer) -> str:
     rendered = renderer.apply_chat_template(
         [_message_for_template(message) for message in messages],
         add_generation_prompt=not conversation.continue_final_message if adds is None else adds,
-        # A template asks whether there are any.
+        # None, not an empty list: templates test whether there are tools.
         tools=[_tool_for_template(tool) for tool in tools] or None,
         **conversation.template_arguments,
     )
@@ -92,7 +92,7 @@ def prompt_of(conversation: Conversation, renderer: Renderer) -> str:
 
 
 def _cut_behind_final_message(rendered: str) -> str:
-    """Leaves out what the template puts behind the message that is continued: the rule of `transformers`."""
+    """Cuts what the template writes behind the message that is continued, as `transformers` does."""
     end = rendered.rfind(_END_OF_MESSAGE.strip())
     if end < 0:
         description = "the model's chat template leaves out the final message, or changes it"
@@ -102,7 +102,7 @@ def _cut_behind_final_message(rendered: str) -> str:
 
 
 def _message_for_template(message: Message) -> dict[str, Any]:
-    """Returns what a template reads: only what is there, but for a content, which they all take for granted."""
+    """Returns a message as templates read it: absent fields are left out, except content, which all templates read."""
     fields: dict[str, Any] = {
         "role": str(Role.SYSTEM if message.role == Role.DEVELOPER else message.role),
         "content": message.text or "",
@@ -116,7 +116,7 @@ def _message_for_template(message: Message) -> dict[str, Any]:
 
 def _call_for_template(call: ToolCall) -> dict[str, Any]:
     arguments = _read_object(call.arguments)
-    # Templates print an object as JSON; printing the text so would quote it.
+    # Templates print arguments as JSON, which would quote a text.
     function = {"name": call.name, "arguments": call.arguments if arguments is None else arguments}
     return {"id": call.id, "type": "function", "function": function}
 
@@ -128,7 +128,7 @@ def _tool_for_template(tool: Tool) -> dict[str, Any]:
 
 
 def _read_object(text: str) -> dict[str, Any] | None:
-    """Reads a JSON object, of which nothing at all is an empty one; None for anything else, or for too many values."""
+    """Parses a JSON object; empty text is an empty object. None for anything else, or for too many values."""
     if not text.strip():
         return {}
     if sum(map(text.count, ",[{")) > MAX_VALUES:
@@ -150,7 +150,7 @@ def find_violations(conversation: Conversation) -> Iterator[Violation]:
         yield from _of_message(message, f"conversation.messages[{number}]")
     yield from _of_tools(conversation)
     if taken := RESERVED_ARGUMENTS.intersection(conversation.template_arguments):
-        description = f"must not name {', '.join(sorted(taken))}: the call itself gives it"
+        description = f"must not set {', '.join(sorted(taken))}: the call sets it itself"
         yield Violation("conversation.template_arguments", description)
     yield from _of_the_end(conversation)
 
@@ -189,7 +189,9 @@ def _of_tool_choice(conversation: Conversation) -> Iterator[Violation]:
         yield Violation("conversation.tool_choice", "must not be required without tools")
     names = {tool.name for tool in conversation.tools}
     if unknown := [name for name in conversation.allowed_tools if name not in names]:
-        yield Violation("conversation.allowed_tools", f"must be names of the tools, and {unknown[0]!r} is none")
+        yield Violation(
+            "conversation.allowed_tools", f"must be names of the request's tools, and {unknown[0]!r} is not one"
+        )
     if not conversation.named_tool:
         return
     if not is_forced:

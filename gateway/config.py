@@ -27,15 +27,15 @@ class ServiceSettings(GatewayProcessSettings):
 
     scheduler_address: str = option("127.0.0.1:50060", "the scheduler: host:port or unix:/path")
     gateway_health_port: Annotated[int, Field(ge=-1, le=65535)] = option(
-        -1, "port of health from a thread of its own, on the same host; 0: a free port, -1: none"
+        -1, "port of a health service in its own thread, on the same host; 0: any free port, -1: none"
     )
     gateway_lora_root: str = option(
         "",
-        "folder of this machine that adapters (LoRA) are below as on the workers': requests get the tokenizers and chat"
-        " templates that these bring; empty: all have the model's",
+        "folder below which this machine has the adapters (LoRA) at the same paths as the workers: requests use the"
+        " tokenizers and chat templates that adapters bring; empty: all use the model's",
     )
     gateway_local_address: str = option(
-        "", "unix:/path: all APIs without keys and TLS, for whoever may open that file; empty: none"
+        "", "unix:/path at which all APIs are served without keys and TLS, to whoever may open that file; empty: none"
     )
 
 

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, TypeVar
 
 from blockyard.contract.models import Model
 from blockyard.errors import BlockyardError, Reason, Violation, invalid, is_unknown_request, quote
-from gateway.admission import Admission
 from gateway.codec import state as state_codec
 from gateway.live.continuation import NOWHERE, check_ends, check_positions, make_records
 from gateway.live.link import Cancelled
+from gateway.live.live_requests import Admission, LiveRequests
 from gateway.live.outstanding import RETRY_SECONDS
-from gateway.naming import check_request_id, is_request_id, wire_id
 from gateway.observe.request_log import begin_request_log, take_over_request_log
 from gateway.pooling.service import PoolingService
 from gateway.preparation import Preparation, Prepared
+from gateway.request import check_request_id, is_request_id, wire_id
 from gateway.text.adapter_tokenizers import AdapterTokenizers, require_vocabulary
 from gateway.text.encoding import Encoding
 from gateway.validation import length_limit
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from blockyard.contract.request import Position
     from blockyard.contract.scheduling import Adapter, ModelFacts, Resumed, Submission
     from gateway.live.link import Link
-    from gateway.live.live_requests import LiveRequests
     from gateway.live.reader import Reader
     from gateway.live.request_state import RequestState
     from gateway.observe.metrics import GatewayMetrics
@@ -82,22 +81,22 @@ class GenerationService:
             resolve_model=self.resolve_model,
             read_rule=read_rule,
         )
-        # Why it does not want requests; empty: it does.
+        # Why the gateway asks for no requests; empty: it takes requests.
         self._draining = ""
 
     async def start(
         self, request: GenerationRequest, positions: Mapping[int, Position] = NOWHERE, *, replay: bool = False
     ) -> Reader:
-        """Validates, tokenizes and submits a request; the same one, sent again, is read from its beginning.
+        """Validates, tokenizes and submits a request. The same request, sent again, is read from its beginning.
 
         Args:
-            request: it is given an id if it has none.
-            positions: of a client that has a part of the answer already, and reads it from there on.
-            replay: the reader reads what is before them too.
+            request: gets an id if it has none.
+            positions: what the client already has of the answer, by index; reading begins there.
+            replay: whether the part before the positions is read too.
 
-        Raises BlockyardError: every violation at once; REQUEST_ID_CONFLICT; QUEUE_FULL where there are as many as the
-        gateway takes; NO_READY_WORKER, at once, while the model is not known. Without a scheduler or a worker the
-        request waits, up to the configured limit.
+        Raises BlockyardError: all violations together; REQUEST_ID_CONFLICT; QUEUE_FULL at the gateway's limit of
+        requests; NO_READY_WORKER, at once, before the model's facts are known. Later, without a scheduler or a worker,
+        the request waits up to the configured limit.
         """
         request = request if request.request_id else replace(request, request_id=f"gen-{secrets.token_hex(12)}")
         return self._live.read(await self._begin(request, positions), positions, replay=replay)
@@ -110,7 +109,7 @@ class GenerationService:
         return begin_request_log(request.tenant, request.request_id, self.model_name, operation)
 
     def _find(self, submission: Submission) -> RequestState | None:
-        """Returns the same request if it is here; raises BlockyardError REQUEST_ID_CONFLICT for another of its name."""
+        """Returns the same request if it is here; raises BlockyardError REQUEST_ID_CONFLICT for another of its id."""
         known = self._live.find(submission.request_id)
         if known is not None and known.submission.digest != submission.digest:
             message = f"request_id {known.origin.accepted.request_id!r} belongs to another request: choose another id"
@@ -143,7 +142,9 @@ class GenerationService:
         name = wire_id(tenant, request_id)
         state = self._live.find(name) or await self._live.look_up(name, self._adopt)
         if state.submission.pooling is not None:
-            message = "the request is an input of Embed, Score or Classify: send that call again"
+            message = (
+                "calls of Embed, Score and Classify, of which this request is a part, cannot be resumed: send again"
+            )
             raise BlockyardError(Reason.FEATURE_DISABLED, message)
         return state
 
@@ -169,7 +170,7 @@ class GenerationService:
                 request_log.on_joined()
                 return known
             records = make_records(positions, submission) if positions else []
-            # It is not known which worker computed the client's tokens: the answer may come from two that differ.
+            # The worker that computed the client's tokens is unknown and may differ from the one that continues.
             determinism_id = "" if records else self._facts().determinism_id
             state = self._preparation.make_state(prepared, determinism_id, request_log, is_known=bool(records))
             if records:
@@ -201,25 +202,25 @@ class GenerationService:
         )
 
     async def prompt_of(self, request: GenerationRequest) -> tuple[int, ...]:
-        """Returns the ids of a request's prompt; raises BlockyardError for a conversation that makes none."""
+        """Returns the ids of a request's prompt; raises BlockyardError for an invalid conversation."""
         tokenizer = await self.find_tokenizer(request.model)
         return await self._preparation.prompt_of(request, self._facts, tokenizer)
 
     async def text_of(
         self, token_ids: Sequence[int], model: str, tenant: str, *, skip_special_tokens: bool = True
     ) -> str:
-        """Returns the text of ids, as a model or an adapter has them.
+        """Returns the text of token ids, with the tokenizer of a model or an adapter.
 
         Raises BlockyardError PROMPT_TOO_LONG for more ids than the model takes, and as `find_tokenizer` does.
         """
         if (facts := self._link.facts) is not None and len(token_ids) > facts.max_model_len:
-            description = f"are {len(token_ids)} ids. {length_limit(facts.max_model_len)}"
+            description = f"has {len(token_ids)} ids. {length_limit(facts.max_model_len)}"
             raise invalid([Violation("token_ids", description, Reason.PROMPT_TOO_LONG)])
         tokenizer = await self.find_tokenizer(model)
         return await self._encoding.decode(token_ids, tokenizer, tenant, skip_special_tokens=skip_special_tokens)
 
     async def run(self, work: Callable[[], T], tenant: str, size: int) -> T:
-        """Does work on a text for a tenant, when it is its turn: in a thread, unless it has few characters (`size`)."""
+        """Runs work on a tenant's text in its turn: in a thread, unless the text is short. `size`: its characters."""
         return await self._encoding.run(work, tenant, size)
 
     async def find_tokenizer(self, name: str) -> Tokenizer:
@@ -238,7 +239,7 @@ class GenerationService:
 
     @property
     def readiness_message(self) -> str:
-        """If not ready: what is missing, for a person; else empty."""
+        """Why the gateway is not ready, for a person; empty if it is."""
         return self._draining or self._link.message
 
     @property
@@ -288,7 +289,7 @@ class GenerationService:
 
     @property
     def _vocab_size(self) -> int:
-        """Token ids are below this; what the tokenizer has where no scheduler is known."""
+        """The limit of token ids; that of the tokenizer while no scheduler is known."""
         return self._link.facts.vocab_size if self._link.facts else self.tokenizer.vocab_size
 
     def start_draining(self) -> None:
@@ -321,9 +322,9 @@ class GenerationService:
 
 
 def _require_tokens(facts: ModelFacts) -> None:
-    """Raises BlockyardError FEATURE_DISABLED for a model that makes numbers."""
+    """Raises BlockyardError FEATURE_DISABLED for a model that embeds, scores or classifies."""
     if facts.task.pools:
-        message = f"the model is served to {facts.task.value}, and generates nothing (--task)"
+        message = f"the model is served for --task {facts.task.value}, which generates no text"
         raise BlockyardError(Reason.FEATURE_DISABLED, message)
 
 

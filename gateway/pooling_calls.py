@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MAX_INPUTS = 2048
-"""Inputs, or documents, of a call."""
+"""The limit of inputs or documents of a call."""
 
 Input = str | tuple[int, ...]
-"""A text, or token ids, to which nothing is added."""
+"""A text, or token ids, to which no special tokens are added."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallOptions:
-    """What all calls have.
+    """The options that all calls share.
 
-    `truncate_prompt_tokens`: so many tokens of an input are its all; -1: as many as the model takes; None: one that is
-    too long is refused. `remaining_seconds`: until the client's own deadline.
+    `truncate_prompt_tokens`: inputs are truncated to so many tokens; -1: to the model's limit; None: an input that is
+    too long is refused. `remaining_seconds`: the time until the client's deadline; None: no deadline.
     """
 
     request_id: str = ""
@@ -31,7 +31,7 @@ class CallOptions:
 
 @dataclass(frozen=True, slots=True)
 class EmbedCall:
-    """Asks for vectors. `prompt_name`: of the model's files, to put before texts; None: the one that they name."""
+    """Asks for vectors. `prompt_name`: one of the model's prompts, which goes before texts; None: the default one."""
 
     options: CallOptions
     inputs: tuple[Input, ...]
@@ -44,7 +44,7 @@ class EmbedCall:
 class ScoreCall:
     """Asks how well documents answer queries: one query for all of them, or one for each.
 
-    `top_n`: the so many best alone, best first; None: all, in their order.
+    `top_n`: only so many documents are returned, best first; None: all, in their order.
     """
 
     options: CallOptions
@@ -56,7 +56,7 @@ class ScoreCall:
 
 @dataclass(frozen=True, slots=True)
 class ClassifyCall:
-    """Asks for labels. `raw`: the head's numbers as they are, no probabilities."""
+    """Asks for labels. `raw`: whether the head's numbers are returned unchanged instead of probabilities."""
 
     options: CallOptions
     inputs: tuple[Input, ...]

@@ -18,10 +18,10 @@ from gateway.grammars.rules import wrong_format
 from gateway.live.answer import AnswerRules, SequenceAnswer
 from gateway.live.prompt_answer import PromptAnswer
 from gateway.live.request_state import Origin, RequestState
-from gateway.naming import wire_id
+from gateway.request import wire_id
 from gateway.request_warnings import with_clamped_length
 from gateway.text.adapter_tokenizers import require_vocabulary
-from gateway.text.answer_parsing import parsers_of, speech_of, with_parsing
+from gateway.text.answer_parsing import answer_context_of, parsers_of, with_parsing
 from gateway.validation import MAX_BAD_WORD_CHARACTERS, MAX_BAD_WORDS, ModelLimits, complete, find_violations
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 async def _result_or_violations(work: Awaitable[T]) -> tuple[T | None, tuple[Violation, ...]]:
-    """Returns the result of some work, or the violations that it raises; raises any other BlockyardError."""
+    """Returns a result, or the violations that were raised instead; raises any other BlockyardError."""
     try:
         return await work, ()
     except BlockyardError as error:
@@ -50,7 +50,7 @@ async def _result_or_violations(work: Awaitable[T]) -> tuple[T | None, tuple[Vio
 
 
 class Prepared(NamedTuple):
-    """A request with its warnings, and its form for the scheduler."""
+    """A request with its warnings, and the submission to the scheduler made of it."""
 
     request: GenerationRequest
     submission: Submission
@@ -60,11 +60,11 @@ class Preparation:
     """Prepares requests for one model. One for each process; its maker closes it.
 
     Args:
-        tokenizers: the model's, and those of adapters.
-        encoding: threads for them.
-        model_name: in requests.
-        seed: mixed into the seeds of requests that bring none.
-        clamps_max_tokens: a max_tokens that does not fit behind its prompt is cut, not refused.
+        tokenizers: the tokenizers of the model and of adapters.
+        encoding: runs the tokenizers, in threads for long texts.
+        model_name: the model's name in requests.
+        seed: mixed into the generated seeds of requests without one.
+        clamps_max_tokens: whether a max_tokens that does not fit behind its prompt is cut, not refused.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Preparation:
         self._clamps_max_tokens = clamps_max_tokens
 
     def close(self) -> None:
-        """Stops its threads; those of `encoding` are another's."""
+        """Stops its threads, but not those of `encoding`."""
         self._grammars.close()
 
     async def find_tokenizer(self, adapter: Adapter | None) -> Tokenizer:
@@ -96,10 +96,10 @@ class Preparation:
     async def prompt_of(
         self, request: GenerationRequest, facts: Callable[[], ModelFacts], tokenizer: Tokenizer
     ) -> tuple[int, ...]:
-        """Makes the ids of a request's prompt, cut as it asks.
+        """Returns the ids of a request's prompt, truncated if it asks for that.
 
-        Raises BlockyardError: PROMPT_TOO_LONG for a text whose tokens were not worth counting; TENANT_QUOTA or
-        QUEUE_FULL where too much waits to be tokenized; what `facts` raises, if the length depends on them.
+        Raises BlockyardError: PROMPT_TOO_LONG for a text so long that its tokens were not counted; TENANT_QUOTA or
+        QUEUE_FULL if too many characters wait to be tokenized; what `facts` raises, if the length depends on it.
         """
         limit = request.truncate_prompt_tokens
         try:
@@ -107,7 +107,7 @@ class Preparation:
         except BlockyardError:
             if limit == -1:
                 raise
-            # Until the scheduler says how much the model takes, nothing is too long.
+            # Without the scheduler's facts the limit is unknown: no prompt is too long yet.
             max_model_len = None
         if limit == -1 and max_model_len is not None:
             limit = self._longest_prompt(max_model_len, request.stop.max_tokens or 1)
@@ -115,7 +115,7 @@ class Preparation:
         return await self._encoding.prompt_of(request, tokenizer, max_model_len, last)
 
     def _longest_prompt(self, max_model_len: int, max_tokens: int) -> int:
-        """Returns the length of the longest prompt behind which `max_tokens` fit; 1 where they never do."""
+        """Returns the length of the longest prompt behind which `max_tokens` fit; 1 if they never fit."""
         if self._clamps_max_tokens and max_tokens >= max_model_len:
             max_tokens = 1
         return max(1, max_model_len - max_tokens)
@@ -123,9 +123,9 @@ class Preparation:
     async def prepare(
         self, request: GenerationRequest, facts: Callable[[], ModelFacts], loras: Mapping[str, Adapter]
     ) -> Prepared:
-        """Makes the submission of a request, which has its id, with the adapter that it names as its model, if it does.
+        """Makes the submission of a request, which has an id, with the adapter that it names as its model, if any.
 
-        Raises BlockyardError: every violation at once, or what `facts` raises, which is asked when they are needed.
+        Raises BlockyardError with all violations, or what `facts` raises, which is only called when needed.
         """
         adapter = loras.get(request.model)
 
@@ -141,8 +141,8 @@ class Preparation:
             request = with_parsing(request, tokenizer.dialect)
         grammar, wrong_grammar = "", []
         if request.has_form:
-            speech = speech_of(request, token_ids or (), tokenizer)
-            grammar, wrong_grammar = await _result_or_violations(self._grammars.grammar_of(request, speech))
+            context = answer_context_of(request, token_ids or (), tokenizer)
+            grammar, wrong_grammar = await _result_or_violations(self._grammars.grammar_of(request, context))
             wrong_grammar = [*wrong_grammar, *wrong_format(request, tokenizer, self._tokenizers.model)]
         known = facts_of_adapter()
         if adapter is not None and tokenizer is not self._tokenizers.model:
@@ -171,7 +171,7 @@ class Preparation:
             bad_word_ids=bad_word_ids,
             grammar=grammar or "",
         )
-        # An array, since it is kept as long as the request.
+        # An array, which is smaller, since it is kept as long as the request.
         name, prompt = wire_id(request.tenant, request.request_id), array("I", token_ids)
         submission = replace(submission, request_id=name, prompt_token_ids=prompt, lora=adapter)
         return Prepared(request, state_codec.with_state(submission, request))
@@ -179,9 +179,9 @@ class Preparation:
     def make_state(
         self, prepared: Prepared, determinism_id: str, request_log: RequestLog, *, is_known: bool = False
     ) -> RequestState:
-        """Makes the empty state of a request that this or another gateway has prepared. Raises BlockyardError.
+        """Makes the initial state of a request that this or another gateway has prepared. Raises BlockyardError.
 
-        `is_known`: an earlier scheduler had accepted it.
+        `is_known`: whether an earlier scheduler had accepted the request.
         """
         request, submission = prepared
         if (context := request_log.span.context) is not None:
@@ -212,7 +212,7 @@ class Preparation:
 
 
 def _fitting_words(request: GenerationRequest) -> list[str]:
-    """Returns the bad words that are within the limits: of others the request is refused, and they may be millions."""
+    """Returns the bad words within the limits: a request with others is refused, and there may be millions of them."""
     return [word for word in request.sampling.bad_words[:MAX_BAD_WORDS] if len(word) <= MAX_BAD_WORD_CHARACTERS]
 
 

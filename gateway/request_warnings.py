@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def with_clamped_length(request: GenerationRequest, num_prompt_tokens: int, max_model_len: int) -> GenerationRequest:
     """Cuts a max_tokens that does not fit behind the prompt to what fits, with a warning.
 
-    A prompt that leaves no room at all is left to be refused.
+    A prompt that leaves no room at all is refused later.
     """
     room, max_tokens = max_model_len - num_prompt_tokens, request.stop.max_tokens
     if max_tokens is None or not 0 < room < max_tokens:

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 log = EventLogger(__name__)
 
-# Time for streams to end by themselves.
+# The time in which streams may end before they are closed.
 _GRACE_SECONDS = 2.0
 _DEMO_NAME = "demo"
 _STOPPED = "the gateway stopped before the answer ended, which goes on: resume it at another gateway"
@@ -62,9 +62,9 @@ class Server:
 
     Attributes:
         generation: the core that all fronts use.
-        metrics: those that Prometheus scrapes.
-        grpc_port, http_port, admin_port: where it listens; 0 before `start`.
-        monitoring: where it answers health and metrics beside these.
+        metrics: the metrics that Prometheus scrapes.
+        grpc_port, http_port, admin_port: the ports on which it listens; 0 before `start`.
+        monitoring: the servers of health and metrics on other ports.
     """
 
     def __init__(self, configuration: GatewayConfiguration) -> None:
@@ -183,7 +183,7 @@ class Server:
         )
 
     async def drain(self) -> None:
-        """Stops being ready, and serves until nobody waits for an answer, at most for `drain_seconds`."""
+        """Reports not ready, and serves until no answer is being read, at most for `drain_seconds`."""
         self.generation.start_draining()
         log.info("draining", num_requests=self.generation.num_requests)
         try:
@@ -216,9 +216,9 @@ async def serve(configuration: GatewayConfiguration) -> None:
     on_stop_signal(stopping.set, hurrying.set)
     max_connections, max_files = configuration.security.max_connections, raise_file_limit()
     if 0 < max_files < max_connections:
-        # Later there is no way to say so: who cannot be accepted waits without a word.
+        # Warn now: a connection that cannot be accepted later waits without an error.
         log.warning(
-            "fewer files may be open than connections: raise the limit of files (ulimit -Hn)",
+            "the limit of open files is below that of connections: raise it (ulimit -Hn)",
             max_files=max_files,
             max_connections=max_connections,
         )

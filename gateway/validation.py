@@ -19,7 +19,7 @@ from blockyard.contract.request import OnUpdate
 from blockyard.contract.sampling import MAX_FLOAT32, NUMBERS, Range
 from blockyard.contract.scheduling import Submission
 from blockyard.errors import Reason, Violation, quote
-from gateway.naming import REQUEST_ID_RULE, is_request_id
+from gateway.request import REQUEST_ID_RULE, is_request_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -6,7 +6,7 @@ import inspect
 
 from blockyard.model_config.families import encoders
 from blockyard.model_config.families.table import MODULES
-from gateway.text.vocabulary import VOCABULARY_FILES
+from gateway.text.vocabulary_files import VOCABULARY_FILES
 
 
 def models_page(note: str) -> str:

@@ -42,7 +42,7 @@ def decode_chat(spec: inference_pb2.GenerationSpec) -> GenerationRequest:
     if kind in ("text", "token_ids"):
         raise invalid([Violation(kind, "is allowed only in Generate and StreamGenerate")])
     if spec.add_special_tokens:
-        description = "is not supported: the chat template has put special tokens where they belong"
+        description = "is not supported for conversations: the chat template places the special tokens"
         raise invalid([Violation("add_special_tokens", description, Reason.UNSUPPORTED_PARAMETER)])
     request = decode_spec(spec, GenerationRequest)
     return request if kind else replace(request, prompt=decode_conversation(spec.conversation))
@@ -67,7 +67,7 @@ def decode_tokenize(message: inference_pb2.TokenizeRequest) -> GenerationRequest
     """Reads a prompt to tokenize, as a request; raises BlockyardError FIELD_INVALID for two prompts."""
     if message.HasField("conversation"):
         if message.text:
-            raise invalid([Violation("text", "must be absent beside a conversation")])
+            raise invalid([Violation("text", "must be empty beside a conversation")])
         return GenerationRequest(decode_conversation(message.conversation), model=message.model)
     add = message.add_special_tokens if message.HasField("add_special_tokens") else True
     return GenerationRequest(message.text, model=message.model, add_special_tokens=add)
@@ -86,7 +86,7 @@ def decode_resume(message: inference_pb2.ResumeGenerateRequest) -> ResumeRequest
         _check_enums(message.spec)
         request = decode_spec(message.spec, GenerationRequest)
         if request.request_id not in ("", message.request_id):
-            violations.append(Violation("spec.request_id", f"must be {message.request_id!r}, as request_id is"))
+            violations.append(Violation("spec.request_id", f"must equal request_id, {message.request_id!r}"))
         request = replace(request, request_id=message.request_id)
         if message.HasField("seed") and request.sampling.seed is None:
             request = replace(request, sampling=replace(request.sampling, seed=message.seed))

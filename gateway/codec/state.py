@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+import hashlib
+from array import array
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass, replace
+from enum import Enum
+from functools import cache
+from typing import TYPE_CHECKING, Any, cast
 
 from google.protobuf.message import DecodeError
 
@@ -14,7 +19,6 @@ from blockyard.contract.sampling import SamplingParams
 from blockyard.errors import BlockyardError, Reason
 from blockyard.gateway.v1 import state_pb2
 from gateway.dialects.answer_parser import ParsingRule, ToolSchema
-from gateway.digest import digest_of
 from gateway.request import GenerationRequest
 
 if TYPE_CHECKING:
@@ -62,6 +66,43 @@ def with_state(submission: Submission, request: GenerationRequest) -> Submission
     return replace(submission, gateway_state=state.SerializeToString(), digest=digest)
 
 
+def digest_of(*parts: object, without: frozenset[str] = frozenset()) -> bytes:
+    """Returns the SHA-256 of values: dataclasses by the names of their fields, less the fields in `without`.
+
+    A field that has its default does not count, so that a field which a later version adds changes no digest.
+    """
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(repr(_canonical(part, without)).encode())
+    return digest.digest()
+
+
+def _canonical(value: Any, without: frozenset[str] = frozenset()) -> object:
+    """Turns a value into tuples and plain values, whose `repr` does not depend on the order of a mapping."""
+    if isinstance(value, Enum):
+        return cast("object", value.value)
+    if is_dataclass(value):
+        pairs = (
+            (name, getattr(value, name), default) for name, default in _defaults(type(value)) if name not in without
+        )
+        return tuple((name, _canonical(each)) for name, each, default in pairs if each != default)
+    if isinstance(value, Mapping):
+        return tuple(sorted(cast("Mapping[Any, Any]", value).items()))
+    if isinstance(value, array):
+        return cast("array[Any]", value).tobytes()
+    if isinstance(value, tuple | list):
+        return tuple(map(_canonical, cast("tuple[Any, ...]", value)))
+    return value
+
+
+@cache
+def _defaults(kind: type[Any]) -> tuple[tuple[str, object], ...]:
+    return tuple(
+        (each.name, each.default_factory() if each.default_factory is not MISSING else each.default)
+        for each in fields(kind)
+    )
+
+
 def _encode_parsing(rule: ParsingRule) -> state_pb2.AnswerParsing:
     parsing = state_pb2.AnswerParsing(
         dialect=rule.dialect, one_tool_call=rule.one_call, must_call=rule.must_call, is_limited=rule.is_limited
@@ -81,7 +122,7 @@ def read_submission(encoded: bytes) -> Submission:
     try:
         return decode_submission(encoded)
     except DecodeError:
-        raise BlockyardError(Reason.BUG, "the submission that the scheduler kept is damaged") from None
+        raise BlockyardError(Reason.BUG, "the submission that the scheduler kept cannot be decoded") from None
 
 
 def request_of(submission: Submission) -> GenerationRequest:
@@ -92,7 +133,9 @@ def request_of(submission: Submission) -> GenerationRequest:
     try:
         state = state_pb2.RequestState.FromString(submission.gateway_state)
     except DecodeError:
-        raise BlockyardError(Reason.BUG, "the state that another gateway left of the request is damaged") from None
+        raise BlockyardError(
+            Reason.BUG, "the state of the request that another gateway wrote cannot be decoded"
+        ) from None
     return replace(
         decode_spec(state.spec, GenerationRequest),
         prompt=tuple(submission.prompt_token_ids),

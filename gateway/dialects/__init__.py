@@ -1,1 +1,1 @@
-"""How families of models write reasoning and calls of tools, and one scanner that tells these apart from text."""
+"""The formats in which families of models write reasoning and tool calls, and one scanner for all of them."""

@@ -11,7 +11,7 @@ from gateway.dialects.scanner import Scanner
 from gateway.dialects.table import BY_NAME
 
 if TYPE_CHECKING:
-    from gateway.dialects.scanner import CallPiece, Kind
+    from gateway.dialects.scanner import CallPiece, TextKind
 
 
 class ToolSchema(NamedTuple):
@@ -27,11 +27,11 @@ class ParsingRule:
     """How the answer of a request is parsed.
 
     Attributes:
-        dialect: the name of the model's.
-        tools: that it may call; none: calls are text.
-        one_call: what comes behind the first call is left out.
-        must_call: it is held to calling one of the tools.
-        is_limited: it is told of tools besides, which it is held not to call.
+        dialect: the name of the model's dialect.
+        tools: the tools that the model may call; empty: calls are text.
+        one_call: whether everything after the first call is left out.
+        must_call: whether the model must call one of the tools.
+        is_limited: whether the prompt also lists tools that the model must not call.
     """
 
     dialect: str
@@ -90,7 +90,7 @@ class AnswerParser:
         """The number of calls that were none, or ended too early."""
         return self._scanner.num_invalid_calls
 
-    def kind_of(self, text: str) -> Kind | None:
+    def kind_of(self, text: str) -> TextKind | None:
         """Returns what the next piece is, where it can be nothing else as a whole: most are, and need not be pushed."""
         return self._scanner.kind_of(text)
 

@@ -25,5 +25,5 @@ _READERS = {
 
 
 def read_calls(feed: Feed, calls: Calls, sink: CallSink) -> Generator[None, None, None]:
-    """Reads neighbouring calls. Raises NotACall where there is none or one is broken: the untold rest is then text."""
+    """Reads adjacent calls; raises NotACall where there is none or one is malformed: the rest is text then."""
     yield from _READERS[calls.style](feed, calls, sink)

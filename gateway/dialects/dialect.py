@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Style(Enum):
-    """How a call says its tool's name and arguments."""
+    """The notation of a call's name and arguments."""
 
     OBJECT = "object"
     """A JSON object, or a list of such: `{"name": "f", "arguments": {"x": 1}}`."""
@@ -27,14 +27,14 @@ class Style(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch of an answer. `begins` and `ends`: markers, of which each serves."""
+    """A stretch of an answer between two markers. `begins` and `ends`: the alternatives for each of the two."""
 
     begins: tuple[str, ...]
     ends: tuple[str, ...]
 
 
 class TypedEnds(NamedTuple):
-    """What ends an argument's name before a text, and before JSON."""
+    """The markers that end an argument's name: before a text value, and before a JSON value."""
 
     text: str
     json: str
@@ -44,10 +44,16 @@ _UNTYPED = TypedEnds("", "")
 
 
 @dataclass(frozen=True, slots=True)
-class CallForm:
-    """What a model is held to that has to call: the texts around the calls, and those around a name and its arguments.
+class CallTemplate:
+    """The fixed texts of calls, as a grammar makes a model write them that must call a tool.
 
-    `separator`: None where it may call once alone. `parameter`: of TAGS, what stands behind each argument.
+    Attributes:
+        before: before a tool's name.
+        middle: between the name and the arguments.
+        after: after the arguments.
+        separator: between two calls; None where the dialect allows only one.
+        opens, shuts: before the first call and after the last one.
+        parameter: of TAGS, what follows each argument.
     """
 
     before: str
@@ -61,31 +67,31 @@ class CallForm:
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """How calls are written.
+    """How a dialect writes calls of tools.
 
     Attributes:
-        begins: what a call begins with.
-        ends: what ends it.
-        style: what is between.
-        form: what grammars allow of all this.
-        starts: what a call begins with that stands where the answer begins, the prompt having the rest of its marker.
-        bare: a call may also stand where the answer begins, without a marker.
-        header: of HEADED and GEMMA, an expression for all that is before the arguments, with a group `name` and perhaps
-            an `id`.
-        inner: markers within it.
-        name_ends: of TAGS, what ends the name; none: what comes behind it.
+        begins: the markers, of which one begins a call.
+        ends: the markers, of which one ends it.
+        style: the notation between them.
+        template: the one way of writing calls that grammars allow.
+        starts: rests of markers, which begin a call at the answer's beginning where the prompt has their first part.
+        bare: whether a call may also begin the answer without a marker.
+        header: of HEADED and GEMMA, a regular expression for all that precedes the arguments, with a group `name` and
+            optionally a group `id`.
+        inner: markers within a call.
+        name_ends: of TAGS, the markers that end the name; empty: the next marker ends it.
         key: of TAGS, the markers around an argument's name.
-        value: of TAGS, those around its value; the first may be none.
-        typed: of TAGS, where the model says what a value is, whatever the schema says.
-        trims_lines: of TAGS, whether a value has a line of its own.
+        value: of TAGS, the markers around its value; there may be none before it.
+        typed: of TAGS, the ends of names where the model itself marks values as text or JSON, whatever the schema says.
+        trims_lines: of TAGS, whether a value stands on lines of its own.
         quote: of GEMMA, the marker around texts.
-        dropped: what may stand around calls and means nothing.
+        dropped: markers around calls that carry no meaning and are left out.
     """
 
     begins: tuple[str, ...]
     ends: tuple[str, ...]
     style: Style
-    form: CallForm
+    template: CallTemplate
     starts: tuple[str, ...] = ()
     bare: bool = False
     header: str = ""
@@ -101,18 +107,18 @@ class Calls:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How a family of models answers.
+    """How a family of models writes answers: what other servers call a reasoning parser and a tool parser.
 
     Attributes:
         name: for `--dialect`.
-        seen_in: what the chat templates of the family contain: all texts of one of these.
-        reasoning: the markers around what the model thinks.
-        calls: how it calls tools.
-        reasons_anywhere: whether reasoning begins wherever its marker stands, not at the beginning alone.
-        dropped: markers that mean nothing to a reader.
-        behind_reasoning: what stands behind it, before anything else.
-        before_text: what stands before a text.
-        call_id: what the id of a call is made of: `digest`, `name`, `index`.
+        seen_in: groups of texts; a chat template that contains all texts of one group is of this dialect.
+        reasoning: the markers around reasoning.
+        calls: how the model calls tools; None: it does not.
+        reasons_anywhere: whether reasoning begins wherever its marker stands; false: only at the answer's beginning.
+        dropped: markers that carry no meaning and are left out of the text.
+        behind_reasoning: the text between reasoning and anything else.
+        before_text: the text before the answer's text.
+        call_id: the format of a call's id, with the fields `digest`, `name` and `index`.
     """
 
     name: str
@@ -127,7 +133,7 @@ class Dialect:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Returns all texts that a tokenizer may have as special tokens."""
+        """All markers, which a tokenizer may have as special tokens."""
         calls, reasoning = self.calls, self.reasoning
         found = list(self.dropped)
         if reasoning is not None:
@@ -140,14 +146,14 @@ class Dialect:
 
 
 @dataclass(frozen=True, slots=True)
-class Speech:
-    """How a model speaks.
+class AnswerContext:
+    """What a grammar of an answer depends on, beside what the client asked.
 
     Attributes:
-        dialect: its own.
-        reasoning_is_open: the prompt ends where it begins to think.
-        special_ids: ids of its special tokens by their texts: no other tokens can spell these.
-        may_think: it may begin with thoughts; always where reasoning is open.
+        dialect: of the model.
+        reasoning_is_open: whether the prompt ends where reasoning begins.
+        special_ids: ids of the model's special tokens by their texts: no other tokens can spell these.
+        may_think: whether the answer may begin with reasoning; true where reasoning is open.
     """
 
     dialect: Dialect

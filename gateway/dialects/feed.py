@@ -20,11 +20,11 @@ _STRING = re.compile(rf'"(?:[^"\\]|\\.){{0,{MAX_NAME_CHARACTERS}}}"', re.DOTALL)
 
 
 class NotACall(Exception):
-    """What comes is no call after all."""
+    """Raised where the text read is not a call."""
 
 
 class CallSink(Protocol):
-    """Takes what calls consist of."""
+    """Receives the parts of calls."""
 
     def knows(self, name: str) -> bool:
         """Returns whether there is a tool of this name."""
@@ -35,15 +35,15 @@ class CallSink(Protocol):
         ...
 
     def on_call(self, name: str, call_id: str = "") -> None:
-        """Takes note of a call, with the id that the model has written, if it has."""
+        """Begins a call. `call_id`: the id that the model wrote; empty: none."""
         ...
 
     def on_arguments(self, piece: str) -> None:
-        """Takes more of its arguments."""
+        """Adds a piece of the arguments, as JSON."""
         ...
 
     def on_call_end(self) -> None:
-        """Takes note that it is whole."""
+        """Ends the call: it is complete."""
         ...
 
 
@@ -51,10 +51,10 @@ class Feed:
     """A text that comes in pieces.
 
     Attributes:
-        text: all from the first character that nobody was told of, or before.
-        mark: where in it the first such character is.
-        place: where the next character is that nobody has looked at.
-        at_end: nothing comes any more.
+        text: the text from `mark` on, and perhaps some before it.
+        mark: index of the first character that was neither given out nor skipped.
+        place: index of the first character that was not read yet.
+        at_end: whether the text is complete.
     """
 
     def __init__(self) -> None:
@@ -63,24 +63,24 @@ class Feed:
         self.at_end = False
 
     def add(self, piece: str) -> None:
-        """Adds what has come."""
+        """Appends a piece, and drops the text before `mark`."""
         self.text = self.text[self.mark :] + piece
         self.place -= self.mark
         self.mark = 0
 
     def commit(self) -> None:
-        """Marks everything before `place` as told or skipped."""
+        """Moves `mark` to `place`: all before it was given out or skipped."""
         self.mark = self.place
 
     def take(self, end: int) -> str:
-        """Moves on, and returns what is between."""
+        """Moves `place` to `end`, and returns the text in between."""
         piece = self.text[self.place : end]
         self.place = end
         return piece
 
     @property
-    def untold(self) -> str:
-        """Returns the text between `mark` and `place`: read, and not told yet."""
+    def pending(self) -> str:
+        """The text between `mark` and `place`: read, and not given out yet."""
         return self.text[self.mark : self.place]
 
     def peek(self) -> Generator[None, None, str]:

@@ -68,9 +68,9 @@ def read_gemma(feed: Feed, calls: Calls, sink: CallSink) -> Generator[None, None
 
 
 class _Literals:
-    """Writes literals as JSON. `quotes`: what texts stand between; None: Python's quotes.
+    """Writes literals as JSON. `quotes`: the markers around texts; None: Python's quotes.
 
-    Nothing is told before all that makes it certain is taken: what comes behind a place does not say it again.
+    Nothing is given out before all text that determines it was read: later text does not repeat it.
     """
 
     def __init__(self, feed: Feed, emit: Callable[[str], None], quotes: Markers | None) -> None:

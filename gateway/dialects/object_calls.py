@@ -83,19 +83,19 @@ class _ObjectReader:
             if not self._sink.knows(self._name):
                 raise NotACall
             if self._arguments is not None:
-                self._tell(self._arguments)
+                self._emit_call(self._arguments)
         elif key in _ARGUMENT_KEYS and self._arguments is None:
             yield from self._read_arguments(character)
-        elif key in _OTHER_KEYS or self._is_told:
+        elif key in _OTHER_KEYS or self._is_emitted:
             yield from copy_value(feed, JsonValue(character, self._ends), lambda _: None)
         else:
             raise NotACall
 
     @property
-    def _is_told(self) -> bool:
+    def _is_emitted(self) -> bool:
         return self._name is not None and self._arguments is not None
 
-    def _tell(self, pieces: list[str]) -> None:
+    def _emit_call(self, pieces: list[str]) -> None:
         assert self._name is not None
         self._sink.on_call(self._name)
         for piece in pieces:
@@ -106,7 +106,7 @@ class _ObjectReader:
             raise NotACall
         self._arguments = waiting = []
         if self._name is not None:
-            self._tell(waiting)
+            self._emit_call(waiting)
         emit = waiting.append if self._name is None else self._sink.on_arguments
         if first == "{":
             yield from copy_value(self._feed, JsonValue(first, self._ends), emit)

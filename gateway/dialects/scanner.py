@@ -1,8 +1,8 @@
-"""Tells an answer apart into text, reasoning and calls of tools, as it comes.
+"""Splits a streamed answer into text, reasoning and tool calls.
 
-What has come out after a stretch of the answer depends on that stretch alone, not on the pieces it came in. All of its
-characters come out but those of markers, of the frame of a call around its name and arguments, and white space beside
-these: what cannot be understood is text.
+The output depends on the characters read so far, not on how they were split into pieces. Every character comes out,
+except markers, the frame of a call around its name and arguments, and white space beside these. What cannot be parsed
+comes out as text.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class CallPiece:
 
 @dataclass(slots=True)
 class Parts:
-    """What has come out: in this order the rest of a call, reasoning, text, and calls that begin.
+    """A piece of output, in this order: the rest of a call, reasoning, text, and calls that begin.
 
-    `num_bytes_behind`: of the text that has come, in UTF-8, behind that of these parts; 0 for the last ones.
+    `num_bytes_behind`: the bytes of UTF-8 that were read behind these parts; 0 for the last parts.
     """
 
     text: str = ""
@@ -55,12 +55,12 @@ class Parts:
 
     @property
     def begins_call(self) -> bool:
-        """Whether a call begins in them."""
+        """Whether a call begins in these parts."""
         return bool(self.calls and self.calls[-1].name)
 
 
-class Kind(Enum):
-    """What a piece of an answer may be without being looked at."""
+class TextKind(Enum):
+    """Where a piece of an answer belongs that needs no scanning."""
 
     TEXT = "text"
     REASONING = "reasoning"
@@ -104,10 +104,10 @@ class Scanner:
         # The marker that ends the call before has not come yet.
         self._is_in_call = False
         # The kind of text that is copied, and the markers that end it, while no text is held back.
-        self._copied: tuple[Kind, Markers] | None = None
+        self._copied: tuple[TextKind, Markers] | None = None
         self._machine = self._run(reasoning_is_open=reasoning_is_open)
 
-    def kind_of(self, text: str) -> Kind | None:
+    def kind_of(self, text: str) -> TextKind | None:
         """Returns what the next piece is, where it can be nothing else as a whole: most are, and need not be pushed."""
         copied = self._copied
         return copied[0] if copied is not None and copied[1].is_free(text) else None
@@ -181,7 +181,7 @@ class Scanner:
             elif is_start and self._calls and self._calls.bare and (yield from self._feed.peek()) in _OPENERS:
                 yield from self._read_calls(self._calls, is_marked=False)
             is_start, self._feed.place = False, self._feed.mark
-            marker = yield from self._copy(self._find_markers(), Kind.TEXT)
+            marker = yield from self._copy(self._find_markers(), TextKind.TEXT)
             if marker is None:
                 return
             if marker in self._reasoning.begins:
@@ -216,13 +216,13 @@ class Scanner:
 
     def _reason(self) -> Generator[None, None, None]:
         yield from self._skip_space()
-        yield from self._copy(markers_of(*self._reasoning.ends), Kind.REASONING)
+        yield from self._copy(markers_of(*self._reasoning.ends), TextKind.REASONING)
         yield from self._skip_space()
 
-    def _copy(self, markers: Markers, kind: Kind) -> Generator[None, None, str | None]:
+    def _copy(self, markers: Markers, kind: TextKind) -> Generator[None, None, str | None]:
         """Copies a text up to a marker, which it returns, or to the end; not the white space before a marker."""
         feed = self._feed
-        emit = self._on_text if kind is Kind.TEXT else self._on_reasoning
+        emit = self._on_text if kind is TextKind.TEXT else self._on_reasoning
         while (found := markers.search(feed.text, feed.place, at_end=feed.at_end)) is None:
             end = len(feed.text) if feed.at_end else markers.end_before(feed.text, feed.place)
             emit(feed.take(end))
@@ -266,7 +266,7 @@ class Scanner:
             self.num_invalid_calls += is_marked or self._num_begun > num_begun
             if self._one_call and self.num_calls:
                 feed.commit()
-            self._on_text(feed.untold)
+            self._on_text(feed.pending)
         else:
             yield from self._skip_space()
         self._is_in_call = self._num_begun > num_begun

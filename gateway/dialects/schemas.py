@@ -23,7 +23,7 @@ _TYPES: dict[type, str] = {
     list: "array",
     dict: "object",
 }
-# How deep branches and references are followed.
+# The depth to which branches and references are followed.
 _MAX_DEPTH = 8
 
 

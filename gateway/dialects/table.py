@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from blockyard.errors import BlockyardError, Reason
-from gateway.dialects.dialect import CallForm, Calls, Dialect, Span, Style, TypedEnds
+from gateway.dialects.dialect import Calls, CallTemplate, Dialect, Span, Style, TypedEnds
 
 _THINK = Span(("<think>",), ("</think>",))
 _NAME_KEY, _ARGUMENTS_KEY = '{"name": "', '", "arguments": '
@@ -32,14 +32,14 @@ def _dsml(name: str, block: str) -> Dialect:
             value=Span((), (f"{ends}parameter>",)),
             typed=typed,
             dropped=(f"{begins}{block}>", f"{ends}{block}>"),
-            form=CallForm(
+            template=CallTemplate(
                 invoke, '">\n', f"{ends}invoke>\n", "", f"{begins}{block}>\n", f"{ends}{block}>", parameter="\n"
             ),
         ),
     )
 
 
-# Where the texts of several are in one template, the first counts: the most specific come first.
+# A template may contain the texts of several dialects: the first one counts, so specific ones come first.
 DIALECTS = (
     Dialect(
         "harmony",
@@ -63,7 +63,7 @@ DIALECTS = (
             Style.HEADED,
             starts=("to=functions.",),
             header=rf"{_NAME}(\s*<\|channel\|>\w+)?((\s*<\|constrain\|>\s*|\s+)(json)?)?\s*<\|message\|>",
-            form=CallForm("<|channel|>commentary to=functions.", " <|constrain|>json<|message|>"),
+            template=CallTemplate("<|channel|>commentary to=functions.", " <|constrain|>json<|message|>"),
         ),
     ),
     Dialect(
@@ -77,7 +77,7 @@ DIALECTS = (
             header=rf"(?P<id>(functions\.)?{_NAME}(:\d+)?)\s*<\|tool_call_argument_begin\|>",
             inner=("<|tool_call_argument_begin|>",),
             dropped=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
-            form=CallForm(
+            template=CallTemplate(
                 "<|tool_call_begin|>functions.",
                 ":0<|tool_call_argument_begin|>",
                 "<|tool_call_end|>",
@@ -98,7 +98,7 @@ DIALECTS = (
             header=rf"(function<｜tool▁sep｜>)?{_NAME}\s*(<｜tool▁sep｜>|```(json)?)",
             inner=("<｜tool▁sep｜>",),
             dropped=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
-            form=CallForm(
+            template=CallTemplate(
                 "<｜tool▁call▁begin｜>",
                 "<｜tool▁sep｜>",
                 "<｜tool▁call▁end｜>",
@@ -122,7 +122,7 @@ DIALECTS = (
             key=Span(('<parameter name="',), ('">',)),
             value=Span((), ("</parameter>",)),
             dropped=("<minimax:tool_call>", "</minimax:tool_call>"),
-            form=CallForm(
+            template=CallTemplate(
                 '<invoke name="', '">\n', "</invoke>\n", "", "<minimax:tool_call>\n", "</minimax:tool_call>", "\n"
             ),
         ),
@@ -136,7 +136,7 @@ DIALECTS = (
             ("<tool_calls>",),
             ("</tool_calls>",),
             Style.OBJECT,
-            form=CallForm(_NAME_KEY, _ARGUMENTS_KEY, "}", "\n", "<tool_calls>\n", "\n</tool_calls>"),
+            template=CallTemplate(_NAME_KEY, _ARGUMENTS_KEY, "}", "\n", "<tool_calls>\n", "\n</tool_calls>"),
         ),
     ),
     Dialect(
@@ -149,7 +149,7 @@ DIALECTS = (
             Style.GEMMA,
             header=rf"call:{_NAME}",
             quote='<|"|>',
-            form=CallForm("<|tool_call>call:", "{", "}<tool_call|>", ""),
+            template=CallTemplate("<|tool_call>call:", "{", "}<tool_call|>", ""),
         ),
     ),
     Dialect(
@@ -161,7 +161,7 @@ DIALECTS = (
             Style.GEMMA,
             header=rf"call:{_NAME}",
             quote="<escape>",
-            form=CallForm("<start_function_call>call:", "{", "}<end_function_call>", ""),
+            template=CallTemplate("<start_function_call>call:", "{", "}<end_function_call>", ""),
         ),
     ),
     Dialect(
@@ -174,7 +174,7 @@ DIALECTS = (
             Style.TAGS,
             key=Span(("<arg_key>",), ("</arg_key>",)),
             value=Span(("<arg_value>",), ("</arg_value>",)),
-            form=CallForm("<tool_call>", "\n", "</tool_call>", "\n", parameter="\n"),
+            template=CallTemplate("<tool_call>", "\n", "</tool_call>", "\n", parameter="\n"),
         ),
     ),
     Dialect(
@@ -190,7 +190,7 @@ DIALECTS = (
             value=Span((), ("</parameter>",)),
             trims_lines=True,
             dropped=("<tool_call>", "</tool_call>"),
-            form=CallForm("<tool_call>\n<function=", ">\n", "</function>\n</tool_call>", "\n", parameter="\n"),
+            template=CallTemplate("<tool_call>\n<function=", ">\n", "</function>\n</tool_call>", "\n", parameter="\n"),
         ),
     ),
     Dialect(
@@ -203,7 +203,7 @@ DIALECTS = (
             Style.HEADED,
             header=rf"{_NAME}\s*(\[CALL_ID\]\s*(?P<id>\w+)\s*)?\[ARGS\]",
             inner=("[CALL_ID]", "[ARGS]"),
-            form=CallForm("[TOOL_CALLS]", "[ARGS]", separator=""),
+            template=CallTemplate("[TOOL_CALLS]", "[ARGS]", separator=""),
         ),
         # Its templates refuse any other length.
         call_id="{digest:.9}",
@@ -216,7 +216,7 @@ DIALECTS = (
             ("<|tool_call|>", "functools"),
             ("<|/tool_call|>",),
             Style.OBJECT,
-            form=CallForm(_NAME_KEY, _ARGUMENTS_KEY, "}", ", ", "<|tool_call|>[", "]<|/tool_call|>"),
+            template=CallTemplate(_NAME_KEY, _ARGUMENTS_KEY, "}", ", ", "<|tool_call|>[", "]<|/tool_call|>"),
         ),
     ),
     Dialect(
@@ -227,7 +227,7 @@ DIALECTS = (
             ("<|tool_call_start|>",),
             ("<|tool_call_end|>",),
             Style.PYTHONIC,
-            form=CallForm("", "(", ")", ", ", "<|tool_call_start|>[", "]<|tool_call_end|>"),
+            template=CallTemplate("", "(", ")", ", ", "<|tool_call_start|>[", "]<|tool_call_end|>"),
         ),
     ),
     Dialect(
@@ -238,7 +238,7 @@ DIALECTS = (
             ("<function_calls>",),
             ("</function_calls>",),
             Style.PYTHONIC,
-            form=CallForm("", "(", ")", "\n", "<function_calls>\n", "\n</function_calls>"),
+            template=CallTemplate("", "(", ")", "\n", "<function_calls>\n", "\n</function_calls>"),
         ),
     ),
     Dialect(
@@ -250,7 +250,7 @@ DIALECTS = (
             ("<|python_end|>",),
             Style.PYTHONIC,
             bare=True,
-            form=CallForm("", "(", ")", ", ", "[", "]"),
+            template=CallTemplate("", "(", ")", ", ", "[", "]"),
         ),
     ),
     Dialect(
@@ -261,7 +261,11 @@ DIALECTS = (
             ("ipython", '"parameters":'),
         ),
         calls=Calls(
-            ("<|python_tag|>",), (), Style.OBJECT, bare=True, form=CallForm(_NAME_KEY, '", "parameters": ', "}", "; ")
+            ("<|python_tag|>",),
+            (),
+            Style.OBJECT,
+            bare=True,
+            template=CallTemplate(_NAME_KEY, '", "parameters": ', "}", "; "),
         ),
     ),
     Dialect(
@@ -279,7 +283,7 @@ DIALECTS = (
             ("<|tool_call|>", "<tool_call>"),
             ("</tool_call>",),
             Style.OBJECT,
-            form=CallForm(_NAME_KEY, _ARGUMENTS_KEY, "}", ", ", "<|tool_call|>[", "]"),
+            template=CallTemplate(_NAME_KEY, _ARGUMENTS_KEY, "}", ", ", "<|tool_call|>[", "]"),
         ),
     ),
     Dialect(
@@ -290,10 +294,10 @@ DIALECTS = (
             ("<tool_call>",),
             ("</tool_call>",),
             Style.OBJECT,
-            form=CallForm(f"<tool_call>\n{_NAME_KEY}", _ARGUMENTS_KEY, "}\n</tool_call>", "\n"),
+            template=CallTemplate(f"<tool_call>\n{_NAME_KEY}", _ARGUMENTS_KEY, "}\n</tool_call>", "\n"),
         ),
     ),
-    # Nothing but what it thinks is known.
+    # A family of which only the reasoning markers are known.
     Dialect("think", seen_in=(("<think>",), ("</think>",)), reasoning=_THINK),
 )
 BY_NAME = {dialect.name: dialect for dialect in DIALECTS}
@@ -304,9 +308,9 @@ AUTO, NONE = "auto", "none"
 
 
 def choose_dialect(name: str, template: str) -> Dialect | None:
-    """Finds a dialect by its name; "auto" is the one that a chat template speaks, "none" is none.
+    """Finds a dialect by its name; "auto" is that of the chat template, "none" is None.
 
-    Raises BlockyardError MODEL_NOT_LOADED for a name that there is not.
+    Raises BlockyardError MODEL_NOT_LOADED for an unknown name.
     """
     if name == AUTO:
         return find_dialect(template)

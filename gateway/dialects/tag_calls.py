@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gateway.dialects.feed import CallSink, Feed
 
 _STRING = frozenset({"string"})
-# As templates of Jinja print them.
+# Jinja templates print these values as Python does.
 _PYTHON_NAMES = {"True": "true", "False": "false", "None": "null"}
 
 
@@ -27,7 +27,7 @@ def read_tags(feed: Feed, calls: Calls, sink: CallSink) -> Generator[None, None,
     if not sink.knows(name):
         raise NotACall
     key_begins = markers_of(*calls.key.begins)
-    # What says that the name ends here goes with it: who knows what is told knows all that it was told by.
+    # Read the end of the name before giving the name out: all text that determined the output is behind `mark` then.
     has_ended = yield from feed.accepts(markers_of(*calls.name_ends))
     is_in_key = not has_ended and bool((yield from feed.accepts(key_begins)))
     sink.on_call(name)
@@ -125,7 +125,7 @@ def write_value(text: str, types: frozenset[str]) -> str:
     except (ValueError, RecursionError):
         return write_string(text)
     may_be = types - {"string"}
-    # Where a text is right as well, what is not quite of the other type is one.
+    # If the schema allows a text too, only an exact match counts as the other type.
     if "number" in types or ("integer" in types and "string" not in types):
         may_be |= {"number", "integer"}
     return value if not types or found in may_be else write_string(text)

@@ -9,7 +9,7 @@ import re
 from decimal import Decimal
 
 _LARGEST = 10**9
-# Of whichever format; the largest, of date and time, of addresses and of uuids, have about so many.
+# The states of any format's automaton: those of date-time, addresses and UUIDs, the largest, have about as many.
 FORMAT_SIZE = 40
 _PIECE = re.compile(
     r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|(?P<open>\((?:\?(?:P?<\w*>|[A-Za-z-]*:)?)?)|(?P<close>\))"
@@ -20,7 +20,7 @@ _PIECE = re.compile(
 
 def pattern_size(pattern: str) -> int:
     """Returns the length of a regular expression whose counted repetitions are written out."""
-    # Of each open group: what was read of it, and of that the last piece.
+    # For each open group: its size so far, and the size of its last piece.
     groups = [[0, 0]]
     for found in _PIECE.finditer(pattern):
         group = groups[-1]
@@ -40,7 +40,7 @@ def pattern_size(pattern: str) -> int:
 
 
 def multiple_size(value: float) -> int:
-    """Returns how many remainders have to be told apart to know multiples of a number from their decimal digits."""
+    """Returns the number of remainders that an automaton needs to recognize decimal multiples of a number."""
     number = abs(Decimal(repr(value)))
     if not number.is_finite() or not number or number.adjusted() > 18:
         return _LARGEST

@@ -19,49 +19,53 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gateway.dialects.answer_parser import ToolSchema
-    from gateway.dialects.dialect import CallForm, Calls, Speech
+    from gateway.dialects.dialect import AnswerContext, Calls, CallTemplate
 
 
-def write_answer(speech: Speech, expression: str) -> str:
+def write_answer(context: AnswerContext, expression: str) -> str:
     """Writes the grammar of an answer of a form, behind what the model thinks."""
-    grammar = Grammar(speech, "format")
+    grammar = Grammar(context, "format")
     grammar.add("start", f"{grammar.thought()}{grammar.before_text} answer")
     grammar.add("answer", expression)
     return grammar.text
 
 
 def write_calls(
-    speech: Speech, tools: Sequence[ToolSchema], *, must_call: bool, one_call: bool, answer: str = ""
+    context: AnswerContext, tools: Sequence[ToolSchema], *, must_call: bool, one_call: bool, answer: str = ""
 ) -> str:
     """Writes the grammar of calls of tools, behind what the model thinks.
 
     Args:
-        speech: of a model that calls.
+        context: of an answer by a dialect that has calls.
         tools: with schemas that llguidance can read.
         must_call: it calls at least one; else it may say something first, or `answer` alone.
         one_call: it calls one at most.
         answer: what stands for the form of an answer without calls; empty: any text.
     """
-    calls = speech.dialect.calls
+    calls = context.dialect.calls
     assert calls is not None
-    form, grammar = calls.form, Grammar(speech, "conversation.tools")
-    grammar.add("named", " | ".join(_add_call(grammar, number, tool, calls, form) for number, tool in enumerate(tools)))
-    before = grammar.literal(form.before)
-    several = "" if one_call or form.separator is None else f" ({grammar.literal(form.separator)} {before} named)*"
-    grammar.add("behind", f"named{several} {grammar.literal(form.shuts)}")
-    grammar.add("calls", f"{grammar.literal(form.opens + form.before)} behind")
-    said = "calls" if must_call else _choice(grammar, calls, form, answer)
+    template, grammar = calls.template, Grammar(context, "conversation.tools")
+    grammar.add(
+        "named", " | ".join(_add_call(grammar, number, tool, calls, template) for number, tool in enumerate(tools))
+    )
+    before = grammar.literal(template.before)
+    several = (
+        "" if one_call or template.separator is None else f" ({grammar.literal(template.separator)} {before} named)*"
+    )
+    grammar.add("behind", f"named{several} {grammar.literal(template.shuts)}")
+    grammar.add("calls", f"{grammar.literal(template.opens + template.before)} behind")
+    said = "calls" if must_call else _choice(grammar, calls, template, answer)
     grammar.add("start", f"{grammar.thought()}{said}")
     return grammar.text
 
 
-def _choice(grammar: Grammar, calls: Calls, form: CallForm, answer: str) -> str:
+def _choice(grammar: Grammar, calls: Calls, template: CallTemplate, answer: str) -> str:
     """Returns what stands for calls, or for something said: the form of an answer, or any text."""
     if answer:
         grammar.add("answer", answer)
         return f"(calls | {grammar.before_text} answer)"
     markers = (*calls.begins, *calls.dropped)
-    begin = next((each for each in markers if (form.opens or form.before).startswith(each)), "")
+    begin = next((each for each in markers if (template.opens or template.before).startswith(each)), "")
     if not begin:
         # It stands where the answer begins, and what begins otherwise is none.
         grammar.add("TEXT", r"/(?s:\s*[^\s{\[].*)?/")
@@ -70,7 +74,7 @@ def _choice(grammar: Grammar, calls: Calls, form: CallForm, answer: str) -> str:
         # No text can spell it.
         grammar.add("TEXT", "/(?s:.+)/")
         return f"({grammar.before_text} TEXT)? (calls ({grammar.before_text} TEXT)?)*"
-    spelled, rest = grammar.split(form.opens + form.before)
+    spelled, rest = grammar.split(template.opens + template.before)
     if rest:
         # A text can spell what is before the token: it ends with that where calls begin.
         grammar.add("BEFORE", f"/(?s:.*){pattern_of(spelled)}/")
@@ -81,11 +85,11 @@ def _choice(grammar: Grammar, calls: Calls, form: CallForm, answer: str) -> str:
     grammar.add("TEXT", f"/(?s:.*)/{text}")
     grammar.add("LAST", f"/(?s:.*)/ & ~/(?s:.*)({'|'.join([pattern_of(begin), *others])})(?s:.*)/")
     grammar.add(f"before[suffix={quote(begin)}]", "TEXT")
-    rest = grammar.literal((form.opens + form.before).removeprefix(begin))
+    rest = grammar.literal((template.opens + template.before).removeprefix(begin))
     return grammar.add("said", f"before {rest} behind said | LAST")
 
 
-def _add_call(grammar: Grammar, number: int, tool: ToolSchema, calls: Calls, form: CallForm) -> str:
+def _add_call(grammar: Grammar, number: int, tool: ToolSchema, calls: Calls, template: CallTemplate) -> str:
     """Adds the rule of a call of one tool, and returns its name."""
     name = quote(tool.name)[1:-1] if calls.style is Style.OBJECT else tool.name
     # Whatever else its schema lets them be, the arguments of a call are an object: nothing else is read as a call.
@@ -96,5 +100,5 @@ def _add_call(grammar: Grammar, number: int, tool: ToolSchema, calls: Calls, for
         arguments = Literals(grammar, calls, f"literal_{number}", tool, schema).arguments()
     else:
         arguments = grammar.add(f"arguments_{number}", json_expression(json.dumps(schema)))
-    head, tail = grammar.literal(f"{name}{form.middle}"), grammar.literal(form.after)
+    head, tail = grammar.literal(f"{name}{template.middle}"), grammar.literal(template.after)
     return grammar.add(f"named_{number}", f"{head} {arguments} {tail}")

@@ -1,6 +1,6 @@
-"""Makes the grammar of a request, and has llguidance check it, in processes: what a worker gets it can compile.
+"""Makes the grammar of a request and has llguidance check it in processes, so that workers only get valid grammars.
 
-Without a tokenizer: what is wrong with a grammar does not depend on one, but for the names of special tokens.
+The check needs no tokenizer: except for the names of special tokens, whether a grammar is valid does not depend on one.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ if TYPE_CHECKING:
 
     from blockyard.contract.request import OutputFormat
     from gateway.dialects.answer_parser import ParsingRule
-    from gateway.dialects.dialect import Dialect, Speech
+    from gateway.dialects.dialect import AnswerContext, Dialect
     from gateway.grammars.compiling.compilers import Checks
     from gateway.request import GenerationRequest
 
     Complain = Callable[[str], str]
 
-# Of one tenant that wait, equal ones counted once: two processes do the work of all.
+# Waiting checks of one tenant, equal ones counted once: all tenants share two processes.
 MAX_CHECKS = 1024
 RETRY_SECONDS = 1.0
-# Grammars that are not made again: clients send the same few.
+# Results that are kept: clients send the same few grammars.
 _MAX_KNOWN = 64
 
 
 class _Question(NamedTuple):
-    """What a check is of: equal ones have equal answers. `places`: of the tools' schemas in the request."""
+    """The input of a check: equal inputs have equal results. `places`: paths of the tools' schemas in the request."""
 
     output: OutputFormat | None
     given: str
     rule: ParsingRule | None
-    speech: Speech | None
+    context: AnswerContext | None
     places: tuple[str, ...]
 
 
 class _Turn:
-    """A check that has its turn, or waits for it. `num_waiting`: requests that want to know what comes out."""
+    """A check that runs or waits for its turn. `num_waiting`: the requests that wait for its result."""
 
     def __init__(self) -> None:
         self.task: asyncio.Future[str]
@@ -75,10 +75,10 @@ class GrammarChecks:
         self._threads.close()
         self._compilers.close()
 
-    async def grammar_of(self, request: GenerationRequest, speech: Speech | None = None) -> str:
+    async def grammar_of(self, request: GenerationRequest, context: AnswerContext | None = None) -> str:
         """Returns the grammar that a request's answers have to have; empty: none.
 
-        `speech`: how the model speaks whose answer is parsed.
+        `context`: of an answer that is parsed.
 
         Raises BlockyardError: FIELD_INVALID with the path of what is wrong; GRAMMAR_TOO_COMPLEX; TENANT_QUOTA;
         FEATURE_DISABLED where llguidance is not installed; UNSUPPORTED_PARAMETER for calls whose form is not known.
@@ -89,13 +89,13 @@ class GrammarChecks:
         if not library_version():
             raise BlockyardError(Reason.FEATURE_DISABLED, f"this gateway cannot check grammars: {HINT}")
         if given and (output is not None or (rule is not None and rule.needs_grammar)):
-            beside = "a format" if output is not None else "calls that have to have a form"
+            beside = "a format" if output is not None else "tool calls that a grammar constrains"
             raise invalid([Violation("sampling.grammar", f"is not allowed beside {beside}")])
-        question = _Question(output, given, rule, speech, tuple(schema_places(request)))
+        question = _Question(output, given, rule, context, tuple(schema_places(request)))
         if (known := self._known.get(question)) is not None:
             self._known.move_to_end(question)
             return known
-        # Those who ask the same at once wait for one check.
+        # Equal questions at the same time share one check.
         turn = self._under_way.get((request.tenant, question)) or self._begin(request.tenant, question)
         turn.num_waiting += 1
         try:
@@ -106,7 +106,7 @@ class GrammarChecks:
 
     def _begin(self, tenant: str, question: _Question) -> _Turn:
         if self._running[tenant] >= MAX_CHECKS:
-            message = f"{MAX_CHECKS} grammars of yours are being checked: try again"
+            message = f"{MAX_CHECKS} grammars of this tenant are being checked already: try again"
             raise BlockyardError(Reason.TENANT_QUOTA, message, retry_after_seconds=RETRY_SECONDS)
         self._running[tenant] += 1
         turn = self._under_way[tenant, question] = _Turn()
@@ -115,18 +115,18 @@ class GrammarChecks:
         return turn
 
     async def _take_turn(self, tenant: str, question: _Question, turn: _Turn) -> str:
-        """Has one check at a time made of each tenant: the second process is left to others."""
+        """Runs one check of each tenant at a time, which leaves the second process to other tenants."""
         work = functools.partial(_check, question, self._compilers.begin())
         async with self._turns.setdefault(tenant, asyncio.Lock()):
             turn.has_begun = True
             return await self._threads.run(work)
 
     def _give_up(self, tenant: str, question: _Question, turn: _Turn) -> None:
-        """Ends a turn that nobody waits for any more. One that has begun holds its process all the same."""
+        """Cancels a turn without waiting requests, unless it has begun: it occupies its process anyway."""
         if turn.num_waiting or turn.has_begun:
             return
         turn.task.cancel()
-        # Nobody joins it any more.
+        # No later request can join it.
         self._under_way.pop((tenant, question), None)
 
     def _end(self, tenant: str, question: _Question, turn: _Turn, task: asyncio.Future[str]) -> None:
@@ -136,7 +136,7 @@ class GrammarChecks:
         if not self._running[tenant]:
             del self._running[tenant]
             self._turns.pop(tenant, None)
-        # Looked at, too, where nobody may wait for it any more.
+        # Keep the result even if no request waits for it any more.
         if not task.cancelled() and task.exception() is None:
             self._known[question] = task.result()
             if len(self._known) > _MAX_KNOWN:
@@ -146,7 +146,7 @@ class GrammarChecks:
 def _check(question: _Question, checks: Checks) -> str:
     if question.given:
         return _check_given(question.given, checks.complain)
-    return _check_said(question.output, question.rule, question.speech, question.places, checks)
+    return _check_said(question.output, question.rule, question.context, question.places, checks)
 
 
 def _check_given(text: str, complain: Complain) -> str:
@@ -157,41 +157,41 @@ def _check_given(text: str, complain: Complain) -> str:
 
 
 def _marked(grammar: str, given: str) -> str:
-    """Has a grammar's rules bounded where those that a client gave may be ambiguous."""
+    """Marks the rules of a grammar, to bound them, if the client's text may be ambiguous."""
     return mark_rules(grammar) if may_be_ambiguous(given) else grammar
 
 
 def _check_said(
     output: OutputFormat | None,
     rule: ParsingRule | None,
-    speech: Speech | None,
+    context: AnswerContext | None,
     places: Sequence[str],
     checks: Checks,
 ) -> str:
-    """Checks the form of an answer and that of calls each by itself, and joins them behind what the model thinks.
+    """Checks the grammars of the format and of the tool calls separately, and joins them behind the reasoning.
 
-    `places`: of the tools' schemas in the request.
+    `places`: paths of the tools' schemas in the request.
     """
     complain = checks.complain
     form = text = "" if output is None else check_format(output, complain)
     answer = "" if output is None else expression_of(output)
     if rule is not None and rule.tools and (output is not None or rule.needs_grammar):
-        dialect = speech.dialect if speech else None
+        dialect = context.dialect if context else None
         if dialect is not None and dialect.calls is not None:
-            assert speech is not None
+            assert context is not None
             if output is not None and dialect.calls.bare and not rule.must_call:
-                description = f"is not supported beside tools of models that speak {dialect.name}"
+                description = f"is not supported beside tools for models of the dialect {dialect.name}"
                 raise invalid([Violation("format", description, Reason.UNSUPPORTED_PARAMETER)])
             placed = zip(rule.tools, places, strict=True)
             tools = [followed(tool, complain, place, lambda: checks.is_spent) for tool, place in placed]
-            text = write_calls(speech, tools, must_call=rule.must_call, one_call=rule.one_call, answer=answer)
+            text = write_calls(context, tools, must_call=rule.must_call, one_call=rule.one_call, answer=answer)
         elif rule.needs_grammar:
             raise _no_form(rule, dialect)
-    elif speech is not None and (speech.may_think or speech.dialect.before_text):
-        text = write_answer(speech, answer)
+    elif context is not None and (context.may_think or context.dialect.before_text):
+        text = write_answer(context, answer)
     if text and has_rules(form):
         text = mark_rules(text)
-    # None is made where no tool is left to call, which is told elsewhere.
+    # The text is empty where no tool is left to call; a warning says so elsewhere.
     if text and (complaint := complain(text)):
         raise _refusal("conversation.tools" if rule is not None and rule.tools else "format", complaint)
     return text
@@ -240,7 +240,7 @@ def check_format(output: OutputFormat, complain: Complain) -> str:
 def _check_choices(texts: tuple[str, ...]) -> None:
     field = "format.choices.texts"
     if not texts or not all(texts):
-        raise invalid([Violation(field, "must be at least one text, and none of them empty")])
+        raise invalid([Violation(field, "must have at least one choice, and none of them may be empty")])
     if len(texts) > MAX_CHOICES:
         raise invalid(
             [Violation(field, f"must have at most {MAX_CHOICES} entries, not {len(texts)}", Reason.GRAMMAR_TOO_COMPLEX)]

@@ -37,7 +37,7 @@ def expression_of(output: OutputFormat) -> str:
         case Regex():
             return regex_expression(output.pattern)
         case Choices():
-            # As one pattern: of thousands of texts side by side llguidance follows 2,000 at most.
+            # One pattern for all: llguidance allows at most 2,000 alternatives in a rule.
             return regex_expression("|".join(map(re.escape, output.texts)))
         case Lark():
             return f"%lark {{\n{output.text}\n}}"
@@ -70,7 +70,7 @@ def _escapes(tree: Any) -> dict[str, str]:
 
 def _is_taken_wrongly(character_class: str, character: str) -> bool:
     if "[" in character_class[1:] or any(each in character_class for each in ("&&", "--", "~~", "||")):
-        # Rust's operations on sets: nobody here knows.
+        # Rust's set operations in classes are not parsed here.
         return True
     try:
         known = re.compile(character_class)

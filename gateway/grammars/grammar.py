@@ -13,39 +13,39 @@ from blockyard.grammars.limits import MAX_GRAMMAR_BYTES
 from gateway.grammars.expressions import quote
 
 if TYPE_CHECKING:
-    from gateway.dialects.dialect import Speech
+    from gateway.dialects.dialect import AnswerContext
 
 _SPACE = r"/[\n ]{0,2}/"
 
 
 def pattern_of(text: str) -> str:
-    """Returns a regular expression in Lark of a text alone."""
+    """Returns a regular expression in Lark that matches exactly this text."""
     return re.escape(text).replace("/", "\\/").replace("\n", "n")
 
 
 class Grammar:
-    """One text for llguidance."""
+    """Collects the rules of one grammar for llguidance."""
 
-    def __init__(self, speech: Speech, field: str) -> None:
-        """`field`: of the request, what it is made for."""
-        self._speech = speech
+    def __init__(self, context: AnswerContext, field: str) -> None:
+        """`field`: the request's field that errors name."""
+        self._context = context
         self._field = field
         self._rules: list[str] = []
         self._size = 0
 
     @property
     def text(self) -> str:
-        """The whole."""
+        """The whole grammar."""
         return "\n".join(self._rules)
 
     @property
     def before_text(self) -> str:
-        """What stands for that which goes before a text."""
-        return self.literal(self._speech.dialect.before_text)
+        """The expression of what the dialect writes before a text."""
+        return self.literal(self._context.dialect.before_text)
 
     def is_special(self, text: str) -> bool:
         """Returns whether a text begins with a special token."""
-        return text.startswith(tuple(self._speech.special_ids))
+        return text.startswith(tuple(self._context.special_ids))
 
     def add(self, name: str, expression: str) -> str:
         """Adds a rule, and returns its name; raises BlockyardError GRAMMAR_TOO_COMPLEX where they are too large."""
@@ -63,12 +63,12 @@ class Grammar:
     def literal(self, text: str) -> str:
         """Returns what stands for a text in which special tokens may be."""
         written: list[str] = []
-        special = sorted((each for each in self._speech.special_ids if each in text), key=len, reverse=True)
+        special = sorted((each for each in self._context.special_ids if each in text), key=len, reverse=True)
         while text:
             found = [(text.find(each), each) for each in special if each in text]
             place, token = min(found, key=lambda each: (each[0], -len(each[1]))) if found else (len(text), "")
             written += [quote(text[:place])] if place else []
-            written += [f"<[{self._speech.special_ids[token]}]>"] if token else []
+            written += [f"<[{self._context.special_ids[token]}]>"] if token else []
             text = text[place + len(token) :]
         return " ".join(written)
 
@@ -79,7 +79,7 @@ class Grammar:
         if not rest:
             self._append(f"{name}[suffix={quote(end)}]: /(?s:.{{{least},{'' if most is None else most}}})/")
             return name
-        # What stands before the token is of the same lexeme as the text: nothing tells where one ends.
+        # The characters before the token belong to the text's lexeme: nothing marks where the text ends.
         may_be_empty = not (least or before)
         text = f"/(?s:.{{{1 if may_be_empty else least},{'' if most is None else most}}}){pattern_of(before)}/"
         self._append(f"{name.upper()}_TEXT: {text}")
@@ -87,16 +87,16 @@ class Grammar:
 
     def split(self, text: str) -> tuple[str, str]:
         """Cuts a text before its first special token: without one the second part is empty."""
-        place = min((text.find(each) for each in self._speech.special_ids if each in text), default=len(text))
+        place = min((text.find(each) for each in self._context.special_ids if each in text), default=len(text))
         return text[:place], text[place:]
 
     def thought(self) -> str:
-        """Adds what may be thought before anything is said, and returns what stands for it."""
-        reasoning = self._speech.dialect.reasoning
-        if reasoning is None or not self._speech.may_think:
+        """Adds rules for the reasoning before the answer, and returns their expression."""
+        reasoning = self._context.dialect.reasoning
+        if reasoning is None or not self._context.may_think:
             return ""
-        behind = self.literal(self._speech.dialect.behind_reasoning) or _SPACE
+        behind = self.literal(self._context.dialect.behind_reasoning) or _SPACE
         thought = f"{self.until('thought', reasoning.ends[0])} {behind}"
-        if self._speech.reasoning_is_open:
+        if self._context.reasoning_is_open:
             return f"{thought} "
         return f"({self.literal(reasoning.begins[0])} {thought})? "

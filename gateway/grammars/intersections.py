@@ -1,9 +1,9 @@
-"""Counts, in a schema, where patterns must hold of the same value: their automata multiply there. Compiles nothing.
+"""Counts the states where patterns of a schema apply to the same value: their automata multiply. Compiles nothing.
 
 {"allOf": [{"pattern": "a"}, {"pattern": "b"}]}
 
-What a small schema costs lies here, and where llguidance compares the patterns of names with one another: all else it
-counts itself. What holds of the same value is a group: schemas, and choices among groups.
+Only this, and llguidance's comparison of the patterns of names, can make a small schema expensive: llguidance limits
+all else itself. A group is what applies to the same value: schemas, and choices among groups.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Choice(NamedTuple):
 
 
 class _Sizes(NamedTuple):
-    """Of the automata of texts and of numbers."""
+    """The sizes of the automata for texts and for multiples of numbers."""
 
     texts: int
     multiples: int

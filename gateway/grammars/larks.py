@@ -18,7 +18,7 @@ from gateway.grammars.problems import wrong_schema
 from gateway.grammars.schemas import check_schema
 
 _REPETITIONS = frozenset("*+?{")
-# Where a rule may begin: behind the end of a line.
+# The beginning of a rule, at the beginning of a line.
 _RULE = re.compile(r"(?:^|\n)[ \t]*[!?_A-Za-z]")
 
 
@@ -93,9 +93,10 @@ def _too_complex(field: str, description: str) -> BlockyardError:
 
 
 def may_be_ambiguous(text: str) -> bool:
-    """Returns whether a text may be read in more and more ways the longer it is: by several rules or repetitions.
+    """Returns whether the number of ways to parse a text may grow with its length: with several rules or repetitions.
 
-    In one rule with one repetition parts begin at a few places alone. Terminals are no rules: the lexer reads them.
+    A single rule with a single repetition has few places where a part can begin. Terminals do not count: the lexer
+    reads them.
     """
     try:
         words = [token.text for token in cut_lark(text) if token.kind == "other"]

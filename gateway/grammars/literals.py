@@ -45,9 +45,9 @@ _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 
 @dataclass(frozen=True, slots=True)
 class _Notation:
-    """How values are written. `quote`: what is around texts; empty: they are JSON, which Python's are, too.
+    """The notation of values. `quote`: the marker around texts; empty: texts are JSON strings, which Python reads too.
 
-    `equals` stands between an argument's name and its value, `colon` between those of an object.
+    `equals` separates an argument's name from its value, `colon` a key of an object from its value.
     """
 
     equals: str

@@ -1,4 +1,4 @@
-"""Says what is wrong with a schema: by what is counted here, and by what llguidance says of it."""
+"""Finds errors in a schema, by limits counted here and by compiling it with llguidance."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Problem(NamedTuple):
-    """Why a schema cannot be followed. `path`: of what it is about in the schema; empty: nobody knows."""
+    """Why a schema is refused. `path`: the place in the schema; empty: unknown."""
 
     complaint: str
     reason: Reason
@@ -24,14 +24,14 @@ class Problem(NamedTuple):
 
 
 def wrong_schema(schema: Any, field: str) -> list[Violation]:
-    """Finds what is wrong with a schema that was read, as far as nothing has to be compiled for that."""
+    """Finds the errors in a parsed schema that show without compiling it."""
     if found := list(wrong_keywords(schema, field)):
         return found
     return [violation] if (violation := find_intersection(schema, field)) else []
 
 
 def complain_of(schema: Any, complain: Callable[[str], str]) -> Problem | None:
-    """Returns what is wrong with a schema that was read, if anything is.
+    """Returns the first problem of a parsed schema; None for a valid one.
 
     `complain`: says what is wrong with a grammar; empty: nothing.
     """
@@ -42,10 +42,10 @@ def complain_of(schema: Any, complain: Callable[[str], str]) -> Problem | None:
 
 
 def schema_text(schema: Any) -> str:
-    """Returns the grammar of JSON that a schema allows."""
+    """Returns the grammar of the JSON texts that a schema allows."""
     return f"start: {json_expression(json.dumps(schema))}"
 
 
 def reason_of(complaint: str) -> Reason:
-    """Returns the reason that a grammar is refused for."""
+    """Returns the error reason for a complaint of the compiler."""
     return Reason.GRAMMAR_TOO_COMPLEX if is_limit(complaint) else Reason.FIELD_INVALID

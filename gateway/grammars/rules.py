@@ -1,4 +1,4 @@
-"""What a request with a format may not ask for besides."""
+"""Refuses options that cannot be combined with a format."""
 
 from __future__ import annotations
 

@@ -56,9 +56,11 @@ def check_schema(schema: Any, field: str) -> None:
 def _foreign(schema: Any, field: str) -> Iterator[Violation]:
     for path, keyword, value in walk(schema):
         if keyword == "$ref" and not (isinstance(value, str) and value.startswith("#")):
-            yield Violation(f"{field}{path}", "must lead to a place in this schema: nothing is fetched")
+            yield Violation(f"{field}{path}", "must refer to a place in this schema: other schemas are not fetched")
         elif keyword == "$id" and path != ".$id":
-            yield Violation(f"{field}{path}", "must not be in a part of a schema: references lead from its root")
+            yield Violation(
+                f"{field}{path}", "is only allowed at the root of a schema, from which references are resolved"
+            )
 
 
 def _too_complex(field: str, description: str) -> Exception:

@@ -27,7 +27,7 @@ _MAX_DEPTH = 8
 
 
 class _Branches(NamedTuple):
-    """What a schema leaves to choose from. `beside`: keywords that stand beside a choice and hold for all of it."""
+    """The alternatives of a schema. `beside`: keywords beside a choice, which hold for all of its branches."""
 
     texts: list[Schema]
     others: list[Schema]
@@ -35,7 +35,7 @@ class _Branches(NamedTuple):
 
     @property
     def choices(self) -> list[str] | None:
-        """The texts, where all of them are told."""
+        """The texts, if the schema lists all of them; else None."""
         if not all(_CHOICES & branch.keys() for branch in self.texts):
             return None
         values = (value for branch in self.texts for value in _choices_of(branch))
@@ -110,7 +110,7 @@ class Tags:
         return [text, self._json(key, {"anyOf": others})] if may_be_json else [text]
 
     def _require(self, key: str, keywords: list[str]) -> None:
-        """Refuses keywords that are not followed of a strict tool."""
+        """Refuses unsupported keywords in the schema of a strict tool."""
         if self._tool.strict and keywords:
             description = (
                 f"the keyword {keywords[0]} of tool {self._tool.name!r} cannot be enforced, "
@@ -129,7 +129,7 @@ class Tags:
             elif "string" not in types:
                 others.append(branch)
             else:
-                # Nobody here can tell its texts from the rest of it.
+                # Its texts cannot be separated from its other values here.
                 texts.append({})
                 others.append(branch)
         return _Branches(texts, others, beside - _PLAIN)
@@ -164,7 +164,7 @@ class Tags:
         line = "\n" if calls.trims_lines else ""
         begin = f"\n{calls.value.begins[0]}" if calls.value.begins else line
         key_end = (calls.typed.text if is_text else calls.typed.json) or calls.key.ends[0]
-        return f"{key}{key_end}{begin}", f"{line}{calls.value.ends[0]}{calls.form.parameter}"
+        return f"{key}{key_end}{begin}", f"{line}{calls.value.ends[0]}{calls.template.parameter}"
 
     def _json(self, key: str, part: Any) -> str:
         before, end = self._around(f"{self._calls.key.begins[0]}{key}", is_text=False)

@@ -1,4 +1,4 @@
-"""Makes schemas of tools such that a grammar can follow them. Compiles nothing itself."""
+"""Reduces schemas of tools to what a grammar supports. Compiles nothing itself."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FIELD = "conversation.tools"
 
 
 def schema_places(request: GenerationRequest) -> list[str]:
-    """Returns where the schemas of the tools that may be called stand in a request: paths in the proto."""
+    """Returns the paths in the proto of the schemas of all tools that may be called."""
     tools, prompt = request.parsing.tools if request.parsing else (), request.prompt
     if not isinstance(prompt, Conversation):
         return [_FIELD] * len(tools)
@@ -64,7 +64,7 @@ def followed(
 
 def _require_time(is_spent: Callable[[], bool]) -> None:
     if is_spent():
-        # What is tried now is refused, and so is the whole in the end: there may be thousands more to try.
+        # Stop trying: the request is refused in the end, and thousands of parts may be left.
         raise invalid([Violation(_FIELD, SPENT, Reason.GRAMMAR_TOO_COMPLEX)])
 
 

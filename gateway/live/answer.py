@@ -1,11 +1,11 @@
 """Collects the tokens of one sequence and turns them into text. Knows neither the scheduler nor the client.
 
-Tokens are only collected when they come. They become text when a reader asks for it, so that tokens that came in the
-meantime merge into one delta. A sequence with stop strings makes text by itself once more than `MAX_UNREAD_TOKENS`
-wait: a client that does not read must not keep a sequence alive whose stop string has been generated.
+New tokens are only collected. They become text when a reader asks for it, so that tokens which came meanwhile merge
+into one delta. A sequence with stop strings makes text without a reader once more than `MAX_UNREAD_TOKENS` wait: a
+client that does not read must not keep a sequence running whose stop string has been generated.
 
-The text depends on the tokens and the stop rules alone, not on how the tokens were grouped. All of it is kept: any
-number of readers ask, each for what comes after its position.
+The text depends only on the tokens and the stop rules, not on how the tokens were grouped. All of it is kept, since any
+number of readers read, each from its own position.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ MAX_UNREAD_TOKENS = 16
 class AnswerRules(NamedTuple):
     """The rules that all sequences of a request follow.
 
-    `stop_token_ids`: those that end a sequence, the model's own `end_token_ids` among them where they count. `logprobs`
-    makes log probabilities, where they were asked for. `parsers` makes what tells answers apart, by index.
+    `stop_token_ids`: the ids that end a sequence, including the model's `end_token_ids` unless they are ignored.
+    `logprobs`: makes log probabilities; None: not requested. `parsers`: makes the parser of a sequence, by index.
     """
 
     stop: StopCriteria
@@ -50,8 +50,8 @@ class AnswerRules(NamedTuple):
 class Ended(NamedTuple):
     """The end of an answer. `matched`: the stop string, the request's stop token, or None. `score`: that of a beam.
 
-    `error`: why it failed, where the reason is ERROR. `pooled_values`: the numbers that were made of its prompt,
-    float32, little endian, where these were asked for.
+    `error`: why it failed, if the reason is ERROR. `pooled_values`: the numbers computed from the prompt, if requested:
+    float32, little endian.
     """
 
     reason: FinishReason
@@ -72,12 +72,12 @@ class SequenceAnswer:
     """Collects the tokens of one sequence and gives out what comes after a position.
 
     Attributes:
-        token_ids: all that came; those from `num_tokens` on are no text yet.
-        num_tokens: those that count.
-        text: UTF-8, whole characters.
-        logprobs: where asked for, an entry for each of `token_ids`.
-        ended: None while it runs.
-        weight_versions: from which token on which weights it comes from.
+        token_ids: all tokens so far; those from `num_tokens` on are not text yet.
+        num_tokens: the tokens that are text already.
+        text: UTF-8, complete characters.
+        logprobs: if requested, an entry for each of `token_ids`.
+        ended: the end; None while the sequence runs.
+        weight_versions: pairs of the first token and the version of the weights that computed it and later ones.
     """
 
     def __init__(self, index: int, rules: AnswerRules, detokenizer: Detokenizer) -> None:
@@ -96,19 +96,19 @@ class SequenceAnswer:
                 rules.stop.stop_strings, include_in_output=rules.stop.include_stop_in_output
             )
         self._min_tokens = rules.stop.min_tokens or 0
-        # The last piece of the text and its place: a reader that keeps up asks for nothing else.
+        # The last piece of the text and its place: a reader that keeps up needs nothing else.
         self._piece, self._piece_start = "", 0
-        # Tokens, and their log probabilities, that will come though they are here already.
+        # Tokens, and their log probabilities, that the scheduler will send again.
         self._num_repeats = 0
         self._num_repeated_logprobs = 0
 
     @property
     def looks_for_stops(self) -> bool:
-        """Whether its text may end it."""
+        """Whether a stop string may end the answer."""
         return self._matcher is not None
 
     def make_parser(self) -> AnswerParser | None:
-        """Makes what parses it from its beginning; None where it is text."""
+        """Makes a parser of the answer, which begins at its beginning; None for plain text."""
         return self._rules.parsers(self.index) if self._rules.parsers else None
 
     def push(self, token_id: int) -> bool:
@@ -120,7 +120,7 @@ class SequenceAnswer:
         token_ids.append(token_id)
         if self._matcher is None or len(token_ids) - self.num_tokens <= MAX_UNREAD_TOKENS:
             return False
-        # The last one may be a stop token, whose text is not looked at; its own message will say.
+        # The last token may be a stop token, which is not searched for stop strings; a later message says so.
         self._advance_to(len(token_ids) - 1)
         return self.ended is not None
 
@@ -132,7 +132,7 @@ class SequenceAnswer:
             self.logprobs.append(candidates)
 
     def note_weights(self, version: str) -> None:
-        """Takes note that the tokens to come are from these weights."""
+        """Records that the tokens to come are computed with these weights."""
         if self.ended is not None or (self.weight_versions and self.weight_versions[-1][1] == version):
             return
         place = len(self.token_ids)
@@ -141,8 +141,8 @@ class SequenceAnswer:
         self.weight_versions.append((place, version))
 
     @property
-    def told_versions(self) -> tuple[tuple[int, str], ...]:
-        """What its reader is told of them: nothing, where weights never had a name."""
+    def reported_versions(self) -> tuple[tuple[int, str], ...]:
+        """The weight versions to report; empty if the model's weights are unversioned."""
         used = tuple((place, version) for place, version in self.weight_versions if place < max(self.num_tokens, 1))
         return used if any(version for _, version in used) else ()
 
@@ -200,7 +200,7 @@ class SequenceAnswer:
             self.num_tokens = end
             self._release(self._detokenizer.push(token_ids))
             return
-        # One by one, since the tokens after the one that completes a stop string do not count.
+        # One by one: the tokens after the one that completes a stop string do not count.
         for token_id in token_ids:
             self.num_tokens += 1
             self._search(self._matcher, self._detokenizer.push([token_id]))
@@ -242,7 +242,7 @@ class SequenceAnswer:
         self._end(Ended(reason, None if is_end_token else stop_token_id, score, error, pooled_values))
 
     def _stop_token_id(self) -> int | None:
-        """Returns the last token if it is a stop token. It is none where another gateway saw a stop string."""
+        """Returns the last token if it is a stop token. It is not one where another gateway found a stop string."""
         last: Sequence[int] = self.token_ids[-1:]
         return last[0] if last and last[0] in self._rules.stop_token_ids else None
 

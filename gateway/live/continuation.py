@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gateway.live.request_state import RequestState
 
 _NOTHING = Position()
-# The positions of a client that has nothing.
+# The positions of a client that has no part of the answer.
 NOWHERE: Mapping[int, Position] = MappingProxyType({})
 
 
@@ -32,13 +32,13 @@ def _find_violations(positions: Mapping[int, Position], submission: Submission, 
     for index, position in positions.items():
         field = f"positions[{index}]"
         if index >= submission.n:
-            yield Violation(f"{field}.index", f"is {index}, and the request has {submission.n} sequences")
+            yield Violation(f"{field}.index", f"must be below {submission.n}, the number of sequences, not {index}")
         if position.num_tokens > submission.max_tokens:
             yield Violation(
                 f"{field}.num_tokens", f"is {position.num_tokens}, and max_tokens is {submission.max_tokens}"
             )
         if position.token_ids and len(position.token_ids) != position.num_tokens:
-            description = f"are {len(position.token_ids)}, and num_tokens is {position.num_tokens}: give all or none"
+            description = f"must have num_tokens ({position.num_tokens}) ids or none, not {len(position.token_ids)}"
             yield Violation(f"{field}.token_ids", description)
         elif position.num_tokens <= submission.max_tokens:
             yield from find_foreign_ids(f"{field}.token_ids", position.token_ids, vocab_size)
@@ -66,7 +66,7 @@ def _reason_of(token_ids: Sequence[int], submission: Submission) -> FinishReason
 
 
 def check_ends(positions: Mapping[int, Position], state: RequestState) -> None:
-    """Raises BlockyardError FIELD_INVALID where a client says that a sequence has ended and its tokens do not."""
+    """Raises BlockyardError FIELD_INVALID if a sequence that the client calls finished does not end with its tokens."""
     wrong = [
         Violation(f"positions[{answer.index}].finished", "must be false, since these tokens do not end the sequence")
         for answer in state.answers

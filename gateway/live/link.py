@@ -16,7 +16,7 @@ Outgoing = Add | Resume | Abort
 
 
 class Cancelled(NamedTuple):
-    """The result of a cancel, by names: requests that ran, and those that the scheduler may yet hear of."""
+    """The result of a cancel, by name: requests that ran, and those that a gateway may still send to the scheduler."""
 
     cancelled: Sequence[str] = ()
     pending: Sequence[str] = ()
@@ -27,12 +27,12 @@ class Link(Protocol):
 
     @property
     def facts(self) -> ModelFacts | None:
-        """What the scheduler said of its model last; None before it said anything."""
+        """The facts of the scheduler's model that came last; None before any have come."""
         ...
 
     @property
     def loras(self) -> Mapping[str, Adapter]:
-        """The adapters that requests may have, by name, as the scheduler said last."""
+        """The adapters that requests may have, by name, as the scheduler reported last."""
         ...
 
     @property
@@ -52,11 +52,11 @@ class Link(Protocol):
 
     @property
     def message(self) -> str:
-        """If not ready: what is missing, for a person; else empty."""
+        """Why the scheduler is not ready, for a person; empty if it is."""
         ...
 
     def send(self, item: Outgoing) -> None:
-        """Sends an item, in one message with all that is sent in this turn of the loop."""
+        """Sends an item, in one message with all items of this turn of the event loop."""
         ...
 
     async def cancel(self, request_ids: Sequence[str]) -> Cancelled:

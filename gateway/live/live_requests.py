@@ -1,21 +1,20 @@
-"""Owns the requests of this gateway, their readers and their ends. Knows neither text nor how requests are made."""
+"""Owns the requests of this gateway, their number, their readers and their ends. Knows neither text nor preparation."""
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from blockyard.contract.events import Recovered
 from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
-from gateway.live.outstanding import OutstandingRequests
+from gateway.live.outstanding import RETRY_SECONDS, OutstandingRequests, TokenRouter
 from gateway.live.reader import Reader
-from gateway.live.registry import Registry
-from gateway.live.timers import Timers
-from gateway.live.token_router import TokenRouter
+from gateway.live.registry import Registry, Timers
 from gateway.observe.metrics import GatewayMetrics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Generator, Iterable, Mapping
 
     from blockyard.contract.request import Position
     from blockyard.contract.scheduling import Progress, Resumed
@@ -26,14 +25,43 @@ if TYPE_CHECKING:
 log = EventLogger(__name__)
 
 
-class LiveRequests:
-    """Opens, resumes, reads and ends requests, by their names on the wire. Runs on the loop.
+class Admission:
+    """Refuses new requests while the gateway has as many as it may have.
 
     Args:
-        link: to the scheduler.
-        resume_window_seconds: how long a request outlives its last reader, and an answer its end.
+        max_requests: the limit of requests at the same time; 0: no limit.
+        num_running: counts the requests that have begun.
+    """
+
+    def __init__(self, max_requests: int, num_running: Callable[[], int]) -> None:
+        self._max_requests = max_requests
+        self._num_running = num_running
+        self._num_beginning = 0
+
+    @contextmanager
+    def beginning(self, *, is_new: bool) -> Generator[None]:
+        """Counts a request while it is prepared; raises BlockyardError QUEUE_FULL for a new one beyond the limit.
+
+        `is_new`: whether no client has a part of its answer; others are always admitted.
+        """
+        if is_new and 0 < self._max_requests <= self._num_running() + self._num_beginning:
+            message = f"this gateway has reached its limit of {self._max_requests} requests (--max-requests): try again"
+            raise BlockyardError(Reason.QUEUE_FULL, message, retry_after_seconds=RETRY_SECONDS)
+        self._num_beginning += 1
+        try:
+            yield
+        finally:
+            self._num_beginning -= 1
+
+
+class LiveRequests:
+    """Opens, resumes, reads and ends requests, by their names on the wire. Used on the event loop only.
+
+    Args:
+        link: the connection to the scheduler.
+        resume_window_seconds: how long a request runs on without readers, and an answer is kept after its end.
         max_scheduler_wait_seconds: how long requests wait for a scheduler.
-        metrics: measure the requests.
+        metrics: the metrics of the requests; None: new ones.
     """
 
     def __init__(
@@ -59,12 +87,12 @@ class LiveRequests:
 
     @property
     def num_readers(self) -> int:
-        """How many answers are being read."""
+        """The number of answers that are being read."""
         return len(self._readers)
 
     @property
     def num_running(self) -> int:
-        """How many requests have not ended."""
+        """The number of requests that have not ended."""
         return self._registry.num_live
 
     def find(self, wire_id: str) -> RequestState | None:
@@ -86,7 +114,7 @@ class LiveRequests:
             )
         self._outstanding.send(state)
         if state.has_ended:
-            # There is nothing to wait for; the scheduler keeps it for others.
+            # The answer is complete. The scheduler was sent the request to keep it for other gateways.
             state.is_accepted = True
             self.retire(state)
 
@@ -103,7 +131,7 @@ class LiveRequests:
     # Readers.
 
     def read(self, state: RequestState, positions: Mapping[int, Position], *, replay: bool = False) -> Reader:
-        """Adds a reader; raises BlockyardError FIELD_INVALID for positions that its answer has not."""
+        """Adds a reader; raises BlockyardError FIELD_INVALID for positions that its answer cannot have."""
         reader = Reader(state, self, positions, replay=replay)
         reader.check()
         state.meter.on_read_from(positions)
@@ -113,7 +141,7 @@ class LiveRequests:
         return reader
 
     def on_reader_closed(self, reader: Reader) -> None:
-        """Removes a reader. Without readers the request ends, or runs on for the resume window if it is to be kept."""
+        """Removes a reader. After the last one the request ends, or runs on for the resume window if it is kept."""
         if reader not in self._readers:
             return
         self._readers.remove(reader)
@@ -216,6 +244,6 @@ class LiveRequests:
             if state := self._find_live(request_id):
                 state.on_weights(version)
         self._router.route(progress.update)
-        # Behind the tokens that came before the end.
+        # After the tokens of the same message, which precede the failure.
         for failure in progress.failed:
             self._outstanding.on_failed(failure)

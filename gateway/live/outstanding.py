@@ -1,7 +1,7 @@
-"""Sends requests, look-ups and aborts to the scheduler and takes its answers, each under a handle of this gateway.
+"""Sends requests, look-ups and aborts to the scheduler and applies its answers, by handle and by sequence id.
 
-When the scheduler is lost no request ends: each is sent again, with all that is known of it, to the next scheduler, or
-to the same one, which then answers with what it has.
+A lost scheduler ends no request: each is sent again, with all that is known of it, to the next scheduler, or to the
+same one, which then answers with its own record.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from typing import TYPE_CHECKING, Protocol
 from blockyard.contract.scheduling import Abort, AbortReason, Add, Resume
 from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
-from gateway.live.timers import Timers
+from gateway.live.registry import Timers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from blockyard.contract.scheduling import Acceptance, Failure, Resumed, Submission
+    from blockyard.contract.scheduling import Acceptance, Failure, Resumed, Submission, TokenUpdate
     from gateway.live.answer import SequenceAnswer
     from gateway.live.link import Link
     from gateway.live.registry import Registry
     from gateway.live.request_state import RequestState
-    from gateway.live.token_router import TokenRouter
+
+    Listener = Callable[[RequestState, SequenceAnswer], None]
 
 log = EventLogger(__name__)
 
@@ -49,7 +50,7 @@ class RequestLifecycle(Protocol):
 
 
 class _Lookup:
-    """Looks a request up at the scheduler, for one caller or several. `handle` is 0 until it is sent."""
+    """A look-up of one request at the scheduler, for one or several callers. `handle`: 0 until the look-up is sent."""
 
     def __init__(self, wire_id: str, make: Callable[[Resumed], RequestState]) -> None:
         self.wire_id = wire_id
@@ -61,6 +62,90 @@ class _Lookup:
     def resolve(self, answer: RequestState | BlockyardError) -> None:
         if not self.answer.done():
             self.answer.set_result(answer)
+
+
+class TokenRouter:
+    """Routes each token to its sequence, by the scheduler's ids: the gateway's inner loop.
+
+    Args:
+        on_stop: called when a stop string has ended a sequence that the scheduler still runs.
+        on_end: called when the scheduler has ended one.
+        on_failure: called when the tokens of a request could not be applied: only that request ends.
+    """
+
+    def __init__(
+        self, on_stop: Listener, on_end: Listener, on_failure: Callable[[RequestState, BlockyardError], None]
+    ) -> None:
+        self._routes: dict[int, tuple[RequestState, SequenceAnswer]] = {}
+        self._on_stop = on_stop
+        self._on_end = on_end
+        self._on_failure = on_failure
+
+    def add(self, state: RequestState) -> None:
+        """Adds the running sequences of a request that the scheduler has accepted."""
+        for answer in state.answers:
+            if answer.ended is None:
+                self._routes[state.sequence_id_of(answer)] = (state, answer)
+
+    def remove(self, state: RequestState, answer: SequenceAnswer) -> None:
+        """Removes a sequence. Idempotent."""
+        if self._routes.get(sequence_id := state.sequence_id_of(answer)) == (state, answer):
+            del self._routes[sequence_id]
+
+    def clear(self) -> None:
+        """Removes all sequences: the scheduler's ids have become invalid."""
+        self._routes.clear()
+
+    def route(self, update: TokenUpdate) -> None:
+        """Routes the tokens and ends of some steps. Tokens of a sequence that has ended here are dropped."""
+        self._apply_prompts(update)
+        routes = self._routes
+        # Log probabilities come first: a token that ends the answer must find its own.
+        for sequence_id, candidates in update.logprobs:
+            if (route := routes.get(sequence_id)) is not None:
+                route[1].push_logprobs(candidates)
+        for sequence_id, token_id in zip(update.sequence_ids, update.token_ids, strict=True):
+            route = routes.get(sequence_id)
+            if route is None:
+                continue
+            state, answer = route
+            try:
+                is_stopped = answer.push(token_id)
+            except Exception:  # noqa: BLE001 - must not end the stream of all requests
+                self._fail(state)
+                continue
+            if is_stopped:
+                self._on_stop(state, answer)
+            for reader in state.readers:
+                if not reader.is_patient:
+                    reader.wake()
+        pooled = dict(update.pooled)
+        for sequence_id, reason, score, error in update.ended:
+            route = routes.get(sequence_id)
+            if route is None:
+                continue
+            state, answer = route
+            try:
+                answer.finish(reason, score, error, pooled.get(sequence_id, b""))
+            except Exception:  # noqa: BLE001 - as above
+                self._fail(state)
+                continue
+            self._on_end(state, answer)
+            state.wake()
+
+    def _fail(self, state: RequestState) -> None:
+        log.exception("the tokens of a request could not be applied", request_id=state.wire_id)
+        self._on_failure(state, BlockyardError(Reason.BUG, "internal error; the gateway's log has more"))
+
+    def _apply_prompts(self, update: TokenUpdate) -> None:
+        for sequence_id, num_cached_tokens in update.prefilled:
+            if (route := self._routes.get(sequence_id)) is not None:
+                route[0].num_cached_tokens = num_cached_tokens
+                route[0].request_log.on_prefilled()
+                route[0].meter.on_first_token()
+        for sequence_id, piece in update.prompt_logprobs:
+            if (route := self._routes.get(sequence_id)) is not None:
+                route[0].add_prompt_piece(piece)
 
 
 class OutstandingRequests:
@@ -85,7 +170,7 @@ class OutstandingRequests:
         self._lookups: dict[str, _Lookup] = {}
         self._unsent = Timers["RequestState"]()
 
-    # Up.
+    # To the scheduler.
 
     def send(self, state: RequestState) -> None:
         """Sends a request, now or when a scheduler is attached."""
@@ -121,7 +206,7 @@ class OutstandingRequests:
         self._unsent.set(state, patience, give_up)
 
     def abort(self, state: RequestState) -> None:
-        """Aborts a request that nobody reads any more; it runs on while another gateway reads it."""
+        """Aborts a request without readers here; it runs on while another gateway reads it."""
         if state.handle:
             self._link.send(Abort(state.handle, state.wire_id))
 
@@ -155,7 +240,7 @@ class OutstandingRequests:
             answer = BlockyardError(Reason.NO_READY_WORKER, self._link.message, retry_after_seconds=RETRY_SECONDS)
         finally:
             lookup.num_callers -= 1
-            # One that was sent has to be answered even without callers: the scheduler counts this gateway as a reader.
+            # A look-up that was sent is kept without callers: the scheduler counts this gateway as a reader.
             if not (lookup.num_callers or lookup.handle) and self._lookups.get(wire_id) is lookup:
                 del self._lookups[wire_id]
         if isinstance(answer, BlockyardError):
@@ -171,7 +256,7 @@ class OutstandingRequests:
         unsent = [state for state in self._registry.live if not state.handle]
         for state in sorted(unsent, key=lambda state: not state.was_accepted):
             if state.advance():
-                # A stop string was in what came last.
+                # The last tokens contain a stop string.
                 self._owner.retire(state)
             else:
                 self.send(state)
@@ -184,7 +269,7 @@ class OutstandingRequests:
         if unsent or whole:
             log.info("sent requests again", num_requests=len(unsent), num_answers=len(whole))
 
-    # Down.
+    # From the scheduler.
 
     def on_scheduler_lost(self) -> None:
         """Forgets all handles and lets all requests wait for a scheduler."""
@@ -200,12 +285,12 @@ class OutstandingRequests:
             self._wait(state)
 
     def on_accepted(self, acceptance: Acceptance) -> None:
-        """Takes note that a request is queued; one that was queued before goes on behind the tokens that it has."""
+        """Marks a request as queued; one that was queued before continues behind the tokens that it has."""
         state = self._by_handle.get(acceptance.handle)
         if state is None or isinstance(state, _Lookup):
             return
         if not self._registry.is_live(state):
-            # It is whole: the scheduler keeps it for others.
+            # The answer is complete, and the scheduler keeps it for other gateways.
             del self._by_handle[acceptance.handle]
             return
         if state.is_accepted:
@@ -238,7 +323,7 @@ class OutstandingRequests:
             self._owner.retire(state)
 
     def _adopt(self, lookup: _Lookup, resumed: Resumed) -> RequestState | None:
-        """Makes a request from the scheduler's record, unless it has come here another way in the meantime."""
+        """Makes a request from the scheduler's record, unless this gateway has got the request meanwhile."""
         self._close_lookup(lookup)
         known = self._registry.find(lookup.wire_id)
         if known is not None:
@@ -279,7 +364,7 @@ class OutstandingRequests:
 
 
 def _with_remaining_times(state: RequestState, now: float) -> Submission:
-    """Returns the submission with the times that are left."""
+    """Returns the submission with the remaining queueing time and deadline."""
     submission, origin = state.submission, state.origin
     deadline, queueing = origin.deadline_at, submission.max_queue_seconds
     if deadline is None and queueing is None:

@@ -1,4 +1,4 @@
-"""Joins the log probabilities of a prompt from the pieces that prefills give. Knows no sequences."""
+"""Joins the log probabilities of a prompt from the pieces of several prefills. Knows no sequences."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 class PromptAnswer:
-    """Collects pieces in any order, some of them several times, and makes one event when all are there."""
+    """Collects pieces in any order, also repeated ones, and makes one event when all are there."""
 
     def __init__(self, num_prompt_tokens: int, texts: TokenTexts, num_virtual_tokens: int = 0) -> None:
         """`num_virtual_tokens`: tokens before the prompt, which count in the pieces' positions."""
-        # The first token has none.
+        # The first token has no log probabilities.
         self._first_position = num_virtual_tokens + 1
         self._entries: list[Candidates | None] = [None] * (num_prompt_tokens - 1)
         self._texts = texts
@@ -27,7 +27,7 @@ class PromptAnswer:
         self._entries[start : start + len(piece.candidates)] = piece.candidates
 
     def make_event(self) -> PromptLogprobs | None:
-        """Makes the event with all of them; None while some are missing."""
+        """Makes the event with the whole prompt's log probabilities; None while some are missing."""
         known = [entry for entry in self._entries if entry is not None]
         if len(known) < len(self._entries):
             return None

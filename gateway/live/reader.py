@@ -1,4 +1,4 @@
-"""Reads the events of one request from a position on, each once. Knows neither messages nor the scheduler."""
+"""Reads each event of one request once, from a position on. Knows neither messages nor the scheduler."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from blockyard.contract.events import Delta
 from blockyard.contract.request import Position
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from gateway.codec import state as state_codec
-from gateway.dialects.scanner import Kind
+from gateway.dialects.scanner import TextKind
 from gateway.live.answer import Place
 
 if TYPE_CHECKING:
@@ -27,22 +27,22 @@ _START = Position()
 
 
 class ReaderEvents(Protocol):
-    """Takes note of what a reader finds and that it leaves."""
+    """Is notified of stop strings that a reader finds, and of its end."""
 
     def on_stop_string(self, state: RequestState, answer: SequenceAnswer) -> None:
-        """Takes note that a stop string has ended an answer."""
+        """Called when a stop string has ended an answer."""
         ...
 
     def on_reader_closed(self, reader: Reader) -> None:
-        """Takes note that a reader has left."""
+        """Called when a reader is closed."""
         ...
 
 
 class _Cursor:
     """Marks how far an answer has been read. `pause` is a place at which a delta has to end.
 
-    The answer is parsed from its beginning, wherever it is read from: what comes out up to a place depends on the text
-    up to there alone.
+    The answer is parsed from its beginning, wherever reading begins: the output up to a place depends only on the text
+    up to there.
     """
 
     __slots__ = ("answer", "is_done", "num_text_bytes", "num_tokens", "parser", "pause", "repeats", "unchecked")
@@ -59,7 +59,7 @@ class _Cursor:
         self.pause = self.unchecked if starts else None
 
     def take(self, until: Place | None = None) -> list[Delta]:
-        """Returns what comes next, up to a place or to the end: a delta or none; of a parsed answer perhaps several."""
+        """Returns the next deltas, up to a place or to the end: at most one, or several of a parsed answer."""
         delta = self.answer.delta_after(self.num_tokens, self.num_text_bytes, until)
         if until is not None:
             self.num_tokens, self.num_text_bytes = until
@@ -70,19 +70,19 @@ class _Cursor:
         return [] if delta is None else [delta]
 
     def take_repeats(self) -> list[Delta]:
-        """Returns what comes again before the place where reading begins: a delta or none."""
+        """Returns the delta before the place where reading begins, for a replay; None if it is empty."""
         deltas = self.take(self.pause) if self.pause else []
         return deltas if self.repeats else []
 
     def _parse(self, parser: AnswerParser, delta: Delta | None) -> list[Delta]:
-        """Tells a delta apart, and at the end what was held back before; the tokens come with the first of several."""
+        """Parses a delta, and flushes the parser at the end. The first of several deltas has the tokens."""
         answer = self.answer
         if delta is None:
             if answer.ended is None:
                 return []
             delta = Delta(answer.index, "", (), self.num_tokens, self.num_text_bytes)
         elif answer.ended is None and (kind := parser.kind_of(delta.text)) is not None:
-            if kind is Kind.REASONING:
+            if kind is TextKind.REASONING:
                 delta.text, delta.reasoning_text = "", delta.text
             return [delta]
         is_last = answer.ended is not None and delta.num_text_bytes == len(answer.text)
@@ -108,18 +108,18 @@ class _Cursor:
         return deltas
 
     def check(self) -> bool:
-        """Returns whether the answer has come to where reading begins; raises FIELD_INVALID if it never will."""
+        """Returns whether the answer has reached where reading begins; raises FIELD_INVALID if it never will."""
         is_there = self.look()
         if is_there:
             self.unchecked = None
         return is_there
 
     def look(self) -> bool:
-        """Returns the same without taking note of it."""
+        """Returns the same without recording it."""
         place, answer = self.unchecked, self.answer
         assert place is not None
         is_behind = answer.num_tokens < place.num_tokens or len(answer.text) < place.num_text_bytes
-        # The end brings text without a token, but nothing else does.
+        # Only the end of an answer adds text without a token.
         if is_behind and answer.ended is None and answer.num_tokens <= place.num_tokens:
             return False
         if answer.num_tokens < place.num_tokens:
@@ -127,13 +127,15 @@ class _Cursor:
                 answer, "num_tokens", f"is {place.num_tokens}, and the sequence has {answer.num_tokens} tokens"
             )
         if is_behind:
-            raise _wrong(answer, "num_text_bytes", f"is {place.num_text_bytes}, which is more than these tokens have")
+            raise _wrong(
+                answer, "num_text_bytes", f"is {place.num_text_bytes}, more than the text of num_tokens tokens has"
+            )
         if answer.text[place.num_text_bytes : place.num_text_bytes + 1].startswith(_CONTINUATIONS):
             raise _wrong(answer, "num_text_bytes", f"is {place.num_text_bytes}, which is within a character")
         return True
 
 
-# Bytes of UTF-8 that are not the first of their character.
+# Continuation bytes of UTF-8.
 _CONTINUATIONS = tuple(bytes([byte]) for byte in range(0x80, 0xC0))
 
 
@@ -278,12 +280,12 @@ class Reader:
                 self._events.append(event)
             elif not self.state.has_ended:
                 return False
-            # All may have failed before the prompt was computed: then nothing of it comes any more.
+            # If every sequence failed before the prompt was computed, no prompt log probabilities will come.
             self._prompt = None
         return True
 
     def _reaches(self, cursor: _Cursor) -> bool:
-        """Returns whether the answer has come to where its reader is; a replay first reads what is before."""
+        """Returns whether the answer has reached its reader's position; a replay first reads the part before it."""
         try:
             is_there = cursor.check()
         except BlockyardError as error:
@@ -309,14 +311,14 @@ class Reader:
         self.wake()
 
     def wake(self) -> None:
-        """Wakes it, since there is something new."""
+        """Wakes the reader: there is something new to read."""
         self._has_news = True
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
     def close(self) -> None:
-        """Ends it; a request that nobody reads ends too, unless it is kept. Idempotent; for callbacks."""
+        """Ends reading; a request without readers ends too, unless it is kept. Idempotent; for callbacks."""
         self._error = self._error or BlockyardError(Reason.CLIENT_CANCELLED, "the request was closed")
         self._owner.on_reader_closed(self)
 

@@ -1,22 +1,51 @@
-"""Keeps requests by name while they run, and for a while after they have ended whole."""
+"""Keeps requests by name while they run and for the resume window afterwards; timers by key."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from blockyard.retention import Retention
-from gateway.live.timers import Timers
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
     from gateway.live.request_state import RequestState
+
+K = TypeVar("K", bound="Hashable")
 
 MAX_RETAINED = 10_000
 MAX_RETAINED_TOKENS = 64 * 2**20
 
 
+class Timers(Generic[K]):
+    """Runs at most one timer for each key, which calls back once unless it is cleared. Used on the event loop only."""
+
+    def __init__(self) -> None:
+        self._handles: dict[K, asyncio.TimerHandle] = {}
+
+    def set(self, key: K, seconds: float, call: Callable[[K], None]) -> None:
+        """Starts the timer of a key, and stops the one that the key had."""
+        self.clear(key)
+        self._handles[key] = asyncio.get_running_loop().call_later(seconds, self._due, key, call)
+
+    def _due(self, key: K, call: Callable[[K], None]) -> None:
+        del self._handles[key]
+        call(key)
+
+    def clear(self, key: K) -> None:
+        """Stops the timer of a key. Idempotent."""
+        if (handle := self._handles.pop(key, None)) is not None:
+            handle.cancel()
+
+    def clear_all(self) -> None:
+        """Stops all timers."""
+        for key in list(self._handles):
+            self.clear(key)
+
+
 class Registry:
-    """Keeps requests by their names on the wire, and whole answers for the resume window. Runs on the loop."""
+    """Keeps running requests, and ended ones for the resume window, by name on the wire. On the event loop only."""
 
     def __init__(self, window_seconds: float) -> None:
         self._window_seconds = window_seconds
@@ -48,7 +77,7 @@ class Registry:
         return self._live.get(wire_id) or self._retained.get(wire_id)
 
     def is_live(self, state: RequestState) -> bool:
-        """Returns whether this very request runs."""
+        """Returns whether this object, not just a request of its name, is running."""
         return self._live.get(state.wire_id) is state
 
     def add(self, state: RequestState) -> None:

@@ -1,6 +1,6 @@
 """Holds one request and its answer so far: filled from one side, read by any number of readers.
 
-Knows no connection: `live_requests` and `token_router` bring the scheduler's messages.
+Knows no connection: `live_requests` and `outstanding` apply the scheduler's messages.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """How a request came. `outlives_readers`: it runs on without readers. Times are the loop's, in seconds.
+    """The origin of a request. `outlives_readers`: it runs on without readers. Times are the event loop's, in seconds.
 
     `is_known`: some scheduler accepted it before this gateway saw it. `front_state`: see GenerationRequest.
     """
@@ -41,19 +41,19 @@ class Origin:
 
 
 class Listener(Protocol):
-    """Wakes when there is something new to read."""
+    """A reader, which is woken when there is something new to read."""
 
     @property
     def is_patient(self) -> bool:
-        """Whether tokens need not wake it."""
+        """Whether new tokens do not wake it."""
         ...
 
     def wake(self) -> None:
-        """Takes note that there is something new."""
+        """Notifies that there is something new to read."""
         ...
 
     def on_recovered(self, event: Recovered) -> None:
-        """Takes note of a failure that was survived."""
+        """Adds the event of a failure that the request survived."""
         ...
 
 
@@ -62,10 +62,10 @@ class RequestState:
 
     Attributes:
         submission: the request as it is sent to the scheduler.
-        handle: the number under which the present scheduler was sent it; 0 when it was not.
-        has_waited: whether it had to wait here for a scheduler.
-        is_accepted: whether its readers may begin: some scheduler has queued it.
-        error: why it ended without a whole answer.
+        handle: the number under which the current scheduler was sent the request; 0 if it was not sent.
+        has_waited: whether the request had to wait for a scheduler.
+        is_accepted: whether a scheduler has queued the request, so that its readers may begin.
+        error: why the request ended without a complete answer.
         determinism_id: the model's, without its adapter; empty once workers of different kinds have computed it.
         meter: measures it; set when it is adopted.
         request_log: its log line and its span.
@@ -118,20 +118,20 @@ class RequestState:
 
     @property
     def failure(self) -> BlockyardError | None:
-        """The error of a request each of whose sequences has failed by itself; else None."""
+        """The error of a request of which each sequence has failed on its own; else None."""
         errors = [end.error for end in self.ends]
         return errors[0] if len(errors) == len(self.answers) and all(errors) else None
 
     @property
     def token_counts(self) -> TokenCounts:
-        """The tokens that it has had so far."""
+        """The request's tokens so far."""
         num_completion_tokens = sum(answer.num_tokens for answer in self.answers)
         num_prompt_tokens = len(self.submission.prompt_token_ids)
         return TokenCounts(num_prompt_tokens, self.num_cached_prompt_tokens, num_completion_tokens)
 
     @property
     def num_cached_prompt_tokens(self) -> int:
-        """Those of the cached tokens that are the prompt's, and no virtual tokens before it."""
+        """The number of cached prompt tokens, without virtual tokens before the prompt."""
         return max(self.num_cached_tokens - self.submission.num_virtual_tokens, 0)
 
     @property
@@ -139,7 +139,7 @@ class RequestState:
         """The cost of keeping it, in tokens of 4 bytes; a log probability counts as one, a pooled number too."""
         submission = self.submission
         num_tokens = len(submission.prompt_token_ids) + sum(len(answer.token_ids) for answer in self.answers)
-        # The schemas of tools, grammars and what a front repeats may be larger than all tokens.
+        # Tool schemas, grammars and a front's state may be larger than all tokens.
         texts = (submission.gateway_state, submission.sampling.grammar, self.origin.front_state)
         num_tokens += sum(map(len, texts)) // 4
         num_tokens += sum(len(end.pooled_values) for end in self.ends) // FLOAT_BYTES
@@ -170,11 +170,11 @@ class RequestState:
         """Continues each sequence from a record, by index."""
         for answer, record in zip(self.answers, records, strict=True):
             answer.take_record(record)
-            # A stop string ends it here and now: no more tokens may come that would make anybody look.
+            # Look for stop strings now: no further token may come that would trigger it.
             answer.advance()
 
     def advance(self) -> bool:
-        """Turns all tokens into text, in which a stop string may be; returns whether all sequences have ended."""
+        """Turns all tokens into text and looks for stop strings; returns whether all sequences have ended."""
         for answer in self.answers:
             answer.advance()
         return self.has_ended
@@ -187,7 +187,7 @@ class RequestState:
     def on_recovered(self, event: Recovered) -> None:
         """Continues after a failure, behind the tokens that came before."""
         if not event.exact:
-            # An answer of two different workers repeats neither's.
+            # An answer that two different workers computed cannot be reproduced by either.
             self.determinism_id = ""
         self.request_log.on_recovered(event)
         for reader in self.readers:
@@ -229,14 +229,14 @@ class RequestState:
                 num_virtual_tokens=self.submission.num_virtual_tokens,
             ),
             determinism_id=self._identify(answer),
-            weight_versions=answer.told_versions,
+            weight_versions=answer.reported_versions,
             score=answer.ended.score,
             error=answer.ended.error,
         )
 
     def _identify(self, answer: SequenceAnswer) -> str:
         if len(answer.weight_versions) > 1:
-            # An answer of two networks repeats neither's.
+            # An answer from two versions of weights cannot be reproduced with either.
             return ""
         adapter = self.submission.lora
         return adapter.identify(self.determinism_id) if adapter else self.determinism_id

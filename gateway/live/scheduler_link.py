@@ -1,7 +1,7 @@
 """Keeps an Attach stream open to the scheduler, and opens it again when it breaks.
 
-Everything that is sent in one turn of the loop goes into one message. When the stream breaks the receiver takes note;
-it sends its requests again once the facts of the model have come.
+All items that are sent in one turn of the event loop go into one message. When the stream breaks, the receiver is
+notified; it sends its requests again once the model's facts have arrived.
 """
 
 from __future__ import annotations
@@ -17,7 +17,16 @@ import grpc.aio
 from blockyard.channels import INTERNAL_MESSAGE_BYTES
 from blockyard.contract.codec import scheduling as codec
 from blockyard.contract.codec.progress import decode_progress
-from blockyard.contract.scheduling import Abort, Adapter, Add, Failure, ModelFacts, Progress, Resume
+from blockyard.contract.scheduling import (
+    Abort,
+    Adapter,
+    Add,
+    Failure,
+    ModelFacts,
+    Progress,
+    Readiness,
+    Resume,
+)
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
 from blockyard.scheduler.v1 import scheduler_pb2, scheduler_pb2_grpc
 from blockyard.service.roots import start_task
@@ -25,7 +34,6 @@ from blockyard.service.servers import RenewedChannel, internal_channel
 from blockyard.telemetry import EventLogger
 from gateway.codec.readings import decode_reading
 from gateway.live.link import Cancelled, Outgoing
-from gateway.live.scheduler_readiness import SchedulerReadiness
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,24 +46,95 @@ log = EventLogger(__name__)
 
 FIRST_DELAY_SECONDS = 0.1
 MAX_DELAY_SECONDS = 0.5
-# Services that start together need not warn of each other.
+# Within this time of the start a missing scheduler is no warning: services may start in any order.
 START_SECONDS = 10.0
 _STOPPING = "the gateway is stopping"
-# Requests of one message together, unless one is larger; a message stays well below the limit of 64 MiB.
+# The size of all requests in one message, unless a single one is larger; the limit of a message is 64 MiB.
 _MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 _CANCEL_TIMEOUT_SECONDS = 5.0
 
 
 class LinkEvents(Protocol):
-    """Receives what comes over the link."""
+    """Receives the scheduler's messages and the loss of the scheduler."""
 
     def on_progress(self, progress: Progress) -> None:
         """Applies one message of the scheduler."""
         ...
 
     def on_scheduler_lost(self) -> None:
-        """Takes note that nothing that was sent will be answered, for now."""
+        """Notifies that the stream has broken: nothing that was sent will be answered on it."""
         ...
+
+
+class SchedulerReadiness:
+    """Whether requests can be sent, and why not: the scheduler's model and readiness against this gateway's model.
+
+    Args:
+        model_digest: SHA-256 of this gateway's config.json, in hex.
+        reason: why no scheduler is attached yet, for a person.
+
+    Attributes:
+        facts: the facts of the scheduler's model that came last; kept when the connection is lost.
+    """
+
+    def __init__(self, model_digest: str, reason: str) -> None:
+        self.facts: ModelFacts | None = None
+        self._model_digest = model_digest
+        # Whether the open stream has brought facts.
+        self._has_facts = False
+        self._readiness = Readiness(False, reason)
+        self._logged = (False, "")
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests would be computed now. May be read from any thread."""
+        return self.takes_requests and self._readiness.ready
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether requests can be sent: without a worker they wait in the scheduler."""
+        return self._has_facts and not self.has_other_model
+
+    @property
+    def has_other_model(self) -> bool:
+        """Whether the scheduler serves a model that is not this gateway's."""
+        return self._has_facts and self.facts is not None and self.facts.model_digest != self._model_digest
+
+    @property
+    def message(self) -> str:
+        """Why the scheduler is not ready, for a person; empty if it is."""
+        if self.has_other_model and self.facts is not None:
+            return (
+                "the gateway and the scheduler have different models, give both one --model: the SHA-256 of "
+                f"config.json is {self._model_digest[:12]} here and {self.facts.model_digest[:12]} there"
+            )
+        if self.is_ready:
+            return ""
+        return self._readiness.message or "the scheduler has not sent its model's facts yet"
+
+    def on_progress(self, progress: Progress) -> bool:
+        """Applies a message's facts and readiness; returns whether it has any."""
+        if progress.facts is not None:
+            self.facts, self._has_facts = progress.facts, True
+        if progress.readiness is not None:
+            self._readiness = progress.readiness
+        is_news = progress.facts is not None or progress.readiness is not None
+        if is_news:
+            self._log()
+        return is_news
+
+    def _log(self) -> None:
+        """Logs a change of readiness: the scheduler repeats an unchanged one whenever a replica comes or goes."""
+        readiness = (self.is_ready, self.message)
+        if readiness != self._logged:
+            self._logged = readiness
+            log.info("readiness", ready=readiness[0], message=readiness[1] or None)
+
+    def on_detached(self, reason: str) -> None:
+        """Marks the scheduler as detached. `reason`: why, for a person."""
+        self._has_facts = False
+        self._readiness = Readiness(False, reason)
+        self._logged = (False, "")
 
 
 class SchedulerLink:
@@ -72,7 +151,7 @@ class SchedulerLink:
         self._has_outgoing = asyncio.Event()
         self._is_attached = False
         self._created_at = time.monotonic()
-        # A loss has a warning of its own, so this is for a scheduler that was never there.
+        # Whether a scheduler has attached, or its absence was logged: losing one later has a warning of its own.
         self._has_warned = False
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -83,17 +162,17 @@ class SchedulerLink:
 
     @property
     def facts(self) -> ModelFacts | None:
-        """What the scheduler said of its model last; None before it said anything."""
+        """The facts of the scheduler's model that came last; None before any have come."""
         return self._readiness.facts
 
     @property
     def loras(self) -> Mapping[str, Adapter]:
-        """The adapters that requests may have, by name, as a scheduler said last; the next one is told them."""
+        """The adapters that requests may have, by name, as the last scheduler reported; sent to the next one."""
         return self._loras
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests would be computed now. May be called from any thread."""
+        """Whether requests would be computed now. May be read from any thread."""
         return self._readiness.is_ready
 
     @property
@@ -108,11 +187,11 @@ class SchedulerLink:
 
     @property
     def message(self) -> str:
-        """If not ready: what is missing, for a person; else empty."""
+        """Why the scheduler is not ready, for a person; empty if it is."""
         return self._readiness.message
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Waits until a condition is true; it is looked at when the scheduler's readiness or adapters change."""
+        """Waits until a condition is true, which is checked when the scheduler's readiness or adapters change."""
         while not condition():
             self._changed.clear()
             await self._changed.wait()
@@ -175,14 +254,14 @@ class SchedulerLink:
             try:
                 was_attached = await self._attach()
             except Exception:
-                log.exception("the connection to the scheduler failed: a message could not be taken or sent")
+                log.exception("the connection to the scheduler failed: a message could not be applied or sent")
             delay = FIRST_DELAY_SECONDS if was_attached else min(2 * delay, MAX_DELAY_SECONDS)
-            # Gateways that lost one scheduler at once come back spread out.
+            # Random delays spread out gateways that lost one scheduler at the same time.
             await asyncio.sleep(delay * random.uniform(0.5, 1.0))
 
     async def _attach(self) -> bool:
-        """Runs one stream to its end; returns whether the scheduler said anything on it."""
-        # A connection of its own: one that failed waits before it tries again, and a scheduler may be back by then.
+        """Runs one stream to its end; returns whether the scheduler has sent a message on it."""
+        # A new connection: a failed one waits before it tries again, although the scheduler may be back already.
         channel = internal_channel(self._address, self._peer)
         call: Any = scheduler_pb2_grpc.SchedulerServiceStub(channel).Attach()  # type: ignore[call-arg]
         directions: list[asyncio.Task[None]] = []
@@ -259,7 +338,7 @@ class SchedulerLink:
                     return
 
     def _refuse(self, message: scheduler_pb2.AttachRequest) -> None:
-        """Ends the one request that makes a message too large: with it no other would reach the scheduler either."""
+        """Fails the one request that makes a message too large, which would keep every other from the scheduler too."""
         error = BlockyardError(
             Reason.MESSAGE_TOO_LARGE,
             "the request and its answer so far are larger than one message to the scheduler may be",
@@ -271,7 +350,7 @@ class SchedulerLink:
 
 
 async def _wait_for_end(reader: asyncio.Task[None], writer: asyncio.Task[None]) -> None:
-    """Waits until nothing more can be read of a stream; raises why, or what could not be written."""
+    """Waits until a stream has ended; raises the error that ended it, or that of the writer."""
     await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
     if writer.done():
         writer.result()
@@ -284,7 +363,7 @@ def _batches(outgoing: Sequence[Outgoing]) -> Iterator[scheduler_pb2.AttachReque
     message, rank, num_bytes = scheduler_pb2.AttachRequest(), 0, 0
     for item in outgoing:
         add = codec.encode_add(item) if isinstance(item, Add) else None
-        # Grammars, log probabilities and what other gateways need to know may be longer than all tokens.
+        # Grammars, log probabilities and the state for other gateways may be larger than all tokens.
         size = add.ByteSize() if add is not None else 0
         if _RANKS[type(item)] < rank or (message.add and num_bytes + size > _MAX_MESSAGE_BYTES):
             yield message

@@ -260,7 +260,7 @@ class RequestMeter:
         self._metrics = metrics
         self._began_at = began_at
         self._first_at: float | None = None
-        # By index: how many tokens were read, and when the last of them.
+        # By index: the number of tokens read, and the time of the last one.
         self._num_read: dict[int, int] = {}
         self._read_at: dict[int, float] = {}
         self._parsed: set[int] = set()
@@ -269,7 +269,7 @@ class RequestMeter:
         """Leaves out what a client has of the answer already: it was counted when it was read first."""
         for index, position in positions.items():
             self._num_read[index] = max(self._num_read.get(index, 0), position.num_tokens)
-            # How long nobody read is no latency.
+            # Time without a reader is not latency.
             self._read_at.pop(index, None)
 
     def on_first_token(self) -> None:

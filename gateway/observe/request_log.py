@@ -16,7 +16,7 @@ from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
 from blockyard.tracing.spans import NO_SPAN, begin_server_span, begin_span, is_tracing
 from gateway.call_context import current_call, name_request
-from gateway.naming import wire_id
+from gateway.request import wire_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
@@ -59,7 +59,7 @@ class RequestLog:
         request_id: its name on the wire.
         span: the request's; NO_SPAN if it is not traced.
         is_taken_over: another gateway had it: times are from then on.
-        is_part: it is one of those that a call is made of, which has a line of its own.
+        is_part: whether the request is a part of a call, which has its own line.
     """
 
     __slots__ = (
@@ -109,7 +109,7 @@ class RequestLog:
             span.end()
 
     def on_submitted(self, submission: Submission, warnings: Iterable[str] = ()) -> None:
-        """Takes note that it is valid and goes to the scheduler. `warnings`: those of its client."""
+        """Records that the request is valid and goes to the scheduler. `warnings`: the warnings for its client."""
         num_prompt_tokens = len(submission.prompt_token_ids)
         self.span.set(n=submission.n, **{_INPUT_TOKENS: num_prompt_tokens, _MAX_TOKENS: submission.max_tokens})
         self._debug("request submitted", num_prompt_tokens=num_prompt_tokens)
@@ -117,13 +117,13 @@ class RequestLog:
             log.info("request warning", **self._fields(warning=warning))
 
     def on_joined(self) -> None:
-        """Takes note that it is the same as a request that is known, which has a log of its own."""
+        """Records that the request is the same as a known one, which has its own log."""
         self._debug("request joined")
         self.span.set(joined=True)
         self.span.end()
 
     def _on_refused(self, error: BlockyardError) -> None:
-        """Takes note that it is refused."""
+        """Records that the request is refused."""
         # Paths hold names of a client's schemas.
         fields = tuple(violation.field[:_MAX_NAME] for violation in error.violations[:_MAX_FIELDS])
         log.info("request refused", **self._fields(reason=str(error.reason), fields=",".join(fields) or None))
@@ -131,7 +131,7 @@ class RequestLog:
         self.span.end(error=str(error.reason))
 
     def on_resumed(self) -> None:
-        """Takes note that a client resumes it."""
+        """Records that a client resumes the request."""
         by = current_call().method
         self._debug("request resumed", by=by)
         self.span.add_event("resumed", method=by)
@@ -139,12 +139,12 @@ class RequestLog:
     # From the scheduler.
 
     def on_scheduler_lost(self) -> None:
-        """Takes note that it waits to be sent to another scheduler."""
+        """Records that the request waits for another scheduler."""
         if self._recovery is None:
             self._recovery = begin_span("recovery", self.span.context, cause="the scheduler was lost")
 
     def on_accepted(self) -> None:
-        """Takes note that a scheduler has queued it, the first one or another."""
+        """Records that a scheduler has queued the request, the first one or a later one."""
         if self._recovery is not None:
             self._recovery.end()
             self._recovery = None
@@ -152,14 +152,14 @@ class RequestLog:
         self.span.add_event("accepted")
 
     def on_prefilled(self) -> None:
-        """Takes note that its prompt is computed, and its first token."""
+        """Records that the prompt and the first token are computed."""
         if self._first_token_at is None:
             self._first_token_at = time.monotonic()
             self._debug("first token", seconds=self._since_arrival(self._first_token_at))
             self.span.add_event("first token")
 
     def on_recovered(self, event: Recovered) -> None:
-        """Takes note that it goes on after a failure behind this gateway."""
+        """Records that the request continues after a failure of the scheduler or a worker."""
         self._num_recoveries += 1
         fields = {"cause": event.cause, "num_replayed_tokens": event.num_replayed_tokens, "exact": event.exact}
         self._debug("request recovered", **fields)
@@ -170,7 +170,7 @@ class RequestLog:
     def on_finished(
         self, counts: TokenCounts, reasons: Sequence[FinishReason], errors: Sequence[BlockyardError]
     ) -> None:
-        """Takes note of a whole answer. `reasons`: why each sequence has ended; `errors`: of those that failed."""
+        """Records a complete answer. `reasons`: why each sequence ended; `errors`: of the sequences that failed."""
         names = tuple(reason.value for reason in reasons)
         (log.debug if self._is_part else log.info)(
             "request finished",
@@ -184,7 +184,7 @@ class RequestLog:
         self._end_span(counts)
 
     def on_failed(self, counts: TokenCounts, error: BlockyardError) -> None:
-        """Takes note that it ended without a whole answer."""
+        """Records that the request ended without a complete answer."""
         fields = self._fields(reason=str(error.reason), **self._end_fields(counts))
         self.span.set(reason=str(error.reason))
         if error.reason is Reason.CLIENT_CANCELLED:
@@ -233,7 +233,7 @@ def _failure_log(error: BlockyardError) -> Callable[..., None]:
 def begin_request_log(tenant: str, name: str, model: str, operation: str) -> RequestLog:
     """Begins the log of a request of the current call, which is named after it if it has no name.
 
-    It is traced if its caller is, else as sampling says.
+    The request is traced if its caller is, else by the sampling rate.
 
     Args:
         tenant: whose it is.

@@ -1,12 +1,12 @@
-"""Checks calls for vectors, scores and labels: everything that is wrong at once, under the contract's names."""
+"""Checks calls for vectors, scores and labels: yields all violations, under the contract's names."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from blockyard.errors import Reason, Violation, invalid
-from gateway.naming import REQUEST_ID_RULE, is_request_id
 from gateway.pooling_calls import MAX_INPUTS
+from gateway.request import REQUEST_ID_RULE, is_request_id
 from gateway.validation import size_of
 
 if TYPE_CHECKING:
@@ -24,12 +24,12 @@ _INT32 = 2**31
 
 
 def check_options(options: CallOptions) -> Iterator[Violation]:
-    """Yields what is wrong with what all calls have."""
+    """Yields the violations in the options that all calls share."""
     if options.request_id and not is_request_id(options.request_id):
         yield Violation("request_id", REQUEST_ID_RULE)
     limit = options.truncate_prompt_tokens
     if limit is not None and limit != -1 and limit < 1:
-        description = f"must be at least 1, or -1 for as many as the model takes, not {limit}"
+        description = f"must be at least 1, or -1 for the model's limit, not {limit}"
         yield Violation("truncate_prompt_tokens", description)
     if not -_INT32 <= options.priority < _INT32:
         yield Violation("priority", f"must be from -2^31 to 2^31 - 1, not {options.priority}")
@@ -41,9 +41,9 @@ def check_options(options: CallOptions) -> Iterator[Violation]:
 
 
 def check_inputs(field: str, inputs: Sequence[Input]) -> Iterator[Violation]:
-    """Yields what is wrong with inputs before they are tokenized."""
+    """Yields the violations of inputs that show before they are tokenized."""
     if not 1 <= len(inputs) <= MAX_INPUTS:
-        yield Violation(field, f"must be 1 to {MAX_INPUTS}, not {len(inputs)}")
+        yield Violation(field, f"must have 1 to {MAX_INPUTS} entries, not {len(inputs)}")
         return
     for place, given in enumerate(inputs):
         if not given:
@@ -53,7 +53,7 @@ def check_inputs(field: str, inputs: Sequence[Input]) -> Iterator[Violation]:
 def check_characters(
     field: str, inputs: Sequence[Input], options: CallOptions, model: PooledModel
 ) -> Iterator[Violation]:
-    """Yields which inputs have more characters than the model has room for, whatever their tokens are."""
+    """Yields the inputs that are too long for the model by their characters, whatever their tokens."""
     if model.encoder.limit_of(options) is not None:
         return
     for place, given in enumerate(inputs):
@@ -65,7 +65,7 @@ def check_characters(
 
 
 def check_tokens(field: str, encoded: Sequence[EncodedPair], model: PooledModel) -> Iterator[Violation]:
-    """Yields what is wrong with the token ids of inputs."""
+    """Yields the violations in the token ids of inputs."""
     for place, each in enumerate(encoded):
         name, token_ids = f"{field}[{place}]", each.token_ids
         if not token_ids:
@@ -78,14 +78,14 @@ def check_tokens(field: str, encoded: Sequence[EncodedPair], model: PooledModel)
 
 
 def input_too_long(name: str, size: str, max_tokens: int) -> Violation:
-    """Makes the violation of an input that has no room in the model."""
+    """Makes the violation of an input that is too long for the model."""
     limit = f"This model's maximum context length is {max_tokens} tokens of an input"
     description = f"{size}. {limit}; truncate_prompt_tokens cuts it"
     return Violation(name, description, Reason.PROMPT_TOO_LONG)
 
 
 def check_dimensions(dimensions: int | None, num_inputs: int, model: PooledModel) -> Iterator[Violation]:
-    """Yields what is wrong with the size of vectors, or of all of them together."""
+    """Yields the violations in the size of a vector, or of all vectors together."""
     if dimensions is not None and not 1 <= dimensions <= (model.width or _INT32):
         most = f"to {model.width}, which the model's vectors have" if model.width else "on"
         yield Violation("dimensions", f"must be from 1 {most}, not {dimensions}")

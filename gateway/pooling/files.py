@@ -1,4 +1,4 @@
-"""Reads what the files of a model say of pooling, and how wide its rows are."""
+"""Reads a model's pooling rule and the width of its rows from its files."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _WIDTHS = ("hidden_size", "n_embd", "dim")
 
 
 class ModelRule(NamedTuple):
-    """A rule, and how many numbers a vector has by it; 0: the files do not say.
+    """A rule, and the numbers of a vector by it; 0: unknown from the files.
 
-    `has_token_types`: the network tells two texts apart by the types of their tokens.
+    `has_token_types`: whether the network distinguishes two texts by token types.
     """
 
     rule: PoolingRule
@@ -37,7 +37,7 @@ def read_model_rule(folder: Path, task: Task) -> ModelRule | None:
 
 
 def _has_token_types(config: dict[str, Any]) -> bool:
-    """Returns whether a network has token types: of those that are served BERT, unless it has one alone."""
+    """Returns whether a network has token types: of the supported networks only BERT, if it has more than one type."""
     if config.get("model_type") != "bert":
         return False
     count = config.get("type_vocab_size", 2)

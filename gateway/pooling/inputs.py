@@ -13,9 +13,8 @@ from gateway.text.pairs import EncodedPair, encode_pair
 if TYPE_CHECKING:
     from blockyard.model_config.pooling.rule import PoolingRule
     from gateway.pooling_calls import CallOptions, Input
-    from gateway.text.slices import Steps
     from gateway.text.tokenizer import Tokenizer
-    from gateway.text.vocabulary import Vocabulary
+    from gateway.text.vocabulary import Steps, Vocabulary
 
 DEFAULT_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
 # Qwen3-Reranker's, as its authors publish it.
@@ -30,7 +29,7 @@ _BEHIND = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 class InputEncoder:
     """Encodes inputs for a model whose rule is known. Safe to call from several threads.
 
-    `max_tokens`: of an input, as the model has it. `has_token_types`: it is told where the second of two texts begins.
+    `max_tokens`: the model's limit of an input. `has_token_types`: whether the model gets token types for pairs.
     """
 
     tokenizer: Tokenizer
@@ -38,7 +37,7 @@ class InputEncoder:
     max_tokens: int
     has_token_types: bool = False
 
-    # These work step by step: see `gateway.text.slices`.
+    # These work step by step: see `gateway.text.vocabulary`.
 
     def encode(self, given: Input, options: CallOptions, prompt: str = "") -> Steps[EncodedPair]:
         """Encodes an input by itself, a text behind a prompt."""
@@ -75,7 +74,7 @@ class InputEncoder:
 
     @property
     def _enough(self) -> int:
-        """How many tokens of an input are worth counting."""
+        """The number of tokens of an input after which encoding stops."""
         return COUNTED_LENGTHS * self.max_tokens
 
     def _encode_text(self, text: str, add_special_tokens: bool) -> Steps[EncodedPair]:
@@ -95,14 +94,14 @@ class InputEncoder:
         return EncodedPair((*before, *middle.token_ids, *behind), is_whole=middle.is_whole)
 
     def _find_vocabulary(self) -> Vocabulary:
-        """Returns what knows pairs and cuts texts; raises BlockyardError FEATURE_DISABLED where nothing does."""
+        """Returns a vocabulary that encodes pairs and truncates; raises BlockyardError FEATURE_DISABLED."""
         if not self.tokenizer.backend_encodes:
             message = "the model's tokenizer can neither pair nor cut texts, since it has no tokenizer.json"
             raise BlockyardError(Reason.FEATURE_DISABLED, message)
         return self.tokenizer.vocabulary
 
     def limit_of(self, options: CallOptions) -> int | None:
-        """Returns how many tokens of an input are its all; None: all it has."""
+        """Returns the number of tokens to which an input is truncated; None: it is not truncated."""
         return self.max_tokens if options.truncate_prompt_tokens == -1 else options.truncate_prompt_tokens
 
     def _cut(self, token_ids: tuple[int, ...], options: CallOptions) -> tuple[int, ...]:

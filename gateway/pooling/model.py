@@ -1,4 +1,4 @@
-"""What a model that makes numbers is asked for: its rule, its limits, its labels, read once its task is known."""
+"""The rule, limits and labels of a model that embeds, scores or classifies, read once its task is known."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ASKS = {Task.EMBED: "for vectors", Task.CLASSIFY: "for labels", Task.SCORE: "fo
 
 @dataclass(frozen=True, slots=True)
 class PooledModel:
-    """A model that makes numbers. `max_tokens`: of an input; `width`: numbers of a vector, 0 where it is not known."""
+    """A model for pooling calls. `max_tokens`: the limit of an input. `width`: numbers of a vector; 0: unknown."""
 
     task: Task
     rule: PoolingRule
@@ -38,12 +38,12 @@ class PooledModel:
     def make_pooling(
         self, *, normalise: bool = False, dimensions: int = 0, leaves_raw: bool = False, second_from: int = 0
     ) -> Pooling:
-        """Makes what a sequence is asked for."""
+        """Makes the pooling parameters of a sequence."""
         return Pooling(self.rule.kind, self.label_token_ids, normalise, dimensions, leaves_raw, second_from)
 
 
 class PooledModels:
-    """Finds the model as its scheduler serves it; its files are read once for each task.
+    """Finds the model for the task that the scheduler serves; its files are read once for each task.
 
     Args:
         tokenizer: of the model.
@@ -58,8 +58,8 @@ class PooledModels:
     def find(self, facts: ModelFacts, *tasks: Task) -> PooledModel:
         """Finds the model for a call of one of these tasks.
 
-        Raises BlockyardError: FEATURE_DISABLED where it is served for another one, MODEL_NOT_LOADED where its files
-        here do not say what the worker's do.
+        Raises BlockyardError: FEATURE_DISABLED if it is served for another task, MODEL_NOT_LOADED if the gateway's
+        files lack the rule.
         """
         if facts.task not in tasks:
             served = "generate" if facts.task is Task.UNSPECIFIED else facts.task.value

@@ -21,9 +21,8 @@ from blockyard.telemetry import EventLogger
 from gateway.codec import state as state_codec
 from gateway.live.answer import AnswerRules, SequenceAnswer
 from gateway.live.request_state import Origin, RequestState
-from gateway.naming import wire_id
 from gateway.observe.request_log import RequestLog
-from gateway.request import GenerationRequest
+from gateway.request import GenerationRequest, wire_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -23,25 +23,24 @@ from gateway.observe.request_log import TokenCounts, begin_request_log
 from gateway.pooling import checks
 from gateway.pooling.model import PooledModels
 from gateway.pooling.parts import Part, Parts, read_values
-from gateway.text.slices import run_all
+from gateway.text.encoding import run_all
 
 if TYPE_CHECKING:
     from array import array
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from blockyard.contract.scheduling import ModelFacts
-    from gateway.admission import Admission
-    from gateway.live.live_requests import LiveRequests
+    from gateway.live.live_requests import Admission, LiveRequests
     from gateway.pooling.model import PooledModel, RuleReader
     from gateway.pooling.parts import PartResult
     from gateway.pooling_calls import CallOptions, ClassifyCall, EmbedCall, Input, ScoreCall
     from gateway.text.encoding import Encoding
     from gateway.text.pairs import EncodedPair
-    from gateway.text.slices import Steps
     from gateway.text.tokenizer import Tokenizer
+    from gateway.text.vocabulary import Steps
 
 T = TypeVar("T")
-# The names that sentence-transformers looks for, of queries and of documents.
+# The names that sentence-transformers looks up for prompts of queries and of documents.
 _QUERY_PROMPTS, _DOCUMENT_PROMPTS = ("query",), ("document", "passage", "corpus")
 _NO_INSTRUCTION = "instruction: the model takes none, and it was left out"
 
@@ -50,12 +49,12 @@ class PoolingService:
     """Answers calls. One for each process.
 
     Args:
-        tokenizer: the model's.
+        tokenizer: the model's tokenizer.
         live: runs requests.
-        encoding: threads for the tokenizer.
+        encoding: runs the tokenizer, in threads for long texts.
         admission: limits the requests of the gateway.
-        model_name: in requests.
-        find_facts: what the scheduler said of the model; raises BlockyardError NO_READY_WORKER.
+        model_name: the model's name in requests.
+        find_facts: returns the scheduler's facts of the model; raises BlockyardError NO_READY_WORKER.
         resolve_model: raises BlockyardError MODEL_NOT_FOUND for a name that is not served.
         read_rule: reads the rule in the model's files.
     """
@@ -81,11 +80,11 @@ class PoolingService:
         self._parts = Parts(live, tokenizer, model_name)
 
     def cancel(self, wire_ids: Sequence[str]) -> list[str]:
-        """Cancels calls that run here, each whole; returns which of the names they are."""
+        """Cancels running calls, each with all of its parts; returns the names of those that ran here."""
         return self._parts.cancel(wire_ids)
 
     def find_width(self, facts: ModelFacts) -> int:
-        """Returns how many numbers a vector of the model has; 0: it makes none, or its files do not say."""
+        """Returns the numbers of the model's vectors; 0: it makes none, or its files do not say."""
         if facts.task is not Task.EMBED:
             return 0
         try:
@@ -93,8 +92,8 @@ class PoolingService:
         except BlockyardError:
             return 0
 
-    # Each raises BlockyardError: every violation at once, FEATURE_DISABLED where the model is served for another task,
-    # and what ends any request; the call is answered whole or not at all.
+    # Each raises BlockyardError: all violations together, FEATURE_DISABLED if the model is served for another task, and
+    # the errors of any request. A call is answered completely or not at all.
 
     async def embed(self, call: EmbedCall) -> Embeddings:
         """Makes a vector of each input."""
@@ -113,7 +112,7 @@ class PoolingService:
         return Embeddings(vectors=[read_values(result.values) for result in results], **facts)
 
     async def classify(self, call: ClassifyCall) -> Classifications:
-        """Says how well the model's labels suit each input."""
+        """Scores the model's labels for each input."""
 
         def prepare(model: PooledModel) -> Steps[list[Part]]:
             encoded = yield from run_all(_encode_each(model, call.inputs, call.options))
@@ -128,7 +127,7 @@ class PoolingService:
         return Classifications(classifications=each, labels=labels, **facts)
 
     async def score(self, call: ScoreCall) -> Scores:
-        """Says how well documents answer queries: a reranker of each pair, else by the cosine of their vectors."""
+        """Scores how well documents answer queries: with a reranker by pair, else by the cosine of their vectors."""
 
         def prepare(model: PooledModel) -> Steps[list[Part]]:
             is_reranker = model.task is Task.SCORE
@@ -197,7 +196,11 @@ class PoolingService:
 
     def _check_adapter(self, options: CallOptions) -> Iterator[Violation]:
         if options.model not in ("", self._model_name):
-            yield Violation("model", "is an adapter, and these calls take none yet", Reason.UNSUPPORTED_PARAMETER)
+            yield Violation(
+                "model",
+                "is an adapter; Embed, Score and Classify do not support adapters yet",
+                Reason.UNSUPPORTED_PARAMETER,
+            )
 
 
 def _require_tokens(field: str, encoded: Sequence[EncodedPair], model: PooledModel) -> None:
@@ -217,7 +220,7 @@ def _find_prompt(model: PooledModel, name: str | None) -> str:
 
 def _check_score(call: ScoreCall) -> Iterator[Violation]:
     if len(call.queries) not in (1, len(call.documents)):
-        yield Violation("query", f"must be one, or one for each of the {len(call.documents)} documents")
+        yield Violation("query", f"must be one text, or one for each of the {len(call.documents)} documents")
     if call.top_n is not None and call.top_n < 1:
         yield Violation("top_n", f"must be at least 1, not {call.top_n}")
 

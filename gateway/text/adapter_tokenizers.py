@@ -1,7 +1,7 @@
 """The tokenizers of adapters that bring their own, beside the model's.
 
-An adapter's folder lies on the workers' machines; here it is found below a root of this machine, where it has to have
-the same path. What a folder does not bring is the model's. Sends nothing, and knows no requests.
+An adapter's folder is on the workers' machines; this machine must have it below a root, at the same path. A file that
+the folder lacks is the model's. Sends nothing, and knows no requests.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gateway.text.tokenizer import Tokenizer
 
 MAX_KNOWN = 64
-"""Adapters whose tokenizers are kept; who was named least recently is read again."""
+"""The number of adapters whose tokenizers are kept: the least recently used one is dropped and read again."""
 
 
 class AdapterTokenizers:
@@ -29,7 +29,7 @@ class AdapterTokenizers:
 
     Args:
         model: the model's tokenizer.
-        root: adapters lie below it; None: all have the model's tokenizer.
+        root: the folder below which adapters lie; None: all use the model's tokenizer.
     """
 
     def __init__(self, model: Tokenizer, root: Path | None) -> None:
@@ -39,7 +39,7 @@ class AdapterTokenizers:
         self._lock = Lock()
 
     def knows(self, adapter: Adapter | None) -> bool:
-        """Returns whether `of` reads no files."""
+        """Returns whether `of` answers without reading files."""
         return adapter is None or self._root is None or adapter.lora_id in self._known
 
     def of(self, adapter: Adapter | None) -> Tokenizer:
@@ -56,8 +56,8 @@ class AdapterTokenizers:
     def read(self, name: str, path: str) -> Tokenizer:
         """Reads the tokenizer in an adapter's folder.
 
-        Raises BlockyardError: FIELD_INVALID for what is no path; PERMISSION_DENIED for a folder that is not below the
-        root; MODEL_NOT_LOADED where it is not on this machine, or has files that cannot be read.
+        Raises BlockyardError: FIELD_INVALID for an invalid path; PERMISSION_DENIED for a folder that is not below the
+        root; MODEL_NOT_LOADED if the folder is not on this machine or a file cannot be read.
         """
         if self._root is None:
             return self.model
@@ -67,18 +67,18 @@ class AdapterTokenizers:
             if error.reason is not Reason.MODEL_NOT_LOADED:
                 raise
             message = (
-                f"{path} of the adapter {quote(name)} is no folder here, where its tokenizer would be: mount the "
-                "adapters on the gateways too, or start these without --gateway-lora-root"
+                f"the gateway does not find the folder {path} of the adapter {quote(name)}, which may have a "
+                "tokenizer: mount the adapters on the gateways too, or start the gateways without --gateway-lora-root"
             )
             raise BlockyardError(Reason.MODEL_NOT_LOADED, message) from None
         return load_adapter_tokenizer(folder, self.model, self._root)
 
 
 def require_vocabulary(name: str, tokenizer: Tokenizer, vocab_size: int) -> None:
-    """Raises BlockyardError MODEL_NOT_LOADED for an adapter whose tokenizer has ids that its model has not."""
+    """Raises BlockyardError MODEL_NOT_LOADED for an adapter whose tokenizer has ids beyond the model's."""
     if tokenizer.num_ids > vocab_size:
         message = (
             f"the tokenizer of the adapter {quote(name)} has {tokenizer.num_ids} ids and the model {vocab_size}: "
-            "adapters that were trained with more tokens are not served"
+            "adapters that add tokens to the model's are not supported"
         )
         raise BlockyardError(Reason.MODEL_NOT_LOADED, message)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from blockyard.contract.chat import Conversation, ToolChoice
 from gateway.dialects.answer_parser import AnswerParser, ParsingRule, ToolSchema
-from gateway.dialects.dialect import Speech
+from gateway.dialects.dialect import AnswerContext
 from gateway.dialects.table import BY_NAME
 
 if TYPE_CHECKING:
@@ -17,12 +17,10 @@ if TYPE_CHECKING:
     from gateway.request import GenerationRequest
     from gateway.text.tokenizer import Tokenizer
 
-_UNPARSED = (
-    "The model is told of the tools if its chat template has a place for them, and a call of it is in its answer's text"
-)
-UNKNOWN_DIALECT = f"tools: how this model writes calls of tools is not known. {_UNPARSED}, not in tool_calls"
+_UNPARSED = "The prompt lists the tools if the chat template has a place for them, and calls stay in the answer's text"
+UNKNOWN_DIALECT = f"tools: the format of this model's tool calls is unknown. {_UNPARSED}, not in tool_calls"
 NOT_PARSED = f"tools: the request does not ask for parse_answer. {_UNPARSED}"
-# Tokens at the end of a prompt in which reasoning may begin.
+# Reasoning that a prompt opens begins within its last tokens.
 _NUM_LAST_TOKENS = 32
 
 
@@ -42,7 +40,7 @@ def with_parsing(request: GenerationRequest, dialect: Dialect | None) -> Generat
         request = replace(request, warnings=(*request.warnings, warning))
     is_limited = bool(allowed) and len(tools) < len(prompt.tools)
     rule = ParsingRule(name, schemas, prompt.one_tool_call, must_call, is_limited)
-    # An answer that must have a form but cannot be parsed is refused later, with the reason.
+    # An answer that must be constrained but cannot be parsed is refused later, with the reason.
     return replace(request, parsing=rule) if name or rule.needs_grammar else request
 
 
@@ -56,16 +54,18 @@ def _is_reasoning_open(dialect: Dialect, prompt_token_ids: Sequence[int], tokeni
     return _end_of(prompt_token_ids, tokenizer).endswith(begins)
 
 
-def speech_of(request: GenerationRequest, prompt_token_ids: Sequence[int], tokenizer: Tokenizer) -> Speech | None:
-    """Returns how the model of a request speaks whose answer is parsed."""
+def answer_context_of(
+    request: GenerationRequest, prompt_token_ids: Sequence[int], tokenizer: Tokenizer
+) -> AnswerContext | None:
+    """Returns the context for grammars of an answer; None for an answer that is not parsed."""
     dialect = BY_NAME.get(request.parsing.dialect) if request.parsing else None
     if dialect is None:
         return None
     is_open = _is_reasoning_open(dialect, prompt_token_ids, tokenizer)
-    # A prompt in which it has thought already leaves nothing to think.
+    # A prompt that has closed the reasoning already leaves none for the answer.
     ends = dialect.reasoning.ends if dialect.reasoning else ()
     may_think = tokenizer.shows_reasoning and not _end_of(prompt_token_ids, tokenizer).endswith(ends)
-    return Speech(dialect, is_open, tokenizer.special_ids, may_think=is_open or may_think)
+    return AnswerContext(dialect, is_open, tokenizer.special_ids, may_think=is_open or may_think)
 
 
 def parsers_of(

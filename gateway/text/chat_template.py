@@ -68,15 +68,15 @@ def _make_environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:
 
 
 class ChatTemplate:
-    """One template and the special tokens that it names (`bos_token`, …).
+    """A template and the special tokens that it uses (`bos_token`, …).
 
     Attributes:
-        source: its text.
-        roles: which orders of roles it takes, found by rendering some.
+        source: the template's text.
+        roles: the orders of roles that it accepts, found by rendering some conversations.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        """Compiles the template; raises BlockyardError MODEL_NOT_LOADED when it is no template."""
+        """Compiles the template; raises BlockyardError MODEL_NOT_LOADED for an invalid one."""
         try:
             self._template = _make_environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
@@ -87,7 +87,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self.roles = find_roles(self.render)
         if changes := self.roles.describe():
-            log.info("the chat template does not take messages in every order", changes=changes)
+            log.info("the chat template does not accept every order of messages", changes=changes)
 
     def render(self, /, **variables: Any) -> str:
         """Renders it, with variables of any name.

@@ -1,4 +1,4 @@
-"""Turns ids into text as they come: in whole characters, and all pieces together are the decoding of the whole.
+"""Turns ids into text incrementally: in complete characters, which together are the decoding of all ids.
 
 The tokenizer's decoder decides between two ways. Byte-level vocabularies name the bytes of each id, so that text is the
 UTF-8 decoding of their concatenation: exact and cheap. For any other decoder, the text of new ids is what they add to
@@ -29,11 +29,11 @@ class Detokenizer(Protocol):
     """Makes the text of one sequence."""
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Takes the next ids and returns the text that is certain now."""
+        """Adds ids and returns the text that is final now."""
         ...
 
     def flush(self) -> str:
-        """Returns the rest at the end of the sequence; bytes that are no whole character become U+FFFD."""
+        """Returns the rest at the end of the sequence; bytes of an incomplete character become U+FFFD."""
         ...
 
 
@@ -42,7 +42,7 @@ class DetokenizerFactory:
 
     Args:
         backend: the tokenizer.
-        markers: texts that special tokens may be parts of, for who reads them.
+        markers: the dialect's markers, of which special tokens may be parts.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, markers: Sequence[str] = ()) -> None:
@@ -54,7 +54,7 @@ class DetokenizerFactory:
         special = specials.keys()
         unmarked = {token_id for token_id, text in specials.items() if not any(text in marker for marker in markers)}
         pieces = {token_id: piece for piece, token_id in backend.get_vocab(with_added_tokens=True).items()}
-        # By whether special tokens are left out; None: but for those that markers consist of.
+        # By `skip_special_tokens`; None: all special tokens are skipped but those of markers.
         self._kept_ids = {
             False: frozenset(pieces),
             True: frozenset(pieces) - special,
@@ -83,7 +83,7 @@ class DetokenizerFactory:
     def make(
         self, prompt_token_ids: Sequence[int] = (), *, skip_special_tokens: bool = True, keeps_markers: bool = False
     ) -> Detokenizer:
-        """Makes the detokenizer of a sequence that continues a prompt; `keeps_markers`: for who reads these.
+        """Makes the detokenizer of a sequence that continues a prompt. `keeps_markers`: of the dialect, in the text.
 
         Where a decoder drops the space before the first word of a text, a sequence that continues a text keeps it.
         """
@@ -100,7 +100,7 @@ class DetokenizerFactory:
         )
 
     def bytes_of(self, token_id: int, *, skip_special_tokens: bool = True) -> bytes:
-        """Returns what a token adds to a text that it continues, in UTF-8; it may be a part of a character."""
+        """Returns the bytes of UTF-8 that a token adds to a text; they may be a part of a character."""
         if self._tables:
             return b"".join(self._tables[skip_special_tokens][token_id : token_id + 1])
         if token_id in self._byte_ids:
@@ -136,7 +136,7 @@ def _byte_table(pieces: dict[int, str], skipped_ids: Set[int]) -> list[bytes]:
         try:
             table[token_id] = bytes([byte_of[character] for character in piece])
         except KeyError:
-            # An added token that is no byte-level piece stands for itself.
+            # An added token that is not a byte-level piece is its own text.
             table[token_id] = piece.encode()
     return table
 
@@ -149,7 +149,7 @@ class ByteDetokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Takes the next ids and returns the text that is certain now."""
+        """Adds ids and returns the text that is final now."""
         table, size = self._table, len(self._table)
         return self._decoder.decode(b"".join([table[i] for i in token_ids if i < size]))
 
@@ -178,7 +178,7 @@ class WindowDetokenizer:
         self._num_read = len(self._window)
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Takes the next ids and returns the text that is certain now."""
+        """Adds ids and returns the text that is final now."""
         self._window.extend(i for i in token_ids if i in self._kept_ids)
         end = len(self._window)
         while end > self._num_read and self._window[end - 1] in self._byte_ids:

@@ -1,7 +1,7 @@
-"""Turns prompts into ids, and ids into text, for all who ask the gateway: long ones in threads, in turns.
+"""Turns prompts into ids, and ids into text, for the whole gateway: long texts in threads, in turns.
 
-A prompt that cannot fit is refused before its turn, by the number of its characters. Knows no model: callers say how
-much it takes.
+A prompt that cannot fit is refused before its turn, by the number of its characters. Knows no model: callers pass its
+limits.
 """
 
 from __future__ import annotations
@@ -12,32 +12,32 @@ from blockyard.contract.chat import Conversation
 from blockyard.errors import invalid
 from blockyard.panics import panics_as_errors
 from gateway.chat import count_characters, prompt_of
-from gateway.text.slices import join_steps, run_steps
 from gateway.text.turns import Turns
+from gateway.text.vocabulary import SLICE_CHARACTERS
 from gateway.validation import prompt_too_long, size_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from blockyard.contract.scheduling import Adapter
     from gateway.request import GenerationRequest
     from gateway.text.adapter_tokenizers import AdapterTokenizers
-    from gateway.text.slices import Steps
     from gateway.text.tokenizer import Tokenizer
+    from gateway.text.vocabulary import Steps
 
 T = TypeVar("T")
 MAX_INLINE_CHARACTERS = 2048
 """A text of at most this many characters is encoded at once, in the event loop."""
-# Characters that are rendered in the time in which one is encoded.
+# The characters that a template renders in the time in which one is encoded.
 _RENDERED_CHARACTERS = 16
-# A token's text is some characters.
+# About how many characters a token has.
 _CHARACTERS_OF_TOKEN = 4
 COUNTED_LENGTHS = 2
 """The tokens of a text are counted up to this many lengths of the model, to say by how much it is too long."""
 
 
 class Encoding:
-    """Where all texts become tokens. One for each process; its maker closes it."""
+    """Encodes and decodes all texts, in turns. One for each process; its maker closes it."""
 
     def __init__(self) -> None:
         self._turns = Turns()
@@ -49,29 +49,29 @@ class Encoding:
     async def prompt_of(
         self, request: GenerationRequest, tokenizer: Tokenizer, max_model_len: int | None, last: int | None = None
     ) -> tuple[int, ...]:
-        """Returns the ids of a request's prompt, or the last ones of these.
+        """Returns the ids of a request's prompt, or the last of them.
 
         Args:
-            request: whose prompt it is.
-            tokenizer: of the request.
-            max_model_len: a prompt that leaves no room in it is refused; None: none is.
-            last: how many of the ids are returned at most, as if the prompt had no more; None: all.
+            request: the request with the prompt.
+            tokenizer: the tokenizer of the request's model or adapter.
+            max_model_len: a prompt of as many tokens or more is refused; None: no limit.
+            last: only so many ids are returned, as if the prompt had no others; None: all.
 
-        Raises BlockyardError where there is no prompt; PROMPT_TOO_LONG where it has more tokens than it was worth
-        counting; TENANT_QUOTA, QUEUE_FULL.
+        Raises BlockyardError: FIELD_INVALID for a conversation that makes no prompt; PROMPT_TOO_LONG for a text so long
+        that its tokens were not counted; TENANT_QUOTA, QUEUE_FULL.
         """
         text, specials = request.prompt, request.add_special_tokens
         if isinstance(text, tuple):
             return text if last is None else text[-last:]
         if isinstance(text, Conversation):
-            # The template has put special tokens where they belong.
+            # The template places the special tokens.
             text, specials = await self._render(text, tokenizer, request.tenant), False
         _require_short(text, tokenizer, max_model_len, last)
         steps = _encode(text, specials, tokenizer, max_model_len, last)
         return await self.take(request.tenant, len(text), steps)
 
     async def _render(self, conversation: Conversation, tokenizer: Tokenizer, tenant: str) -> str:
-        """Makes the text of a conversation: a small job, so that one that is too long is refused before others."""
+        """Renders a conversation. It counts as a short job: a prompt that is too long is refused early."""
         size = count_characters(conversation)
         if size > MAX_INLINE_CHARACTERS:
             size = max(size // _RENDERED_CHARACTERS, MAX_INLINE_CHARACTERS + 1)
@@ -95,7 +95,7 @@ class Encoding:
         return await self.run(lambda: tokenizers.of(adapter))
 
     async def run(self, work: Callable[[], T], tenant: str = "", size: int = MAX_INLINE_CHARACTERS + 1) -> T:
-        """Does a piece of work, in a thread by default."""
+        """Runs a piece of work in its turn, by default in a thread."""
 
         def steps() -> Steps[T]:
             yield size
@@ -104,21 +104,52 @@ class Encoding:
         return await self.take(tenant, size, steps())
 
     async def take(self, tenant: str, size: int, steps: Steps[T]) -> T:
-        """Runs steps, in threads if they take long, when it is their turn."""
+        """Runs steps in their turn: in threads, unless they are short. `size`: characters in all."""
         steps = _without_panics(steps)
         if size <= MAX_INLINE_CHARACTERS:
             return run_steps(steps)
         return await self._turns.run(tenant, size, join_steps(steps))
 
 
+def run_steps(steps: Steps[T]) -> T:
+    """Runs all steps here and now."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            return stop.value
+
+
+def join_steps(steps: Steps[T]) -> Steps[T]:
+    """Joins short steps, since each step costs a change of threads."""
+    num_characters = 0
+    while True:
+        try:
+            size = next(steps)
+        except StopIteration as stop:
+            return stop.value
+        if num_characters + size > SLICE_CHARACTERS:
+            yield max(size, SLICE_CHARACTERS)
+            num_characters = 0
+        num_characters += size
+
+
+def run_all(each: Iterable[Steps[T]]) -> Steps[list[T]]:
+    """Runs steps one after another."""
+    results: list[T] = []
+    for steps in each:
+        results.append((yield from steps))
+    return results
+
+
 def _without_panics(steps: Steps[T]) -> Steps[T]:
-    """Runs steps; a panic of the tokenizer's library costs their caller alone."""
+    """Runs steps; a panic of the tokenizer's library becomes an error of their caller."""
     with panics_as_errors():
         return (yield from steps)
 
 
 def _require_short(text: str, tokenizer: Tokenizer, max_model_len: int | None, last: int | None) -> None:
-    """Raises BlockyardError PROMPT_TOO_LONG for a text that has no room in the model, by its characters alone."""
+    """Raises BlockyardError PROMPT_TOO_LONG for a text that cannot fit, by its number of characters."""
     if max_model_len is None or len(text) < max_model_len or (last is not None and last < max_model_len):
         return
     if (least := tokenizer.min_tokens(text, max_model_len)) >= max_model_len:
@@ -128,7 +159,7 @@ def _require_short(text: str, tokenizer: Tokenizer, max_model_len: int | None, l
 def _encode(
     text: str, specials: bool, tokenizer: Tokenizer, max_model_len: int | None, last: int | None
 ) -> Steps[tuple[int, ...]]:
-    """Encodes a text as far as it matters; raises BlockyardError PROMPT_TOO_LONG where there is much more."""
+    """Encodes a text as far as needed; raises BlockyardError PROMPT_TOO_LONG for one that is much too long."""
     if last is not None and (max_model_len is None or last < max_model_len):
         encoded = yield from tokenizer.encode_steps(text, specials, enough=last, from_end=True)
         return encoded.token_ids[-last:]

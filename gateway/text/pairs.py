@@ -1,4 +1,4 @@
-"""Turns a text, or a pair of texts, into token ids as the tokenizer's own template says, cut to a length."""
+"""Encodes a text or a pair of texts with the tokenizer's own template, truncated to a length."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import tokenizers
 
 from blockyard.errors import Violation, invalid
-from gateway.text.slices import encode_slices
+from gateway.text.vocabulary import encode_slices
 
 if TYPE_CHECKING:
-    from gateway.text.slices import Steps
-    from gateway.text.vocabulary import Vocabulary
+    from gateway.text.vocabulary import Steps, Vocabulary
 
 
 class EncodedPair(NamedTuple):
     """Token ids. `second_from`: the first of those with token type 1; 0: there are none.
 
-    `is_whole`: False where they are only the beginning of more than were worth counting.
+    `is_whole`: False if the text is so long that only its beginning was encoded.
     """
 
     token_ids: tuple[int, ...]
@@ -38,13 +37,13 @@ def encode_pair(
     """Encodes one text or two, step by step; raises BlockyardError FIELD_INVALID for half a surrogate pair.
 
     Args:
-        vocabulary: of the model; its backend encodes.
+        vocabulary: the model's vocabulary, whose backend encodes.
         first: the text, or the query.
-        second: the document.
-        add_special_tokens: those of the tokenizer's template.
-        max_tokens: of all, the template's among them; of two texts the longer one is cut. None: nothing is cut.
-        side: from which texts are cut, "left" or "right".
-        enough: tokens of a text that are worth counting, if it is not cut before.
+        second: the document; None: there is one text.
+        add_special_tokens: whether the template's special tokens are added.
+        max_tokens: the limit of all tokens, special ones included; the longer of two texts is cut. None: no limit.
+        side: the side on which texts are cut, "left" or "right".
+        enough: the number of tokens of a text after which encoding stops, if it is not cut before.
     """
     backend = vocabulary.backend
     if max_tokens is not None:
@@ -57,7 +56,7 @@ def encode_pair(
         try:
             slices, has_all = yield from encode_slices(vocabulary, text, enough=enough, from_end=from_end)
         except TypeError:
-            raise invalid([Violation("inputs", "must be Unicode text, and has half a surrogate pair")]) from None
+            raise invalid([Violation("inputs", "must be Unicode text, but contains half a surrogate pair")]) from None
         texts.append(slices[0] if len(slices) == 1 else tokenizers.Encoding.merge(slices, False))
         is_whole = is_whole and (has_all or enough == max_tokens)
     if max_tokens is not None:
@@ -71,7 +70,7 @@ def encode_pair(
 
 
 def _share(room: int, lengths: list[int]) -> list[int]:
-    """Shares a room among texts: each token that is cut is the longer one's, of two that are as long the second's."""
+    """Divides a limit among texts: each cut token is one of the longer text, or of the second of equal ones."""
     if len(lengths) == 1 or sum(lengths) <= room:
         return [min(length, room) for length in lengths]
     first, second = lengths

@@ -1,4 +1,4 @@
-"""Holds a model's chat template to its dialect: the calls that the template writes come out of the scanner again.
+"""Checks a model's chat template against its dialect: the scanner must find the calls that the template writes.
 
 `python -m gateway.text.round_trip FOLDER` prints what it finds as JSON, and what becomes of messages whose roles the
 template does not take in their order, for `blockyard doctor`.
@@ -29,7 +29,7 @@ _ARGUMENTS = {"place": 'St. John\'s, "NL" é', "days": 3}
 
 
 class RoundTrip(NamedTuple):
-    """What came of it. `problem`: empty where the calls have come out again."""
+    """The result. `problem`: empty if the scanner found the calls."""
 
     dialect: str
     problem: str = ""

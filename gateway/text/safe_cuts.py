@@ -47,7 +47,7 @@ _OTHERS = frozenset(
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _PLACE = re.compile(r"[A-Za-z](?= [A-Za-z])")
 _ACROSS = re.compile(r"[A-Za-z][ ▁]")
-# How far a search goes while it keeps others from running.
+# The characters of one search, which holds the interpreter's lock.
 _STRETCH = 65_536
 
 
@@ -74,13 +74,13 @@ class SafeCuts:
 
 
 def cuts_of(description: Json, pieces: Iterable[str]) -> SafeCuts | None:
-    """Returns what finds the places of a tokenizer's texts, by its own description (`to_str`); None: none are safe."""
+    """Returns the finder for a tokenizer, by its own description (`to_str`); None: no place is safe."""
     normalizer = list(flatten(description.get("normalizer"), "normalizers"))
     cutting = list(flatten(description.get("pre_tokenizer"), "pretokenizers"))
     if any(map(_reaches_across, description["added_tokens"])):
         return None
     is_local = all(step["type"] in _LOCAL_NORMALIZERS for step in normalizer)
-    # Later steps see each word alone.
+    # Later steps see each word by itself.
     if is_local and cutting and _cuts_at_spaces(cutting[0]):
         return SafeCuts()
     return SafeCuts() if _merges_within_words(description["model"], normalizer, cutting, pieces) else None

@@ -18,7 +18,7 @@ from gateway.text.text_bounds import bounds_of_sentence_piece
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-# The kinds of pieces that a text does not become: only who names them gets them.
+# The types of pieces that the model never makes from text: only explicit special tokens become them.
 _UNKNOWN, _CONTROL = 2, 3
 
 
@@ -27,7 +27,7 @@ class SentencePiece:
 
     Attributes:
         backend: has the pieces, the special tokens and how ids become text; it does not encode.
-        bounds: how few tokens a text can have.
+        bounds: the least number of tokens that a text can have.
     """
 
     def __init__(

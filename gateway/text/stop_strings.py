@@ -1,4 +1,4 @@
-"""Finds the stop string that completes first in a text that comes in pieces. Knows nothing of tokens.
+"""Finds the stop string that completes first in a streamed text. Knows no tokens.
 
 One automaton for all stop strings (Aho and Corasick, "Efficient string matching", 1975): each
 character costs one look-up, however many stop strings there are and however the text is cut. Its state is the
@@ -22,7 +22,7 @@ class _Node:
     match: str | None = None
 
 
-# An automaton takes some 270 bytes for each character, and is kept for requests to come.
+# An automaton takes about 270 bytes for each character, and is kept for later requests.
 _MAX_SMALL_CHARACTERS = 256
 _MAX_SMALL, _MAX_LARGE = 1024, 8
 
@@ -81,9 +81,9 @@ class StopStringMatcher:
         self._held = ""
 
     def push(self, text: str, *, may_match: bool = True) -> str | Match:
-        """Takes more text and returns what is safe to give out, or the match; after a match nothing may be pushed.
+        """Adds text and returns what can be given out, or the match, after which `push` must not be called.
 
-        With `may_match` false no stop string counts that completes within this text (min_tokens).
+        `may_match`: whether stop strings that complete within this text count (min_tokens).
         """
         root, node, held = self._root, self._node, self._held + text
         num_held = len(self._held)

@@ -1,8 +1,8 @@
-"""Finds which orders of roles a chat template takes, and puts messages into one of them.
+"""Finds the orders of roles that a chat template accepts, and rearranges messages into one of them.
 
-Clients send a system's message wherever they like; some templates refuse or lose it there, and some want the user and
-the assistant to alternate. Which, small conversations show that are rendered when the template is loaded. The order
-depends on what stands before a message alone, so that a prompt stays the beginning of the next one's.
+Clients send system messages anywhere; some templates refuse or lose them there, and some require the user and the
+assistant to alternate. Small conversations, rendered when the template is loaded, show what a template accepts. Where a
+message goes depends only on the messages before it, so that a prompt stays a prefix of the conversation's next one.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _WITH_LATER_SYSTEM = ("SUS", "US", "SSU", "SUAS", "SUASU", "UASU", "SUSAUS", "SU
 
 @dataclass(frozen=True, slots=True)
 class TemplateRoles:
-    """Which orders of roles a chat template takes.
+    """The orders of roles that a chat template accepts.
 
     Attributes:
-        takes_system: it writes a system's message at the beginning, and leaves it there.
-        takes_later_system: it writes a system's message wherever that stands, and there.
-        takes_turns_in_a_row: the user, or the assistant, may speak twice in a row.
-        takes_user_behind_tool: a user's turn may stand behind a tool's result.
+        takes_system: whether it writes a system message at the beginning, in its place.
+        takes_later_system: whether it writes a system message anywhere, in its place.
+        takes_turns_in_a_row: whether the user, or the assistant, may have two messages in a row.
+        takes_user_behind_tool: whether a user's message may follow a tool's result.
         keeps_turns_before_user: a user's turn there leaves what stands before it as it was; false where it takes the
             reasoning out of the answer that called the tool.
     """
@@ -48,7 +48,7 @@ class TemplateRoles:
     keeps_turns_before_user: bool = True
 
     def describe(self) -> str:
-        """Says what becomes of messages that the template does not take as they are; empty: there are none."""
+        """Says how messages are changed that the template does not accept; empty: it accepts all orders."""
         return "; ".join(self._find_changes())
 
     def _find_changes(self) -> Iterator[str]:
@@ -65,9 +65,9 @@ class TemplateRoles:
 
 
 def find_roles(render: Callable[..., str]) -> TemplateRoles:
-    """Renders small conversations to find which of them a template takes.
+    """Renders small conversations to find which of them a template accepts.
 
-    A template that refuses every conversation, or writes no texts of messages, is taken to take all.
+    A template that refuses every conversation, or writes no message's text, is treated as accepting all.
 
     Args:
         render: renders a template with `messages`, `tools` and `add_generation_prompt`, or raises BlockyardError.
@@ -141,9 +141,9 @@ def _make_message(role: str, text: str) -> Json:
 
 
 def arrange(messages: Sequence[Json], roles: TemplateRoles) -> list[Json]:
-    """Puts messages, as templates read them, into an order of roles that a template takes.
+    """Rearranges messages, as templates read them, into an order of roles that a template accepts.
 
-    No text moves in front of another one. What a template takes stays as it is.
+    The order of texts stays the same, and messages that the template accepts stay unchanged.
     """
     arranged = list(messages)
     if roles == TemplateRoles():
@@ -190,7 +190,7 @@ def _joins(turn: list[Json], part: Json, roles: TemplateRoles, *, is_reminder: b
 
 
 def _join(parts: list[Json]) -> Json:
-    """Makes one message of several: their texts one below the other, and the role of the first."""
+    """Joins several messages into one: their texts on separate lines, with the role of the first."""
     if len(parts) == 1:
         return parts[0]
     fields = {name: value for part in reversed(parts) for name, value in part.items()}

@@ -1,4 +1,4 @@
-"""Computes how few tokens a text can have, without a tokenizer: a count of characters, divided by the longest token's.
+"""Computes a lower bound of a text's tokens without encoding it: its characters, divided by the longest token's.
 
 A text is refused by these numbers, so they hold for every text or are 0. A tokenizer that drops characters, or joins a
 run of any length into one token (white space, unknown characters, words that are too long for WordPiece), has none.
@@ -31,7 +31,7 @@ _BYTE_PIECES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 
 
 class Cover(NamedTuple):
-    """How many characters of a text one token covers at most, and how many ASCII letters and digits; 0: not known."""
+    """The most characters of a text that one token covers, and the most ASCII letters and digits; 0: unknown."""
 
     characters: int = 0
     letters: int = 0
@@ -45,7 +45,7 @@ class TextBounds:
     """The bounds of one tokenizer.
 
     Attributes:
-        ascii, any: of texts that are ASCII alone, and of all texts.
+        ascii, any: the covers for texts of only ASCII, and for all texts.
         absorbing: added tokens that take the white space beside them: texts that have one have no bound.
     """
 
@@ -54,9 +54,9 @@ class TextBounds:
     absorbing: tuple[str, ...] = ()
 
     def min_tokens(self, text: str, enough: int | None = None) -> int:
-        """Returns a number of tokens that a text has at least, special tokens that are added aside; 0: not known.
+        """Returns a lower bound of a text's tokens, without added special tokens; 0: unknown.
 
-        `enough`: no greater number is looked for.
+        `enough`: the bound need not be greater.
         """
         cover = self.ascii if text.isascii() else self.any
         if not cover.characters or any(token in text for token in self.absorbing):
@@ -81,7 +81,7 @@ def bounds_of_backend(backend: tokenizers.Tokenizer, description: Json) -> TextB
     if not is_plain or not _has_piece_for_all(description["model"], normalizer, cutting, pieces):
         return NO_BOUNDS
     if normalizer and any(token["normalized"] and _absorbs(token) for token in added):
-        # Where these stand is known in the normalized text alone.
+        # Only the normalized text shows where these tokens are.
         return NO_BOUNDS
     normalize = backend.normalizer.normalize_str if backend.normalizer is not None else str
     texts = [*pieces, *(token["content"] for token in added)]
@@ -172,7 +172,7 @@ def _has_piece_for_all(model: Json, normalizer: list[Json], cutting: list[Json],
         return True
     if kind != "BPE":
         return False
-    # Nothing but bytes reaches the model.
+    # Only bytes reach the model.
     last = cutting[-1:] or normalizer[-1:]
     if last and last[0]["type"] == "ByteLevel" and pieces >= byte_of_character().keys():
         return True

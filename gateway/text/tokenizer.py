@@ -10,9 +10,9 @@ from blockyard.panics import panics_as_errors
 from gateway.dialects.table import AUTO, choose_dialect
 from gateway.text.chat_template import ChatTemplate
 from gateway.text.detokenizer import DetokenizerFactory
-from gateway.text.slices import Encoded, encode_steps
 from gateway.text.template_roles import arrange
 from gateway.text.token_texts import TokenTexts
+from gateway.text.vocabulary import Encoded, encode_steps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,23 +20,22 @@ if TYPE_CHECKING:
     import tokenizers
 
     from gateway.text.detokenizer import Detokenizer
-    from gateway.text.slices import Steps
     from gateway.text.template_roles import TemplateRoles
-    from gateway.text.vocabulary import Vocabulary
+    from gateway.text.vocabulary import Steps, Vocabulary
 
 
 class Tokenizer:
-    """Turns text into ids and back, as the files of one model say. Safe to call from several threads.
+    """Turns text into ids and back, with the files of one model. Safe to call from several threads.
 
     Attributes:
-        vocabulary: its pieces, and how texts become ids of them.
+        vocabulary: the pieces, and the functions that encode texts.
         vocab_size: number of ids that have a piece; the model's own vocabulary may be larger.
         end_token_ids: the ids that end a sequence, of config.json, generation_config.json and the tokenizer together.
         generation_defaults: the fields of generation_config.json that apply where a request is silent.
         model_digest: SHA-256 of config.json, in hex.
         special_tokens: the texts of special tokens by their names in tokenizer_config.json.
         truncation_side: from which texts of pooling calls are cut, "left" or "right".
-        dialect: how the model writes reasoning and calls of tools, by its chat template; None where that is not known.
+        dialect: the format of the model's reasoning and tool calls, by its chat template; None: unknown.
     """
 
     def __init__(
@@ -67,17 +66,17 @@ class Tokenizer:
 
     @property
     def backend(self) -> tokenizers.Tokenizer:
-        """The library's own, which nobody may set truncation or padding of."""
+        """The library's tokenizer, of which no caller may set truncation or padding."""
         return self._backend
 
     @property
     def backend_encodes(self) -> bool:
-        """Whether the library's own makes the ids of texts, as of all but SentencePiece's and tekken's files."""
+        """Whether the backend encodes texts; if not, SentencePiece does."""
         return self.vocabulary.backend_encodes
 
     @cached_property
     def shows_reasoning(self) -> bool:
-        """Whether the chat template writes what the model thinks: models of one dialect think, or do not."""
+        """Whether the chat template writes reasoning: of one dialect, only some models reason."""
         begins = self.dialect.reasoning.begins if self.dialect and self.dialect.reasoning else ()
         template = self._chat_template.source if self._chat_template else ""
         return any(begin in template for begin in begins)
@@ -90,7 +89,7 @@ class Tokenizer:
 
     @cached_property
     def num_ids(self) -> int:
-        """The largest id that has a piece, and 1."""
+        """The largest id that has a piece, plus 1."""
         return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @property
@@ -100,13 +99,13 @@ class Tokenizer:
 
     @property
     def template_roles(self) -> TemplateRoles | None:
-        """Which orders of roles the chat template takes; None without one."""
+        """The orders of roles that the chat template accepts; None without a template."""
         return self._chat_template.roles if self._chat_template else None
 
     def adapt(
         self, vocabulary: Vocabulary | None, chat_template: str | None, special_tokens: dict[str, str]
     ) -> Tokenizer:
-        """Makes the tokenizer of an adapter: with another vocabulary, another template, or both, else this one's."""
+        """Makes an adapter's tokenizer. `vocabulary` and `chat_template`: the adapter's own; None: this tokenizer's."""
         special_tokens = self.special_tokens | special_tokens
         vocabulary = vocabulary or self.vocabulary
         end = vocabulary.backend.token_to_id(special_tokens.get("eos_token", ""))
@@ -123,18 +122,18 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Turns text into ids; with the model's special tokens (a begin token, say) by default.
 
-        Raises BlockyardError FIELD_INVALID for half a surrogate pair, which JSON can bring and UTF-8 cannot say.
+        Raises BlockyardError FIELD_INVALID for half a surrogate pair, which JSON can contain and UTF-8 cannot.
         """
         return list(self._encode("prompt", text, add_special_tokens))
 
     def min_tokens(self, text: str, enough: int | None = None) -> int:
-        """Returns a number of tokens that a text has at least, without making any: see `TextBounds`; 0: not known."""
+        """Returns a lower bound of a text's number of tokens, without encoding it: see `TextBounds`; 0: unknown."""
         return self.vocabulary.bounds.min_tokens(text, enough)
 
     def encode_steps(
         self, text: str, add_special_tokens: bool = True, *, enough: int | None = None, from_end: bool = False
     ) -> Steps[Encoded]:
-        """Encodes a long text as `encode` does, step by step; with `enough`, so many tokens of its beginning or end."""
+        """Encodes a text as `encode` does, step by step; with `enough`, only its beginning or end."""
         try:
             return (
                 yield from encode_steps(
@@ -160,7 +159,7 @@ class Tokenizer:
         sequences: list[tuple[int, ...]] = []
         for word in words:
             bare = word.lstrip(" ")
-            # Nothing but spaces is a word as it is.
+            # A word of only spaces is encoded unchanged.
             alone = self._encode("sampling.bad_words", bare or word)
             inside = self._encode("sampling.bad_words", f" {bare}") if bare else alone
             sequences.append(alone)
@@ -171,13 +170,13 @@ class Tokenizer:
     @panics_as_errors()
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Turns ids into text. Ids outside of the vocabulary have no text."""
-        # The library takes what 32 bits hold.
+        # The library's ids have 32 bits.
         known = [token_id for token_id in token_ids if 0 <= token_id < 2**32]
         # A batch of one lets other threads run meanwhile.
         return self._backend.decode_batch([known], skip_special_tokens=skip_special_tokens)[0]
 
     def piece(self, token_id: int) -> str:
-        """Returns how the vocabulary itself spells an id; empty for one that it has not."""
+        """Returns the vocabulary's spelling of an id; empty for an unknown id."""
         return self._backend.id_to_token(token_id) or ""
 
     def make_detokenizer(
@@ -185,7 +184,7 @@ class Tokenizer:
     ) -> Detokenizer:
         """Makes the incremental detokenizer of a sequence that continues a prompt.
 
-        `keeps_markers`: special tokens that the model's dialect consists of are in the text, for its parser.
+        `keeps_markers`: whether the text keeps the special tokens that are the dialect's markers, for its parser.
         """
         return self._detokenizers.make(
             prompt_token_ids, skip_special_tokens=skip_special_tokens, keeps_markers=keeps_markers
@@ -206,7 +205,7 @@ class Tokenizer:
     ) -> str:
         """Renders messages as the prompt that the model was trained on; encode it with add_special_tokens=False.
 
-        An order of roles that the template does not take is changed to one that it does.
+        An order of roles that the template does not accept is changed to one that it accepts.
 
         Raises BlockyardError: FEATURE_DISABLED when the model has no template, FIELD_INVALID when it refuses.
         """
@@ -224,4 +223,4 @@ class Tokenizer:
 
 
 def _half_a_pair(field: str) -> BlockyardError:
-    return invalid([Violation(field, "must be Unicode text, and has half a surrogate pair")])
+    return invalid([Violation(field, "must be Unicode text, but contains half a surrogate pair")])

@@ -18,7 +18,7 @@ from blockyard.telemetry import EventLogger
 from gateway.dialects.table import AUTO
 from gateway.text.chat_template import ChatTemplate
 from gateway.text.tokenizer import Tokenizer
-from gateway.text.vocabulary import TokenizerSettings, find_vocabulary, load_vocabulary
+from gateway.text.vocabulary_files import TokenizerSettings, find_vocabulary, load_vocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,8 +1,8 @@
-"""Has a few threads work on texts, in turns: by tenant first, and of one tenant's the shorter ones first.
+"""Runs work on texts in a few threads, in turns: tenants share them equally, and a tenant's short texts go first.
 
-Each tenant gets as many characters as the others that wait. Of its own jobs the one goes first that is shortest, but
-nothing is passed by more characters than it has itself. A job works step by step, and others have turns between its
-steps; a step that takes long leaves one thread to the others. What waits is bounded, for each tenant and for all.
+Waiting tenants get equal numbers of characters. Among a tenant's jobs the shortest goes first, but no job is overtaken
+by more characters than it has itself. A job works step by step, and others have turns between its steps; long steps
+leave one thread to short ones. The characters that wait are limited, for each tenant and in all.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from blockyard.errors import BlockyardError, Reason
 from blockyard.service.threads import stopping
 
 if TYPE_CHECKING:
-    from gateway.text.slices import Steps
+    from gateway.text.vocabulary import Steps
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ RETRY_SECONDS = 1.0
 
 
 class _Job:
-    """Work for one caller. `rank`: the lowest of its tenant's goes first. `step`: characters of its next step."""
+    """Work for one caller. `rank`: the tenant's job with the lowest goes first. `step`: characters of its next step."""
 
     def __init__(self, tenant: str, size: int, steps: Steps[Any], rank: tuple[int, int]) -> None:
         self.tenant = tenant
@@ -54,7 +54,7 @@ class _Job:
 
     @property
     def is_at_length(self) -> bool:
-        """Whether its next step takes long."""
+        """Whether the next step takes long."""
         return self.step > LONG_STEP_CHARACTERS
 
 
@@ -69,7 +69,7 @@ class _Line:
         heapq.heappush(self._jobs[job.is_at_length], job)
 
     def first(self, *, at_length: bool) -> _Job | None:
-        """Returns the job that goes first and still has somebody who waits for it."""
+        """Returns the first job that a caller still waits for."""
         heads: list[_Job] = []
         for is_long, jobs in self._jobs.items():
             while jobs and jobs[0].future.done():
@@ -79,7 +79,7 @@ class _Line:
         return min(heads, default=None)
 
     def take(self, job: _Job) -> None:
-        """Takes out the first job, whose step is counted."""
+        """Removes the first job, and counts its step."""
         assert heapq.heappop(self._jobs[job.is_at_length]) is job
         self.served += job.step
 
@@ -89,12 +89,12 @@ class _Line:
 
 
 class Turns:
-    """The threads, and who waits for them. Used in the event loop alone; its maker closes it."""
+    """The threads and the jobs that wait for them. Used on the event loop only; its maker closes it."""
 
     def __init__(self, num_threads: int = NUM_THREADS) -> None:
         self._executor = ThreadPoolExecutor(num_threads, "tokenize")
         self._num_threads = self._num_free = num_threads
-        # One thread is left to steps that are soon done.
+        # One thread is left to short steps.
         self._num_free_at_length = max(1, num_threads - 1)
         self._lines: dict[str, _Line] = {}
         self._served = 0
@@ -103,7 +103,7 @@ class Turns:
         self._is_closed = False
 
     def close(self) -> None:
-        """Stops the threads: steps that run are finished, and what waits fails."""
+        """Stops the threads: running steps are finished, and waiting jobs fail."""
         self._is_closed = True
         self._executor.shutdown(wait=False)
         for line in self._lines.values():
@@ -111,15 +111,15 @@ class Turns:
                 job.future.set_exception(stopping())
 
     async def run(self, tenant: str, size: int, steps: Steps[T]) -> T:
-        """Runs steps in the threads, when it is their turn. No more of them is run for a caller who was cancelled.
+        """Runs steps in the threads, in their turn. A cancelled caller's steps stop.
 
         Args:
-            tenant: whose they are.
+            tenant: the tenant of the text.
             size: characters in all.
-            steps: yields, before each step but a short first one, how many characters that takes.
+            steps: yields the number of characters of each step before it; a short first step may be left out.
 
-        Raises BlockyardError: DRAINING once it is closed; TENANT_QUOTA or QUEUE_FULL where too much waits already; and
-        what the steps raise.
+        Raises BlockyardError: DRAINING after `close`; TENANT_QUOTA or QUEUE_FULL if too many characters wait already;
+        and what the steps raise.
         """
         if self._is_closed:
             raise stopping()
@@ -134,18 +134,18 @@ class Turns:
             self._start()
             return await job.future
         finally:
-            # Nobody waits any more: the jobs that are still queued release their texts.
+            # The caller is gone: jobs that are still queued release their texts.
             job.steps = None
             for key in held:
                 self._held[key] -= size
                 if not self._held[key]:
                     del self._held[key]
-            # It has the error that is raised here, which has this frame: the text would stay for the collector.
+            # Break the cycle of the job, the raised error and this frame: it would keep the text until a collection.
             del job, steps
 
     def _line_of(self, tenant: str) -> _Line:
         if tenant not in self._lines:
-            # Tenants that had no more than everybody else need not be remembered.
+            # Forget idle tenants that have not had more than the others.
             self._lines = {
                 name: line for name, line in self._lines.items() if not line.is_empty or line.served > self._served
             }
@@ -155,16 +155,16 @@ class Turns:
         return line
 
     def _require_room(self, job: _Job) -> None:
-        """Raises BlockyardError where a job has no place to wait."""
+        """Raises BlockyardError TENANT_QUOTA or QUEUE_FULL if too many characters wait already."""
         of_tenant, of_all = self._held[job.tenant, job.is_short], self._held[None, job.is_short]
         if of_tenant and of_tenant + job.size > MAX_TENANT_CHARACTERS:
-            reason, whose = Reason.TENANT_QUOTA, "your texts"
+            reason, texts = Reason.TENANT_QUOTA, f"{of_tenant} characters of this tenant's texts"
         elif of_all and of_all + job.size > MAX_CHARACTERS:
-            reason, whose = Reason.QUEUE_FULL, "texts"
+            reason, texts = Reason.QUEUE_FULL, f"{of_all} characters of texts"
         else:
             return
-        message = f"{of_tenant if reason is Reason.TENANT_QUOTA else of_all} characters of {whose} wait to be tokenized"
-        raise BlockyardError(reason, f"{message}: try again", retry_after_seconds=RETRY_SECONDS)
+        message = f"{texts} are waiting to be tokenized: try again"
+        raise BlockyardError(reason, message, retry_after_seconds=RETRY_SECONDS)
 
     def _start(self) -> None:
         """Begins steps while there are threads for them."""
@@ -177,7 +177,7 @@ class Turns:
             )
 
     def _take(self) -> _Job | None:
-        """Takes the job whose turn it is: of the tenant that has been served least."""
+        """Takes the next job: of the tenant that has been served least."""
         at_length = self._num_free_at_length > 0
         lines = sorted((line.served, name) for name, line in self._lines.items() if not line.is_empty)
         for served, name in lines:
@@ -198,11 +198,11 @@ class Turns:
                 self._go_on(job, *done.result())
         self._start()
         if self._num_free == self._num_threads:
-            # Nobody waits, so no shares are compared.
+            # No job waits, so there are no shares to compare.
             self._lines.clear()
 
     def _go_on(self, job: _Job, has_ended: bool, result: Any) -> None:
-        """Ends a job, or has it wait for its next turn."""
+        """Ends a job, or queues it for its next turn."""
         if has_ended:
             job.future.set_result(result)
         elif self._is_closed:
@@ -215,7 +215,7 @@ class Turns:
 def _run_step(job: _Job) -> tuple[bool, Any]:
     """Runs a job's next step; returns whether it was the last one, with its result or the characters of the next."""
     steps = job.steps
-    # It gets the error that is raised here, which has this frame.
+    # Break the cycle of the job, the error and this frame.
     del job
     if steps is None:
         return True, None

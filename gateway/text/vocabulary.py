@@ -1,73 +1,59 @@
-"""Reads the vocabulary of a model folder, in each form in which models bring it. Knows no templates and no requests.
+"""Encodes texts with a model's vocabulary: slice by slice, and no further than the caller needs.
 
-`tokenizer.json` is taken as it is. `tekken.json` (Mistral), and `vocab.json` with `merges.txt` (GPT-2), are byte-level
-merges, which `tokenizers` computes. What has `tokenizer.model` alone is encoded by SentencePiece itself.
+The functions that encode are generators: each yields how many characters its next step takes, and returns its result.
+The caller decides when, and in which thread, the next step is done, so that other texts have turns between the slices.
 """
 
 from __future__ import annotations
 
-import base64
+import itertools
 import json
 import os
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-import tokenizers
-from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
-
-from blockyard.errors import BlockyardError, Reason
-from blockyard.paths import read_file
-from gateway.text.detokenizer import byte_of_character
 from gateway.text.safe_cuts import SafeCuts, cuts_of
-from gateway.text.sentence_piece import SentencePiece
 from gateway.text.text_bounds import NO_BOUNDS, TextBounds, bounds_of_backend
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Sequence
 
-Json = dict[str, Any]
+    import tokenizers
 
-# The library works in the thread that asks it. Its own threads are as many as the processors, for all who ask: a short
-# text would wait there behind long ones.
+T = TypeVar("T")
+Steps = Generator[int, None, T]
+
+SLICE_CHARACTERS = 65_536
+"""Characters of a slice, about: some tens of milliseconds."""
+
+# The library works in the thread that calls it. Its own pool has one thread for each processor, shared by all callers:
+# a short text would wait there behind long ones.
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
-
-# The classes of transformers whose ids are those of the files, by what they are read from; none is named: the first.
-_SENTENCE_PIECE = ("", "Llama", "CodeLlama", "Gemma", "Mistral")
-_MERGES = ("", "GPT2", "CodeGen", "Qwen2")
-# The words of Qwen 2, which its files do not tell.
-_QWEN2_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-# The special tokens of the first versions, whose files do not list them.
-_TEKKEN_SPECIALS = """
-    <unk> <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] [/TOOL_RESULTS] [TOOL_CALLS]
-    [IMG] <pad> [IMG_BREAK] [IMG_END] [PREFIX] [MIDDLE] [SUFFIX] [SYSTEM_PROMPT] [/SYSTEM_PROMPT] [TOOL_CONTENT]
-"""
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The pieces of a model, and how a text becomes ids of them."""
+    """The pieces of a model, and the functions that turn texts into their ids."""
 
     backend: tokenizers.Tokenizer
-    """Has the pieces, the special tokens and how ids become text."""
+    """Has the pieces and the special tokens, and turns ids into text."""
     encode: Callable[[str, bool], Sequence[int]]
-    """Turns a text into ids, and adds special tokens at its ends or not; TypeError for half a surrogate pair."""
+    """Turns a text into ids, with or without special tokens at its ends; TypeError for half a surrogate pair."""
     backend_encodes: bool = False
-    """Whether the backend makes the same ids, and so knows pairs of texts and how to cut them."""
+    """Whether the backend makes the same ids, so that it can encode and truncate pairs of texts."""
     bounds: TextBounds = NO_BOUNDS
-    """How few tokens a text can have."""
+    """The least number of tokens that a text can have."""
     cuts: SafeCuts | None = None
-    """Where texts can be cut, and encoded part by part; None: nowhere."""
+    """Finds where a text can be cut to be encoded part by part; None: nowhere."""
 
     @classmethod
     def of(cls, backend: tokenizers.Tokenizer) -> Vocabulary:
-        """Returns one whose backend encodes too."""
-        # Some files carry the settings of a training run, which would cut or pad prompts in silence.
+        """Returns the vocabulary of a backend that also encodes."""
+        # Some files have the settings of a training run, which would silently cut or pad prompts.
         backend.no_truncation()
         backend.no_padding()
-        description: Json = json.loads(backend.to_str())
+        description: dict[str, Any] = json.loads(backend.to_str())
         bounds = bounds_of_backend(backend, description)
         cuts = cuts_of(description, backend.get_vocab(with_added_tokens=False))
         return cls(backend, lambda text, specials: encode_text(backend, text, specials).ids, True, bounds, cuts)
@@ -76,198 +62,76 @@ class Vocabulary:
 def encode_text(backend: tokenizers.Tokenizer, text: str, specials: bool = False) -> tokenizers.Encoding:
     """Encodes a text, without offsets; TypeError for half a surrogate pair.
 
-    `encode` has the interpreter stand still until it is done; a batch lets other threads run.
+    `encode` holds the interpreter's lock until it is done; a batch lets other threads run.
     """
     return backend.encode_batch_fast([text], add_special_tokens=specials)[0]
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizerSettings:
-    """What the files beside a vocabulary say of it."""
+class Encoded(NamedTuple):
+    """Token ids. `is_whole`: whether they are the whole text's; else those of its beginning or end."""
 
-    config: Json
-    """tokenizer_config.json."""
-    special_tokens: Mapping[str, str]
-    """By their names there."""
-    added_tokens: Json = field(default_factory=dict[str, Any])
-    """added_tokens.json: ids by text."""
-
-    @property
-    def tokenizer_class(self) -> str:
-        """The class that transformers makes of it, without its common ending."""
-        name = self.config.get("tokenizer_class")
-        return name.removesuffix("Fast").removesuffix("Tokenizer") if isinstance(name, str) else ""
-
-    def flag(self, name: str, default: bool) -> bool:
-        """Returns a flag; null is its default."""
-        value = self.config.get(name)
-        return value if isinstance(value, bool) else default
-
-    def added(self) -> Iterator[tuple[int, AddedToken]]:
-        """Yields the tokens that were added to the vocabulary, with their ids."""
-        specials = set(self.special_tokens.values())
-        described: Json = self.config.get("added_tokens_decoder") or {}
-        for token_id, given in described.items():
-            how = {name: bool(given[name]) for name in ("lstrip", "rstrip", "single_word", "special") if name in given}
-            yield int(token_id), AddedToken(str(given["content"]), normalized=False, **how)
-        for text, token_id in () if described else self.added_tokens.items():
-            yield int(token_id), AddedToken(text, normalized=False, special=text in specials)
+    token_ids: tuple[int, ...]
+    is_whole: bool
 
 
-def load_vocabulary(folder: Path, settings: TokenizerSettings, root: Path | None = None) -> Vocabulary:
-    """Reads a folder's vocabulary; raises BlockyardError MODEL_NOT_LOADED that says what is wrong and what to do.
+def encode_slices(
+    vocabulary: Vocabulary, text: str, *, enough: int | None = None, from_end: bool = False
+) -> Steps[tuple[list[tokenizers.Encoding], bool]]:
+    """Encodes a text without special tokens; TypeError for half a surrogate pair.
 
-    `root`: below which its files have to lie, links followed; None: they may lie anywhere.
+    Args:
+        vocabulary: a vocabulary whose backend encodes.
+        text: the text.
+        enough: the number of tokens after which encoding stops; None: the whole text is encoded.
+        from_end: whether encoding begins at the text's end.
+
+    Returns the encodings of the slices in order, and whether they are the whole text.
     """
-    found = find_vocabulary(folder)
-    if found is None:
-        raise _not_loaded(f"{folder} has no tokenizer.json, and no tokenizer of another form: copy its files to it")
-    try:
-        return _READERS[found](folder / found, settings, root)
-    except BlockyardError:
-        raise
-    except OSError as error:
-        raise _not_loaded(f"{error.filename or folder / found} cannot be read: {error.strerror}") from None
-    except Exception:  # noqa: BLE001 - the libraries raise plain Exception, and a file may have anything
-        raise _not_loaded(f"{folder / found} is damaged, or of a form that is not known: copy it again") from None
+    if vocabulary.cuts is None or len(text) <= SLICE_CHARACTERS:
+        yield len(text)
+        return [encode_text(vocabulary.backend, text)], True
+    encodings: list[tokenizers.Encoding] = []
+    num_tokens, rest = 0, (0, len(text))
+    while rest[0] < rest[1] and (enough is None or num_tokens < enough):
+        start, stop, rest = _cut(vocabulary.cuts, text, *rest, from_end=from_end)
+        yield stop - start
+        encodings.append(encode_text(vocabulary.backend, text[start:stop]))
+        num_tokens += len(encodings[-1])
+    return encodings[::-1] if from_end else encodings, rest[0] == rest[1]
 
 
-def find_vocabulary(folder: Path) -> str | None:
-    """Returns which of a folder's files is its vocabulary."""
-    return next((name for name in _READERS if (folder / name).exists()), None)
+def _cut(cuts: SafeCuts, text: str, start: int, stop: int, *, from_end: bool) -> tuple[int, int, tuple[int, int]]:
+    """Returns the bounds of the next slice of a text's rest, and the bounds of the new rest."""
+    if from_end:
+        place = max(cuts.before(text, stop - SLICE_CHARACTERS), start)
+        return place, stop, (start, place)
+    place = min(cuts.behind(text, start + SLICE_CHARACTERS), stop)
+    return start, place, (place, stop)
 
 
-def _not_loaded(message: str) -> BlockyardError:
-    return BlockyardError(Reason.MODEL_NOT_LOADED, message)
+def encode_steps(
+    vocabulary: Vocabulary,
+    text: str,
+    *,
+    add_special_tokens: bool = True,
+    enough: int | None = None,
+    from_end: bool = False,
+) -> Steps[Encoded]:
+    """Encodes a text as `vocabulary.encode` does, or only its beginning or end: see `encode_slices`."""
+    if vocabulary.cuts is None or len(text) <= SLICE_CHARACTERS:
+        yield len(text)
+        return Encoded(tuple(vocabulary.encode(text, add_special_tokens)), True)
+    encodings, is_whole = yield from encode_slices(vocabulary, text, enough=enough, from_end=from_end)
+    before, behind = find_specials(vocabulary.backend) if add_special_tokens else ((), ())
+    if not is_whole:
+        before, behind = ((), behind) if from_end else (before, ())
+    return Encoded((*before, *itertools.chain.from_iterable(each.ids for each in encodings), *behind), is_whole)
 
 
-def _require_class(file: Path, settings: TokenizerSettings, known: Sequence[str]) -> None:
-    if settings.tokenizer_class not in known:
-        raise _not_loaded(
-            f"{file.parent} has {file.name} of a {settings.config['tokenizer_class']} and no tokenizer.json: convert "
-            "it once with transformers, AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
-        )
-
-
-def _read_tokenizers(file: Path, settings: TokenizerSettings, root: Path | None) -> Vocabulary:
-    return Vocabulary.of(tokenizers.Tokenizer.from_buffer(read_file(file, root)))
-
-
-def _read_sentence_piece(file: Path, settings: TokenizerSettings, root: Path | None) -> Vocabulary:
-    _require_class(file, settings, _SENTENCE_PIECE)
-    pieces = SentencePiece(
-        read_file(file, root),
-        dict(settings.added()),
-        specials=settings.special_tokens,
-        adds_begin=settings.flag("add_bos_token", True),
-        adds_end=settings.flag("add_eos_token", False),
-        # As transformers 5, which takes a file that does not say for one of today.
-        prefixes_each=settings.flag("legacy", False),
-        prefixes_first=settings.flag("add_prefix_space", True),
-    )
-    return Vocabulary(pieces.backend, pieces.encode, bounds=pieces.bounds)
-
-
-def _read_tekken(file: Path, settings: TokenizerSettings, root: Path | None) -> Vocabulary:
-    """Reads Mistral's: ranks of byte sequences, behind a number of special tokens.
-
-    Two neighbours merge if there is a token of their bytes, the lowest rank first: each way in which a token can be put
-    together is a merge.
-    """
-    stored = json.loads(read_file(file, root))
-    config: Json = stored["config"]
-    num_specials: int = config["default_num_special_tokens"]
-    given = stored["vocab"][: config["default_vocab_size"] - num_specials]
-    ranks = {base64.b64decode(token["token_bytes"]): int(token["rank"]) for token in given}
-    merges = [(token[:cut], token[cut:]) for token in ranks for cut in _cuts(token, ranks)]
-    specials = [f"<SPECIAL_{number}>" for number in range(num_specials)]
-    hidden = [True] * num_specials
-    defaults: list[Json] = [{"rank": rank, "token_str": text} for rank, text in enumerate(_TEKKEN_SPECIALS.split())]
-    named: list[Json] = stored.get("special_tokens") or defaults
-    for token in named:
-        specials[token["rank"]] = token["token_str"]
-        hidden[token["rank"]] = bool(token.get("is_control", True))
-    vocabulary = {_spell(token): rank + num_specials for token, rank in ranks.items()}
-    vocabulary |= {text: number for number, text in enumerate(specials)}
-    backend = tokenizers.Tokenizer(
-        models.BPE(
-            vocab=vocabulary,
-            merges=[(_spell(left), _spell(right)) for left, right in merges],
-            ignore_merges=True,
-        )
-    )
-    backend.pre_tokenizer = _split(config["pattern"])
-    backend.decoder = decoders.ByteLevel()
-    backend.add_tokens(
-        [
-            AddedToken(text, special=is_hidden, normalized=False)
-            for text, is_hidden in zip(specials, hidden, strict=True)
-        ]
-    )
-    _add_begin(backend, "<s>" if settings.flag("add_bos_token", True) else None)
-    return Vocabulary.of(backend)
-
-
-def _cuts(token: bytes, ranks: Mapping[bytes, int]) -> list[int]:
-    """Returns where a token can be put together of two others, the one of the lowest ranks first."""
-    cuts = [cut for cut in range(1, len(token)) if token[:cut] in ranks and token[cut:] in ranks]
-    return sorted(cuts, key=lambda cut: (ranks[token[:cut]], ranks[token[cut:]]))
-
-
-def _read_merges(file: Path, settings: TokenizerSettings, root: Path | None) -> Vocabulary:
-    """Reads GPT-2's two files."""
-    _require_class(file, settings, _MERGES)
-    vocabulary: dict[str, int] = json.loads(read_file(file, root))
-    merges = list(_split_merges(read_file(file.with_name("merges.txt"), root).decode()))
-    backend = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
-    has_prefix = settings.flag("add_prefix_space", False)
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=has_prefix)
-    if settings.tokenizer_class == "Qwen2":
-        backend.normalizer = normalizers.NFC()
-        backend.pre_tokenizer = _split(_QWEN2_WORDS, has_prefix)
-    backend.decoder = decoders.ByteLevel()
-    # Ids are given in order behind those of the vocabulary.
-    backend.add_tokens([token for _, token in sorted(settings.added(), key=lambda item: item[0])])
-    backend.add_special_tokens(
-        [text for text in settings.special_tokens.values() if backend.token_to_id(text) is not None]
-    )
-    _add_begin(backend, settings.special_tokens.get("bos_token") if settings.flag("add_bos_token", False) else None)
-    return Vocabulary.of(backend)
-
-
-def _split_merges(text: str) -> Iterator[tuple[str, str]]:
-    """Yields the pairs of merges.txt; raises ValueError for a line that has no two parts."""
-    for line in text.removesuffix("\n").split("\n") if text else ():
-        if not line.startswith("#version"):
-            left, right = line.removesuffix("\r").split(" ")
-            yield left, right
-
-
-def _split(pattern: str, has_prefix: bool = False) -> pre_tokenizers.PreTokenizer:
-    """Returns what cuts texts into words by a pattern, and spells their bytes."""
-    words = pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
-    return pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=has_prefix, use_regex=False)])
-
-
-def _add_begin(backend: tokenizers.Tokenizer, begin: str | None) -> None:
-    """Has a token stand before each text that special tokens are added to."""
-    if begin is not None and (token_id := backend.token_to_id(begin)) is not None:
-        backend.post_processor = processors.TemplateProcessing(single=[begin, "$A"], special_tokens=[(begin, token_id)])
-
-
-_CHARACTER_OF = {byte: character for character, byte in byte_of_character().items()}
-
-
-def _spell(token: bytes) -> str:
-    """Returns bytes as characters of a byte-level vocabulary."""
-    return token.decode("latin-1").translate(_CHARACTER_OF)
-
-
-_READERS: dict[str, Callable[[Path, TokenizerSettings, Path | None], Vocabulary]] = {
-    "tokenizer.json": _read_tokenizers,
-    "tekken.json": _read_tekken,
-    "tokenizer.model": _read_sentence_piece,
-    "vocab.json": _read_merges,
-}
-VOCABULARY_FILES = tuple(_READERS)
-"""The files that may be a vocabulary, in the order of preference."""
+def find_specials(backend: tokenizers.Tokenizer) -> tuple[Sequence[int], Sequence[int]]:
+    """Returns the special tokens that are added before a text and behind it."""
+    whole = backend.post_process(encode_text(backend, "a"), None, True)
+    is_special, ids = whole.special_tokens_mask, whole.ids
+    start = is_special.index(0)
+    stop = len(ids) - is_special[::-1].index(0)
+    return ids[:start], ids[stop:]

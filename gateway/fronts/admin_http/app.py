@@ -48,7 +48,7 @@ def make_admin_app(administration: AdminServicer) -> FastAPI:
         mode: Literal["keep", "wait", "abort"] = "keep",
         replica: str = "",
     ) -> Response:
-        """Has all replicas, or one, give their memory up."""
+        """Makes all replicas, or one, release their memory."""
         leave = admin_pb2.LeaveMode.Value(f"LEAVE_MODE_{mode.upper()}")
         for name in await _names(administration, replica):
             request = admin_pb2.SleepReplicaRequest(replica=name, level=level, mode=leave)
@@ -60,7 +60,7 @@ def make_admin_app(administration: AdminServicer) -> FastAPI:
         reload: bool = False,
         replica: str = "",
     ) -> Response:
-        """Has all replicas, or one, take their memory again."""
+        """Makes all replicas, or one, allocate their memory again."""
         numbers = [administration_pb2.MemoryTag.Value(f"MEMORY_TAG_{tag.upper()}") for tag in tags or ()]
         for name in await _names(administration, replica):
             request = admin_pb2.WakeReplicaRequest(replica=name, tags=numbers, reload=reload)

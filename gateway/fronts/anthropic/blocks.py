@@ -14,13 +14,13 @@ from gateway.fronts.http_calls.body_types import BY_TYPE, Neutral, NotServed, Sh
 # Begins a line of the system's texts that is for a provider, not for a model. It changes with every request, and prefix
 # caches would end before it.
 _BILLING = "x-anthropic-billing-header:"
-# Where each kind of block may stand. Others are the API's, and not served.
+# The roles in which each type of block is allowed. Other types of the API are not supported.
 _IN_TEXT = frozenset({"text"})
 IN_MESSAGES = frozenset({"text", "thinking", "redacted_thinking", "tool_use", "tool_result"})
 
 
 class Block(Shape):
-    """What all blocks have. The prefix cache works without being asked."""
+    """The fields that all blocks share. The prefix cache needs no request."""
 
     cache_control: dict[str, Any] | None = None
 
@@ -34,7 +34,7 @@ class TextBlock(Block):
 
 
 class ThinkingBlock(Block):
-    """What the model thought in an earlier answer. Nothing here signs it."""
+    """The reasoning of an earlier answer. It has no signature here."""
 
     type: Literal["thinking"]
     thinking: str
@@ -42,7 +42,7 @@ class ThinkingBlock(Block):
 
 
 class RedactedThinkingBlock(Block):
-    """What another provider's model thought, which nobody can read here."""
+    """Encrypted reasoning of another provider's model, which cannot be read here."""
 
     type: Literal["redacted_thinking"]
     data: str = ""
@@ -84,7 +84,7 @@ Texts = Annotated[list[TextBlock], Field(fail_fast=True), at_most(chat.MAX_PARTS
 
 
 class ToolResultBlock(Block):
-    """What a tool has answered. Of an error its text says so."""
+    """The result of a tool. An error is only marked by its text."""
 
     type: Literal["tool_result"]
     tool_use_id: str

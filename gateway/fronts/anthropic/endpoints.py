@@ -18,7 +18,7 @@ from gateway.fronts.anthropic.schema import CountBody, MessagesBody
 from gateway.fronts.http_calls.bodies import parse_body, read_json
 from gateway.fronts.http_calls.errors import client_error
 from gateway.fronts.http_calls.headers import read_tenant
-from gateway.fronts.http_calls.places import told_by
+from gateway.fronts.http_calls.places import naming_places
 from gateway.fronts.http_calls.single_reader import read_all, started, typed_events
 from gateway.fronts.http_calls.streaming import Connection, EventStream
 
@@ -71,7 +71,7 @@ class MessageEndpoints:
             connection = Connection(request.receive)
             resources.push_async_callback(connection.aclose)
             starting = resources.enter_async_context(started(self._generation, call.request, clamps=True))
-            with told_by(lambda: placed_messages(body)):
+            with naming_places(lambda: placed_messages(body)):
                 reader, accepted = await connection.run(starting)
             answer = MessageAnswer(call, accepted)
             headers = {"request-id": accepted.request_id}
@@ -86,7 +86,7 @@ class MessageEndpoints:
         tenant = read_tenant(request)
         body = parse_body(CountBody, await read_json(request))
         self._generation.resolve_model(body.model)
-        with told_by(lambda: placed_messages(body)):
+        with naming_places(lambda: placed_messages(body)):
             token_ids = await self._generation.prompt_of(understand_count(body, tenant))
         return JSONResponse({"input_tokens": len(token_ids)})
 

@@ -33,7 +33,7 @@ _TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-# Agents shorten a conversation when a message says this.
+# Agents shorten a conversation when an error's message contains this text.
 _PREFIXES = {Reason.PROMPT_TOO_LONG: "prompt is too long: "}
 _NAMES = {"prompt": "messages", "stop": "stop_sequences"}
 # A tool's parameters have another name in this API.

@@ -1,7 +1,7 @@
 """The bodies of /v1/messages and of /v1/messages/count_tokens: names, types, and what is not served.
 
 A parameter is one of four kinds, as in `gateway.fronts.openai.schema.requests`: it works; it is taken and has no effect
-here; the API knows it and it is not served, which is an error that names it; or nobody knows it, which is an error too.
+here; the API knows it and it is not served, which is an error that names it; or it is unknown, which is an error too.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ToolShape(Shape):
 
 
 class ToolChoiceShape(Shape):
-    """Whether the model may call tools, or has to."""
+    """Whether the model may call tools, must call one, or must not."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -85,7 +85,7 @@ def _check_display(value: Any) -> Any:
 
 
 class ThinkingShape(Shape):
-    """Whether the model thinks first. `budget_tokens` is a wish, which models here cannot be told."""
+    """Whether the model reasons before it answers. `budget_tokens` has no effect: models here take no budget."""
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: int | None = None
@@ -170,7 +170,7 @@ def _check_length(value: int) -> int:
 
 
 class MessagesBody(PromptShape):
-    """The body of /v1/messages. `max_tokens` gives way where the model's length leaves less."""
+    """The body of /v1/messages. `max_tokens` is reduced to the room that the model's length leaves."""
 
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = PromptShape.WITHOUT_EFFECT | {"metadata", "service_tier"}
 

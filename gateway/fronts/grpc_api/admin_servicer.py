@@ -93,7 +93,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         try:
             response.scheduler.CopyFrom(await self._link.get_status(STATUS_TIMEOUT_SECONDS))
         except grpc.RpcError as error:
-            message = f"the scheduler gives no status: {from_rpc_error(error).message}"
+            message = f"the scheduler did not report its status: {from_rpc_error(error).message}"
             response.gateway.message = response.gateway.message or message
         return response
 
@@ -201,7 +201,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         return answer
 
     async def _hear_of(self, is_told: Callable[[set[int]], bool]) -> None:
-        """Waits until this gateway was told of a change: whoever asked for it may rely on it here."""
+        """Waits until this gateway knows of a change, so that the caller can rely on it here."""
         with suppress(TimeoutError):
             async with asyncio.timeout(STATUS_TIMEOUT_SECONDS):
                 await self._link.wait_until(lambda: is_told({each.lora_id for each in self._link.loras.values()}))
@@ -209,7 +209,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def CallExtension(  # type: ignore[override]
         self, request: admin_pb2.CallExtensionRequest, context: Any
     ) -> admin_pb2.CallExtensionResponse:
-        """Has a replica's workers do an operation of an extension."""
+        """Runs an extension's operation on a replica's workers."""
         return await self.pass_on("CallExtension", request, operation=f"{request.extension}.{request.operation}")
 
 

@@ -11,8 +11,7 @@ from google.protobuf.message_factory import GetMessageClass
 
 from blockyard.errors import BlockyardError, Violation, invalid
 from blockyard.headers import TENANT_KEY
-from gateway.call_context import with_grpc_call
-from gateway.naming import check_tenant
+from gateway.call_context import check_tenant, with_grpc_call
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

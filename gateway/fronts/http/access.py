@@ -36,7 +36,7 @@ REQUEST_SECONDS = 60.0
 # Connections beyond the limit that still get an error, and their time to ask; further ones are closed.
 MAX_REFUSED_CONNECTIONS = 1024
 REFUSED_SECONDS = 5.0
-# Where the connection leaves the common name of the client's certificate for the middleware.
+# The key of the scope under which the connection passes the common name of the client's certificate.
 _COMMON_NAME = "blockyard.common_name"
 
 
@@ -156,7 +156,7 @@ class BoundedProtocol(H11Protocol):
             self._deadline = None
 
     def _give_up(self) -> None:
-        log.debug("a request did not come in time", seconds=self.request_seconds)
+        log.debug("a request was not received in time", seconds=self.request_seconds)
         self.transport.abort()
 
 

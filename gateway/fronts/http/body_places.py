@@ -87,7 +87,7 @@ class _Body:
         return message
 
     def end(self) -> None:
-        """Gives its place back, if it has one. Others go on once what is done with the whole body here and now is."""
+        """Releases the place, if it has one. Others continue after this turn's work on the body."""
         if self._expiry is not None:
             self._expiry.cancel()
             self._expiry = None

@@ -52,7 +52,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Leaves signals alone: the process drains before it stops."""
+        """Installs no signal handlers: the process drains before it stops."""
         yield
 
 

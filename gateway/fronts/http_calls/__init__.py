@@ -1,1 +1,1 @@
-"""What the HTTP fronts share: the types of bodies, reading them, headers, and streams of events."""
+"""What the HTTP fronts share: types of bodies, reading of bodies, headers, and streams of events."""

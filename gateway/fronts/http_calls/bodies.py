@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 B = TypeVar("B", bound=Shape)
 
-# Where a violation is of the body as a whole, there is no parameter to name.
+# The place of a violation of the whole body, which has no parameter.
 BODY = "body"
 MAX_VIOLATIONS = 100
 MAX_VALUES = 2**18

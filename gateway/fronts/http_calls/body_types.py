@@ -68,7 +68,7 @@ NotServed = Annotated[Any, Neutral()]
 
 
 def at_most(limit: int) -> BeforeValidator:
-    """Bounds the entries of a list or object before they are looked at; the document says so too."""
+    """Limits the entries of a list or object before they are validated; the OpenAPI document has the limit too."""
 
     def check(value: Any) -> Any:
         if isinstance(value, list | dict) and len(cast("list[Any]", value)) > limit:

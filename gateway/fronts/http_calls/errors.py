@@ -1,4 +1,4 @@
-"""What the errors of all HTTP fronts have in common: parameters under their callers' names, and when to try again."""
+"""Makes errors for all HTTP fronts: parameters under the client's names, and headers on when to try again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.telemetry import EventLogger
 from gateway.call_context import current_call
-from gateway.naming import is_request_id
+from gateway.request import is_request_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable

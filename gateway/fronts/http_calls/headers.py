@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from blockyard.errors import Violation, invalid
 from blockyard.headers import TENANT_KEY
-from gateway.naming import REQUEST_ID_RULE, check_tenant, is_request_id
+from gateway.call_context import check_tenant
+from gateway.request import REQUEST_ID_RULE, is_request_id
 
 if TYPE_CHECKING:
     from fastapi import Request

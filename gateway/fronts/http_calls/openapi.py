@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from blockyard.errors import TABLE, Reason
 from blockyard.headers import TENANT_KEY, TENANT_PATTERN
-from gateway.naming import REQUEST_ID_PATTERN
+from gateway.request import REQUEST_ID_PATTERN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -100,7 +100,7 @@ class AnswerParts:
                 yield from self._grow(PartKind.CALL, call.arguments)
 
     def end(self) -> Iterator[Step]:
-        """Takes note that the answer has ended."""
+        """Records that the answer has ended."""
         yield from self._close()
 
     def _grow(self, kind: PartKind, piece: str) -> Iterator[Step]:

@@ -28,10 +28,10 @@ class Placed(NamedTuple):
 
 
 @contextmanager
-def told_by(
+def naming_places(
     placed: Callable[[], Sequence[Placed]], tools: Callable[[], Sequence[str]] | None = None
 ) -> Generator[None]:
-    """Names the messages and the tools that an error is about by their places in the body.
+    """Renames the messages and tools in an error by their places in the body.
 
     `placed`: makes the messages of the call. `tools`: makes the paths of its tools, where they are not the core's.
     """

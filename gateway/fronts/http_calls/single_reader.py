@@ -38,7 +38,7 @@ async def started(
 ) -> AsyncGenerator[tuple[Reader, Accepted], None]:
     """Starts a request, waits until it is queued, and closes its reader at the end.
 
-    `clamps`: a max_tokens that does not fit behind the prompt gives way. Raises BlockyardError.
+    `clamps`: whether a max_tokens that does not fit behind the prompt is reduced. Raises BlockyardError.
     """
     try:
         reader = await service.start(request, replay=True)

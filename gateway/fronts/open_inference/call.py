@@ -57,7 +57,7 @@ _ELSEWHERE = {
 }
 # Triton's sequences are of models with a state.
 _SEQUENCES = ("sequence_id", "sequence_start", "sequence_end")
-# Each answer of a stream has a last response that says so, whether asked for or not.
+# Each answer of a stream ends with a response that says so, requested or not.
 _WITHOUT_EFFECT = "triton_enable_empty_final_response"
 # The core's and the completion's names of what has another one here.
 _NAMES = {"prompt": "text_input", "request_id": "id", "model": "model_name"}

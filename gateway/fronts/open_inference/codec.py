@@ -127,7 +127,7 @@ def _misfits(
         description = "has parameters, which are not supported: send its elements in the request"
         yield Violation(tensor.name, description, Reason.UNSUPPORTED_PARAMETER)
     if is_raw and tensor.HasField("contents"):
-        yield Violation(tensor.name, "has contents beside those in raw_input_contents")
+        yield Violation(tensor.name, "must not have contents beside raw_input_contents")
 
 
 def _elements(tensor: Request.InferInputTensor, raw: bytes | None, max_elements: int) -> list[Any]:

@@ -136,7 +136,7 @@ class OpenInferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer
             answer = Answer(call, readers.accepted)
             async with aclosing(readers.events()) as events:
                 async for prompt, event in events:
-                    # Where all have failed the error takes the place of the last response.
+                    # If all choices failed, the error replaces the last response.
                     if answer.add(prompt, event) and call.stream and not answer.has_failed:
                         yield encode_response(answer.take())
             if not call.stream:

@@ -100,7 +100,7 @@ class CallReaders:
             try:
                 found = await self._service.find(f"{call_id}-0", tenant)
             except BlockyardError as of_several:
-                # It is told by the name that its client gave.
+                # The error names the request by its client's id.
                 raise (error if is_unknown_request(of_several) else of_several) from None
         if decode_state(found.front_state, found.request_id).call_id != call_id:
             raise BlockyardError(Reason.REQUEST_EXPIRED, f"{call_id!r} belongs to another call")

@@ -29,7 +29,7 @@ from gateway.fronts.openai.call_spec import understand_chat, understand_completi
 from gateway.fronts.openai.call_state import make_state
 from gateway.fronts.openai.event_ids import StreamPosition, StreamTracker, parse
 from gateway.fronts.openai.schema.requests import MAX_PROMPTS, ChatBody, CompletionBody, GenerationBody
-from gateway.naming import check_request_id
+from gateway.request import check_request_id
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine
@@ -168,5 +168,5 @@ def _named(body: B, key: str | None) -> B:
     if key is None:
         return body
     if body.request_id not in (None, key):
-        raise invalid([Violation("request_id", f"is not {key!r}, which the header Idempotency-Key says")])
+        raise invalid([Violation("request_id", f"must equal {key!r}, the value of the header Idempotency-Key")])
     return body.model_copy(update={"request_id": key})

@@ -27,7 +27,7 @@ _USAGE = "u"
 
 
 class StreamPosition(NamedTuple):
-    """What a client has of a stream: of each choice, and of the rest. `has_begun`: anything at all."""
+    """The part of a stream that a client has: of each choice, and of the rest. `has_begun`: whether it has any."""
 
     positions: Mapping[int, Position] = {}
     prompts: frozenset[int] = frozenset()

@@ -93,7 +93,7 @@ class Tokenization:
 
 
 def _write_tokens(token_ids: Sequence[int], max_model_len: int | None, pieces: list[str] | None) -> Iterator[bytes]:
-    """Writes an answer as JSON, in parts: one call that writes all of it would let nobody else run."""
+    """Writes an answer as JSON in parts: a single call would block all other calls."""
     yield f'{{"count":{len(token_ids)},"max_model_len":{json.dumps(max_model_len)},"tokens":['.encode()
     yield from _write_items(token_ids)
     yield b'],"token_strs":'

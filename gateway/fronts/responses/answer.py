@@ -14,7 +14,7 @@ from blockyard.errors import Reason
 from gateway.fronts.http_calls.parts import AnswerParts, Closed, Grown, Opened
 from gateway.fronts.responses.output import Output
 from gateway.fronts.responses.text_logprobs import TextLogprobs
-from gateway.fronts.responses.tools import told_names
+from gateway.fronts.responses.tools import function_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -55,7 +55,7 @@ class ResponseAnswer:
         self._starting_after = starting_after
         self._number = FROM_THE_BEGINNING
         self._parts = AnswerParts()
-        self._output = Output(accepted.request_id, told_names(call.echo["tools"]))
+        self._output = Output(accepted.request_id, function_names(call.echo["tools"]))
         self._logprobs = TextLogprobs()
         self._statuses: list[str] = []
         self._finished: Finished | None = None

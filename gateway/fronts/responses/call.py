@@ -15,7 +15,7 @@ from blockyard.errors import BlockyardError, Reason
 from gateway.chat import effort_arguments
 from gateway.fronts.http_calls.errors import rename_violations
 from gateway.fronts.http_calls.formats import format_parameter
-from gateway.fronts.http_calls.places import told_by
+from gateway.fronts.http_calls.places import naming_places
 from gateway.fronts.openai import errors
 from gateway.fronts.openai.call_codec import decode_state, encode_state
 from gateway.fronts.openai.call_state import CallState
@@ -97,9 +97,11 @@ def _placed_messages(body: ResponseBody | InputTokensBody) -> list[Placed]:
     return placed_messages(body.instructions, body.input or [])
 
 
-def told_by_body(body: ResponseBody | InputTokensBody) -> AbstractContextManager[None]:
+def naming_body_places(body: ResponseBody | InputTokensBody) -> AbstractContextManager[None]:
     """Names the messages and the tools that an error of the core is about by their places in the body."""
-    return told_by(lambda: _placed_messages(body), lambda: [tool.place for tool in placed_tools(body.tools or ())])
+    return naming_places(
+        lambda: _placed_messages(body), lambda: [tool.place for tool in placed_tools(body.tools or ())]
+    )
 
 
 def _conversation(body: ResponseBody | InputTokensBody) -> chat.Conversation:
@@ -121,7 +123,7 @@ def _conversation(body: ResponseBody | InputTokensBody) -> chat.Conversation:
 
 
 def _chosen(choice: Any, tools: Sequence[PlacedTool]) -> tuple[ToolChoice, str, tuple[str, ...]]:
-    """Returns what a choice of tools says: whether one is called, which, and which may be."""
+    """Reads a choice of tools: whether one is called, which one, and which ones are allowed."""
     match choice:
         case NamedTool():
             return ToolChoice.REQUIRED, chosen_names([choice], tools)[0], ()
@@ -133,8 +135,8 @@ def _chosen(choice: Any, tools: Sequence[PlacedTool]) -> tuple[ToolChoice, str, 
 
 def _echo(body: ResponseBody) -> dict[str, Any]:
     """Returns the fields of the answer that repeat the body, those left out with the API's defaults."""
-    untold = {"client_metadata", "include", "input", "stream", "stream_options"}
-    told = body.model_dump(by_alias=True, exclude_unset=True, exclude=untold)
+    not_repeated = {"client_metadata", "include", "input", "stream", "stream_options"}
+    repeated = body.model_dump(by_alias=True, exclude_unset=True, exclude=not_repeated)
     return {
         "background": False,
         "instructions": None,
@@ -153,13 +155,13 @@ def _echo(body: ResponseBody) -> dict[str, Any]:
         "truncation": "disabled",
         "metadata": {},
         "user": None,
-        **{name: value for name, value in told.items() if value is not None},
+        **{name: value for name, value in repeated.items() if value is not None},
         "store": False,
     }
 
 
 def _kept(call: ResponseCall) -> ResponseCall:
-    """Has a request outlive its connection, with what any gateway needs to tell its answer."""
+    """Returns a request that outlives its connection, with the state from which any gateway can write its answer."""
     state = CallState(
         call.request.request_id, is_chat=True, created=call.created, response=json.dumps(call.echo, ensure_ascii=False)
     )

@@ -18,7 +18,7 @@ from gateway.fronts.http_calls.streaming import Connection, EventStream, encode_
 from gateway.fronts.http_calls.token_counts import token_counter
 from gateway.fronts.responses import document
 from gateway.fronts.responses.answer import FROM_THE_BEGINNING, ResponseAnswer
-from gateway.fronts.responses.call import call_of, rename, told_by_body, understand, understand_count
+from gateway.fronts.responses.call import call_of, naming_body_places, rename, understand, understand_count
 from gateway.fronts.responses.schema import InputTokensBody, ResponseBody
 from gateway.observe.metrics import note_error
 from gateway.request import ResumeRequest
@@ -59,7 +59,7 @@ class ResponseEndpoints:
             resources.push_async_callback(connection.aclose)
             try:
                 starting = resources.enter_async_context(started(self._generation, call.request))
-                with told_by_body(body):
+                with naming_body_places(body):
                     reader, accepted = await connection.run(starting)
             except BlockyardError as error:
                 raise rename(error) from None
@@ -77,7 +77,7 @@ class ResponseEndpoints:
         body = parse_body(InputTokensBody, await read_json(request))
         self._generation.resolve_model(body.model or "")
         try:
-            with told_by_body(body):
+            with naming_body_places(body):
                 token_ids = await self._generation.prompt_of(understand_count(body, tenant))
         except BlockyardError as error:
             raise rename(error) from None

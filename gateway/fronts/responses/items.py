@@ -82,7 +82,7 @@ class CallItem(Shape):
 
 
 class CallOutputItem(Shape):
-    """What the function has answered."""
+    """The result of a function."""
 
     type: Literal["function_call_output"]
     call_id: str
@@ -95,7 +95,7 @@ class CallOutputItem(Shape):
 
 
 class ReasoningItem(Shape):
-    """What the model thought in an earlier answer. Nothing here encrypts it."""
+    """The reasoning of an earlier answer. It is not encrypted here."""
 
     type: Literal["reasoning"]
     id: str | None = None

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from gateway.fronts.http_calls.parts import Part
-    from gateway.fronts.responses.tools import ToldName
+    from gateway.fronts.responses.tools import FunctionName
 
 _PREFIXES = {PartKind.REASONING: "rs", PartKind.TEXT: "msg", PartKind.CALL: "fc"}
 Event = dict[str, Any]
@@ -25,7 +25,7 @@ class Output:
         names: of functions in namespaces, by those that the model knows.
     """
 
-    def __init__(self, response_id: str, names: Mapping[str, ToldName]) -> None:
+    def __init__(self, response_id: str, names: Mapping[str, FunctionName]) -> None:
         self._names = names
         self._suffix = response_id.removeprefix("resp_")
         # By the number of the part.
@@ -80,8 +80,8 @@ class Output:
         return {"type": "output_text", "text": part.text, "annotations": [], "logprobs": logprobs}
 
     def _name(self, part: Part) -> dict[str, str]:
-        told = self._names.get(part.name)
-        return {"name": part.name} if told is None else told._asdict()
+        name = self._names.get(part.name)
+        return {"name": part.name} if name is None else name._asdict()
 
     def _id(self, part: Part) -> str:
         return f"{_PREFIXES[part.kind]}_{self._suffix}_{part.number}"

@@ -1,7 +1,7 @@
 """The bodies of /v1/responses and of /v1/responses/input_tokens: names, types, and what is not served.
 
 A parameter is one of four kinds, as in `gateway.fronts.openai.schema.requests`: it works; it is taken and has no effect
-here; the API knows it and it is not served, which is an error that names it; or nobody knows it, which is an error too.
+here; the API knows it and it is not served, which is an error that names it; or it is unknown, which is an error too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from blockyard.contract.request import OutputFormat
 
 LOGPROBS = "message.output_text.logprobs"
-# Reasoning is not encrypted here: it is told as it is, and taken back so.
+# Reasoning is not encrypted here: it is returned and accepted as plain text.
 _SERVED_INCLUDES = frozenset({LOGPROBS, "reasoning.encrypted_content"})
 _STATELESS = "is not supported, since answers are not stored: send the earlier items of the conversation in input"
 
@@ -35,7 +35,7 @@ def _check_include(value: Any) -> Any:
 
 
 class ReasoningShape(Shape):
-    """How much the model thinks; `effort` goes to the chat template. No summaries are made: all of it is told."""
+    """How much the model reasons; `effort` goes to the chat template. All reasoning is returned, without a summary."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None

@@ -15,7 +15,7 @@ Entry = dict[str, Any]
 class TextLogprobs:
     """Holds those of tokens whose text has not come: a part of a character, or what may begin a marker.
 
-    Tokens of reasoning, calls and markers are no text, and nothing is told of them.
+    Tokens of reasoning, calls and markers are not text, and have no entries.
     """
 
     def __init__(self) -> None:

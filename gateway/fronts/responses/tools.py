@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def _only(*served: str, which: str) -> BeforeValidator:
-    """Refuses tools of other types by name, such as those that OpenAI's servers run. `which`: says what is served."""
+    """Refuses tools of other types by name, such as those that OpenAI's servers run. `which`: the supported types."""
 
     def check(value: Any) -> Any:
         kind = cast("dict[str, Any]", value).get("type") if isinstance(value, dict) else None
@@ -144,7 +144,7 @@ class PlacedTool(NamedTuple):
         function = self.function
         descriptions = [self.namespace.description if self.namespace else "", function.description or ""]
         parameters = "" if function.parameters is None else json.dumps(function.parameters, ensure_ascii=False)
-        # Where it is left out, a model of OpenAI tries to; here that would refuse schemas that cannot be kept.
+        # OpenAI's default is to try strictness; here that would refuse schemas that no grammar supports.
         strict = bool(function.strict)
         return chat.Tool(self.model_name, "\n".join(filter(None, descriptions)), parameters, strict=strict)
 
@@ -161,7 +161,7 @@ def placed_tools(tools: Iterable[AnyTool]) -> Iterator[PlacedTool]:
 
 
 def check_names(tools: Iterable[PlacedTool]) -> None:
-    """Raises BlockyardError FIELD_INVALID where it could not be told which function of a namespace the model calls."""
+    """Raises BlockyardError FIELD_INVALID for a function in a namespace whose name for the model is another's too."""
     known: dict[str, PlacedTool] = {}
     violations: list[Violation] = []
     for tool in tools:
@@ -209,22 +209,22 @@ def chosen_names(chosen: Iterable[NamedTool], tools: Iterable[PlacedTool]) -> tu
     return tuple(find(each.name) for each in chosen)
 
 
-class ToldName(NamedTuple):
+class FunctionName(NamedTuple):
     """The name of a function in a namespace, as the client knows it."""
 
     name: str
     namespace: str
 
 
-def told_names(tools: Iterable[Mapping[str, Any]]) -> dict[str, ToldName]:
-    """Returns the names of all functions in namespaces by those that the model knows.
+def function_names(tools: Iterable[Mapping[str, Any]]) -> dict[str, FunctionName]:
+    """Returns the namespace and name of each function in a namespace, by its name for the model.
 
     `tools`: as the answer repeats them, which is what every gateway has of a response in the background.
     """
-    told = (
-        ToldName(function["name"], tool["name"])
+    names = (
+        FunctionName(function["name"], tool["name"])
         for tool in tools
         if tool["type"] == "namespace"
         for function in tool["tools"]
     )
-    return {model_name(*each): each for each in told}
+    return {model_name(*each): each for each in names}

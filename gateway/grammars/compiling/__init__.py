@@ -1,1 +1,1 @@
-"""Processes that compile grammars, so that what one costs holds nobody else."""
+"""Processes that compile grammars, so that an expensive one delays no other request."""

@@ -62,9 +62,9 @@ def write_message(stream: BinaryIO, seconds: float, text: str) -> None:
 def complain(vocabulary: LLTokenizer, text: str) -> str:
     """Returns what is wrong with a grammar, as llguidance says it; empty: nothing.
 
-    It is compiled as a worker does, for a vocabulary of bytes, and followed for some of them, where rows of too many
-    items are seen. What is wrong with it without a vocabulary is told, and that it allows no text at all; beyond that
-    only limits: what else is wrong may be so of these tokens alone.
+    The grammar is compiled as in a worker, for a vocabulary of bytes, and advanced by a few of them, which shows rows
+    with too many items. Reported are errors that need no vocabulary, a grammar that allows no text, and exceeded
+    limits: any other error may be due to this vocabulary.
     """
     from llguidance import LLMatcher, LLParserLimits  # noqa: PLC0415  an extra
 
@@ -115,7 +115,7 @@ def serve(max_bytes: int) -> None:
         signal.setitimer(signal.ITIMER_PROF, 0)
         write_message(sys.stdout.buffer, time.process_time() - begin, complaint)
         if complaint == FAILED:
-            # Where that left llguidance broken this fails too, and ends the process.
+            # If the failure left llguidance broken, this fails too and ends the process.
             complain(vocabulary, _SIMPLEST)
             # The first panic reads the library's symbols, some 70 MB, for its stack: no grammar takes these.
             base, has_failed = base if has_failed else _limit_memory(max_bytes), True

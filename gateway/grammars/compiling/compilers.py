@@ -1,7 +1,7 @@
-"""Processes that compile grammars, and what they said of the last ones.
+"""Processes that compile grammars, and a cache of their results.
 
-A grammar is compiled where it can neither hold a gateway's threads nor take its memory, by counts of both that the
-minute does not change: processor time, not time.
+A grammar is compiled in a process, so that it can neither block the gateway's threads nor use up its memory. Its limits
+are memory and processor time, not elapsed time: results must not depend on the machine's load.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from gateway.grammars.compiling.compiler_process import read_message, write_mess
 NUM_COMPILERS = 2
 _MODULE = "gateway.grammars.compiling.compiler_process"
 _ROOT = Path(__file__).parents[3]
-# Texts whose check is not made again: clients send the same few.
+# Results that are kept: clients send the same few grammars.
 _MAX_KNOWN = 64
 _MAX_COMPLAINT = 400
-# How a grammar ends a process. Other ends are not its doing.
+# The signals by which a grammar ends its process. Any other end has another cause.
 _TOO_COMPLEX = {
     -signal.SIGPROF: f"too complex: it takes more than {MAX_CHECK_SECONDS:g} s of processor time to compile",
     -signal.SIGABRT: f"too complex: it takes more than {MAX_CHECK_BYTES >> 20} MiB to compile",
@@ -69,13 +69,13 @@ class _Compiler:
                     code = self._end()
                     if code in _TOO_COMPLEX:
                         return seconds, _TOO_COMPLEX[code]
-        raise BlockyardError(Reason.BUG, "the process that compiles grammars ends by itself")
+        raise BlockyardError(Reason.BUG, "the process that compiles grammars exited")
 
     def _start(self) -> subprocess.Popen[bytes]:
         process = self._process = subprocess.Popen(
             [sys.executable, "-m", _MODULE, str(MAX_CHECK_BYTES)],
             cwd=_ROOT,
-            # Its memory is told by one heap: others are reserved in large pieces.
+            # Use a single heap, so that memory is measured exactly: further heaps are reserved in large pieces.
             env={**os.environ, "MALLOC_ARENA_MAX": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -92,7 +92,7 @@ class _Compiler:
             self._end()
             if self._is_closed:
                 raise stopping() from None
-            raise BlockyardError(Reason.BUG, "the process that compiles grammars does not start") from None
+            raise BlockyardError(Reason.BUG, "the process that compiles grammars did not start") from None
         return process
 
     def _end(self) -> int:
@@ -160,18 +160,18 @@ class Compilers:
 
 
 class Checks:
-    """What is compiled for one request, and how much more may be."""
+    """The checks of one request, and the processor time that it has left."""
 
     def __init__(self, compilers: Compilers) -> None:
         self._compilers = compilers
-        # Only one thread asks.
+        # Only one thread calls this object.
         self._begin: float | None = None
         self.num_seconds = 0.0
-        """Of the processes' time, so far."""
+        """Processor time of the processes, used so far."""
 
     @property
     def is_spent(self) -> bool:
-        """Whether they have taken all the processor time that a request has, here and in the processes."""
+        """Whether the request has used up its processor time, here and in the processes."""
         return self._num_seconds_left() <= 0
 
     def _num_seconds_left(self) -> float:
@@ -187,7 +187,7 @@ class Checks:
         try:
             size = len(text.encode())
         except UnicodeEncodeError:
-            return "must be Unicode text, and has half a surrogate pair"
+            return "must be Unicode text, but contains half a surrogate pair"
         if size > MAX_GRAMMAR_BYTES:
             return f"too large: {size} bytes, and at most {MAX_GRAMMAR_BYTES} are taken"
         if (left := self._num_seconds_left()) <= 0:
@@ -202,7 +202,7 @@ class Checks:
 
 
 def _shorten(message: str) -> str:
-    """Leaves out where in the text it is, which nobody who sent a schema has seen, and the text itself."""
+    """Leaves out the text and the place in it: a client that sent a schema has never seen that text."""
     first = message.split("\n   1 | ")[0].split("<state>")[0].split("<non")[0]
     said = first.split("failed to compile JSON schema: ")[-1]
     return " ".join(said.split())[:_MAX_COMPLAINT]

@@ -28,4 +28,4 @@ def test_a_gateway_that_may_open_fewer_files_than_connections_says_so(max_connec
             assert lines[-1], lines
         gateway.kill()
         gateway.stderr.read()
-    assert any("fewer files may be open" in line for line in lines) is warns
+    assert any("the limit of open files is below" in line for line in lines) is warns

@@ -11,7 +11,8 @@ from blockyard.contract.request import Position
 from blockyard.contract.sampling import FinishReason
 from blockyard.errors import BlockyardError, Reason
 from blockyard.inference.v1 import inference_pb2
-from gateway.admission import RETRY_SECONDS, Admission
+from gateway.live.live_requests import Admission
+from gateway.live.outstanding import RETRY_SECONDS
 from gateway.request import GenerationRequest
 from tests.kit.fakes.fake_scheduler import FakeScheduler
 from tests.kit.refusals import refused

@@ -22,7 +22,7 @@ from gateway.pooling.inputs import InputEncoder
 from gateway.pooling.model import PooledModel
 from gateway.pooling_calls import CallOptions
 from gateway.request import GenerationRequest
-from gateway.text import pairs, slices
+from gateway.text import encoding, pairs, vocabulary
 from tests.kit.fakes.fake_scheduler import FakeScheduler
 from tests.kit.refusals import refused
 from tests.unit.gateway.core import FACTS, Core
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     import tokenizers
 
-    from gateway.text.slices import Steps
 
 NUM_CHARACTERS = 200_000
 TEXT = "once upon a time " * (NUM_CHARACTERS // 17)
@@ -59,19 +58,19 @@ class Calls:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.texts: list[str] = []
-        encode_text, encode_steps = slices.encode_text, slices.encode_steps
+        encode_text = vocabulary.encode_text
 
         def encode(backend: tokenizers.Tokenizer, text: str, specials: bool = False) -> tokenizers.Encoding:
             self.texts.append(text)
             return encode_text(backend, text, specials)
 
-        def encode_all(vocabulary: Any, text: str, **options: Any) -> Steps[Any]:
-            if len(text) <= slices.SLICE_CHARACTERS:
-                self.texts.append(text)
-            return (yield from encode_steps(vocabulary, text, **options))
+        monkeypatch.setattr(vocabulary, "encode_text", encode)
 
-        monkeypatch.setattr(slices, "encode_text", encode)
-        monkeypatch.setattr("gateway.text.tokenizer.encode_steps", encode_all)
+
+def cut_slices(monkeypatch: pytest.MonkeyPatch, num_characters: int) -> None:
+    """Makes slices shorter than they are."""
+    for module in (vocabulary, encoding):
+        monkeypatch.setattr(module, "SLICE_CHARACTERS", num_characters)
 
 
 @pytest.fixture
@@ -155,7 +154,7 @@ async def test_a_little_too_much_is_counted(excess: int) -> None:
 
 
 async def test_no_more_is_counted_than_two_lengths(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slices, "SLICE_CHARACTERS", 512)
+    cut_slices(monkeypatch, 512)
     text = "a" + " a" * 10_000
     assert demo_tokenizer().min_tokens(text) < FACTS.max_model_len
     assert f"has {len(text)} characters, which are at least 2" in await refusal(GenerationRequest(text))
@@ -174,7 +173,7 @@ async def test_the_longest_prompt_that_fits_is_served(calls: Calls) -> None:
 
 async def test_a_text_that_is_cut_has_its_last_tokens(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = tuple(demo_tokenizer().encode(TEXT))
-    monkeypatch.setattr(slices, "SLICE_CHARACTERS", 1000)
+    cut_slices(monkeypatch, 1000)
     for limit, kept in ((5, 5), (-1, FACTS.max_model_len - 8)):
         core = Core()
         calls.texts.clear()
@@ -203,7 +202,7 @@ def no_collector() -> Iterator[None]:
 async def test_a_call_that_was_refused_leaves_nothing_to_the_collector(
     http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slices, "SLICE_CHARACTERS", 512)
+    cut_slices(monkeypatch, 512)
     # The last one is refused by a thread.
     bodies: list[dict[str, Any]] = [{"prompt": TEXT}, {"messages": CHAT}, {"prompt": " a" * 10_000}]
     for body in bodies:
@@ -236,12 +235,12 @@ def test_an_input_is_too_long_by_its_characters(model: PooledModel) -> None:
 
 def test_an_input_is_encoded_as_far_as_it_matters(model: PooledModel, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "a cat sat on a mat " * 1000
-    whole = slices.run_steps(pairs.encode_pair(demo_tokenizer().vocabulary, text))
-    monkeypatch.setattr(slices, "SLICE_CHARACTERS", 100)
-    some = slices.run_steps(model.encoder.encode(text, CallOptions()))
+    whole = encoding.run_steps(pairs.encode_pair(demo_tokenizer().vocabulary, text))
+    cut_slices(monkeypatch, 100)
+    some = encoding.run_steps(model.encoder.encode(text, CallOptions()))
     assert not some.is_whole
     assert 128 <= len(some.token_ids) < 200
-    cut = slices.run_steps(model.encoder.encode(text, CallOptions(truncate_prompt_tokens=20)))
+    cut = encoding.run_steps(model.encoder.encode(text, CallOptions(truncate_prompt_tokens=20)))
     assert cut == (whole.token_ids[:20], 0, True)
 
 

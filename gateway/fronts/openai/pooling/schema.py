@@ -15,7 +15,7 @@ Inputs = Texts | TokenIds | Annotated[list[TokenIds], Field(min_length=1, fail_f
 
 
 class PoolingBody(Shape):
-    """What all these calls have."""
+    """The fields that all these calls share."""
 
     HAS_LONG_LISTS: ClassVar[bool] = True
     # Parameters that label a call, or choose what is done here anyway.
@@ -34,7 +34,7 @@ class PoolingBody(Shape):
     max_queue_time: float | None = None
 
     def options(self, tenant: str) -> CallOptions:
-        """Returns what the body says of the call as a whole."""
+        """Returns the options of the whole call."""
         return CallOptions(
             request_id=self.request_id or "",
             model=self.model or "",

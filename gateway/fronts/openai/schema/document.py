@@ -18,7 +18,7 @@ from gateway.fronts.openai.pooling import schema as pooling
 from gateway.fronts.openai.schema.json_limits import tell_lengths, tell_ranges
 from gateway.fronts.openai.schema.requests import ChatBody, CompletionBody
 from gateway.fronts.openai.tokenization import DetokenizeBody, TokenizeBody, TokenizeChatBody
-from gateway.naming import REQUEST_ID_PATTERN
+from gateway.request import REQUEST_ID_PATTERN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -26,7 +26,7 @@ def _check_schema_or_text(value: Any) -> Any:
     return value
 
 
-# A plain union would be told as one error for each of its types, at places that no body has.
+# A plain union would report an error for each of its types, at places that no body has.
 Schema = Annotated[Any, BeforeValidator(_check_schema, json_schema_input_type=dict[str, Any] | bool)]
 SchemaOrText = Annotated[
     Any, BeforeValidator(_check_schema_or_text, json_schema_input_type=str | dict[str, Any] | bool | None)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from blockyard.contract.sampling import MAX_FLOAT32
 from gateway.fronts.openai import errors
-from gateway.naming import REQUEST_ID_PATTERN
+from gateway.request import REQUEST_ID_PATTERN
 from gateway.validation import (
     MAX_BAD_WORD_CHARACTERS,
     MAX_BAD_WORDS,

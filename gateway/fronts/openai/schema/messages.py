@@ -211,7 +211,7 @@ _ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedToolChoic
 
 
 def _chosen(choice: Any) -> tuple[ToolChoice, str, tuple[str, ...]]:
-    """Returns what a choice of tools says: whether one is called, which, and which may be."""
+    """Reads a choice of tools: whether one is called, which one, and which ones are allowed."""
     match choice:
         case NamedTool():
             return ToolChoice.REQUIRED, choice.function.name, ()
@@ -240,7 +240,7 @@ class ChatShape(Shape):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     # A template runs in the gateway, in a sandbox that does not bound its time: it is the operator's to choose.
     chat_template: Annotated[
-        Any, Neutral(message="is not taken from requests; --chat-template of the gateway sets it")
+        Any, Neutral(message="cannot be set by a request; the gateway's --chat-template sets it")
     ] = None
     media_io_kwargs: NotServed = None
     mm_processor_kwargs: NotServed = None

@@ -23,9 +23,9 @@ from gateway.validation import MAX_LOGIT_BIASES
 if TYPE_CHECKING:
     from blockyard.contract import chat
 
-# As many inputs as OpenAI takes in one call elsewhere; each becomes a request of its own.
+# OpenAI's limit of inputs for embeddings; each prompt becomes a request.
 MAX_PROMPTS = 2048
-# What 16 MiB could hold of these would keep the event loop busy for a minute, with nothing but finding it wrong.
+# A limit: validating as many entries as 16 MiB hold would block the event loop for a minute.
 MAX_METADATA = 64
 
 

@@ -12,7 +12,7 @@ from blockyard.contract.sampling import BeamSearch, SamplingParams, StopCriteria
 from blockyard.contract.scheduling import Submission
 from blockyard.errors import BlockyardError, Reason
 from gateway.codec import state as state_codec
-from gateway.digest import digest_of
+from gateway.codec.state import digest_of
 from gateway.request import GenerationRequest
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import json
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gateway.dialects.scanner import Kind, Parts, Scanner
+from gateway.dialects.scanner import Parts, Scanner, TextKind
 from gateway.dialects.table import BY_NAME
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Reading:
             for parts in scanner.push(piece, is_last=is_last):
                 self._take(parts)
         else:
-            self._take(Parts(piece) if kind is Kind.TEXT else Parts(reasoning=piece))
+            self._take(Parts(piece) if kind is TextKind.TEXT else Parts(reasoning=piece))
         return Read(
             self._text,
             self._reasoning,

@@ -19,7 +19,7 @@ from llguidance import LLMatcher, LLTokenizer
 from blockyard.errors import BlockyardError, Reason
 from blockyard.grammars.limits import MAX_GRAMMAR_BYTES
 from gateway.dialects.answer_parser import ToolSchema
-from gateway.dialects.dialect import Speech, Style
+from gateway.dialects.dialect import AnswerContext, Style
 from gateway.dialects.table import BY_NAME, DIALECTS
 from gateway.grammars.calls import write_answer, write_calls
 from gateway.grammars.expressions import json_expression
@@ -85,7 +85,7 @@ def call(name: str, dialect: str, *, num: str = "1.5") -> str:
     """A call in the form that grammars allow, by the dialect's own words."""
     calls = BY_NAME[dialect].calls
     assert calls is not None
-    form = calls.form
+    form = calls.template
     arguments = f'{{"text": "a <b>", "num": {num}}}' if name == "f" else "{}"
     if calls.style is Style.TAGS:
         line = "\n" if calls.trims_lines else ""
@@ -104,7 +104,7 @@ def call(name: str, dialect: str, *, num: str = "1.5") -> str:
 
 
 def whole(dialect: str, *calls: str) -> str:
-    form = BY_NAME[dialect].calls.form  # type: ignore[union-attr]
+    form = BY_NAME[dialect].calls.template  # type: ignore[union-attr]
     return form.opens + (form.separator or "").join(calls) + form.shuts
 
 
@@ -118,16 +118,16 @@ def thought(dialect: str) -> str:
 @pytest.mark.parametrize(("dialect", "special"), BOTH)
 def test_a_model_that_must_call_calls(dialect: str, special: bool) -> None:
     words = vocabulary(dialect, special)
-    speech = Speech(BY_NAME[dialect], special_ids=words.special_ids)
-    grammar = write_calls(speech, TOOLS, must_call=True, one_call=False)
+    context = AnswerContext(BY_NAME[dialect], special_ids=words.special_ids)
+    grammar = write_calls(context, TOOLS, must_call=True, one_call=False)
     one, two = whole(dialect, call("f", dialect)), whole(dialect, call("f", dialect), call("g", dialect))
-    several = BY_NAME[dialect].calls.form.separator is not None  # type: ignore[union-attr]
+    several = BY_NAME[dialect].calls.template.separator is not None  # type: ignore[union-attr]
     assert words.allows(grammar, one)
     assert words.allows(grammar, thought(dialect) + one)
     assert words.allows(grammar, two) == several
     for wrong in (whole(dialect, call("x", dialect)), whole(dialect, call("f", dialect, num='"1"')), "Hello.", ""):
         assert not words.allows(grammar, wrong), wrong
-    alone = write_calls(speech, TOOLS, must_call=True, one_call=True)
+    alone = write_calls(context, TOOLS, must_call=True, one_call=True)
     assert words.allows(alone, one)
     assert not words.allows(alone, two)
     # What it writes then is read.
@@ -138,8 +138,8 @@ def test_a_model_that_must_call_calls(dialect: str, special: bool) -> None:
 @pytest.mark.parametrize(("dialect", "special"), BOTH)
 def test_a_model_that_may_call_says_anything_or_calls_in_form(dialect: str, special: bool) -> None:
     words = vocabulary(dialect, special)
-    speech = Speech(BY_NAME[dialect], special_ids=words.special_ids)
-    grammar = write_calls(speech, TOOLS, must_call=False, one_call=False)
+    context = AnswerContext(BY_NAME[dialect], special_ids=words.special_ids)
+    grammar = write_calls(context, TOOLS, must_call=False, one_call=False)
     said, called = f"{BY_NAME[dialect].before_text}Hi <b>. ", whole(dialect, call("f", dialect))
     assert words.allows(grammar, said)
     assert words.allows(grammar, called)
@@ -154,9 +154,9 @@ def test_a_model_that_may_call_says_anything_or_calls_in_form(dialect: str, spec
 @pytest.mark.parametrize("told", [["object", "null"], "array", "string", ["null", "integer"]])
 def test_arguments_are_an_object_whatever_a_schema_says(dialect: str, told: Any) -> None:
     words = vocabulary(dialect, True)
-    speech = Speech(BY_NAME[dialect], special_ids=words.special_ids)
+    context = AnswerContext(BY_NAME[dialect], special_ids=words.special_ids)
     tool = ToolSchema("f", json.dumps({**SCHEMA, "type": told}))
-    grammar = write_calls(speech, (followed(tool, lambda text: ""),), must_call=True, one_call=True)
+    grammar = write_calls(context, (followed(tool, lambda text: ""),), must_call=True, one_call=True)
     one = whole(dialect, call("f", dialect))
     assert words.allows(grammar, one)
     if dialect in ("hermes", "llama3_json"):
@@ -175,7 +175,7 @@ def test_a_format_begins_behind_what_is_thought(dialect: str, special: bool) -> 
     expression = json_expression(json.dumps(SCHEMA))
     before, answer = BY_NAME[dialect].before_text, '{"text": "a", "num": 1}'
     for is_open in (False, True):
-        grammar = write_answer(Speech(BY_NAME[dialect], is_open, words.special_ids), expression)
+        grammar = write_answer(AnswerContext(BY_NAME[dialect], is_open, words.special_ids), expression)
         thinks = thought(dialect)
         if is_open and thinks:
             begin = BY_NAME[dialect].reasoning.begins[0]  # type: ignore[union-attr]
@@ -184,7 +184,7 @@ def test_a_format_begins_behind_what_is_thought(dialect: str, special: bool) -> 
         assert not words.allows(grammar, f"{thinks}{before}Hello.")
         assert words.allows(grammar, f"{before}{answer}") == (not is_open or not thinks)
     calls = write_calls(
-        Speech(BY_NAME[dialect], special_ids=words.special_ids),
+        AnswerContext(BY_NAME[dialect], special_ids=words.special_ids),
         TOOLS,
         must_call=False,
         one_call=True,
@@ -202,7 +202,9 @@ def test_a_text_between_tags_is_as_long_as_it_may_be(dialect: str, special: bool
     text = {"type": "string", "minLength": 2, "maxLength": 6}
     schema = {**SCHEMA, "properties": {"text": text, "num": {"type": "number"}}}
     tools = (ToolSchema("f", json.dumps(schema), strict=True),)
-    grammar = write_calls(Speech(BY_NAME[dialect], special_ids=words.special_ids), tools, must_call=True, one_call=True)
+    grammar = write_calls(
+        AnswerContext(BY_NAME[dialect], special_ids=words.special_ids), tools, must_call=True, one_call=True
+    )
     one = whole(dialect, call("f", dialect))
     for value, allowed in (("ab", True), ("a <b>", True), ("abcdef", True), ("a", False), ("abcdefgh", False)):
         assert words.allows(grammar, one.replace("a <b>", value)) == allowed, value
@@ -210,10 +212,10 @@ def test_a_text_between_tags_is_as_long_as_it_may_be(dialect: str, special: bool
 
 def test_a_token_within_a_marker_stands_behind_what_the_marker_begins_with() -> None:
     words = vocabulary("deepseek_v32", True)
-    speech = Speech(BY_NAME["deepseek_v32"], special_ids=words.special_ids)
+    context = AnswerContext(BY_NAME["deepseek_v32"], special_ids=words.special_ids)
     one = whole("deepseek_v32", call("f", "deepseek_v32"))
     for must_call in (True, False):
-        grammar = write_calls(speech, TOOLS, must_call=must_call, one_call=True)
+        grammar = write_calls(context, TOOLS, must_call=must_call, one_call=True)
         assert words.allows(grammar, one)
         for place in range(1, one.count("<") + 1):
             before = "<".join(one.split("<")[:place])
@@ -242,7 +244,9 @@ def test_a_value_that_may_be_a_text_is_written_as_templates_write_it(
     words = vocabulary(dialect, special)
     schema = {"type": "object", "properties": {"x": part}, "required": ["x"], "$defs": {"text": {"type": "string"}}}
     tools = (ToolSchema("f", json.dumps(schema), strict=True),)
-    grammar = write_calls(Speech(BY_NAME[dialect], special_ids=words.special_ids), tools, must_call=True, one_call=True)
+    grammar = write_calls(
+        AnswerContext(BY_NAME[dialect], special_ids=words.special_ids), tools, must_call=True, one_call=True
+    )
     for value in (*values, *others):
         answer = FORMS[dialect].calls([("f", {"x": value})])
         if dialect == "minimax":
@@ -271,8 +275,8 @@ def test_whatever_stands_between_tags_fits_the_schema(dialect: str) -> None:
             schema = {"type": "object", "properties": {key: part}, "required": [key]}
             # What an allOf asks is passed over.
             tools = (ToolSchema("f", json.dumps(schema), strict=key != "e"),)
-            speech = Speech(BY_NAME[dialect], special_ids=words.special_ids, may_think=False)
-            answer = words.write(write_calls(speech, tools, must_call=True, one_call=True), chance, max_tokens=2000)
+            context = AnswerContext(BY_NAME[dialect], special_ids=words.special_ids, may_think=False)
+            answer = words.write(write_calls(context, tools, must_call=True, one_call=True), chance, max_tokens=2000)
             if answer is None:
                 continue
             num_whole += 1
@@ -308,7 +312,7 @@ def test_what_cannot_be_followed_between_tags_is_refused_of_strict_tools() -> No
             with pytest.raises(BlockyardError, match="the keyword pattern of tool 'f' cannot be enforced"):
                 write_calls(Speech(BY_NAME["glm"]), tools, must_call=True, one_call=True)
         else:
-            assert '"b"' in write_calls(Speech(BY_NAME["glm"]), tools, must_call=True, one_call=True)
+            assert '"b"' in write_calls(AnswerContext(BY_NAME["glm"]), tools, must_call=True, one_call=True)
 
 
 def test_a_reference_between_tags_is_followed_once() -> None:
@@ -316,8 +320,8 @@ def test_a_reference_between_tags_is_followed_once() -> None:
     refer = {name: [{"$ref": f"#/$defs/{inner}"}] * 200 for name, inner in zip("abc", "bcd", strict=True)}
     definitions = {**{name: {"anyOf": several} for name, several in refer.items()}, "d": {"type": "string"}}
     schema = {"type": "object", "properties": {"x": {"$ref": "#/$defs/a"}}, "$defs": definitions}
-    speech = Speech(BY_NAME["qwen3_coder"])
-    written = write_calls(speech, [ToolSchema("f", json.dumps(schema), strict=True)], must_call=True, one_call=True)
+    context = AnswerContext(BY_NAME["qwen3_coder"])
+    written = write_calls(context, [ToolSchema("f", json.dumps(schema), strict=True)], must_call=True, one_call=True)
     assert "text_0_0" in written
     assert time.process_time() - begin < 1
 
@@ -331,7 +335,7 @@ def test_no_more_of_a_grammar_is_written_than_is_taken(dialect: str) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(BlockyardError, match=r"conversation\.tools: too large") as raised:
-            write_calls(Speech(BY_NAME[dialect]), tools, must_call=True, one_call=True)
+            write_calls(AnswerContext(BY_NAME[dialect]), tools, must_call=True, one_call=True)
         assert tracemalloc.get_traced_memory()[1] < 16 * MAX_GRAMMAR_BYTES
     finally:
         tracemalloc.stop()
@@ -342,8 +346,8 @@ def test_choices_that_are_no_texts_are_none_between_tags() -> None:
     properties = {"x": {"type": "string", "enum": ["a", None, 1]}, "y": {"type": "string", "const": 5}}
     tools = (ToolSchema("f", json.dumps({"properties": properties})),)
     words = vocabulary("qwen3_coder", True)
-    speech = Speech(BY_NAME["qwen3_coder"], special_ids=words.special_ids)
-    grammar = write_calls(speech, tools, must_call=True, one_call=True)
+    context = AnswerContext(BY_NAME["qwen3_coder"], special_ids=words.special_ids)
+    grammar = write_calls(context, tools, must_call=True, one_call=True)
     for value, allowed in (("a", True), ("null", False), ("1", False)):
         argument = f"<parameter=x>\n{value}\n</parameter>\n"
         answer = f"<tool_call>\n<function=f>\n{argument}</function>\n</tool_call>"
@@ -355,9 +359,9 @@ def test_arguments_that_no_schema_names_may_be_any(parameters: str) -> None:
     for dialect in ("qwen3_coder", "glm", "minimax", "deepseek_v32"):
         for special in (True, False):
             words = vocabulary(dialect, special)
-            speech = Speech(BY_NAME[dialect], special_ids=words.special_ids)
+            context = AnswerContext(BY_NAME[dialect], special_ids=words.special_ids)
             tools = (ToolSchema("f", parameters), ToolSchema("g", '{"properties": {}}'))
-            grammar = write_calls(speech, tools, must_call=True, one_call=True)
+            grammar = write_calls(context, tools, must_call=True, one_call=True)
             named = call("f", dialect)
             assert words.allows(grammar, whole(dialect, named))
             assert words.allows(grammar, whole(dialect, call("g", dialect)))

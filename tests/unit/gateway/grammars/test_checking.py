@@ -14,7 +14,7 @@ from blockyard.contract.sampling import SamplingParams
 from blockyard.errors import BlockyardError, Reason
 from blockyard.grammars.limits import MAX_CHOICES, MAX_GRAMMAR_BYTES, MAX_RULES, MAX_SCHEMA_BYTES, is_limit, mark_rules
 from gateway.dialects.answer_parser import ParsingRule, ToolSchema
-from gateway.dialects.dialect import Speech
+from gateway.dialects.dialect import AnswerContext
 from gateway.dialects.table import BY_NAME
 from gateway.grammars import checking, problems, tools
 from gateway.grammars.checking import MAX_CHECKS, GrammarChecks
@@ -42,11 +42,11 @@ UNSERVED = {
 }
 
 
-async def ask(output: OutputFormat | None = None, *, grammar: str = "", speech: Speech | None = None) -> str:
+async def ask(output: OutputFormat | None = None, *, grammar: str = "", context: AnswerContext | None = None) -> str:
     checks = GrammarChecks()
     try:
         sampling = SamplingParams(grammar=grammar)
-        return await checks.grammar_of(GenerationRequest("", format=output, sampling=sampling), speech)
+        return await checks.grammar_of(GenerationRequest("", format=output, sampling=sampling), context)
     finally:
         checks.close()
 
@@ -56,10 +56,10 @@ def schema(tree: Any) -> JsonSchema:
 
 
 def refusal(
-    output: OutputFormat | None = None, *, grammar: str = "", speech: Speech | None = None
+    output: OutputFormat | None = None, *, grammar: str = "", context: AnswerContext | None = None
 ) -> tuple[Reason, str]:
     with pytest.raises(BlockyardError) as raised:
-        asyncio.run(ask(output, grammar=grammar, speech=speech))
+        asyncio.run(ask(output, grammar=grammar, context=context))
     assert raised.value.http_status == 400
     [violation] = raised.value.violations
     return violation.reason, violation.field
@@ -123,7 +123,7 @@ def test_what_leads_far_ends_no_process() -> None:
 def test_a_format_that_is_too_large_behind_thoughts_is_told_as_such() -> None:
     output = Lark(f'start: "a" //{"x" * (MAX_GRAMMAR_BYTES - 20)}')
     assert asyncio.run(ask(output))
-    assert refusal(output, speech=Speech(BY_NAME["hermes"], True)) == (Reason.GRAMMAR_TOO_COMPLEX, "format")
+    assert refusal(output, context=AnswerContext(BY_NAME["hermes"], True)) == (Reason.GRAMMAR_TOO_COMPLEX, "format")
 
 
 def test_what_a_client_calls_its_properties_is_no_limit() -> None:
@@ -188,11 +188,13 @@ def test_calls_and_a_grammar_exclude_each_other() -> None:
         try:
             rule = ParsingRule("hermes", (ToolSchema("f"),), must_call=True)
             sampling = SamplingParams(grammar='start: "a"')
-            await checks.grammar_of(GenerationRequest("", parsing=rule, sampling=sampling), Speech(BY_NAME["hermes"]))
+            await checks.grammar_of(
+                GenerationRequest("", parsing=rule, sampling=sampling), AnswerContext(BY_NAME["hermes"])
+            )
         finally:
             checks.close()
 
-    with pytest.raises(BlockyardError, match=r"sampling\.grammar: is not allowed beside calls"):
+    with pytest.raises(BlockyardError, match=r"sampling\.grammar: is not allowed beside tool calls"):
         asyncio.run(both())
 
 
@@ -279,16 +281,16 @@ async def test_a_check_that_waits_ends_with_the_last_request_for_it(monkeypatch:
         assert await asyncio.to_thread(running.acquire, timeout=30)
         left, kept, one, other = begin("left"), begin("kept"), begin("left"), begin("kept")
         await asyncio.sleep(0)
-        with pytest.raises(BlockyardError, match="3 grammars of yours"):
+        with pytest.raises(BlockyardError, match="3 grammars of this tenant"):
             await begin("more")
         await leave(other, one)
-        with pytest.raises(BlockyardError, match="3 grammars of yours"):
+        with pytest.raises(BlockyardError, match="3 grammars of this tenant"):
             await begin("more")
         # The last one for it: another may wait in its place, and for the same.
         await leave(left)
         again = begin("left")
         await asyncio.sleep(0)
-        with pytest.raises(BlockyardError, match="3 grammars of yours"):
+        with pytest.raises(BlockyardError, match="3 grammars of this tenant"):
             await begin("more")
         await leave(again)
         more = begin("more")
@@ -343,7 +345,7 @@ def test_of_a_schema_that_cannot_be_followed_the_rest_is_where_the_tool_is_not_s
     async def grammar_of(rule: ParsingRule) -> str:
         checks = GrammarChecks()
         try:
-            return await checks.grammar_of(GenerationRequest("", parsing=rule), Speech(BY_NAME["qwen3_coder"]))
+            return await checks.grammar_of(GenerationRequest("", parsing=rule), AnswerContext(BY_NAME["qwen3_coder"]))
         finally:
             checks.close()
 
@@ -365,7 +367,7 @@ def test_no_more_of_a_schema_is_tried_when_its_time_is_over(monkeypatch: pytest.
     async def check() -> None:
         checks = GrammarChecks()
         try:
-            await checks.grammar_of(GenerationRequest("", parsing=rule), Speech(BY_NAME["hermes"]))
+            await checks.grammar_of(GenerationRequest("", parsing=rule), AnswerContext(BY_NAME["hermes"]))
         finally:
             checks.close()
 

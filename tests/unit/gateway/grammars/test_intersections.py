@@ -121,7 +121,7 @@ def test_grammars_that_multiply_are_refused(text: str) -> None:
 
 def test_what_grammars_hold_is_checked_as_by_itself() -> None:
     assert lark_refusal('start: %json {"$ref": "https://a"}') == Violation(
-        "grammar.$ref", "must lead to a place in this schema: nothing is fetched"
+        "grammar.$ref", "must refer to a place in this schema: other schemas are not fetched"
     )
     assert lark_refusal("start: %json [").reason is Reason.FIELD_INVALID
     assert lark_refusal('start: %json {"items": {"$id": "a"}}').field == "grammar.items.$id"

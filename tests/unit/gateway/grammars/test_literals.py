@@ -11,7 +11,7 @@ import pytest
 
 from blockyard.errors import BlockyardError, Reason
 from gateway.dialects.answer_parser import ToolSchema
-from gateway.dialects.dialect import Speech
+from gateway.dialects.dialect import AnswerContext
 from gateway.dialects.table import BY_NAME
 from gateway.grammars.calls import write_calls
 from tests.unit.gateway.dialects.reading import read
@@ -54,8 +54,8 @@ def tool_of(properties: dict[str, Any], *, required: list[str], strict: bool = T
 
 
 def grammar_of(dialect: str, tool: ToolSchema, *, special: bool) -> str:
-    speech = Speech(BY_NAME[dialect], special_ids=vocabulary(dialect, special).special_ids)
-    return write_calls(speech, (tool,), must_call=True, one_call=True)
+    context = AnswerContext(BY_NAME[dialect], special_ids=vocabulary(dialect, special).special_ids)
+    return write_calls(context, (tool,), must_call=True, one_call=True)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_what_does_not_fit_the_schema_cannot_be_written(dialect: str) -> None:
     words = vocabulary(dialect, True)
     calls = BY_NAME[dialect].calls
     assert calls is not None
-    form, quote = calls.form, calls.quote or '"'
+    form, quote = calls.template, calls.quote or '"'
     is_gemma = calls.quote != ""
     equals, comma, yes = (":", ",", "true") if is_gemma else ("=", ", ", "True")
     tool = tool_of({"a": {**TEXT, "minLength": 2}, "b": {"type": "boolean"}, "c": TREE}, required=["b"])

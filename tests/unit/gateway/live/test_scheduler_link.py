@@ -146,7 +146,7 @@ async def test_a_message_that_makes_no_sense_costs_one_connection(caplog: pytest
         await scheduler.wait_until(lambda: scheduler.num_attaches == 2)
         scheduler.go_on()
         assert (await rest_of(call))[-1].HasField("finished")
-        assert "could not be taken" in caplog.text
+        assert "could not be applied" in caplog.text
 
 
 async def test_what_cannot_be_sent_costs_one_connection(

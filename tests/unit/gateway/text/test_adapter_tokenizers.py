@@ -93,7 +93,7 @@ async def test_an_adapters_tokenizer_makes_its_ids_and_its_texts(core: Core) -> 
         ("large", Reason.MODEL_NOT_LOADED, "the tokenizer of the adapter 'large' has 8192 ids and the model 4096"),
         ("damaged", Reason.MODEL_NOT_LOADED, "tokenizer.json is damaged"),
         ("link", Reason.PERMISSION_DENIED, "is not below --gateway-lora-root"),
-        ("nowhere", Reason.MODEL_NOT_LOADED, "is no folder here"),
+        ("nowhere", Reason.MODEL_NOT_LOADED, "the gateway does not find the folder"),
     ],
 )
 async def test_one_that_cannot_be_used_is_refused_by_name(core: Core, name: str, reason: Reason, part: str) -> None:

@@ -86,7 +86,7 @@ async def test_passes_arguments_to_the_template(client: openai.AsyncOpenAI, serv
 
 
 async def test_does_not_let_them_replace_the_messages(client: openai.AsyncOpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="must not name messages") as caught:
+    with pytest.raises(openai.BadRequestError, match="must not set messages") as caught:
         await client.chat.completions.create(
             model="scripted", messages=HELLO, extra_body={"chat_template_kwargs": {"messages": []}}
         )
@@ -184,7 +184,7 @@ async def test_says_which_tool_is_wrong(client: openai.AsyncOpenAI, tool: Any, p
 
 
 async def test_a_template_is_the_operators_to_choose(client: openai.AsyncOpenAI) -> None:
-    with pytest.raises(openai.BadRequestError, match="--chat-template of the gateway sets it") as caught:
+    with pytest.raises(openai.BadRequestError, match="the gateway's --chat-template sets it") as caught:
         await client.chat.completions.create(
             model="scripted", messages=HELLO, extra_body={"chat_template": "{{ messages }}"}
         )
