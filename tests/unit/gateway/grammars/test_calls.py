@@ -298,7 +298,7 @@ def test_whatever_stands_between_tags_fits_the_schema(dialect: str) -> None:
 )
 def test_what_a_text_among_others_cannot_follow_is_refused_of_strict_tools(part: dict[str, Any], keyword: str) -> None:
     schema = json.dumps({"properties": {"x": part}})
-    speech = Speech(BY_NAME["qwen3_coder"])
+    speech = AnswerContext(BY_NAME["qwen3_coder"])
     assert keyword not in write_calls(speech, (ToolSchema("f", schema),), must_call=True, one_call=True)
     with pytest.raises(BlockyardError, match=f"the keyword {keyword} of tool 'f' cannot be enforced, since 'x' stands"):
         write_calls(speech, (ToolSchema("f", schema, strict=True),), must_call=True, one_call=True)
@@ -310,7 +310,7 @@ def test_what_cannot_be_followed_between_tags_is_refused_of_strict_tools() -> No
         tools = (ToolSchema("f", schema, strict),)
         if strict:
             with pytest.raises(BlockyardError, match="the keyword pattern of tool 'f' cannot be enforced"):
-                write_calls(Speech(BY_NAME["glm"]), tools, must_call=True, one_call=True)
+                write_calls(AnswerContext(BY_NAME["glm"]), tools, must_call=True, one_call=True)
         else:
             assert '"b"' in write_calls(AnswerContext(BY_NAME["glm"]), tools, must_call=True, one_call=True)
 
