@@ -13,6 +13,7 @@ from blockyard.errors import Violation, invalid
 from blockyard.service import faults
 from blockyard.service.log_level import set_log_level
 from blockyard.telemetry import EventLogger
+from blockyard.tracing.spans import is_tracing
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
 from worker_service import codec, info
 from worker_service.device.device import torch_dtype
@@ -189,27 +190,31 @@ class WorkerServicer(OperationsRpcs, worker_pb2_grpc.WorkerServiceServicer):
 
     async def ExecuteModel(self, request_iterator: Any, context: Context) -> AsyncIterator[Any]:
         """Runs one epoch's steps: a task reads them as they come, while answers go out in order."""
-        stream, spans = self._worker.open_stream(), StepSpans()
+        stream = self._worker.open_stream()
+        spans = StepSpans() if is_tracing() else None
         reader = asyncio.create_task(self._read(request_iterator, stream, spans))
         try:
             async for result in stream.answers():
                 faults.reach(faults.BEFORE_ANSWER)
-                spans.on_result(result)
+                if spans is not None:
+                    spans.on_result(result)
                 yield codec.encode_result(result)
                 faults.reach(faults.AFTER_ANSWER)
         finally:
-            spans.close()
+            if spans is not None:
+                spans.close()
             self._worker.close_stream(stream)
             reader.cancel()
             with suppress(asyncio.CancelledError):
                 await reader
 
-    async def _read(self, request_iterator: Any, stream: StepStream, spans: StepSpans) -> None:
+    async def _read(self, request_iterator: Any, stream: StepStream, spans: StepSpans | None) -> None:
         try:
             async for message in request_iterator:
                 step = codec.decode_step(message, stream.max_num_seqs)
-                spans.on_step(step)
-                self._worker.submit(stream, step)
+                if spans is not None:
+                    spans.on_step(step)
+                stream.submit(step)
         finally:
             stream.finish()
 

@@ -64,7 +64,6 @@ if TYPE_CHECKING:
     from worker_service.models.loader import RunnableModel
     from worker_service.observe.profiler import Profile, ProfileDetail, ProfileOptions
     from worker_service.set_up import DeviceChoice
-    from worker_service.step import Step
     from worker_service.steps.step_executor import StepExecutor
     from worker_service.steps.step_stream import StepStream
 
@@ -289,10 +288,6 @@ class Worker:
     def open_stream(self) -> StepStream:
         """Opens a step stream."""
         return self._streams.open(self._require_executor())
-
-    def submit(self, stream: StepStream, step: Step) -> None:
-        """Takes a step of a stream; see StepStreams."""
-        self._streams.submit(stream, step)
 
     def close_stream(self, stream: StepStream) -> None:
         """Closes a stream, however it ended."""

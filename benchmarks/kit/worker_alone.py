@@ -149,7 +149,7 @@ async def serve(settings: Settings) -> None:
         steps, num_tokens = planner.plan(workload), 0
         begin = time.perf_counter()
         for step in steps:
-            worker.submit(stream, step)
+            stream.submit(step)
         for _ in steps:
             result = await anext(answers)
             assert result.refusal is None, result.refusal

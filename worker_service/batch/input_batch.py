@@ -13,10 +13,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from worker_service.batch.forward_batch import ForwardBatch, PromptRows, divide_tables, find_pooled, find_rejections
-from worker_service.batch.late_rows import UNKNOWN, LateRows
+from worker_service.batch.forward_batch import (
+    UNKNOWN,
+    ForwardBatch,
+    LateRows,
+    PromptRows,
+    StepLayout,
+    divide_tables,
+    find_pooled,
+    find_rejections,
+    layout_key,
+    make_layout,
+)
 from worker_service.batch.row_requests import RequestTable, with_rows
-from worker_service.batch.step_layout import StepLayout, layout_key, make_layout
 from worker_service.sampling.sampler import SampleRows
 from worker_service.step import NO_IDS
 
@@ -25,12 +34,11 @@ if TYPE_CHECKING:
 
     from blockyard.errors import BlockyardError
     from blockyard.model_config.pooling.rule import PoolingRule
+    from kernels.sampling import Flags
     from worker_service.batch.row_requests import Followers, RowRequests
     from worker_service.grammars.matchers import Grammars
     from worker_service.models.model_config import ModelConfig
     from worker_service.step import Array, ForkedRow, NewRow, Step
-
-Flags = npt.NDArray[np.bool_]
 
 _NOTHING_FOUND: tuple[tuple[int, ...], Array] = ((), NO_IDS)
 PROGRESS = np.dtype(

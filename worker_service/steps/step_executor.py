@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kernels.launching import Launched
-    from worker_service.batch.forward_batch import ForwardBatch
+    from worker_service.batch.forward_batch import ForwardBatch, LateRows
     from worker_service.batch.input_batch import InputBatch
-    from worker_service.batch.late_rows import LateRows
     from worker_service.cache_engine import CacheEngine
     from worker_service.runner.model_runner import ModelRunner
     from worker_service.steps.rank_steps import RankSteps

@@ -34,9 +34,10 @@ MAX_EPOCH_JUMP = 2**32
 class StepStream:
     """The steps and answers of one epoch. Once stopped, it drops the steps that did not start."""
 
-    def __init__(self, device: DeviceThread, executor: StepExecutor, on_step: OnStep) -> None:
+    def __init__(self, streams: StepStreams, device: DeviceThread, executor: StepExecutor, on_step: OnStep) -> None:
         self.epoch: int | None = None
         self.executor = executor
+        self._streams = streams
         self._on_step = on_step
         self._device = device
         self._loop = asyncio.get_running_loop()
@@ -53,7 +54,13 @@ class StepStream:
         return self.executor.batch.limits.max_num_seqs
 
     def submit(self, step: Step) -> None:
-        """Queues a step for the device thread."""
+        """Takes a step that came. The first one of a higher epoch ends the stream of the epoch before."""
+        if step.new_sequences and log.has_debug:
+            _log_new_sequences(step)
+        self._streams.submit(self, step)
+
+    def queue(self, step: Step) -> None:
+        """Queues a step of the epoch that runs for the device thread."""
         arrival = time.perf_counter()
         self.executor.prepare(step)
         self._device.post(lambda: self._run(step, arrival))
@@ -147,13 +154,13 @@ class StepStreams:
         return self._running is not None
 
     def open(self, executor: StepExecutor) -> StepStream:
-        """Opens a stream. Its first step decides whether it runs: see `submit`."""
-        stream = StepStream(self._device, executor, self._on_step)
+        """Opens a stream. Its first step decides whether it runs: see `StepStream.submit`."""
+        stream = StepStream(self, self._device, executor, self._on_step)
         self._open.add(stream)
         return stream
 
     def submit(self, stream: StepStream, step: Step) -> None:
-        """Takes a step of a stream. The first one of a higher epoch ends the stream of the epoch before."""
+        """Takes a step of an open stream: see `StepStream.submit`."""
         if stream.is_stopped:
             return
         if stream.epoch is None:
@@ -161,7 +168,7 @@ class StepStreams:
             if self.epoch < step.epoch <= self.epoch + MAX_EPOCH_JUMP:
                 self._take_over(stream, step.epoch)
         if self._running is stream:
-            stream.submit(step)
+            stream.queue(step)
         else:
             error = BlockyardError(Reason.WRONG_STATE, self._explain(step.epoch), metadata={"epoch": str(self.epoch)})
             stream.answer(StepOutput(step.epoch, step.step_id, refusal=error))
@@ -223,3 +230,17 @@ class StepStreams:
         for stream in self._open:
             stream.end(error)
         return bool(self._open)
+
+
+def _log_new_sequences(step: Step) -> None:
+    for new in step.new_sequences:
+        log.debug(
+            "sequence begins",
+            request_id=new.request_id,
+            sequence_id=new.sequence_id,
+            epoch=step.epoch,
+            step_id=step.step_id,
+            num_tokens=len(new.token_ids),
+            num_computed_tokens=new.num_computed_tokens,
+            trace_id=new.trace_context.trace_id if new.trace_context else None,
+        )

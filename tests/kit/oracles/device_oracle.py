@@ -174,7 +174,7 @@ class OracleWorker:
         limits = AnswerLimits(self.vocab_size, MAX_LEN, MAX_SEQS)
         while scheduler.has_unfinished():
             while scheduler.can_schedule() and (output := scheduler.schedule()) is not None:
-                self._worker.submit(stream, decode_step(encode_step(output, self._epoch)))
+                stream.submit(decode_step(encode_step(output, self._epoch)))
                 num_open, num_begun, run.num_steps = num_open + 1, num_begun + 1, run.num_steps + 1
             assert num_open, f"{way.name}: nothing runs and nothing can be scheduled"
             if way.kill_after and num_begun > way.kill_after:
