@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 LayoutKey = tuple[bytes, bytes, bytes]
 
 NO_ROWS = RequestTable(0).gather((), NO_IDS, NO_IDS)
-# In the place of a token that a launched step samples in row r stands UNKNOWN - r until the step is finished.
+# A token that a launched step samples in row r is written as UNKNOWN - r until the step is finished.
 UNKNOWN = -1
 
 
@@ -43,7 +43,7 @@ def layout_key(step: Step, ended: Flags, is_due: Flags) -> LayoutKey:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepLayout:
-    """Who does what in a step of n sequences, of which C compute tokens, T in all.
+    """The plan of a step of n sequences, of which C compute tokens, T in all.
 
     `step_rows` [n] are the rows of the step's sequences, `last_hidden` [n] the last hidden row of each. `computing` [C]
     are the places of those that compute, `rows` and `num_new_tokens` their columns. Token t of the T belongs to
@@ -152,12 +152,12 @@ class PooledPiece:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForwardBatch:
-    """What a step computes: its layout, and the columns that are its own.
+    """The work of a step: its layout, and the columns that are its own.
 
     `seq_lens` int64 [C], `block_tables` int32 [groups * C, widest], those of one KV group after those of another, and
     `token_ids` int64 [T] feed the forward pass, together with the layout's `num_new_tokens`; each is contiguous.
     `computed_lengths` are those of the layout's `computed_rows`. `rejections` are sequences of the step, among the
-    layout's `skipped_ids`, that fail, and why. Two steps may share a layout: nobody writes to its arrays.
+    layout's `skipped_ids`, that fail, and why. Two steps may share a layout: its arrays are never written to.
     """
 
     layout: StepLayout
@@ -171,7 +171,7 @@ class ForwardBatch:
 
     @property
     def pooled_rows(self) -> Array:
-        """The rows of the sequences of which all is computed, of a model that pools."""
+        """The rows of the sequences whose last token this step computes, of a model that pools."""
         return np.array([piece.row for piece in self.pooled if piece.is_due], np.int64) if self.pooled else NO_IDS
 
     @property

@@ -41,11 +41,11 @@ _CALLS: dict[str, Callable[[WorkerOperations, operations_pb2.Operation], Awaitab
 async def call_operation(
     operations: WorkerOperations, asked: operations_pb2.Operation
 ) -> operations_pb2.OperationResult:
-    """Does what a message asks for, and encodes what was found; raises BlockyardError, FIELD_INVALID for what is not
+    """Runs the requested operation, and encodes its result; raises BlockyardError, FIELD_INVALID for what is not
     in the list."""
     kind = asked.WhichOneof("kind")
     if kind is None:
-        raise invalid([Violation("operation", "names none that this worker knows")])
+        raise invalid([Violation("operation", "is not an operation that this worker knows")])
     fields: dict[str, Any] = {kind: asdict(await _CALLS[kind](operations, asked))}
     return operations_pb2.OperationResult(**fields)
 

@@ -49,7 +49,7 @@ BLOCKS_OF_A_PIECE = 64
 
 
 class WorkerOperations:
-    """What operators have one worker do."""
+    """The operations of one worker that operators call."""
 
     def __init__(self, worker: Worker, extensions: Mapping[str, WorkerExtension]) -> None:
         """`extensions`: by their names."""
@@ -107,7 +107,7 @@ class WorkerOperations:
         return await self._between_steps(lambda: measurements.summarize_memory(self._worker.set_up, device))
 
     async def describe_group(self) -> GroupReport:
-        """Tells the worker's place in its replica, and its group."""
+        """Returns the worker's place in its replica, and its group."""
         self._require_device()
         set_up, group = self._worker.set_up, self._worker.membership.info
         parallel = set_up.choice.parallel if set_up.choice else ALONE
@@ -128,7 +128,7 @@ class WorkerOperations:
         return await self._between_steps(lambda: measurements.collect_garbage(device))
 
     async def call_extension(self, name: str, operation: str, payload: bytes) -> bytes:
-        """Does an operation of an extension, between two steps; see `WorkerService.CallExtension` for its errors."""
+        """Runs an operation of an extension between two steps; see `WorkerService.CallExtension` for its errors."""
         self._worker.require(*_READABLE)
         function = self._find(name, operation)
 
@@ -153,10 +153,10 @@ class WorkerOperations:
         extension = self.extensions.get(name)
         if extension is None:
             there = ", ".join(sorted(self.extensions)) or "none: see --worker-extension"
-            raise invalid([Violation("extension", f"{quote(name)} is unknown; there are: {there}")])
+            raise invalid([Violation("extension", f"{quote(name)} is unknown; known are: {there}")])
         if operation not in extension.operations:
             there = ", ".join(sorted(extension.operations)) or "none"
-            raise invalid([Violation("operation", f"{quote(operation)} is unknown to {name}; there are: {there}")])
+            raise invalid([Violation("operation", f"{quote(operation)} is unknown to {name}; known are: {there}")])
         return extension.operations[operation]
 
     def _require_model(self) -> RunnableModel:

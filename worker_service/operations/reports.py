@@ -1,4 +1,4 @@
-"""What the operations of the closed list find. The fields are those of the contract's messages."""
+"""Results of the operations of the closed list. The fields are those of the contract's messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class StrangeTensor:
 
 @dataclass(frozen=True, slots=True)
 class NumericsReport:
-    """What is not finite among weights and filled blocks."""
+    """The weights and filled blocks with numbers that are not finite."""
 
     num_tensors: int
     num_blocks: int
@@ -26,7 +26,7 @@ class NumericsReport:
 
 @dataclass(frozen=True, slots=True)
 class Bandwidth:
-    """How fast one way is."""
+    """The speed of one kind of transfer."""
 
     name: str
     bytes_per_second: float
@@ -34,7 +34,7 @@ class Bandwidth:
 
 @dataclass(frozen=True, slots=True)
 class BandwidthReport:
-    """How fast memory is."""
+    """The speed of memory."""
 
     ways: tuple[Bandwidth, ...]
 
@@ -58,7 +58,7 @@ class WeightNormsReport:
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
-    """What memory holds, in bytes."""
+    """The contents of memory, in bytes."""
 
     device_total_bytes: int
     device_available_bytes: int
@@ -85,7 +85,7 @@ class GroupReport:
 
 @dataclass(frozen=True, slots=True)
 class GarbageReport:
-    """What was freed."""
+    """The freed memory."""
 
     num_objects: int
     freed_bytes: int

@@ -23,13 +23,13 @@ class OperationsRpcs:
         return worker_pb2.InspectModelResponse(text=await self._operations.inspect())
 
     async def CallOperation(self, request: worker_pb2.CallOperationRequest, context: Any) -> Any:
-        """Does one of the closed list."""
+        """Runs an operation of the closed list."""
         async with deadline(decode_timeout(request)):
             result = await call_operation(self._operations, request.operation)
         return worker_pb2.CallOperationResponse(result=result)
 
     async def CallExtension(self, request: worker_pb2.CallExtensionRequest, context: Any) -> Any:
-        """Does an operation of an extension."""
+        """Runs an operation of an extension."""
         async with deadline(decode_timeout(request)):
             names = request.extension, request.operation
             result = await self._operations.call_extension(*names, request.payload)

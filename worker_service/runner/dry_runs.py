@@ -1,6 +1,6 @@
-"""Steps of no sequence, in block 0: what the worst step takes, what a first one would wait for, how many threads pay.
+"""Dry steps in block 0, before the first request: they measure the largest step, warm up, and choose the threads.
 
-Before the first request, on a runner. Knows no states.
+Knows no states.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ if TYPE_CHECKING:
 
     from worker_service.runner.model_runner import ModelRunner
 
-# A profile on a CPU computes what fits into this and scales it: memory of a step grows with its tokens and rows.
+# A profile on a CPU computes as much as this time allows and scales it: a step's memory grows with tokens and rows.
 CPU_PROFILE_SECONDS = 0.5
 CPU_PROFILE_TRIAL = 32
 WARM_UP_TOKENS = 8
-# How the count of threads is tried: decodes of so many sequences, so often, or for so long if a step takes its time,
-# and what more threads must gain.
+# The trial of a thread count: the number of sequences that decode, the numbers of trials, their longest time, and the
+# gain that justifies more threads.
 TRIAL_SEQUENCES = 8
 NUM_TRIALS, MIN_TRIALS = 7, 2
 MAX_TRIAL_SECONDS = 0.3
 MIN_GAIN = 0.1
-# A longer step is worth all threads: where a decode waits for memory it gains little from them, its prefills do.
+# A longer step gets all threads: a decode that waits for memory gains little from them, but prefills do.
 SMALL_STEP_SECONDS = 1e-3
-# One that takes so long once is not small, whatever else ran meanwhile.
+# A step that takes this long even once is not small, whatever else ran meanwhile.
 LONG_STEP_SECONDS = 20e-3
 
 
@@ -140,7 +140,7 @@ def settle_threads(runner: ModelRunner, kv_pool: Tensor, block_size: int, max_nu
             runner.backend.set_num_threads(num_threads)
             begin = time.perf_counter()
             dry_decode(runner, kv_pool, block_size, num_sequences)
-            # The best of each: what else ran on the machine made the others slower.
+            # The best of each count: other load on the machine made the others slower.
             best[num_threads] = min(best.get(num_threads, math.inf), time.perf_counter() - begin)
         num_trials += 1
     chosen = fewest_good_threads(best)

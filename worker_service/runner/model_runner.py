@@ -152,7 +152,7 @@ class ModelRunner:
         self.chooser = Chooser(self.backend, self.config.vocab_size)
         self.captured: CapturedStep | None = None
         self._ranks: Ranks | None = None
-        # Logits and all that is made of them are the last stage's.
+        # Only the last stage makes logits and samples.
         self.has_head = loaded.model.share.is_last_stage
         # The token that each row of the batch sampled last, int64 on the device.
         self._last_tokens = torch.zeros(0, dtype=torch.int64, device=self.backend.device)
@@ -160,7 +160,7 @@ class ModelRunner:
 
     @property
     def depth(self) -> int:
-        """How many launched steps may be unfinished; 1: `run` is all there is."""
+        """The number of launched steps that may be unfinished; 1: steps are only run, never launched."""
         return self.backend.launcher.depth
 
     @property
@@ -204,7 +204,7 @@ class ModelRunner:
         self._synchronize()
         computed = time.perf_counter()
         sampled, candidates = self.chooser.choose(logits, layout, batch)
-        # The rows of prompts need as much memory, so these go first.
+        # The logits of prompts need as much memory, so these are freed first.
         del logits
         prompt_logprobs = self._prompt_logprobs(prompts, hidden) if prompts else ()
         return RunnerOutput(sampled, candidates, prompt_logprobs, computed - started, time.perf_counter() - computed)
@@ -314,7 +314,7 @@ class ModelRunner:
 
     @property
     def max_prompt_rows(self) -> int:
-        """How many rows of prompts get their log probabilities at a time."""
+        """The number of prompt rows that get log probabilities at a time."""
         return max_prompt_rows(self.config.vocab_size)
 
     def _plan(self, forward_batch: ForwardBatch, block_size: int, lora: LoraRows | None) -> AttentionBatch:
@@ -342,7 +342,7 @@ class ModelRunner:
             torch.cuda.synchronize(self.backend.device)
 
     def prove_batch_invariance(self) -> bool:
-        """Tries whether results are independent of the batch on this machine. Call it before the first step."""
+        """Tests whether results are independent of the batch on this machine. Call it before the first step."""
         return self.model.probe()
 
     def fingerprint(self) -> str:

@@ -1,4 +1,4 @@
-"""What a rank of a group does around its steps: the time they have, the digests, which answers it gives.
+"""The part of a step that only ranks of a group have: its deadline, its digests, and which answers are sent.
 
 Used by the device thread alone. A world of one has none of this.
 """
@@ -48,7 +48,9 @@ class RankSteps:
         """Returns the group that is there, before any epoch; raises BlockyardError WRONG_STATE."""
         group = self._find_group(None)
         if group is None:
-            raise BlockyardError(Reason.WRONG_STATE, "the ranks compute together from here on: form a group before")
+            raise BlockyardError(
+                Reason.WRONG_STATE, "the ranks of a replica initialize their caches together: form a group first"
+            )
         return group
 
     def run(self, step: Step, execute: Callable[[], StepOutput]) -> StepOutput:
@@ -59,7 +61,9 @@ class RankSteps:
         if self._group is None:
             raise BlockyardError(Reason.WRONG_STATE, f"no group was formed for epoch {step.epoch}")
         if step.step_id == 1 and self._parallel.pipeline_parallel_size > 1 and not step.ids_from_scheduler:
-            raise BlockyardError(Reason.WRONG_STATE, "stages see no samples: their ids come from the scheduler")
+            raise BlockyardError(
+                Reason.WRONG_STATE, "a pipeline stage sees no samples: the epoch must begin with ids_from_scheduler"
+            )
         lifetime = self._group.lifetime
         with lifetime.work(step.timeout_seconds):
             result = execute()
@@ -85,7 +89,7 @@ class RankSteps:
         return StepOutput(step.epoch, step.step_id, times=result.times, digests=digests)
 
     def is_silent(self, step: Step) -> bool:
-        """Returns whether nobody waits for this rank's answer to a step that it did not refuse."""
+        """Returns whether this rank sends no answer to a step that it did not refuse."""
         return step.quiet and not self._parallel.is_sampling_rank
 
     def on_refusal(self, refusal: BlockyardError) -> None:

@@ -1,4 +1,4 @@
-"""Makes answers of what steps computed. Knows no rows and no epochs."""
+"""Makes the answers of steps from their results. Knows no rows and no epochs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def make_result(
     step: Step, forward_batch: ForwardBatch, output: RunnerOutput, times: StepTimes, skipped: Flags | None = None
 ) -> StepOutput:
-    """Makes the answer to a step of what it computed.
+    """Makes the answer to a step from its results.
 
     Args:
         step: that was executed.
@@ -44,7 +44,7 @@ def make_result(
         sequence_ids, token_ids = layout.sampled.ids(~dropped), token_ids[~dropped]
         beam_ids = layout.beams.ids(~candidates.failed)
     pooled, lost = _split(output.pooled)
-    failures = (*failures, *((sequence_id, _not_finite("what is pooled is")) for sequence_id in lost))
+    failures = (*failures, *((sequence_id, _not_finite("the pooled rows are")) for sequence_id in lost))
     if forward_batch.rejections:
         rejected = {sequence_id for sequence_id, _ in forward_batch.rejections}
         skipped_ids = tuple(sequence_id for sequence_id in skipped_ids if sequence_id not in rejected)
@@ -67,7 +67,7 @@ def make_result(
 
 
 def _failures(requests: RowRequests, output: Sampled | BeamCandidates) -> Iterator[tuple[int, BlockyardError]]:
-    """Gives each row that failed its error."""
+    """Yields the error of each row that failed."""
     if not np.count_nonzero(output.failed):
         return
     for sequence_id in requests.ids(output.failed & ~output.finite):
@@ -78,19 +78,19 @@ def _failures(requests: RowRequests, output: Sampled | BeamCandidates) -> Iterat
 
 def _no_token(grammar: GrammarState | None) -> BlockyardError:
     if grammar is None:
-        message = "no token is possible here: what the request allows, forbids and needs before it may end excludes all"
+        message = "no token is possible here: allowed_token_ids, bad words and min_tokens together exclude every token"
         return BlockyardError(Reason.NO_TOKEN_POSSIBLE, message)
-    message = "no token is possible here: what the grammar needs the request forbids, by allowed_token_ids or bad words"
+    message = "no token is possible here: allowed_token_ids or bad words exclude every token that the grammar allows"
     return grammar.failure or BlockyardError(Reason.GRAMMAR_DEAD_END, message)
 
 
 def _not_finite(what: str) -> BlockyardError:
-    message = f"{what} not finite numbers: its weights may be damaged, or too large for its dtype"
+    message = f"{what} not finite numbers: the model's weights may be damaged, or too large for its dtype"
     return BlockyardError(Reason.NOT_FINITE, message)
 
 
 def _split(pooled: Pooled) -> tuple[Pooled, tuple[int, ...]]:
-    """Takes the sequences out of which some number is not finite, and returns their ids beside the others."""
+    """Removes the sequences with numbers that are not finite, and returns the rest and the ids of the removed ones."""
     is_finite = [bool(np.isfinite(values).all()) for values in pooled.values]
     if all(is_finite):
         return pooled, ()

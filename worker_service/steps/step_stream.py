@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 log = EventLogger(__name__)
 
-# An epoch is one more than the largest that any worker of the replica saw. One that is this far ahead is nobody's: if
-# such were taken, soon no number would be left for those that come.
+# An epoch is one more than the largest that any worker of the replica saw. A number this far ahead is an error: taking
+# it would soon use up all numbers.
 MAX_EPOCH_JUMP = 2**32
 
 
@@ -78,7 +78,7 @@ class StepStream:
             self._on_step(step, result)
 
     def _watch(self) -> None:
-        """Has what is launched finished when it is ready, though no step comes."""
+        """Finishes launched steps as soon as they are ready, even if no further step comes."""
         oldest = self.executor.oldest
         if oldest is not None and oldest is not self._watched:
             self._watched = oldest
@@ -118,7 +118,7 @@ class StepStream:
         self._device.post(lambda: self._queue_answer(StepOutput(self.epoch or 0, self._last_step_id, draining=True)))
 
     def end(self, error: BlockyardError) -> None:
-        """Ends the stream now, whatever the device thread does."""
+        """Ends the stream now, even while the device thread runs a step."""
         self._answers.put_nowait(error)
 
     async def answers(self) -> AsyncIterator[StepOutput]:
@@ -214,7 +214,7 @@ class StepStreams:
         return True
 
     def drain(self) -> None:
-        """Has every stream report that it drains. No stream may be opened after this."""
+        """Makes every stream report that the worker drains. No stream may be opened after this."""
         for stream in self._open:
             stream.drain()
 

@@ -19,7 +19,7 @@ class Adapters:
     """The adapters of one worker. Each method raises BlockyardError WRONG_STATE, or FEATURE_DISABLED without room."""
 
     def __init__(self, owner: Owner, root: Path | None) -> None:
-        """`root`: they lie below it; None: none is read."""
+        """`root`: the folder below which adapters lie; None: none is read."""
         self._owner = owner
         self.root = root
 
@@ -28,7 +28,9 @@ class Adapters:
         self._owner.require(WorkerState.LOADED, WorkerState.CACHE_READY, WorkerState.RUNNING)
         store = self._owner.set_up.loras
         if store is None:
-            raise BlockyardError(Reason.FEATURE_DISABLED, "this worker was not told to make room for LoRA adapters")
+            raise BlockyardError(
+                Reason.FEATURE_DISABLED, "the model was loaded without room for LoRA adapters: see --max-loras"
+            )
         return store
 
     async def add(self, request: LoraRequest) -> AdapterWeights:

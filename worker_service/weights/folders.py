@@ -45,7 +45,7 @@ def find_target(root: Path | None, folder: str) -> Path:
     if ".." in target.parts or target == base:
         raise invalid([Violation("folder", f"{folder!r} does not name a new folder")])
     if not target.is_relative_to(base) or resolve_path("folder", str(Path(folder).parent), base) != target.parent:
-        raise BlockyardError(Reason.PERMISSION_DENIED, f"{folder} is not below {root}, or behind a link")
+        raise BlockyardError(Reason.PERMISSION_DENIED, f"{folder} is not below {root}, or is behind a symbolic link")
     return target
 
 
@@ -77,7 +77,7 @@ def _refuse_present(target: Path, rank: int, world_size: int) -> None:
         return
     is_ours = target.is_dir() and not target.is_symlink() and world_size > 1
     if not is_ours or any(f"-rank-{rank}" in path.name for path in target.iterdir()):
-        raise invalid([Violation("folder", f"{target} is there already: name a new one")])
+        raise invalid([Violation("folder", f"{target} already exists: name a new folder")])
 
 
 def _publish(unfinished: Path, target: Path, world_size: int) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 log = EventLogger(__name__)
 
 OnSave = Callable[[str, float | None], None]
-# As vLLM has it.
+# The name that vLLM uses.
 DEFAULT_FILE_BYTES = 5 * 10**9
 
 
@@ -78,7 +78,7 @@ class Saving:
         assert loaded is not None
         loaded.require_own_code("SaveState")
         if loaded.config.pooling is not None:
-            raise BlockyardError(Reason.FEATURE_DISABLED, "the weights of a model that pools are not saved")
+            raise BlockyardError(Reason.FEATURE_DISABLED, "the weights of a pooling model cannot be saved")
         log.info("saving the weights", format=save_format, folder=str(target))
         save = _save_packed if save_format == "packed" else _save_sharded
         parallel = loaded.parallel
@@ -94,7 +94,7 @@ class Saving:
 
 
 def _copy_companions(loaded: RunnableModel, folder: Path) -> dict[str, str]:
-    """Copies configuration and tokenizer, without which nobody serves the model; returns their SHA-256 by name."""
+    """Copies configuration and tokenizer, which serving the model needs; returns their SHA-256 by name."""
     for path in find_companions(loaded.folder):
         shutil.copyfile(path, folder / path.name)
     return {path.name: hash_file(path) for path in sorted(folder.iterdir())}
@@ -104,7 +104,7 @@ def _save_packed(
     loaded: RunnableModel, folder: Path, max_file_bytes: int, on_progress: Callable[[int, int], None]
 ) -> None:
     if not loaded.backend.packs_into_arenas or loaded.backend.device.type != "cpu":
-        message = f"the {loaded.backend.name} kernels' weights cannot be saved as they lie in memory: save them sharded"
+        message = f"the {loaded.backend.name} kernels' weights cannot be saved packed: save them sharded"
         raise BlockyardError(Reason.FEATURE_DISABLED, message)
     companions = _copy_companions(loaded, folder)
     key = make_key(loaded.config, loaded.backend, loaded.quantization, loaded.parallel, folder, loaded.model_digest)
@@ -115,17 +115,17 @@ def _save_sharded(
     loaded: RunnableModel, folder: Path, max_file_bytes: int, on_progress: Callable[[int, int], None]
 ) -> None:
     if loaded.origin.load_format == "packed":
-        message = "the weights were loaded packed, and are no tensors any more: load the original to save it sharded"
+        message = "the weights were loaded packed: load the original checkpoint to save it sharded"
         raise BlockyardError(Reason.WRONG_STATE, message)
     config, parallel = loaded.config, loaded.parallel
     if config.stored is not None:
-        message = "the weights of a checkpoint that is quantized are not cut: save them packed"
+        message = "the weights of a quantized checkpoint cannot be sharded: save them packed"
         raise BlockyardError(Reason.FEATURE_DISABLED, message)
     device = loaded.backend.device
     files = open_weights(config, loaded.folder, device, loaded.origin.load_format, on_progress, parallel)
     paths = write_slices(config, files, parallel, folder, max_file_bytes)
     if files.finish() != loaded.weights_digest:
-        message = f"the weights of {loaded.folder} are not those that the worker has: load the model anew to save it"
+        message = f"the weights in {loaded.folder} differ from the worker's: reload the model before saving it"
         raise BlockyardError(Reason.WRONG_STATE, message)
     hashes = {path.name: hash_file(path) for path in paths} | _copy_companions(loaded, folder)
     layout = parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.rank

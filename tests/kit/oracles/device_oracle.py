@@ -21,7 +21,7 @@ from scheduler_service.replicas.steps.answer_checks import AnswerLimits
 from tests.kit.oracles.core_requests import add_request
 from worker_service.codec import decode_step, encode_result
 from worker_service.lora.adapter import LoraRequest
-from worker_service.set_up import LoadOptions
+from worker_service.set_up import LoaderOptions
 from worker_service.worker import Worker
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class OracleWorker:
         self._dtype = dtype
         self._load_format = load_format
         lora_root = adapters[0].parent if adapters else None
-        self._worker = Worker(num_threads=1, load_options=LoadOptions(kernels), lora_root=lora_root)
+        self._worker = Worker(num_threads=1, load_options=LoaderOptions(kernels), lora_root=lora_root)
         self._epoch = 0
         self.is_batch_invariant = False
 

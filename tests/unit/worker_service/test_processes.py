@@ -65,7 +65,7 @@ def test_what_each_is_told_can_be_read() -> None:
     "left_to_chance", [{"worker_address": "127.0.0.1:0"}, {"worker_health_port": 0}, {"worker_metrics_port": 0}]
 )
 def test_ports_that_are_left_to_chance_are_refused(left_to_chance: dict[str, object]) -> None:
-    with pytest.raises(SettingsError, match="choose the ports"):
+    with pytest.raises(SettingsError, match="needs fixed ports"):
         divide(dataclasses.replace(SEVERAL, **left_to_chance))  # type: ignore[arg-type]
 
 

@@ -127,7 +127,7 @@ async def test_a_rank_that_is_stopped_between_groups_comes_too_late(pair: Ranks,
     request = await pair.request(processes.next_epoch(), timeout={"seconds": 1})
     processes.signal_second(signal.SIGSTOP)
     calls = [stub.FormGroup(request) for stub in pair.stubs]
-    assert "rank 1 did not come" in (await fails(calls[0])).message
+    assert "rank 1 did not join" in (await fails(calls[0])).message
     processes.signal_second(signal.SIGCONT)
     await fails(calls[1])
     await form_again(pair, processes, survivor)

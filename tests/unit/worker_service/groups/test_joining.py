@@ -45,8 +45,8 @@ def test_ranks_that_were_told_the_same_know_each_other() -> None:
 def test_a_peer_that_was_told_something_else_is_found_out(other: dict[str, object]) -> None:
     messages = greetings(REQUEST, replace(REQUEST, **other))  # type: ignore[arg-type]
     assert messages == [
-        "who answers as rank 1 was not told of this group",
-        "who answers as rank 0 was not told of this group",
+        "the process that answers as rank 1 is not in this group",
+        "the process that answers as rank 0 is not in this group",
     ]
 
 
@@ -67,7 +67,7 @@ def test_a_rank_is_reached_where_it_reaches_the_first_unless_told_otherwise(
 
 
 def test_there_is_no_way_to_a_name_that_nobody_has() -> None:
-    with pytest.raises(BlockyardError, match="no way to rank 0") as raised:
+    with pytest.raises(BlockyardError, match="rank 0 cannot be reached") as raised:
         find_route(GroupSettings(), CPU, "nobody.invalid:1")
     assert raised.value.reason is Reason.GROUP_BROKEN
 

@@ -156,7 +156,7 @@ async def test_what_there_is_not_is_refused_with_what_there_is(worker: WorkerDri
     assert (error.reason, error.violations[0].field) == (Reason.FIELD_INVALID, "operation")
     assert "answer_text, count, echo" in error.violations[0].description
     error = await fails(worker.stub.CallExtension(pb.CallExtensionRequest(extension="other", operation="echo")))
-    assert "there are: example" in error.violations[0].description
+    assert "known are: example" in error.violations[0].description
 
 
 async def test_an_error_of_an_extension_is_told_as_one(worker: WorkerDriver) -> None:

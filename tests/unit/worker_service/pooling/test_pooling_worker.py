@@ -95,7 +95,7 @@ async def test_what_a_model_that_pools_does_not_do_is_refused_by_name(tmp_path: 
             ):
                 pass
 
-        assert "a model that pools are not saved" in (await fails(save())).message
+        assert "pooling model cannot be saved" in (await fails(save())).message
 
 
 async def test_a_task_that_the_files_do_not_allow_is_refused_and_a_generating_model_pools_nothing(
