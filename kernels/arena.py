@@ -129,7 +129,7 @@ class ChunkedArena(ABC):
 
 
 class LastingArena(ChunkedArena):
-    """On a device whose memory cannot be given up while its addresses stay."""
+    """An arena on a device whose memory cannot be released while its addresses stay."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -144,4 +144,4 @@ class LastingArena(ChunkedArena):
         raise NotImplementedError("this memory cannot be given up")
 
     def restore(self) -> None:
-        """Does nothing: it was never given up."""
+        """Does nothing: the memory was never released."""

@@ -73,9 +73,9 @@ class CaptureSizes:
     block_size: int
     sliding_window: int | None = None
     max_length: int = 0
-    """Of a sequence, in tokens; needed where memory for its block table is set aside."""
+    """The longest sequence in tokens; needed where memory for block tables is reserved."""
     num_lora_slots: int = 0
-    """Of LoRA adapters; 0: no step has any."""
+    """The number of LoRA slots; 0: no step has adapters."""
     num_kv_groups: int = 1
     """Groups of layers that have block tables of their own: the network knows."""
     is_trial: bool = False

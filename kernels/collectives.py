@@ -1,4 +1,4 @@
-"""What the ranks of a group do together. Knows no transport.
+"""The collective operations of a group's ranks. Knows no transport.
 
 Float addition is not associative. A sum over the leaves of a product (`kernels.leaves`) is added as a binary tree, of
 which each rank has a subtree; `Collectives.add` goes on where that ends, so that the number of ranks changes no bit.
@@ -31,7 +31,7 @@ class Collectives(Protocol):
 
     @property
     def size(self) -> int:
-        """How many ranks there are; where they add, a power of two."""
+        """The number of ranks; a power of two if they add."""
         ...
 
     @property

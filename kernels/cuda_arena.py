@@ -109,7 +109,7 @@ class CudaArena(ChunkedArena):
             for copy, chunk in zip(self._copies, self.chunks, strict=True):
                 copy.copy_(chunk)
         elif not self._handles:
-            # It was given up before, and what was kept is not wanted any more.
+            # The memory was released before, and its saved contents are not needed any more.
             self._copies = None
         for place, handle in zip(self._ranges, self._handles, strict=bool(self._handles)):
             _call("cuMemUnmap", ctypes.c_uint64(place.address), ctypes.c_size_t(place.num_bytes))

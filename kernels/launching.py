@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     Results = tuple[Tensor, ...]
 
-# One step runs, another one waits behind it.
+# One step runs while another one waits behind it.
 GPU_DEPTH = 2
 
 
@@ -73,7 +73,7 @@ class Launcher(Protocol):
 
     @property
     def depth(self) -> int:
-        """How many launched steps may be unfinished; 1: work is done when it is launched."""
+        """The number of launched steps that may be unfinished; 1: work is done when it is launched."""
         ...
 
     def launch(self, work: Callable[[], Results]) -> Launched:
@@ -96,12 +96,12 @@ class _Done:
 
 
 class Immediate:
-    """Of a device that computes in the thread that asks it to."""
+    """The launcher of a device that computes in the calling thread."""
 
     depth = 1
 
     def launch(self, work: Callable[[], Results]) -> Launched:
-        """Does the work."""
+        """Runs the work."""
         return _Done(work())
 
 
@@ -124,7 +124,7 @@ class _Enqueued:
 
 
 class CudaLauncher:
-    """Of a GPU: work enqueues on its stream and waits for nothing, so that the host is ahead.
+    """The launcher of a GPU: work enqueues on its stream and waits for nothing, so that the host is ahead.
 
     A result is copied to pinned memory behind the work that makes it, and an event behind the copy says when it is
     there. PyTorch hands pinned memory out again only when the copies that use it are done.

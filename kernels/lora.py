@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class LoraRows:
-    """Which rows of a step have an adapter; of a step that has such rows."""
+    """The rows of a step that have an adapter; only made for a step with such rows."""
 
     slots: npt.NDArray[np.int32]
     """[T], contiguous: the slot of each row's adapter; -1: none."""
@@ -61,7 +61,7 @@ class PackedLora(Protocol):
 
 
 class LoraOps(Protocol):
-    """What a backend does with adapters beside `Backend.linear`. A weight takes them once there is room."""
+    """The ops for adapters beside `Backend.linear`. A weight takes adapters once there is room."""
 
     def make_room(self, packed: PackedLinear, num_slots: int, max_width: int, arena: Arena | None = None) -> int:
         """Gives a packed weight slots, which are empty.

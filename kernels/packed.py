@@ -70,7 +70,7 @@ class PackedLinear(Protocol):
     """Whether other ranks hold the rest of its inner dimension."""
 
     layout: str
-    """How it is held, in words."""
+    """The format of the weight, in words."""
 
     @property
     def num_bytes(self) -> int:

@@ -47,7 +47,7 @@ class Wave:
     pool_rows: Tensor
     """[pairs, K * blocks of a split]: rows of the pool seen as [-1, block_size * D], in layer 0."""
     split_tiles: tuple[int, ...]
-    """For each split the number of tiles that have it: they are the first ones."""
+    """For each split the number of tiles that have it: always the first tiles."""
     masked_pairs: Tensor
     """[m]: pairs in which some row does not see some key."""
     mask: Tensor

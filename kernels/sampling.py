@@ -50,7 +50,7 @@ class Choices:
     positions: Integers
     """Place among the output tokens, from 0."""
     sequence_indexes: Integers
-    """Which of its request's sequences it is."""
+    """The index of the sequence within its request."""
 
     def take(self, rows: npt.NDArray[np.integer[Any]] | Sequence[int]) -> Choices:
         """Picks rows by index."""
@@ -94,11 +94,11 @@ class SamplingOps(Protocol):
         ...
 
     def launch_choose(self, logits: Tensor, choices: Choices) -> Tensor:
-        """Does as `choose`, but leaves the ids [R] int64 on the device, and waits for nothing there."""
+        """Like `choose`, but leaves the ids [R] int64 on the device, and waits for nothing there."""
         ...
 
     def launch_finite_rows(self, logits: Tensor) -> Tensor:
-        """Does as `finite_rows`, but leaves the flags [R] bool on the device, and waits for nothing there."""
+        """Like `finite_rows`, but leaves the flags [R] bool on the device, and waits for nothing there."""
         ...
 
     def take_last_tokens(self, token_ids: Tensor, last_tokens: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ CPU_QUANTIZATIONS = ("none", "int8")
 
 @dataclass(frozen=True, slots=True)
 class KernelChoice:
-    """What a worker was told about kernels, for whichever device it gets."""
+    """The start options of a worker about kernels, for any device."""
 
     cpu: str = "auto"
     """One of CPU_KERNELS."""

@@ -86,12 +86,12 @@ class CacheEngine:
         *,
         can_sleep: bool = False,
     ) -> None:
-        """`can_sleep`: whether a GPU's memory shall be such that it can be given up."""
+        """`can_sleep`: whether the pools' memory on a GPU can be released and mapped again."""
         self.block_format = block_format
         self.num_device_blocks = num_device_blocks
         self.num_host_blocks = num_host_blocks
         self._backend = backend
-        # Where the pools lie.
+        # Holds the pools.
         self.arena = make_arena(backend.device, can_be_given_up=can_sleep)
         self.device_pool = allocate_pool(block_format, num_device_blocks, backend.device, self.arena)
         self.host_pool = allocate_host_pool(block_format, num_host_blocks, backend.device, self.arena)
@@ -100,11 +100,11 @@ class CacheEngine:
             self.swap_on(make_streams(self.device_pool))
 
     def swap_on(self, streams: Streams) -> None:
-        """Swaps on streams of their own from now on."""
+        """Makes swaps run on their own streams from now on."""
         self._swaps = SwapStreams(self.device_pool, self.host_pool, streams)
 
     def transfer(self, step: Step, rows: StepRows) -> None:
-        """Does a step's transfers, in this order: a block that swapping out frees may be written at once.
+        """Makes a step's transfers, in this order: a block that a swap-out frees may be overwritten at once.
 
         On a GPU they are enqueued, and what is enqueued next has to be the step's compute of `rows`.
         """

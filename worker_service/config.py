@@ -21,7 +21,7 @@ MAX_INDEX = 8191
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings(WorkerProcessSettings):
-    """Where the worker is reached, and what it computes with."""
+    """The worker's addresses, device and limits."""
 
     worker_address: str = option("127.0.0.1:50070", "address to listen on: host:port (0: a free one) or unix:/path")
     num_workers: Annotated[int, Field(ge=1, le=64)] = option(

@@ -1,4 +1,4 @@
-"""Runs several workers as child processes, one for each device, and brings back one that ends.
+"""Runs several workers as child processes, one for each device, and restarts one that ends.
 
 Knows workers by their flags alone, and imports no torch.
 """
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 log = EventLogger(__name__)
 
-# As long as a worker takes to stop at most.
+# The longest time that a worker takes to stop.
 GRACE_SECONDS = 10.0
-# Between two looks at the workers' health.
+# The interval between two probes of the workers' health.
 PROBE_SECONDS = 2.0
 
 
@@ -41,8 +41,8 @@ def run(configuration: WorkerConfiguration) -> None:
 def divide(settings: WorkerSettings) -> list[WorkerSettings]:
     """Makes the settings of each worker: its place, its device, its part of the processors, ports and sockets.
 
-    The health port given is this process's own, which answers for all of them; theirs follow it. Raises SettingsError
-    for ports that are left to chance.
+    The given health port belongs to this process, which answers for all workers; theirs follow it. Raises SettingsError
+    for ports that the system would choose.
     """
     if settings.worker_address.endswith(":0") or 0 in (settings.worker_health_port, settings.worker_metrics_port):
         raise SettingsError("--num-workers needs fixed ports: those of the other workers follow the first one's")
@@ -100,7 +100,7 @@ def _shared_sections(configuration: WorkerConfiguration) -> tuple[object, ...]:
 
 
 def make_health(workers: Sequence[WorkerSettings]) -> HealthServer:
-    """Answers for all workers what each answers for itself: what does not hold for one does not hold."""
+    """Makes the health server of all workers: a status holds if it holds for each of them."""
     hosts = [reachable_host(host_of(worker.worker_address)) for worker in workers]
     addresses = [join_address(host, worker.worker_health_port) for host, worker in zip(hosts, workers, strict=True)]
 

@@ -1,4 +1,4 @@
-"""A rank's way to its group's meeting point: the worker of rank 0."""
+"""A rank's connection to the meeting point of its group: the worker of rank 0."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ SET_SECONDS = 10.0
 
 
 class RendezvousLink:
-    """See `worker_service.groups.rendezvous.RendezvousPoint`. `close` it in the end."""
+    """See `worker_service.groups.rendezvous.RendezvousPoint`. `close` it after use."""
 
     def __init__(self, address: str, peer: Peer | None, epoch: int, secret: bytes) -> None:
-        """`peer`: who rank 0 has to be, and who this worker is; None: whoever answers, in the clear."""
+        """`peer`: the identities of rank 0 and of this worker, for TLS; None: plaintext, without identities."""
         self._channel = internal_channel(address, peer)
         self._stub: worker_pb2_grpc.WorkerServiceAsyncStub = worker_pb2_grpc.WorkerServiceStub(self._channel)
         self._epoch = epoch
@@ -36,7 +36,7 @@ class RendezvousLink:
             raise from_rpc_error(error) from None
 
     async def get(self, key: str, seconds: float) -> bytes:
-        """Reads what a rank told, and waits for it so long; raises BlockyardError or TimeoutError."""
+        """Waits up to `seconds` for a value, and returns it; raises BlockyardError or TimeoutError."""
         request = worker_pb2.GetRendezvousKeyRequest(epoch=self._epoch, secret=self._secret, key=key)
         try:
             return (await self._stub.GetRendezvousKey(request, timeout=seconds)).value

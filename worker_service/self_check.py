@@ -1,6 +1,6 @@
-"""Tells as JSON what computes here: `python -m worker_service.self_check [cpu_kernels]`, for `blockyard doctor`.
+"""Prints the devices and their kernels as JSON: `python -m worker_service.self_check [cpu_kernels]`.
 
-Chooses kernels as a worker does, which holds them to their self-test. Owns no state and serves nobody.
+`blockyard doctor` runs it. Kernels are chosen as in a worker, which includes their self-test. Owns no state.
 """
 
 from __future__ import annotations

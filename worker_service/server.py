@@ -28,7 +28,7 @@ from worker_service.operations.extensions import WorkerView, load_extensions
 from worker_service.operations.operations import WorkerOperations
 from worker_service.rendezvous_link import RendezvousLink
 from worker_service.servicer import WorkerServicer
-from worker_service.set_up import LoadOptions
+from worker_service.set_up import LoaderOptions
 from worker_service.worker import Worker
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ RENDEZVOUS_METHODS = tuple(f"/{SERVICE_NAME}/{method}" for method in ("SetRendez
 UPDATE_METHOD = f"/{SERVICE_NAME}/UpdateWeights"
 # A step takes well under this; a load that runs is given up.
 STOP_SECONDS = 5.0
-# A scheduler that was told of the drain closes its stream within a step.
+# A scheduler that learns of the drain closes its stream within a step.
 CLOSE_SECONDS = 1.0
 # A peer that is still writing when the connection goes away loses what it has not read yet.
 LAST_WORDS_SECONDS = 0.25
@@ -70,7 +70,7 @@ class Server:
                 int(self._settings.device_cache_gib * 2**30),
             ),
             num_threads=self._settings.num_threads,
-            load_options=LoadOptions(
+            load_options=LoaderOptions(
                 KernelChoice(self._settings.cpu_kernels, self._settings.gpu_kernels, self._settings.batch_invariant),
                 can_sleep=self._settings.enable_sleep,
                 packed_cache=Path(self._settings.packed_cache) if self._settings.packed_cache else None,
@@ -145,14 +145,14 @@ class Server:
         asyncio.get_running_loop().call_later(LAST_WORDS_SECONDS, self.stopping.set)
 
     async def stop(self) -> bool:
-        """Finishes the step that runs, tells the scheduler so, waits for it to close its stream, and closes everything.
+        """Finishes the running step, reports it, waits for the scheduler to close its stream, and closes everything.
 
         Tells whether the device thread has ended: work that takes too long is given up, and goes on.
         """
         log.info("stopping")
         is_idle = await self.worker.drain(STOP_SECONDS)
         if not is_idle:
-            log.warning("gave up the work that runs", after_seconds=STOP_SECONDS)
+            log.warning("gave up waiting for running work", after_seconds=STOP_SECONDS)
         if await self.worker.end_streams(CLOSE_SECONDS):
             await asyncio.sleep(LAST_WORDS_SECONDS)
         await self._server.stop(GRACE_SECONDS)
@@ -161,7 +161,7 @@ class Server:
 
 
 async def serve(configuration: WorkerConfiguration) -> bool:
-    """Runs until SIGTERM, SIGINT or the Shutdown rpc, and tells whether the device thread has ended.
+    """Runs until SIGTERM, SIGINT or the Shutdown rpc, and returns whether the device thread has ended.
 
     From then on the process has STOP_SECONDS and END_SECONDS. A second signal ends it at once.
     """

@@ -13,6 +13,7 @@ from blockyard.errors import Violation, invalid
 from blockyard.service import faults
 from blockyard.service.log_level import set_log_level
 from blockyard.telemetry import EventLogger
+from blockyard.tracing.spans import is_tracing
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
 from worker_service import codec, info
 from worker_service.device.device import torch_dtype
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 log = EventLogger(__name__)
 
-# It is kept, told to whoever asks, and logged.
+# A reason is kept, reported and logged.
 MAX_REASON_LENGTH = 1000
 
 Context = Any
@@ -68,7 +69,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self._placement = placement
         self._port = port
         self._shut_down = shut_down
-        # They outlive the calls that began them: what they make is there for the next scheduler.
+        # These tasks outlive the calls that began them: the next scheduler finds their results.
         self._loads: set[asyncio.Task[Any]] = set()
         self._set_ups: set[asyncio.Task[Any]] = set()
 
@@ -93,24 +94,24 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         return worker_pb2.OpenRendezvousResponse(port=self._port, secret=secret)
 
     async def SetRendezvousKey(self, request: worker_pb2.SetRendezvousKeyRequest, context: Context) -> Any:
-        """Keeps what a rank tells."""
+        """Sets a value of the group's rendezvous."""
         point = self._worker.membership.meeting_point(request.epoch, request.secret)
         await point.set(request.key, request.value)
         return worker_pb2.SetRendezvousKeyResponse()
 
     async def GetRendezvousKey(self, request: worker_pb2.GetRendezvousKeyRequest, context: Context) -> Any:
-        """Returns what a rank told; its caller says for how long it waits."""
+        """Waits for a value of the group's rendezvous, until the call's deadline."""
         point = self._worker.membership.meeting_point(request.epoch, request.secret)
         return worker_pb2.GetRendezvousKeyResponse(value=await point.get(request.key))
 
     async def FormGroup(self, request: worker_pb2.FormGroupRequest, context: Context) -> Any:
-        """Joins a group. If the caller leaves, so does this worker."""
+        """Joins a group. If the caller cancels, the worker leaves the group."""
         kind = await self._worker.form_group(worker_info.decode_group_request(request))
         return worker_pb2.FormGroupResponse(kind=worker_info.COLLECTIVES.encode(CollectivesKind(kind)))
 
     async def LeaveGroup(self, request: worker_pb2.LeaveGroupRequest, context: Context) -> Any:
         """Ends a group."""
-        reason = request.reason[:MAX_REASON_LENGTH] or "the scheduler said so"
+        reason = request.reason[:MAX_REASON_LENGTH] or "the scheduler ended the group"
         await self._worker.membership.leave(request.epoch, reason)
         return worker_pb2.LeaveGroupResponse()
 
@@ -124,7 +125,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             yield workers.encode_load_event(event if is_progress else info.describe_model(event))
 
     async def _load(self, load: Callable[[OnProgress], Coroutine[Any, Any, T]]) -> AsyncIterator[LoadProgress | T]:
-        """Yields how far a load is, and what it returns; it goes on if its caller leaves."""
+        """Yields the progress of a load, then its result. The load continues if the caller leaves."""
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[LoadProgress | None] = asyncio.Queue()
 
@@ -142,22 +143,22 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     def _end_load(self, load: asyncio.Task[Any]) -> None:
         self._loads.discard(load)
         if not load.cancelled() and (error := load.exception()) is not None:
-            log.error("weights were not loaded or saved", reason=str(error))
+            log.error("loading or saving weights failed", reason=str(error))
 
     async def Sleep(self, request: worker_pb2.SleepRequest, context: Context) -> Any:
-        """Gives memory up."""
+        """Releases memory."""
         work = self._worker.residency.sleep(request.level, workers.decode_known_tags(request.tags))
         use = await self._to_the_end(work)
         return worker_pb2.SleepResponse(freed_bytes=use.freed_bytes, used_bytes=use.used_bytes)
 
     async def WakeUp(self, request: worker_pb2.WakeUpRequest, context: Context) -> Any:
-        """Takes memory again."""
+        """Allocates the released memory again."""
         state = await self._to_the_end(self._worker.residency.wake_up(workers.decode_known_tags(request.tags)))
         asleep_tags = workers.encode_tags(state.asleep)
         return worker_pb2.WakeUpResponse(asleep_tags=asleep_tags, weights_are_stale=state.weights_are_stale)
 
     async def ReloadWeights(self, request: worker_pb2.ReloadWeightsRequest, context: Context) -> AsyncIterator[Any]:
-        """Loads the weights anew, and reports its progress."""
+        """Reloads the weights, and reports progress."""
         source = workers.WEIGHTS_SOURCE.decode(request)
         async for event in self._load(lambda on_progress: self._worker.residency.reload(source, on_progress)):
             if isinstance(event, LoadProgress):
@@ -166,7 +167,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                 yield worker_pb2.ReloadWeightsResponse(reloaded=_encode_reloaded(event))
 
     async def _to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
-        """Waits for a change of state, which goes on if its caller leaves: the device thread cannot be interrupted."""
+        """Waits for a change of state. It continues if the caller leaves: the device thread cannot be interrupted."""
         task = asyncio.create_task(work)
         self._set_ups.add(task)
         task.add_done_callback(self._end_set_up)
@@ -175,7 +176,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     def _end_set_up(self, task: asyncio.Task[Any]) -> None:
         self._set_ups.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("the set-up failed", reason=str(error))
+            log.error("a change of state failed", reason=str(error))
 
     async def DetermineNumAvailableBlocks(self, request: Any, context: Context) -> Any:
         """Counts the blocks that fit."""
@@ -189,27 +190,31 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
 
     async def ExecuteModel(self, request_iterator: Any, context: Context) -> AsyncIterator[Any]:
         """Runs one epoch's steps: a task reads them as they come, while answers go out in order."""
-        stream, spans = self._worker.open_stream(), StepSpans()
+        stream = self._worker.open_stream()
+        spans = StepSpans() if is_tracing() else None
         reader = asyncio.create_task(self._read(request_iterator, stream, spans))
         try:
             async for result in stream.answers():
                 faults.reach(faults.BEFORE_ANSWER)
-                spans.on_result(result)
+                if spans is not None:
+                    spans.on_result(result)
                 yield codec.encode_result(result)
                 faults.reach(faults.AFTER_ANSWER)
         finally:
-            spans.close()
+            if spans is not None:
+                spans.close()
             self._worker.close_stream(stream)
             reader.cancel()
             with suppress(asyncio.CancelledError):
                 await reader
 
-    async def _read(self, request_iterator: Any, stream: StepStream, spans: StepSpans) -> None:
+    async def _read(self, request_iterator: Any, stream: StepStream, spans: StepSpans | None) -> None:
         try:
             async for message in request_iterator:
                 step = codec.decode_step(message, stream.max_num_seqs)
-                spans.on_step(step)
-                self._worker.submit(stream, step)
+                if spans is not None:
+                    spans.on_step(step)
+                stream.submit(step)
         finally:
             stream.finish()
 
@@ -229,12 +234,12 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         return worker_pb2.AddLoraResponse(adapter=worker_info.ADAPTER.encode(told))
 
     async def RemoveLora(self, request: worker_pb2.RemoveLoraRequest, context: Context) -> Any:
-        """Forgets an adapter."""
+        """Removes an adapter."""
         await self._to_the_end(self._worker.adapters.remove(request.lora_id))
         return worker_pb2.RemoveLoraResponse()
 
     async def PinLora(self, request: worker_pb2.PinLoraRequest, context: Context) -> Any:
-        """Keeps an adapter, or no longer."""
+        """Pins or unpins an adapter."""
         self._worker.adapters.pin(request.lora_id, pinned=request.pinned)
         return worker_pb2.PinLoraResponse()
 
@@ -262,7 +267,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         return worker_pb2.BeginWeightUpdateResponse(order=order)
 
     async def UpdateWeights(self, request_iterator: Any, context: Context) -> Any:
-        """Takes the bytes of an update."""
+        """Receives the tensors of an update."""
         first = await anext(aiter(request_iterator), None)
         if first is None:
             raise invalid([Violation("ticket", "is required")])
@@ -286,7 +291,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
 
     async def Shutdown(self, request: worker_pb2.ShutdownRequest, context: Context) -> Any:
         """Ends the process, once this is answered."""
-        log.info("told to shut down", reason=request.reason)
+        log.info("shutdown requested", reason=request.reason)
         self._shut_down()
         return worker_pb2.ShutdownResponse()
 
@@ -303,7 +308,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
 
 
 def _encode_reloaded(set_up: SetUp) -> worker_pb2.ReloadedWeights:
-    """Encodes a model whose weights were loaded anew."""
+    """Encodes a model whose weights were reloaded."""
     assert set_up.loaded is not None
     assert set_up.cache is not None
     model = workers.MODEL.encode(info.describe_model(set_up.loaded))

@@ -69,7 +69,7 @@ MAX_BLOCKS = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """What LoadModel was told: a folder, a hub id or nothing for the demo model, and a revision."""
+    """The model that LoadModel names: a folder, a hub id or nothing for the demo model, and a revision."""
 
     model: str = ""
     revision: str = ""
@@ -91,7 +91,7 @@ class DeviceChoice:
 
 @dataclass(frozen=True, slots=True)
 class SetUp:
-    """What is set up so far; each stage adds to the one before. The scheduler gave `configuration_digest`."""
+    """The stages that are set up so far; each one adds to the one before. `configuration_digest` is the scheduler's."""
 
     configuration_digest: str = ""
     choice: DeviceChoice | None = None
@@ -129,8 +129,8 @@ def make_choice(
 
 
 @dataclass(frozen=True, slots=True)
-class LoadOptions:
-    """What whoever starts a worker says of its loads: see `load_model`."""
+class LoaderOptions:
+    """The options with which a worker was started that concern loads: see `load_model`."""
 
     kernels: KernelChoice = field(default_factory=KernelChoice)
     can_sleep: bool = False
@@ -138,22 +138,22 @@ class LoadOptions:
     model_code: str = "auto"
 
 
-AUTO = LoadOptions()
+AUTO = LoaderOptions()
 
 
 @dataclass(frozen=True, slots=True)
-class LoadHow:
-    """How weights are held, where they come from, and what the worker was started with; see `load_model`."""
+class LoadOptions:
+    """The options of one load: the scheduler's, and those of the worker's start; see `load_model`."""
 
     quantization: str
     load_format: str
-    options: LoadOptions
+    options: LoaderOptions
     task: Task = Task.UNSPECIFIED
-    """What the model is served for; UNSPECIFIED: as its files say."""
+    """The task that the model is served for; UNSPECIFIED: the one in its files."""
 
 
 def load(
-    choice: DeviceChoice, source: ModelSource, how: LoadHow, on_progress: Callable[[int, int], None]
+    choice: DeviceChoice, source: ModelSource, how: LoadOptions, on_progress: Callable[[int, int], None]
 ) -> RunnableModel:
     """Loads a model; raises BlockyardError MODEL_NOT_LOADED, or FIELD_INVALID where the device lacks its dtype."""
     faults.reach(faults.BEFORE_LOAD)
@@ -173,7 +173,7 @@ def load(
         model_code=how.options.model_code,
     )
     check_dtype(loaded.config.dtype, choice.device)
-    # Else a load's scratch would be taken for what the process needs.
+    # Otherwise the scratch memory of the load would count as memory that the process needs.
     memory.give_back(choice.device)
     return loaded
 
@@ -214,13 +214,13 @@ def _measure_usage(
     try:
         runner = make_runner(loaded, AdapterSlots(loras.limits.max_loras) if loras else None)
         if choice.parallel.world_size > 1:
-            # A rank that fails alone leaves nobody in a collective.
+            # A rank that fails here must not leave the others waiting in a collective.
             runner.join(make_silence(choice.parallel))
         activation = profile(runner, block_size, request.max_num_batched_tokens, request.max_num_seqs)
     except (MemoryError, RuntimeError) as error:
         if not memory.is_exhausted(error):
             raise
-        message = f"a step of {request.max_num_batched_tokens} tokens cannot be run: the memory is too small"
+        message = f"a step of {request.max_num_batched_tokens} tokens does not fit in memory"
         raise BlockyardError(Reason.NEVER_FITS, message) from None
     if before is not None:
         return tighter(before, read(activation))
@@ -228,7 +228,7 @@ def _measure_usage(
 
 
 def check_memory(executor: StepExecutor, plan: AvailableBlocks | None) -> None:
-    """Compares what is free on a GPU now with what was planned, and says what to do where it is too little.
+    """Compares a GPU's free memory with the plan, and logs what to change if it is too little.
 
     `plan`: None, if no blocks were counted.
     """
@@ -238,7 +238,7 @@ def check_memory(executor: StepExecutor, plan: AvailableBlocks | None) -> None:
     free_bytes = memory.gpu_free_bytes(device)
     if (utilization := fitting_utilization(plan, free_bytes, executor.num_captured_bytes)) is not None:
         log.warning(
-            "the largest step may not fit beside the blocks: start with less memory for blocks",
+            "the largest step may not fit beside the blocks: reserve less memory for blocks",
             free_bytes=free_bytes,
             step_bytes=plan.memory.activation_bytes,
             hint=f"--device-memory-utilization {utilization}",
@@ -248,7 +248,7 @@ def check_memory(executor: StepExecutor, plan: AvailableBlocks | None) -> None:
 def make_executor(
     set_up: SetUp, request: CachePlan, *, may_choose_threads: bool, ranks: RankSteps | None = None
 ) -> tuple[StepExecutor, CacheInfo]:
-    """Allocates the pools, proves what it can about results, and warms up; raises BlockyardError NEVER_FITS.
+    """Allocates the pools, tests whether results depend on the batch, and warms up; raises BlockyardError NEVER_FITS.
 
     `ranks`: of a worker whose replica has others.
     """
@@ -281,11 +281,13 @@ def make_executor(
     lengths = request.max_model_len, request.max_num_seqs, request.block_size, request.max_num_batched_tokens
     limits = BatchLimits.of(loaded.config, loaded.model.kv_groups.windows, *lengths)
     executor = StepExecutor(InputBatch(limits, set_up.grammars), cache, runner, ranks, fingerprint)
-    # All objects of now live as long as the process: the collector need not look at them again.
+    # The objects that exist now live as long as the process: the collector need not visit them again.
     gc.collect()
     gc.freeze()
     if any(loaded.config.windows) and not any(loaded.model.kv_groups.windows):
-        log.info("layers with a window keep the blocks of all tokens here", device=cache.device_pool.device.type)
+        log.info(
+            "sliding-window layers keep the blocks of all tokens on this device", device=cache.device_pool.device.type
+        )
     info = CacheInfo(
         request.block_size,
         request.num_device_blocks,
@@ -300,12 +302,12 @@ def make_executor(
 
 
 def _fingerprint(runner: ModelRunner, ranks: RankSteps | None) -> str:
-    """Computes what all ranks name the same: the one thing before an epoch that they compute together."""
+    """Returns the fingerprint of the network, the one thing that all ranks compute together before an epoch."""
     if ranks is None:
         return runner.fingerprint()
     group = ranks.require_group()
     if group.fingerprint:
-        # A rank that comes later: the others are at work, or have been.
+        # This rank joined later: the others have computed the fingerprint already.
         return group.fingerprint.hex()
     runner.join(group)
     with group.lifetime.work(FINGERPRINT_SECONDS):
@@ -345,10 +347,12 @@ def wrong_cache_request(
         yield Violation("num_device_blocks", "must be at least 2: block 0 is scratch")
         return
     if request.max_model_len > model_max_len:
-        yield Violation("max_model_len", f"{request.max_model_len} tokens, and the model takes {model_max_len}")
+        yield Violation("max_model_len", f"{request.max_model_len} is more than the model's {model_max_len} tokens")
     capacity = KvBlocks(request.block_size, kv_windows).count_tokens(request.num_device_blocks - 1)
     if capacity is not None and request.max_model_len > capacity:
-        yield Violation("max_model_len", f"{request.max_model_len} tokens, and the device's blocks hold {capacity}")
+        yield Violation(
+            "max_model_len", f"{request.max_model_len} is more than the {capacity} tokens that the blocks hold"
+        )
 
 
 def wrong_block_ids(field: str, block_ids: Sequence[int], num_blocks: int) -> Iterable[Violation]:

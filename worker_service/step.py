@@ -25,9 +25,9 @@ Array = npt.NDArray[np.int64]
 MAX_LOGPROBS = 20
 # The most beams that a request may follow.
 MAX_BEAMS = 32
-# A list of thousands helps nobody; the status has to stay small.
+# A list of thousands is useless; the status has to stay small.
 MAX_VIOLATIONS = 16
-# How long a step may take where nobody says.
+# The time that a step may take unless the scheduler sets another.
 DEFAULT_TIMEOUT_SECONDS = 3600.0
 
 NO_IDS: Array = np.zeros(0, np.int64)
@@ -64,7 +64,7 @@ class NewRow:
 
     @property
     def num_virtual_tokens(self) -> int:
-        """How many ids are those of a soft prompt: they stand first, in the prompt."""
+        """The number of ids that belong to a soft prompt: they are the first ids of the prompt."""
         return int(np.count_nonzero(self.token_ids >= FIRST_VIRTUAL_ID)) if self.lora_id else 0
 
     def reject(self, error: BlockyardError) -> NewRow:
@@ -135,7 +135,7 @@ class Step:
     decode_error: BlockyardError | None = None
     quiet: bool = False
     ids_from_scheduler: bool = False
-    """Of an epoch's first step: nothing that is sampled is appended here, the next steps bring it."""
+    """Set in an epoch's first step: sampled ids are not appended here, but come back with the next steps."""
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
     activated_lora_slots: Array = field(default_factory=no_ids)
     activated_lora_ids: Array = field(default_factory=no_ids)
@@ -171,7 +171,7 @@ class PromptPieceLogprobs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pooled:
-    """What was made of sequences that computed their last token: float32 numbers [any] of each."""
+    """The results of sequences that pool and have computed their last token: float32 numbers [any] of each."""
 
     sequence_ids: tuple[int, ...] = ()
     values: tuple[npt.NDArray[np.float32], ...] = ()
@@ -182,9 +182,9 @@ NOTHING_POOLED = Pooled()
 
 @dataclass(slots=True)
 class StepTimes:
-    """How long the parts of a step took, in seconds. `begun_at`: when the first of them, the cache operations, began.
+    """The seconds that the parts of a step took. `begun_at`: when the cache operations, the first part, began.
 
-    By time.perf_counter().
+    Times are by time.perf_counter().
     """
 
     queue_seconds: float = 0.0
@@ -193,7 +193,7 @@ class StepTimes:
     sample_seconds: float = 0.0
     begun_at: float = 0.0
     stage_wait_seconds: float = 0.0
-    """For the rows of the stage before; no part of the forward pass."""
+    """The wait for the rows of the previous stage; not part of `forward_seconds`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""One worker: which call is legal in which state, and what a call changes. Gives all torch work to the device thread.
+"""One worker: which call is legal in which state, and what a call changes. All torch work runs in the device thread.
 
 Lives in the event loop and never computes in it. Knows no messages.
 """
@@ -29,7 +29,7 @@ from worker_service.observe.metrics import WorkerMetrics
 from worker_service.observe.profiler import Profiler, choose_options
 from worker_service.set_up import (
     AUTO,
-    LoadHow,
+    LoaderOptions,
     LoadOptions,
     ModelSource,
     SetUp,
@@ -64,14 +64,13 @@ if TYPE_CHECKING:
     from worker_service.models.loader import RunnableModel
     from worker_service.observe.profiler import Profile, ProfileDetail, ProfileOptions
     from worker_service.set_up import DeviceChoice
-    from worker_service.step import Step
     from worker_service.steps.step_executor import StepExecutor
     from worker_service.steps.step_stream import StepStream
 
 log = EventLogger(__name__)
 
 T = TypeVar("T")
-# Where a group can be formed.
+# The states in which a group can be formed.
 _GROUPED = WorkerState.DEVICE_READY, WorkerState.LOADED, WorkerState.CACHE_READY, WorkerState.RUNNING
 
 
@@ -83,7 +82,7 @@ class Worker:
         *,
         allowed_device: AllowedDevice = ANY_DEVICE,
         num_threads: int = 0,
-        load_options: LoadOptions = AUTO,
+        load_options: LoaderOptions = AUTO,
         debug: bool = False,
         model_root: Path | None = None,
         lora_root: Path | None = None,
@@ -120,9 +119,9 @@ class Worker:
         self._thread.start()
 
     async def drain(self, seconds: float) -> bool:
-        """Refuses all that is new, finishes the running step, and says so on the open streams.
+        """Refuses new work, finishes the running step, and reports on the open streams that the worker drains.
 
-        Drops the steps that wait. Waits for other work, such as a load, too. Returns whether all of it ended in time.
+        Drops waiting steps. Also waits for other work, such as a load. Returns whether all of it ended in time.
         """
         self.is_draining = True
         self._streams.drain()
@@ -143,7 +142,7 @@ class Worker:
 
     @property
     def state(self) -> WorkerState:
-        """What the worker is ready for now."""
+        """The worker's state now."""
         return WorkerState.RUNNING if self._streams.is_running else self.set_up.state
 
     @property
@@ -201,7 +200,7 @@ class Worker:
     def _prepare_epoch(
         self, epoch: int, members: tuple[str, ...], violations: Iterable[Violation] = ()
     ) -> DeviceChoice:
-        """Refuses a group that cannot be, or that this worker is no part of, and ends the epochs before it."""
+        """Refuses a group that is not valid or does not include this worker, and ends the epochs before it."""
         self.require(*_GROUPED)
         choice = self._choice()
         _refuse([*wrong_members(epoch, members, choice.parallel), *violations])
@@ -223,7 +222,7 @@ class Worker:
         """Loads a model; calls `on_progress` in the device thread. Goes on to the end even if its caller leaves."""
         with self.lifecycle("LoadModel", WorkerState.DEVICE_READY):
             choice, source = self._choice(), ModelSource(model, revision)
-            how = LoadHow(quantization, load_format, self._load_options, task)
+            how = LoadOptions(quantization, load_format, self._load_options, task)
             if lora_limits != NO_LORAS:
                 _refuse(wrong_limits(lora_limits))
             loaded = await self._thread.run(lambda: load(choice, source, how, on_progress))
@@ -249,7 +248,7 @@ class Worker:
             return plan
 
     async def initialize_cache(self, request: CachePlan) -> CacheInfo:
-        """Allocates the pools, proves what it can about results, and warms up."""
+        """Allocates the pools, tests whether results depend on the batch, and warms up."""
         with self.lifecycle("InitializeCache", WorkerState.LOADED):
             loaded = self._loaded()
             _refuse(wrong_cache_request(request, loaded.config.max_model_len, loaded.model.kv_groups.windows))
@@ -290,24 +289,20 @@ class Worker:
         """Opens a step stream."""
         return self._streams.open(self._require_executor())
 
-    def submit(self, stream: StepStream, step: Step) -> None:
-        """Takes a step of a stream; see StepStreams."""
-        self._streams.submit(stream, step)
-
     def close_stream(self, stream: StepStream) -> None:
         """Closes a stream, however it ended."""
         if self._streams.close(stream) and stream.epoch is not None:
             self.membership.on_stream_end(stream.epoch)
 
     async def start_profile(self, detail: ProfileDetail | None, max_steps: int) -> ProfileOptions:
-        """Begins a profile; None and 0 leave the choice to the worker. Raises BlockyardError WRONG_STATE."""
+        """Begins a profile; for None and 0 the worker chooses. Raises BlockyardError WRONG_STATE."""
         executor, device = self._require_executor(), self._choice().device
         options = choose_options(detail, max_steps, device)
         await self._profiler.start(executor, options, device)
         return options
 
     async def stop_profile(self, worker_id: str) -> Profile:
-        """Ends the profile, or gives the one that has ended. Raises BlockyardError WRONG_STATE."""
+        """Ends the profile, or returns the one that has ended. Raises BlockyardError WRONG_STATE."""
         return await self._profiler.stop(self._require_executor(), f"{worker_id} {self.incarnation}")
 
     async def checksum_blocks(

@@ -36,7 +36,7 @@ from kernels.capture import CaptureSizes
 from kernels.select import get_backend, make_arena
 from worker_service.cache_engine import BlockFormat, allocate_pool
 from worker_service.models.builder import NetworkBuilder
-from worker_service.models.feeds.feed import MixtureFeed
+from worker_service.models.mlp.mlp import MoE
 from worker_service.models.model_config import ModelConfig, read_config
 from worker_service.models.random_weights import RandomWeights
 
@@ -114,7 +114,7 @@ class Steps:
         """Returns the bytes of weights, keys and values that a step reads: of experts the expected number."""
         held = self._model.parameter_bytes
         for layer in self._model.layers:
-            if isinstance(layer.feed, MixtureFeed):
+            if isinstance(layer.feed, MoE):
                 experts = sum(linear.num_bytes for linear in layer.feed.experts.linears)
                 # Of rows that choose apart from one another.
                 held -= experts * (1 - TOP_K / NUM_EXPERTS) ** num_rows

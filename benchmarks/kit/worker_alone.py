@@ -29,7 +29,7 @@ from scheduler_service.core.sequence import Group
 from scheduler_service.core.values import GroupSpec, SchedulerOutput, StepResult
 from scheduler_service.replicas.codec import encode_step
 from worker_service.codec import decode_step
-from worker_service.set_up import LoadOptions
+from worker_service.set_up import LoaderOptions
 from worker_service.worker import Worker
 
 if TYPE_CHECKING:
@@ -124,7 +124,9 @@ class Planner:
 
 async def set_up(settings: Settings) -> Worker:
     """Brings a worker to where it takes steps, by the same calls as its servicer."""
-    worker = Worker(num_threads=settings.num_threads, load_options=LoadOptions(KernelChoice(cpu=settings.cpu_kernels)))
+    worker = Worker(
+        num_threads=settings.num_threads, load_options=LoaderOptions(KernelChoice(cpu=settings.cpu_kernels))
+    )
     worker.start()
     await worker.init_device("cpu", getattr(torch, settings.dtype), "")
     quantization = {"quantization": settings.quantization} if settings.quantization else {}
@@ -149,7 +151,7 @@ async def serve(settings: Settings) -> None:
         steps, num_tokens = planner.plan(workload), 0
         begin = time.perf_counter()
         for step in steps:
-            worker.submit(stream, step)
+            stream.submit(step)
         for _ in steps:
             result = await anext(answers)
             assert result.refusal is None, result.refusal

@@ -57,7 +57,7 @@ def _usual_root() -> Path:
 
 
 def library_path(instruction_set: str) -> Path:
-    """Where the library of an instruction set is, built or not."""
+    """Returns the path of an instruction set's library, whether it is built or not."""
     return built_folder() / f"{instruction_set}.so"
 
 

@@ -59,4 +59,4 @@ class HostArena(ChunkedArena):
                 mapping.madvise(mmap.MADV_DONTNEED)
 
     def restore(self) -> None:
-        """Does nothing: pages are taken when they are written."""
+        """Does nothing: the system allocates pages when they are first written."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Kind(IntEnum):
-    """What an op does."""
+    """The kind of an op."""
 
     EMBEDDING = 0
     EMBEDDING_PACKED = 1
@@ -46,7 +46,7 @@ class Kind(IntEnum):
 
 
 class Joint(IntEnum):
-    """What ranks do together between ops: kinds of a recording that the library never sees."""
+    """Collective operations between ops: kinds in a recording that the library never sees."""
 
     ADD = 100
     """Adds up float32 rows, as the tree does."""
@@ -59,14 +59,14 @@ class Joint(IntEnum):
 
 
 class Rows(IntEnum):
-    """Which rows an op works on."""
+    """The rows that an op works on."""
 
     TOKENS = 0
     CHOSEN = 1
 
 
 class Scheme(IntEnum):
-    """How a weight is held."""
+    """The format of a weight."""
 
     UNQUANTIZED = 0
     INT8 = 1
@@ -156,7 +156,7 @@ class Op(ctypes.Structure):
 
 
 class Inputs(ctypes.Structure):
-    """What a step computes."""
+    """The inputs of a step."""
 
     _fields_ = (
         ("num_sequences", ctypes.c_int64),

@@ -1,4 +1,4 @@
-"""Where a backend's ops go: executed at once, or recorded into a plan, which is then replayed as a whole.
+"""The destination of a backend's ops: executed at once, or recorded into a plan, which is replayed as a whole.
 
 Owns the team of threads, the recording of the moment, the plans that were made, and the group of ranks that some ops
 end in.

@@ -68,7 +68,7 @@ class _Segment:
     buffer: Tensor | None = None
     """The place of all rows, one behind the other."""
     widths: tuple[int, int] = (0, 0)
-    """Of a row, where no row has an adapter and where one has: what adapters need stands behind all rows."""
+    """The widths of a row without and with adapters: the numbers that adapters need stand behind all rows."""
 
 
 class CapturedPlan:
@@ -168,7 +168,7 @@ class CapturedPlan:
 
 
 def meet(ranks: Ranks | None, joint: Joint, rows: Tensor) -> None:
-    """Does with rows what ranks do together."""
+    """Runs a collective operation on rows."""
     assert ranks is not None, "a share of a model, and no group"
     match joint:
         case Joint.ADD:
@@ -186,7 +186,7 @@ def _address(array: npt.NDArray[np.generic]) -> int:
 
 
 def _quantized_row_bytes(op: Op) -> int:
-    """What an executor keeps of a row that it quantizes: its bytes, at most two cache lines more, and scales."""
+    """Counts the bytes of a quantized row: its values, at most two cache lines of padding, and its scales."""
     row_bytes = op.in_features + 2 * ALIGNMENT
     match op.scheme:
         case Scheme.INT8:
@@ -199,7 +199,7 @@ def _quantized_row_bytes(op: Op) -> int:
 
 
 def _prune(ops: list[Op], recording: Recording) -> list[Op]:
-    """Has every op after the last attention work on the chosen rows alone: no later token reads the others.
+    """Makes every op after the last attention work on the chosen rows alone: no later token reads the others.
 
     Rows that were made before it are gathered first.
     """

@@ -1,4 +1,4 @@
-"""Says which instruction set serves a processor, by a table of its features and its maker alone.
+"""Chooses the instruction set for a processor, by a table of its features and its vendor alone.
 
 Never by a race at start: a restart under load, another rank, or a replica on the same kind of machine must compute the
 same bits. `benchmarks/instruction_sets.py` says whether the table is right on a machine: AMD's rows were measured by

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Arithmetic(IntEnum):
-    """How a sum of products is made: see csrc/arithmetic.h."""
+    """The arithmetic of a sum of products: see csrc/arithmetic.h."""
 
     FUSED = 0
     PAIRS_ODD_FIRST = 1

@@ -1,4 +1,4 @@
-"""What becomes of a product's sums: bias, activation, gate, and what is done with logits; in float32, rounded once.
+"""The end of a product: bias, activation, gate, and the edits of logits; in float32, rounded once.
 
 Kernels that multiply end with it; after products that a library or several ranks have made it is a pass of its own.
 Element by element: an output depends on its own sums alone. No product here is added to anything, unless it says so:
@@ -35,7 +35,7 @@ class Epilogue:
     activation: Activation | None = None
     """None: none."""
     logits: LogitTransform = AS_THEY_ARE
-    """Not of what is gated."""
+    """Not for gated products."""
 
     @property
     def is_idle(self) -> bool:

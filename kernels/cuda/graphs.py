@@ -101,10 +101,10 @@ class Buckets:
 
 
 class Recording:
-    """What has been recorded of some work: its output, and how to do it again."""
+    """Recorded work: its output, and a function that repeats it."""
 
     def __init__(self, work: Callable[[], Tensor], pool: Any) -> None:
-        """Does the work, which compiles its kernels, and records it. `pool`: of the memory of all recordings."""
+        """Runs the work once, which compiles its kernels, and records it. `pool`: the memory pool of all recordings."""
         work()
         self._graph = torch.cuda.CUDAGraph()
         # gRPC's threads may touch the device meanwhile.

@@ -1,4 +1,4 @@
-"""How kernels are launched: tiles, warps and stages, as plain data.
+"""The launch parameters of kernels: tiles, warps and stages, as plain data.
 
 A parameter that changes the order of a sum depends on the weight alone, never on the step; the others may go by the
 number of rows.
@@ -100,9 +100,9 @@ LAST_TOKENS = RowLaunch(256, 4)
 NORM_WARPS = ((1024, 4), (4096, 8), (None, 16))
 """Of what looks at a whole row: by the most values of one, fewest first."""
 ROTARY_VALUES = 1024
-"""Of a tile of half heads."""
+"""The launch of a tile of half heads."""
 SAMPLING = RowLaunch(2048, 4)
-"""Of a chunk of a row's tokens."""
+"""The launch of a chunk of a row's tokens."""
 FILTERS = RowLaunch(4096, 16)
 """Of tokens that one program looks at, of a row that it has to itself."""
 

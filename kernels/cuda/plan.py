@@ -40,7 +40,7 @@ NO_WINDOW = 1 << 30
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepLengths:
-    """What attention reads of a step on the device.
+    """The inputs of attention for one step, on the device.
 
     A backend whose first kernels of a step write it there puts it into `AttentionBatch.work_lists` itself, under this
     class. Sizes are then those of the largest step that the memory is for.

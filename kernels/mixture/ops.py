@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """How a row's experts are chosen and weighed."""
+    """The rule by which a row's experts are chosen and weighed."""
 
     top_k: int
     renormalises: bool
@@ -31,7 +31,7 @@ class Router:
 
 @dataclass(frozen=True, slots=True)
 class ExpertShape:
-    """What the experts of a layer have in common."""
+    """The properties that all experts of a layer share."""
 
     num_experts: int
     activation: Activation

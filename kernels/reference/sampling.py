@@ -45,7 +45,7 @@ Words = tuple[Tensor, Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class DrawKeys:
-    """What a draw depends on besides the logits: int64 columns [rows].
+    """The inputs of a draw besides the logits: int64 columns [rows].
 
     `seeds` hold 64 bits each, `positions` the place among the output tokens from 0, `sequence_indexes` which of its
     request's sequences it is.
@@ -62,7 +62,7 @@ class DrawKeys:
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Which tokens may be drawn: columns [rows]; `top_k` int64 with 0 for off, `top_p` and `min_p` float32."""
+    """The filters of drawn tokens: columns [rows]; `top_k` int64 with 0 for off, `top_p` and `min_p` float32."""
 
     top_k: Tensor
     top_p: Tensor

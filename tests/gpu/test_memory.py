@@ -9,6 +9,7 @@ import torch
 
 from blockyard.contract.workers import CachePlan, ProfileRequest
 from worker_service.device import memory
+from worker_service.runner.dry_runs import dry_step
 from worker_service.worker import Worker
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ async def test_the_largest_step_fits_beside_the_blocks_that_were_counted(device:
         if device.type == "cuda":
             free_bytes = memory.gpu_free_bytes(device)
             assert memory.fitting_utilization(plan, free_bytes, executor.num_captured_bytes) is None
-        executor._runner.dry_step(pool, plan.block_size, num_sequences=MAX_SEQS, num_tokens=MAX_TOKENS)
+        dry_step(executor.runner, pool, plan.block_size, num_sequences=MAX_SEQS, num_tokens=MAX_TOKENS)
 
     await worker._thread.run(check)
     assert await worker.stop(30)

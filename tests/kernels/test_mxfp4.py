@@ -16,7 +16,7 @@ from tests.kit.kernels.backends import BEST, Kernels
 from tests.kit.kernels.families import family_model
 from tests.kit.kernels.ranks import Ranks
 from tests.kit.kernels.step_runner import StepRunner
-from worker_service.models.feeds.mxfp4 import BLOCK, LEVELS, NO_NUMBER, dequantize
+from worker_service.models.mlp.mxfp4 import BLOCK, LEVELS, NO_NUMBER, dequantize
 from worker_service.models.model_config import read_config
 from worker_service.models.sharded_files import write_slices
 from worker_service.models.weight_files import WeightFiles

@@ -113,11 +113,11 @@ def test_a_product_of_its_own_denies_the_promise(monkeypatch: pytest.MonkeyPatch
     assert not model.probe()
 
 
-def test_the_battery_finds_what_depends_on_the_rows_beside() -> None:
+def test_the_checks_find_results_that_depend_on_other_rows() -> None:
     model = load(foreign_model("HyperCLOVAXConfig")).model
     compute = model.compute
-    assert model.battery.first_difference(compute, None) == ""
-    assert model.battery.first_difference(lambda ids, *step: compute(ids, *step) + len(ids) * 1e-3, None) == "together"
+    assert model.checks.first_difference(compute, None) == ""
+    assert model.checks.first_difference(lambda ids, *step: compute(ids, *step) + len(ids) * 1e-3, None) == "together"
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -13,10 +13,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from worker_service.batch.forward_batch import ForwardBatch, PromptRows, divide_tables, find_pooled, find_rejections
-from worker_service.batch.late_rows import UNKNOWN, LateRows
+from worker_service.batch.forward_batch import (
+    UNKNOWN,
+    ForwardBatch,
+    LateRows,
+    PromptRows,
+    StepLayout,
+    divide_tables,
+    find_pooled,
+    find_rejections,
+    layout_key,
+    make_layout,
+)
 from worker_service.batch.row_requests import RequestTable, with_rows
-from worker_service.batch.step_layout import StepLayout, layout_key, make_layout
 from worker_service.sampling.sampler import SampleRows
 from worker_service.step import NO_IDS
 
@@ -25,12 +34,11 @@ if TYPE_CHECKING:
 
     from blockyard.errors import BlockyardError
     from blockyard.model_config.pooling.rule import PoolingRule
+    from kernels.sampling import Flags
     from worker_service.batch.row_requests import Followers, RowRequests
     from worker_service.grammars.matchers import Grammars
     from worker_service.models.model_config import ModelConfig
     from worker_service.step import Array, ForkedRow, NewRow, Step
-
-Flags = npt.NDArray[np.bool_]
 
 _NOTHING_FOUND: tuple[tuple[int, ...], Array] = ((), NO_IDS)
 PROGRESS = np.dtype(
@@ -73,11 +81,11 @@ class BatchLimits:
     # The keys that a query sees in each KV group; 0: all.
     kv_windows: tuple[int, ...] = (0,)
     rule: PoolingRule | None = None
-    """Of a model that pools."""
+    """The pooling rule of a model that pools."""
     pooled_width: int = 0
-    """Numbers of a row that it pools."""
+    """The width of the rows that the model pools."""
     num_token_types: int = 0
-    """That its network tells apart."""
+    """The number of token types of the network."""
     whole_prompts: bool = False
     """Whether a prompt is computed in one step, whole."""
 
@@ -121,7 +129,7 @@ class InputBatch:
     """The rows of live sequences."""
 
     def __init__(self, limits: BatchLimits, grammars: Grammars | None = None) -> None:
-        # There are grammars where rows are sampled.
+        # Models that sample have grammars.
         self.limits, self.grammars = limits, grammars
         # Sampled ids return with the next step; this rank never appends or finishes.
         self.takes_ids = False
@@ -130,11 +138,11 @@ class InputBatch:
         self._rejections: dict[int, BlockyardError] = {}
         self._free: list[int] = []
         self._requests = RequestTable(limits.vocab_size, limits.rule, grammars)
-        # The last row is nobody's and stays zero.
+        # The last row belongs to no sequence and stays zero.
         self._progress = np.zeros(1, PROGRESS)
         self._token_ids = np.zeros((0, limits.max_model_len + 1), np.int32)
         self._block_tables = np.zeros((0, limits.max_num_blocks), np.int32)
-        # Counts the sequences that a row has had.
+        # The number of sequences that each row has had.
         self._owners = np.zeros(0, np.int64)
         self._found = _NOTHING_FOUND
         self._layout: StepLayout | None = None
@@ -145,14 +153,14 @@ class InputBatch:
 
     @property
     def num_rows(self) -> int:
-        """How many rows there are, used or not."""
+        """The number of rows, used or not."""
         return len(self._token_ids)
 
     def __contains__(self, sequence_id: int) -> bool:
         return sequence_id in self._row_of
 
     def clear(self) -> None:
-        """Forgets every sequence, and whose task it is to append what was sampled."""
+        """Forgets every sequence, and whether sampled ids come from the scheduler."""
         self.forget(tuple(self._row_of))
         self.takes_ids = False
 
@@ -276,7 +284,7 @@ class InputBatch:
         self._append_tokens(rows, self._requests.followers_of(rows), token_ids[live])
 
     def _append_tokens(self, rows: Array, followers: Followers, token_ids: Array) -> None:
-        """Adds an id to each of these rows, and to what follows those of some."""
+        """Appends an id to each of the rows, and to the followers of some."""
         num_tokens = self._progress["num_tokens"]
         lengths = num_tokens[rows]
         self._token_ids[rows, lengths] = token_ids
@@ -334,7 +342,7 @@ class InputBatch:
         return self._token_ids[layout.rows[owners], seq_lens[owners] + layout.offsets].astype(np.int64)
 
     def sample_rows(self, requests: RowRequests) -> SampleRows:
-        """Returns what some rows ask of the sampler, but for masks of grammars, which are a step's."""
+        """Returns the sampler's input for some rows, without the grammar masks, which belong to a step."""
         positions = self._progress["num_tokens"][requests.rows] - requests.columns["prompt_length"]
         outputs = {place: self._output(requests.rows[place]) for place in requests.has_bad_words}
         return SampleRows(requests.columns, positions, requests.lists, outputs)
@@ -343,7 +351,7 @@ class InputBatch:
         return self._token_ids[row, self._requests.columns["prompt_length"][row] : self._progress["num_tokens"][row]]
 
     def commit(self, forward_batch: ForwardBatch, token_ids: Array, failed: Flags) -> None:
-        """Takes what a step computed and sampled: [R] each. Rows that failed or sampled a stop token have ended."""
+        """Records what a step computed and sampled: [R] each. Rows that failed or sampled a stop token have ended."""
         progress, layout = self._progress, forward_batch.layout
         progress["num_computed_tokens"][layout.computed_rows] = forward_batch.computed_lengths
         if self.takes_ids:
@@ -358,7 +366,7 @@ class InputBatch:
         return bool(self._requests.columns["must_wait"][self._find_rows(step.sequence_ids)].any())
 
     def advance(self, forward_batch: ForwardBatch) -> LateRows:
-        """Takes what a step that is launched will have computed: all but which tokens it samples."""
+        """Records what a launched step will have computed, except the tokens that it samples."""
         progress, layout = self._progress, forward_batch.layout
         progress["num_computed_tokens"][layout.computed_rows] = forward_batch.computed_lengths
         rows = layout.sampled.rows
@@ -368,7 +376,7 @@ class InputBatch:
         return LateRows(layout.sampled, self._owners[rows], places)
 
     def settle(self, late: LateRows, token_ids: Array, failed: Flags) -> Flags:
-        """Takes the tokens of a launched step, and returns which of its rows had ended before it."""
+        """Records the tokens of a launched step, and returns which of its rows had ended before it."""
         return late.settle(self._token_ids, self._progress["ended"], self._owners, token_ids, failed)
 
     def end(self, rows: Array) -> None:

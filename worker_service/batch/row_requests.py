@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 ROW = np.dtype(
     [
         ("prompt_length", np.int64),
-        # The host has to know its tokens, or it asks for more than a token: no step with it is launched before the
-        # previous step is finished.
+        # The host has to know the row's tokens, or the row asks for more than a token: no step with the row is
+        # launched before the previous step is finished.
         ("must_wait", np.bool_),
-        # Its adapter; 0: none.
+        # The row's adapter; 0: none.
         ("lora_id", np.int64),
-        # How many tokens of the prompt, its first ones, are a soft prompt: these get no log probabilities, and
-        # neither does the token behind them, as the first one of any prompt.
+        # The number of first tokens of the prompt that are a soft prompt. They get no log probabilities; neither does
+        # the token behind them, like the first token of any prompt.
         ("num_virtual_tokens", np.int64),
         *SAMPLING_FIELDS,
     ],
@@ -44,8 +44,8 @@ ROW = np.dtype(
 class RowRequests:
     """Rows [R] that are due in a step: their sequences, the last hidden row of each, and what they ask for.
 
-    `columns` are records ROW. `followers` are what tokens of a row are added to, `has_bad_words` the rows that have bad
-    words, both by place among the R.
+    `columns` are records ROW. `followers` are the counts and grammar states that take a row's tokens, `has_bad_words`
+    the rows that have bad words, both by place among the R.
     """
 
     sequence_ids: tuple[int, ...]
@@ -55,12 +55,12 @@ class RowRequests:
     lists: list[SequenceLists]
     followers: Followers
     has_bad_words: list[int]
-    # By place too: where rows that have a grammar are in it.
+    # By place too: the grammar states of rows that have a grammar.
     grammars: list[tuple[int, GrammarState]]
     stop_token_ids: Array
-    # A stop token ends a row that has so many tokens before it.
+    # A stop token ends a row only if at least this many tokens stand before it.
     least_tokens: Array
-    # Each row takes its likeliest token as the network gives it, without log probabilities.
+    # Every row takes the likeliest token of its unchanged logits, without log probabilities.
     is_plain_greedy: bool
 
     def __len__(self) -> int:
@@ -80,10 +80,10 @@ class RequestTable:
     """The requests of all rows."""
 
     def __init__(self, vocab_size: int, rule: PoolingRule | None = None, grammars: Grammars | None = None) -> None:
-        """`rule`: of a model that pools: nothing is sampled of its rows. `grammars`: where rows are sampled."""
+        """`rule`: of a model that pools, whose rows are not sampled. `grammars`: of a model whose rows are sampled."""
         self.columns = np.zeros(0, ROW)
         self.poolings: dict[int, PoolingRequest] = {}
-        """Of the rows that have one."""
+        """The pooling requests by row."""
         self._vocab_size = vocab_size
         self._grammars = grammars
         self.rule = rule
@@ -132,7 +132,7 @@ class RequestTable:
         self.poolings.pop(row, None)
 
     def followers_of(self, rows: Array) -> Followers:
-        """Gathers what tokens of rows are added to, by place."""
+        """Gathers the counts and grammar states that take the rows' tokens, by place."""
         lists = enumerate(map(self._lists.__getitem__, rows.tolist()))
         return [(place, follower) for place, each in lists for follower in each.followers]
 

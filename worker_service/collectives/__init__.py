@@ -1,1 +1,1 @@
-"""What the ranks of a group do together: one implementation for each transport."""
+"""The collective operations of a group's ranks: one implementation for each transport."""

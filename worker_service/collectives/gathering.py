@@ -37,7 +37,7 @@ class GatheringCollectives(ABC):
         """Fills `rows` with those of rank `root`."""
 
     def _gather(self, rows: Tensor, to: int) -> Tensor | None:
-        """Does as `_all_gather`, for one rank."""
+        """Like `_all_gather`, for one rank."""
         gathered = self._all_gather(rows)
         return gathered if self.rank == to else None
 

@@ -21,7 +21,7 @@ class RankGroup(Ranks):
 
     lifetime: GroupLifetime
     fingerprint: bytes = b""
-    """What the network computes, as far as a rank knew before; see `DecoderModel.fingerprint`."""
+    """The network's fingerprint, if a rank knew it before; see `DecoderModel.fingerprint`."""
 
 
 def connect_group(

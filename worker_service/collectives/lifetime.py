@@ -48,7 +48,7 @@ class GroupLifetime:
         self._deadline = math.inf
         self.problem = ""
         self.waited_seconds = 0.0
-        """How long the work that runs has waited for the stage before."""
+        """Seconds that the running work has waited for the previous stage."""
 
     def own(self, group: Any) -> int:
         """Takes a process group over, of which the caller keeps no reference, and returns its place."""
@@ -62,7 +62,7 @@ class GroupLifetime:
 
     @property
     def seconds_left(self) -> float:
-        """How long the work that runs may still take: infinity where none does, or it has no end."""
+        """Seconds left to the running work; infinity without work or without a deadline."""
         return self._deadline - time.monotonic()
 
     @contextmanager

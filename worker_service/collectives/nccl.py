@@ -93,7 +93,7 @@ def find_interface(host: str) -> str:
     """Finds the network interface that has an IPv4 address; empty where none has."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
-            # An interface without an address of this kind has none to tell.
+            # This interface has no address of this kind.
             with suppress(OSError):
                 told = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()))
                 if socket.inet_ntoa(told[20:24]) == host:

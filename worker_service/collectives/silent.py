@@ -38,11 +38,11 @@ class SilentCollectives(GatheringCollectives):
         rows.zero_()
 
     def abort(self, reason: str) -> None:
-        """Does nothing: nobody waits."""
+        """Does nothing: no rank waits."""
 
 
 def make_silence(parallel: Parallel) -> Ranks:
-    """Makes ranks of which this one hears nothing."""
+    """Makes ranks that exchange nothing with this one."""
     return Ranks(
         SilentCollectives(parallel.rank, parallel.world_size),
         SilentCollectives(parallel.tensor_rank, parallel.tensor_parallel_size),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ThreadMeeting:
-    """Where the threads of a group meet: a place for each one's rows, and a queue for each ordered pair."""
+    """The shared state of a group's threads: a place for each thread's rows, and a queue for each ordered pair."""
 
     def __init__(self, size: int) -> None:
         self.size = size

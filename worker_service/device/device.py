@@ -15,9 +15,9 @@ from blockyard.errors import Violation, invalid
 
 @dataclass(frozen=True, slots=True)
 class AllowedDevice:
-    """What whoever started a worker lets its scheduler choose: `kind` is "auto", "cpu" or "cuda".
+    """The devices that a scheduler may choose, by the worker's start options: `kind` is "auto", "cpu" or "cuda".
 
-    `index`: which GPU it would be, of those that this process sees. `cache_bytes`: of its blocks; 0: what fits.
+    `index`: the GPU among those that this process sees. `cache_bytes`: bytes of all blocks; 0: as many as fit.
     """
 
     kind: str = "auto"
@@ -33,7 +33,7 @@ def choose_device(requested: str, allowed: AllowedDevice) -> torch.device:
 
     Args:
         requested: "auto", "cpu" or "cuda", by the scheduler.
-        allowed: by whoever started this worker.
+        allowed: by this worker's start options.
 
     Raises:
         BlockyardError: FIELD_INVALID, where they contradict each other or there is no such GPU.

@@ -34,7 +34,7 @@ def is_exhausted(error: Exception) -> bool:
 
 
 def give_back(device: torch.device) -> None:
-    """Has allocators give back to the system what they keep of memory that was freed."""
+    """Makes allocators return freed memory that they keep to the system."""
     # Only GNU's C library has this function.
     with suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
@@ -52,7 +52,7 @@ def compute_threads(requested: int, groups: ControlGroups | None = None) -> int:
 
 
 def gpu_free_bytes(device: torch.device) -> int:
-    """Counts the bytes that nobody holds, what torch's allocator only keeps for later among them."""
+    """Counts the free bytes, including those that torch's allocator keeps without using them."""
     torch.cuda.empty_cache()
     return torch.cuda.mem_get_info(device)[0]
 
@@ -75,7 +75,7 @@ def gpu_usage(device: torch.device, foreign_bytes: int, weights_bytes: int, acti
 
 
 def reset_peak_memory() -> bool:
-    """Starts to measure this process's peak anew; false where the system does not let it."""
+    """Resets this process's peak memory; False where the system does not allow it."""
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except OSError:

@@ -44,7 +44,7 @@ class CudaRegistry:
         error = runtime.cudaHostRegister(address, num_bytes, 0)
         if error == runtime.cudaError.success:
             return ""
-        # The runtime keeps the error for whoever launches next: nobody is to stumble over it.
+        # The runtime keeps the error and would raise it at the next launch: clear it.
         with suppress(RuntimeError):
             torch.zeros(1, device=self._device)
         return str(runtime.cudaGetErrorString(error))

@@ -1,6 +1,6 @@
 """The one thread in which all torch work runs, fed in order. The event loop stays free to answer.
 
-Knows nothing of what it runs. An exit or a panic in it ends the process: without it a worker is none.
+Knows nothing about its jobs. An exit or a panic in it ends the process, which is useless without it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where sequences are in their grammars, as a function of the grammar and the output alone.
+"""The states of sequences in their grammars, as a function of the grammar and the output alone.
 
 A matcher is made in a thread when the step that brings its sequence is decoded, and moved on by tokens in the thread
 that makes masks, before the next mask: the device thread only notes which tokens they are. Knows no tensors.
@@ -58,7 +58,7 @@ class Grammars:
         self._lock = Lock()
 
     def prepare(self, grammar: str) -> Future[LLMatcher]:
-        """Has a grammar compiled, unless it is already. Any thread may call it."""
+        """Starts to compile a grammar, unless that was done before. Any thread may call this."""
         with self._lock:
             found = self._compiled.pop(grammar, None)
             if found is None:
@@ -139,7 +139,7 @@ class Ends(NamedTuple):
 
 
 class GrammarState:
-    """Where one sequence is in its grammar."""
+    """The state of one sequence in its grammar."""
 
     def __init__(
         self, compiled: Future[LLMatcher], renew: Callable[[], LLMatcher], token_ids: list[int], ends: Ends
@@ -218,7 +218,7 @@ class GrammarState:
             index, bits = self._ends.all
             np.bitwise_or.at(words, index, bits)
         else:
-            # As a part of the text it would end the sequence all the same.
+            # A stop token ends the sequence even where the grammar takes it as text.
             _clear(words, self._ends.plain)
 
 
@@ -246,7 +246,7 @@ NO_BITS: Bits = bits_of(())
 def _refusal(matcher: LLMatcher, reason: Reason) -> BlockyardError:
     """Makes the error of a matcher that failed; `reason`: where it is not for a limit."""
     if is_panic(matcher.get_error()):
-        # It has a stack, and what it quotes may be of an answer.
+        # The panic's text has a stack and may quote an answer, so it is not logged.
         log.error("llguidance panicked in a grammar")
         return _make_failure()
     complaint = " ".join(matcher.get_error().split("<state>")[0].split())[:_MAX_COMPLAINT]

@@ -29,7 +29,7 @@ def read_vocabulary(folder: Path, vocab_size: int) -> LLTokenizer:
         raise _disabled(f"grammars need the model's tokenizer.json, and {folder} on the worker has none")
     ends = sorted(token_id for token_id in _end_ids(folder) if token_id < vocab_size)
     problem = None
-    # It may have more ids than the model, and the model ends that it does not have.
+    # The tokenizer may have more ids than the model, and the model may have end tokens that the tokenizer lacks.
     for n_vocab, eos_token in ((vocab_size, ends or None), (None, ends or None), (vocab_size, None), (None, None)):
         try:
             with panics_as_errors():

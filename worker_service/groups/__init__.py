@@ -1,1 +1,1 @@
-"""How the workers of a replica become a group, and cease to be one."""
+"""Groups: the workers of a replica join and leave them."""

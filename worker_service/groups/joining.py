@@ -1,4 +1,4 @@
-"""How a rank joins a group: it meets the others, is connected to them, and makes sure of who they are.
+"""Joining a group: a rank meets the others, connects to them, and verifies who they are.
 
 Runs in the device thread, but for what is checked before. Knows no epochs but the one that it is told.
 """
@@ -35,9 +35,10 @@ CONNECT_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """What a worker was started with: how and where the other ranks reach it, and whether others may listen.
+    """The start options of a worker for groups: transport and host, and whether plaintext is allowed.
 
-    `collectives`: "auto", "gloo" or "nccl". `host`: empty: where this worker reaches rank 0 from.
+    `collectives`: "auto", "gloo" or "nccl". `host`: where other ranks reach this one; empty: the address from which
+    this worker reaches rank 0.
     """
 
     collectives: str = "auto"
@@ -50,14 +51,14 @@ DEFAULT_SETTINGS = GroupSettings()
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """How the ranks reach this one: by "gloo" or "nccl", at a host."""
+    """The transport, "gloo" or "nccl", and the host by which other ranks reach this one."""
 
     kind: str
     host: str
 
 
 def find_route(settings: GroupSettings, device: torch.device, rendezvous_address: str) -> Route:
-    """Chooses how the ranks reach this one; raises BlockyardError where it must not, or cannot, be."""
+    """Chooses how other ranks reach this one; raises BlockyardError FEATURE_DISABLED if no way is allowed or works."""
     kind = settings.collectives
     if kind == "auto":
         kind = "nccl" if device.type == "cuda" else "gloo"
@@ -85,7 +86,7 @@ def _find_host(rendezvous_address: str) -> str:
             probe.connect(address)
             return str(probe.getsockname()[0])
     except OSError as error:
-        message = f"there is no way to rank 0 at {rendezvous_address}: {error}"
+        message = f"rank 0 cannot be reached at {rendezvous_address}: {error}"
         raise BlockyardError(Reason.GROUP_BROKEN, message) from None
 
 
@@ -119,9 +120,9 @@ def _compare_set_ups(store: RendezvousStore, parallel: Parallel, kind: str) -> N
 def greet(
     group: RankGroup, parallel: Parallel, device: torch.device, request: GroupRequest, fingerprint: bytes
 ) -> bytes:
-    """Does the first operation of each kind; raises BlockyardError GROUP_BROKEN for a peer that is not in the group.
+    """Runs the first operation of each kind; raises BlockyardError GROUP_BROKEN for a peer that is not in the group.
 
-    The connections between ranks know no passwords, so each rank proves over them that it was told the secret.
+    The connections between ranks have no passwords, so each rank proves over them that it knows the secret.
 
     Args:
         group: of all ranks, which do this at once.

@@ -105,9 +105,9 @@ class Membership:
         return member.group if member is not None and epoch in (None, member.request.epoch) else None
 
     def require_place(self, parallel: Parallel, members: tuple[str, ...]) -> None:
-        """Refuses a group of which another process is a part in this worker's place: raises WRONG_STATE."""
+        """Refuses a group with another process in this worker's place: raises WRONG_STATE."""
         if (expected := members[parallel.rank]) != self._incarnation:
-            message = f"rank {parallel.rank} is {self._incarnation} now, not {expected}: it was started again"
+            message = f"rank {parallel.rank} is {self._incarnation} now, not {expected}: it was restarted"
             raise BlockyardError(Reason.WRONG_STATE, message)
 
     def open_rendezvous(self, parallel: Parallel, epoch: int) -> bytes:
@@ -120,9 +120,9 @@ class Membership:
         return self._rendezvous.secret
 
     def meeting_point(self, epoch: int, secret: bytes) -> Rendezvous:
-        """Returns the meeting point of an epoch to whoever was told its secret; else raises PERMISSION_DENIED."""
+        """Returns the meeting point of an epoch; raises PERMISSION_DENIED for a wrong secret."""
         if self._rendezvous is None or not self._rendezvous.admits(epoch, secret):
-            raise BlockyardError(Reason.PERMISSION_DENIED, f"no group meets here for epoch {epoch} with this secret")
+            raise BlockyardError(Reason.PERMISSION_DENIED, f"no group of epoch {epoch} meets here with this secret")
         return self._rendezvous
 
     async def form(self, parallel: Parallel, device: torch.device, request: GroupRequest) -> str:
@@ -141,7 +141,7 @@ class Membership:
             group = member.group = await self._connect_member(member, parallel, device)
         except BaseException as error:
             # A caller that has left, too. Nobody waits for this end.
-            self._end(member, str(error) or "nobody waits for the group any more")
+            self._end(member, str(error) or "the call that formed the group was cancelled")
             raise
         finally:
             member.store = None
@@ -152,7 +152,7 @@ class Membership:
         """Brings the present group into another epoch."""
         member, info = self._member, self.info
         if member is None or info is None or not info.reusable or _digest(request.members) != info.members_digest:
-            raise BlockyardError(Reason.WRONG_STATE, "there is no whole and idle group of these members to take over")
+            raise BlockyardError(Reason.WRONG_STATE, "no complete and idle group of these members can be taken over")
         member.request = replace(request, secret=member.request.secret)
         return member
 
@@ -161,7 +161,7 @@ class Membership:
         request, group = member.request, member.group
         if group is not None:
             return await self._run(member, lambda: group, parallel, device)
-        # It may have to ask for a name.
+        # This may look up a host name.
         route = await asyncio.to_thread(find_route, self._settings, device, request.rendezvous_address)
         member.kind = route.kind
         if parallel.rank != 0:
@@ -235,7 +235,7 @@ class Membership:
         try:
             await asyncio.wait_for(self._thread.run(lambda: None), seconds)
         except TimeoutError:
-            log.error("an operation of a group that has ended does not end: this process does", exit_code=EXIT_CODE)
+            log.error("an operation of an ended group does not return: the process ends", exit_code=EXIT_CODE)
             self._end_process(EXIT_CODE)
 
     def _close_rendezvous(self, reason: str) -> None:
@@ -275,11 +275,11 @@ def wrong_members(epoch: int, members: tuple[str, ...], parallel: Parallel) -> I
     """Finds what is wrong with the members of a group; raises BlockyardError WRONG_STATE where there is none."""
     world_size = parallel.world_size
     if world_size == 1:
-        raise BlockyardError(Reason.WRONG_STATE, "this worker was set up for a world of one, which has no group")
+        raise BlockyardError(Reason.WRONG_STATE, "this worker was set up for a world size of 1, which has no group")
     if epoch == 0:
         yield Violation("epoch", "must be at least 1")
     if len(members) != world_size or len(set(members)) != world_size:
-        yield Violation("members", f"must be {world_size} incarnations, each another one")
+        yield Violation("members", f"must be {world_size} different incarnations")
     elif not all(0 < len(member.encode()) <= MAX_INCARNATION_BYTES for member in members):
         yield Violation("members", f"must have from 1 to {MAX_INCARNATION_BYTES} bytes each")
 

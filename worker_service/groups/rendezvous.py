@@ -1,4 +1,4 @@
-"""Where the ranks of a group meet: what each one tells the others before they are connected.
+"""The meeting point of a group's ranks: values that they exchange before they are connected.
 
 At rank 0, for one epoch. Lives in the event loop.
 """
@@ -13,24 +13,24 @@ from typing import Protocol
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 
 SECRET_BYTES = 16
-# Several times what gloo and NCCL tell: a few hundred bytes for each pair of ranks.
+# Several times the size of gloo's and NCCL's values: a few hundred bytes for each pair of ranks.
 MAX_KEY_BYTES, MAX_VALUE_BYTES, MAX_KEYS = 256, 65536, 16384
 
 
 class RendezvousPoint(Protocol):
-    """What a rank tells and reads there, from the event loop."""
+    """The values of a meeting point. A rank sets and reads them from the event loop."""
 
     async def set(self, key: str, value: bytes) -> None:
         """Sets a value under a key; raises BlockyardError where there is no meeting point any more."""
         ...
 
     async def get(self, key: str, seconds: float) -> bytes:
-        """Reads what a rank told, and waits for it so long; raises BlockyardError or TimeoutError."""
+        """Waits up to `seconds` for a value, and returns it; raises BlockyardError or TimeoutError."""
         ...
 
 
 class Rendezvous:
-    """The keys of one epoch, open to whoever brings the secret."""
+    """The keys of one epoch, open to callers that know its secret."""
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
@@ -39,16 +39,16 @@ class Rendezvous:
         self._problem = ""
 
     def admits(self, epoch: int, secret: bytes) -> bool:
-        """Returns whether a caller means this one, and was told of it."""
+        """Returns whether a caller names this epoch and knows its secret."""
         return epoch == self.epoch and hmac.compare_digest(secret, self.secret)
 
     async def set(self, key: str, value: bytes) -> None:
-        """See RendezvousPoint; raises BlockyardError FIELD_INVALID for what no rank tells."""
+        """See RendezvousPoint; raises BlockyardError FIELD_INVALID for a key or value that no rank sets."""
         if len(value) > MAX_VALUE_BYTES:
             raise invalid([Violation("value", f"must have at most {MAX_VALUE_BYTES} bytes")])
         place = self._place(key)
         if place.done():
-            raise invalid([Violation("key", "was set before")])
+            raise invalid([Violation("key", "is set already")])
         place.set_result(value)
 
     async def get(self, key: str, seconds: float | None = None) -> bytes:
@@ -64,12 +64,12 @@ class Rendezvous:
             raise invalid([Violation("key", f"must have from 1 to {MAX_KEY_BYTES} bytes")])
         if key not in self._values:
             if len(self._values) >= MAX_KEYS:
-                raise invalid([Violation("key", f"is one more than the {MAX_KEYS} that a group needs")])
+                raise invalid([Violation("key", f"a group has at most {MAX_KEYS} keys")])
             self._values[key] = asyncio.get_running_loop().create_future()
         return self._values[key]
 
     def close(self, reason: str) -> None:
-        """Sends away whoever waits, and whoever comes."""
+        """Refuses all waiting and all further callers."""
         self._problem = self._problem or reason
         for place in self._values.values():
             if not place.done():

@@ -38,7 +38,7 @@ class RendezvousStore(c10d.Store):
 
     @property
     def seconds_left(self) -> float:
-        """How long the rest may take."""
+        """The seconds that are left."""
         return max(0.0, self._deadline - time.monotonic())
 
     def set(self, key: str, value: bytes | str) -> None:
@@ -46,7 +46,7 @@ class RendezvousStore(c10d.Store):
         self._run(self._point.set(key, value.encode() if isinstance(value, str) else bytes(value)))
 
     def get(self, key: str) -> bytes:
-        """Returns what a rank told, once it has."""
+        """Waits for a value, and returns it."""
         return self._run(self._point.get(key, self.seconds_left))
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:

@@ -22,7 +22,7 @@ _TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[AB])\
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """What an adapter's configuration says of its scale."""
+    """The scale of an adapter, by its configuration."""
 
     rank: int
     alpha: float

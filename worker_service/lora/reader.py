@@ -50,7 +50,7 @@ class AdapterReader:
         # On other devices than a processor rows are in slots alone.
         held = 0 if prompts is None or prompts.device.type != "cpu" else prompts.nbytes // limits.max_loras
         self.max_adapter_bytes = max(max_lora_bytes, held)
-        """Of the device's memory, that the largest adapter takes outside of the slots."""
+        """Bytes of device memory that the largest adapter takes outside of the slots."""
 
     def _make_room(self) -> int:
         self._layers = self._model.layers
@@ -108,7 +108,7 @@ class AdapterReader:
     def write(self, slot: int, adapter: AdapterWeights | None) -> None:
         """Brings an adapter into a slot, in the device's thread; None: empties it."""
         if self._layers is not self._model.layers:
-            # Weights that were loaded anew, of a backend that does not pack them where the old ones were.
+            # The weights were reloaded by a backend that does not pack them where the old ones were.
             self._make_room()
         factors = adapter.factors if adapter else ()
         for index, site in enumerate(self._sites):

@@ -1,4 +1,4 @@
-"""What of an adapter's factors a rank needs for each weight of a network.
+"""The parts of an adapter's factors that a rank needs for each weight of a network.
 
 A packed weight may hold several modules of a checkpoint (q, k and v): the factors of these are joined, with zeros where
 one module's numbers meet another's rows.

@@ -134,12 +134,12 @@ class LoraStore:
 
     @property
     def arena(self) -> Arena | None:
-        """Where the slots lie, as far as they take memory."""
+        """The arenas of the slots."""
         return self._reader.arena
 
     @property
     def free_bytes(self) -> int:
-        """Of the device's memory, that adapters still to come may take outside of the slots."""
+        """Bytes of device memory that further adapters may take outside of the slots."""
         return (self.limits.max_cpu_loras - len(self.adapters)) * self._reader.max_adapter_bytes
 
     def make_slots(self) -> AdapterSlots:
@@ -174,7 +174,7 @@ class LoraStore:
         _, task = self._reading.pop(lora_id, (None, None))
         if task is not None:
             task.cancel()
-            log.info("an adapter is not read any more", lora_id=lora_id)
+            log.info("reading an adapter was cancelled", lora_id=lora_id)
 
     def remove(self, lora_id: int) -> None:
         """Forgets an adapter that no slot holds; raises BlockyardError WRONG_STATE."""
@@ -213,7 +213,7 @@ def wrong_request(request: LoraRequest) -> Iterable[Violation]:
 
 def _require_same(known: LoraRequest, asked: LoraRequest) -> None:
     if known != asked:
-        message = f"{asked.lora_id} is the number of adapter {known.name} in {known.path}: numbers are not used again"
+        message = f"{asked.lora_id} belongs to adapter {known.name} in {known.path}, and is never used again"
         raise invalid([Violation("lora_id", message)])
 
 

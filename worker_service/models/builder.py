@@ -18,9 +18,9 @@ from kernels.mixture.ops import ExpertShape, Router
 from kernels.select import make_arena
 from kernels.shapes import PLAIN_LINEAR, Activation, LinearSpec, LogitTransform, QueryKeyNorms
 from worker_service.models.decoder import DecoderModel
-from worker_service.models.feeds.feed import MixtureFeed, MlpFeed
-from worker_service.models.feeds.tensors import ExpertTensors
 from worker_service.models.layers import DecoderLayer, Embedding, LMHead, NormLayer, Norms
+from worker_service.models.mlp.mlp import MLP, MoE
+from worker_service.models.mlp.tensors import ExpertTensors
 from worker_service.models.packed_files import PackedWeights
 from worker_service.models.projections import (
     WHOLE,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from kernels.mixture.ops import ExpertWeights, PackedExperts
     from kernels.ops import Backend
     from kernels.packed import PackedLinear, WeightRows
-    from worker_service.models.feeds.feed import Feed
+    from worker_service.models.mlp.mlp import Feed
     from worker_service.models.model_config import ModelConfig
     from worker_service.models.weight_files import Weights
 
@@ -199,7 +199,7 @@ class NetworkBuilder(PartReader):
         return beginning, layers, ending
 
     def _ends(self) -> tuple[Embedding | None, PackedLinear | None]:
-        """Reads the embedding and the head, of which some networks have one for both."""
+        """Reads the embedding and the head; some networks share one table for both."""
         config, share, names = self._config, self._share, self._names
         if config.pooling is not None:
             table = self._keep(self._read(names.embedding + ".weight", config.vocab_size, config.hidden_size))
@@ -298,9 +298,9 @@ class NetworkBuilder(PartReader):
             spec=LinearSpec(gated=feed.is_gated, activation=Activation(feed.activation.value)),
         )
         down = self._row_parallel(prefix + self._config.names.down, inner, leaves, bias=feed.has_bias)
-        return MlpFeed(gate_up, down)
+        return MLP(gate_up, down)
 
-    def _mixture(self, prefix: str, feed: Experts, inner: Cut) -> MixtureFeed:
+    def _mixture(self, prefix: str, feed: Experts, inner: Cut) -> MoE:
         names, hidden = self._config.names.experts, self._config.hidden_size
         module = ProjectionRows(prefix + names.router, feed.num_experts, hidden)
         weight = self._weight(module)
@@ -315,7 +315,7 @@ class NetworkBuilder(PartReader):
         )
         experts = self._pack_experts(tensors.read(self._read, self._files.__contains__), shape)
         routing = Router(feed.router.top_k, feed.router.renormalises)
-        return MixtureFeed(Projection(router, (module,)), routing, experts, tensors)
+        return MoE(Projection(router, (module,)), routing, experts, tensors)
 
     def _sinks(self, prefix: str, layer: Layer) -> Tensor:
         part = ((_slice(self._share.heads),),)

@@ -49,7 +49,7 @@ class DecoderModel:
     """A network with its weights on one device."""
 
     foreign_code = ""
-    """What code computes it that is not ours, with hashes; empty: none."""
+    """The foreign code that computes the model, with hashes; empty: none."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class DecoderModel:
 
     @property
     def pooling(self) -> PoolingHead | None:
-        """What is behind the rows of a network that pools."""
+        """The pooling head of a network that pools, on the last stage; None otherwise."""
         return self._ending.pooling if self._ending else None
 
     @property

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from blockyard.model_config.decoder_config import NormKind
-from worker_service.models.feeds.feed import MlpFeed
+from worker_service.models.mlp.mlp import MLP
 from worker_service.models.projections import ProjectionRows
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from blockyard.model_config.share import Share
     from kernels.packed import PackedLinear
-    from worker_service.models.feeds.feed import MixtureFeed
     from worker_service.models.layers import DecoderLayer, Embedding, LMHead, NormLayer
+    from worker_service.models.mlp.mlp import MoE
     from worker_service.models.model_config import ModelConfig
     from worker_service.models.projections import ModuleNames, Projection
     from worker_service.pooling.head import PoolingHead
@@ -38,11 +38,11 @@ class Module:
     kind: str
     weight: Tensor | PackedLinear
     tensors: tuple[ProjectionRows, ...]
-    """What this rank has of each tensor."""
+    """The part of each tensor that this rank has."""
     layer: int | None = None
     """Counted from the network's first; None: in none."""
     cut: str = ""
-    """What part of the whole this rank has, in words; empty: all."""
+    """The part of the whole that this rank has, in words; empty: all."""
 
     @property
     def num_bytes(self) -> int:
@@ -51,7 +51,7 @@ class Module:
 
     @property
     def tensor_names(self) -> frozenset[str]:
-        """What its tensors may be called."""
+        """The possible names of its tensors."""
         return frozenset(f"{rows.name}.{kind}" for rows in self.tensors for kind in ("weight", "bias"))
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -79,7 +79,7 @@ class Module:
 
 @dataclass(frozen=True, slots=True)
 class OtherModule:
-    """What is no weight of one product, as `Module`."""
+    """A tensor or weight that is not one product's; the fields are those of `Module`."""
 
     name: str
     kind: str
@@ -179,7 +179,7 @@ def _layer_modules(
                     yield _sinks(prefix + within_layer.sinks, within_layer.sinks, index, heads, layer.sinks)
                 yield linear(layer.output, heads)
             case "post_feed":
-                if isinstance(layer.feed, MlpFeed):
+                if isinstance(layer.feed, MLP):
                     yield linear(layer.feed.gate_up, features)
                     yield linear(layer.feed.down, features)
                 else:
@@ -205,7 +205,7 @@ def _sinks(full_name: str, name: str, layer: int, cut: str, sinks: Tensor) -> Ot
     )
 
 
-def _experts(feed: MixtureFeed, layer: int, cut: str) -> OtherModule:
+def _experts(feed: MoE, layer: int, cut: str) -> OtherModule:
     linears, tensors = feed.experts.linears, feed.tensors
     return OtherModule(
         tensors.module,

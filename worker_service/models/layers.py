@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kernels.lora import LoraRows
     from kernels.ops import AttentionBatch, Backend, PackedLinear
     from kernels.shapes import AttentionShape, QueryKeyNorms
-    from worker_service.models.feeds.feed import Feed
+    from worker_service.models.mlp.mlp import Feed
     from worker_service.models.projections import Projection
     from worker_service.pooling.head import PoolingHead
 
@@ -32,16 +32,16 @@ NORM_NAMES = ("pre_attention", "post_attention", "pre_feed", "post_feed")
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """What all layers of one step read."""
+    """The inputs of one step that all layers share."""
 
     backend: Backend
     batch: AttentionBatch
     kv_pool: Tensor
     rotaries: Sequence[Tensor]
-    """Of each kind [T, 2, rotated numbers]: cosines and sines of each row's position."""
+    """For each kind of rotary embedding [T, 2, rotated numbers]: cosines and sines of each row's position."""
     shape: AttentionShape
     places: Sequence[tuple[int, int]]
-    """Of each layer its KV group, and which of that group's layers it is."""
+    """For each layer its KV group, and its index within that group."""
 
     @property
     def lora(self) -> LoraRows | None:
@@ -60,7 +60,7 @@ class NormLayer:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """What it holds."""
+        """The weight and the bias, if any."""
         return tuple(tensor for tensor in (self.weight, self.bias) if tensor is not None)
 
     def apply(
@@ -89,7 +89,7 @@ class Norms:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecoderLayer:
-    """Weights of one layer, and which of this rank's it is."""
+    """The weights of one layer, and its index among this rank's layers."""
 
     index: int
     config: Layer
@@ -113,7 +113,7 @@ class DecoderLayer:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """What is no weight of a product: the weights and biases of its norms, and its sinks."""
+        """The tensors outside of products: the weights and biases of its norms, and its sinks."""
         tensors = tuple(tensor for _, norm in self.norms for tensor in norm.tensors)
         sinks = () if self.sinks is None else (self.sinks,)
         return (*tensors, *(self.qk_norms[:2] if self.qk_norms else ()), *sinks)
@@ -178,20 +178,20 @@ class DecoderLayer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Embedding:
-    """What the first stage has before its layers."""
+    """The tables and the norm before the first layer, on the first stage."""
 
     table: Tensor | PackedLinear
-    """Of the embedding."""
+    """[vocabulary, hidden_size]: a row of each token."""
     positions: Tensor | None = None
     """[positions, hidden_size]: a row of each position; None: they turn queries and keys."""
     token_types: Tensor | None = None
     """[types, hidden_size]: a row of each type."""
     norm: NormLayer | None = None
-    """Of the sum of all."""
+    """The norm of the summed rows."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """What is no weight of a product."""
+        """The tensors outside of products."""
         tables = (self.table, self.positions, self.token_types)
         norm = self.norm.tensors if self.norm else ()
         return (*(tensor for tensor in tables if isinstance(tensor, torch.Tensor)), *norm)
@@ -199,11 +199,11 @@ class Embedding:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LMHead:
-    """What the last stage has after its layers."""
+    """The final norm and the head that makes logits, on the last stage."""
 
     norm: NormLayer | None
     head: PackedLinear | None
-    """What makes logits; None: rows are pooled."""
+    """The product that makes logits; None: rows are pooled."""
     pooling: PoolingHead | None = None
 
     @property

@@ -56,12 +56,12 @@ NO_COMPANIONS: Mapping[str, str] = {}
 
 @dataclass(frozen=True, slots=True)
 class WeightsOrigin:
-    """Where a load took weights from, and what it cost."""
+    """The source of a load's weights, and its cost."""
 
     load_format: str
-    """What was asked for; see `load_model`."""
+    """The requested format; see `load_model`."""
     source: str
-    """What was read: a model's "files", "sharded" or "packed" ones; or "random" for none."""
+    """The files that were read: a model's "files", "sharded" or "packed" files; "random": none."""
     seconds: float
 
 
@@ -79,14 +79,14 @@ class RunnableModel:
     parameter_bytes: int
     """Bytes of the weights as they are held."""
     quantization: str
-    """How the weights of products are held: one of `kernels.select.QUANTIZATIONS`, or as their checkpoint has them."""
+    """The format of the products' weights: one of `kernels.select.QUANTIZATIONS`, or that of their checkpoint."""
     folder: Path
-    """Where it was loaded from."""
+    """The folder that it was loaded from."""
     origin: WeightsOrigin
     parallel: Parallel
     """The rank whose share of the weights this is."""
     arena: Arena
-    """Where the weights lie, as far as the backend packs them into arenas."""
+    """The arena of the weights that the backend packed."""
     tensors: Mapping[str, tuple[int, ...]]
     """The shapes of the tensors that the weights are made of, by name, in the order in which they are read."""
     parts: Sequence[Tensor]
@@ -98,12 +98,12 @@ class RunnableModel:
 
     @property
     def foreign_code(self) -> str:
-        """What code computes it that is not ours, with hashes; empty: none."""
+        """The foreign code that computes the model, with hashes; empty: none."""
         return self.model.foreign_code
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What whoever uses it should know, a sentence each."""
+        """Warnings for its users, one sentence each."""
         return self.config.remarks if self.foreign_code else ()
 
     def require_own_code(self, operation: str) -> None:
@@ -213,7 +213,7 @@ def _load_by_transformers(
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """What is to be loaded, and onto what."""
+    """The model to load, and its device."""
 
     config: ModelConfig
     backend: Backend
@@ -223,7 +223,7 @@ class _Target:
     load_format: str
     can_sleep: bool
     started: float
-    """By time.perf_counter()."""
+    """When the load began, by time.perf_counter()."""
 
     def build(self, files: WeightFiles | RandomWeights | PackedWeights) -> RunnableModel:
         """Builds the network of some files in an arena of its own."""
@@ -268,7 +268,7 @@ def _source_of(files: WeightFiles | RandomWeights | PackedWeights, load_format: 
 
 @dataclass(frozen=True, slots=True)
 class _Pack:
-    """Where packed weights are, or may be written, and the key that they must have."""
+    """The path of packed weights, existing or not, and the key that they must have."""
 
     path: Path
     key: Key
@@ -309,7 +309,7 @@ def _write_cached(pack: _Pack, loaded: RunnableModel) -> None:
 
 
 def facts_of(loaded: RunnableModel, companions: Mapping[str, str] = NO_COMPANIONS) -> Facts:
-    """Collects what a saved model tells of itself; `companions`: SHA-256 of files beside it, by name."""
+    """Collects the metadata of a saved model; `companions`: SHA-256 of files beside it, by name."""
     return Facts(loaded.weights_digest, loaded.tensors, loaded.model.has_two_tables, companions)
 
 
@@ -338,9 +338,9 @@ def _log_loaded(loaded: RunnableModel, held: str) -> None:
 
 def _log_doubts(load_format: str, unread: Sequence[str]) -> None:
     if load_format == "random":
-        log.warning("the weights are random: answers have no sense")
+        log.warning("the weights are random: answers are meaningless")
     if unread:
-        log.warning("weights that the model does not use", num_tensors=len(unread), first=unread[0])
+        log.warning("the model does not use some weights of its checkpoint", num_tensors=len(unread), first=unread[0])
 
 
 def open_weights(

@@ -2,7 +2,7 @@
 
 The parts of the arena, in the order in which they were taken, one behind the other; then a footer in JSON, its length,
 its CRC32C and a mark. The footer has a CRC32C of each MiB of each part, and a key: all that decides where a byte lies.
-A file whose key is another one, or of which a byte was changed, is not used.
+A file with another key or a changed byte is not used.
 """
 
 from __future__ import annotations
@@ -55,21 +55,21 @@ class PackError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a footer tells beside the key and the checksums."""
+    """The values of a footer beside the key and the checksums."""
 
     weights_digest: str
-    """As `LoadedModel` has it, of the files that the weights came from."""
+    """As in `LoadedModel`: of the files that the weights came from."""
     tensors: Mapping[str, Sequence[int]]
-    """As `LoadedModel` has them."""
+    """As in `LoadedModel`."""
     has_two_tables: bool
-    """As `DecoderModel` has it."""
+    """As in `DecoderModel`."""
     companions: Mapping[str, str]
     """SHA-256 in hex of other files of the same folder, by name."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Footer:
-    """What stands behind the parts."""
+    """The end of the file, behind the parts."""
 
     key: Key
     facts: Facts
@@ -291,7 +291,7 @@ class PackedWeights:
         """Does nothing."""
 
     def check(self, tensors: Mapping[str, Sequence[int]]) -> None:
-        """Does nothing: the key says that they are these."""
+        """Does nothing: the key ensures that these are the tensors."""
 
     def fill(self, arena: Arena) -> Arena:
         """Returns an arena that hands out what another one does, and begins to read each part's bytes there."""
@@ -328,12 +328,12 @@ class _FillingArena:
 
     @property
     def used_bytes(self) -> int:
-        """Of the arena beneath."""
+        """The used bytes of the arena."""
         return self._arena.used_bytes
 
     @property
     def parts(self) -> list[Tensor]:
-        """Of the arena beneath."""
+        """The parts of the arena."""
         return self._arena.parts
 
     def take(self, num_bytes: int) -> Tensor:

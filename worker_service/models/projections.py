@@ -1,4 +1,4 @@
-"""What a checkpoint's modules are called, and which of their rows and columns a packed weight is made of.
+"""Names of a checkpoint's modules, and the rows and columns of them that a packed weight is made of.
 
 Knows names, shapes and indices; reads nothing.
 """
@@ -23,7 +23,7 @@ WHOLE = (slice(None),)
 
 @dataclass(frozen=True, slots=True)
 class ModuleNames:
-    """What the modules of one checkpoint are called, without ".weight" and ".bias"."""
+    """The names of one checkpoint's modules, without ".weight" and ".bias"."""
 
     names: Names
     prefix: str
@@ -87,10 +87,10 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProjectionRows:
-    """What a rank has of one module of a checkpoint: some of its outputs, and of each some of its inputs."""
+    """The part of one module of a checkpoint that a rank has: some outputs, and some inputs of each."""
 
     name: str
-    """Of the module, in the whole network."""
+    """The module's name in the whole network."""
     out_features: int
     in_features: int
     parts: tuple[slice, ...] = WHOLE
@@ -114,7 +114,7 @@ class ProjectionRows:
 
     @property
     def stored_part(self) -> tuple[tuple[slice, ...], ...]:
-        """What of the stored weight this rank has, for each of its dimensions."""
+        """The part of the stored weight that this rank has, for each dimension."""
         part = self.parts, (self.columns,)
         return (part[1], part[0]) if self.is_transposed else part
 

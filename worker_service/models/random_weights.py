@@ -14,7 +14,7 @@ import torch
 
 from blockyard.capacity.weights import count_elements
 from kernels.reference.sampling import philox
-from worker_service.models.feeds.tensors import BLOCKS
+from worker_service.models.mlp.tensors import BLOCKS
 from worker_service.models.weight_files import Numbers
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class RandomWeights:
         self._on_progress(self._num_made * dtype.itemsize, self.num_elements * dtype.itemsize)
 
     def check(self, tensors: Mapping[str, Sequence[int]]) -> None:
-        """Does nothing: whatever is asked for can be made."""
+        """Does nothing: every tensor can be made."""
 
     def finish(self) -> str:
         """Returns the digest of what all tensors were made from, in hex."""

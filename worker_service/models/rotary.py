@@ -75,7 +75,7 @@ def _yarn(config: RotaryConfig, size: int) -> tuple[Tensor, float]:
     if given.get("truncate", True):
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, size - 1)
-    # Where few positions are so many that the ends change places, transformers divides by what is negative: so do we.
+    # With few positions the two ends swap and the divisor becomes negative: we divide as transformers does.
     width = high - low or 0.001
     ramp = (torch.arange(size // 2, dtype=torch.float32) - low) / width
     stretched = ramp.clamp(0, 1)

@@ -42,22 +42,22 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What is told of a rank's files."""
+    """The description of a rank's files."""
 
     tensor_parallel_size: int
     pipeline_parallel_size: int
     rank: int
     weights_digest: str
-    """As `LoadedModel` has it, of the files that the weights came from."""
+    """As in `LoadedModel`: of the files that the weights came from."""
     tensors: Mapping[str, Sequence[int]]
-    """As `LoadedModel` has them: of the whole model."""
+    """As in `LoadedModel`: of the whole model."""
     files: Mapping[str, str]
     """SHA-256 in hex of all files that this one is about, by name."""
     format: int = FORMAT
 
     @property
     def layout(self) -> str:
-        """For which rank of what the tensors were cut, in words."""
+        """The rank and the sizes for which the tensors were cut, in words."""
         return _describe(self.tensor_parallel_size, self.pipeline_parallel_size, self.rank)
 
 
@@ -88,7 +88,7 @@ def _digest(described: dict[str, Any]) -> str:
 
 
 def read_manifest(folder: Path, parallel: Parallel, root: Path | None = None) -> Manifest:
-    """Reads what is told of a rank's files. `root`: as of `open_file`.
+    """Reads the description of a rank's files. `root`: as of `open_file`.
 
     Raises:
         BlockyardError: MODEL_NOT_LOADED, where there is none, it is damaged, or it is about another layout.
@@ -155,7 +155,7 @@ class ShardedFiles(WeightFiles):
         return {name: tuple(shape) for name, shape in self._manifest.tensors.items()}
 
     def pass_over(self, name: str, shape: Sequence[int]) -> None:
-        """Does nothing: it is in another rank's files."""
+        """Does nothing: the tensor is in another rank's files."""
 
     def check(self, tensors: Mapping[str, Sequence[int]]) -> None:
         """Raises BlockyardError MODEL_NOT_LOADED unless these are the model's tensors."""

@@ -35,12 +35,12 @@ STORED_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float1
 # Bytes that stand for numbers, and whole numbers of weights that are quantized.
 _READ_DTYPES = {**STORED_DTYPES, "U8": torch.uint8}
 _ALL_DTYPES = {**_READ_DTYPES, "I8": torch.int8, "I32": torch.int32, "I64": torch.int64}
-# As in safetensors' own code: what is larger is no header.
+# The limit of safetensors' own code.
 MAX_HEADER_BYTES = 100_000_000
 
 
 class Numbers(Enum):
-    """What a tensor's numbers are; all but the first are those of weights that a checkpoint has quantized."""
+    """The kind of a tensor's numbers; all but the first occur in quantized checkpoints."""
 
     FLOATS = auto()
     SCALES = auto()
@@ -54,7 +54,7 @@ class Numbers(Enum):
 
 
 _DTYPES_OF: dict[Numbers, tuple[str, ...]] = {
-    # And bytes, for whoever reads them as such.
+    # And bytes, for callers that read them as such.
     Numbers.FLOATS: tuple(_READ_DTYPES),
     # float32 has them all.
     Numbers.SCALES: ("F32", "F16", "BF16"),
@@ -73,9 +73,9 @@ class TensorEntry:
     shape: tuple[int, ...]
     stored_dtype: str
     offset: int
-    """Of its first byte in the file."""
+    """The place of its first byte in the file."""
     root: Path | None = None
-    """As of `blockyard.paths.open_file`."""
+    """A file descriptor of `blockyard.paths.open_file`."""
 
     @property
     def num_bytes(self) -> int:
@@ -262,7 +262,7 @@ def read_header(path: Path, root: Path | None = None) -> dict[str, TensorEntry]:
     with open_file(path, root) as file:
         (header_bytes,) = struct.unpack("<Q", file.read(8))
         if header_bytes > MAX_HEADER_BYTES:
-            raise ValueError(f"a header of {header_bytes} bytes")
+            raise ValueError(f"the header has {header_bytes} bytes")
         header = json.loads(file.read(header_bytes))
         data_bytes = file.seek(0, os.SEEK_END) - 8 - header_bytes
     entries: dict[str, TensorEntry] = {}
@@ -273,7 +273,7 @@ def read_header(path: Path, root: Path | None = None) -> dict[str, TensorEntry]:
         shape, offset = tuple(map(int, fields["shape"])), 8 + header_bytes + begin
         entry = TensorEntry(path, shape, str(fields["dtype"]), offset, root)
         if not 0 <= begin <= end <= data_bytes or entry.num_bytes not in (0, end - begin):
-            raise ValueError(f"{name} does not lie where it should")
+            raise ValueError(f"{name} has wrong offsets")
         entries[name] = entry
     return entries
 
@@ -299,7 +299,7 @@ def _find_shards(folder: Path, root: Path | None) -> list[Path]:
 
 
 def _advice(folder: Path) -> str:
-    """Says what to do with a folder that has no safetensors weights."""
+    """Returns the error for a folder without safetensors weights."""
     suffixes = {path.suffix for path in folder.iterdir()}
     if any(folder.glob("sharded-rank-*.json")):
         return "it holds sharded state: load it with --load-format sharded"

@@ -167,8 +167,8 @@ class ProfileRecording:
 
 
 def _prepare_torch(device: torch.device) -> None:
-    """Has torch's profiler import and load what it needs, seconds of it, in a thread where no step waits."""
-    # It would write lines of its own among those of the log. What goes wrong it raises.
+    """Imports and loads what torch's profiler needs. It takes seconds, so it runs in a thread where no step waits."""
+    # The profiler would write its own lines into the log. It raises its errors anyway.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     _start_torch(device).stop()
 

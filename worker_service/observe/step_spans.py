@@ -1,5 +1,5 @@
 """Makes the spans of a step stream's traced sequences: one for each step that begins or prefills a sequence, one for
-each run of decode steps. Logs the debug events of new sequences. Lives in the event loop, apart from what computes.
+each run of decode steps. Lives in the event loop. Processes that do not trace have none.
 
 A step with the rows of the one before is not looked at. A stream without traced sequences keeps nothing.
 """
@@ -10,15 +10,12 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from blockyard.telemetry import EventLogger
-from blockyard.tracing.spans import begin_span, is_tracing, traces_every_step
+from blockyard.tracing.spans import begin_span, traces_every_step
 
 if TYPE_CHECKING:
     from blockyard.contract.trace import TraceContext
     from blockyard.tracing.spans import Span
     from worker_service.step import Step, StepOutput
-
-log = EventLogger(__name__)
 
 _STREAM_ENDED = "the step stream ended"
 
@@ -41,7 +38,6 @@ class StepSpans:
     """The spans of one step stream. Takes steps and answers in their order."""
 
     def __init__(self) -> None:
-        self._is_on = is_tracing()
         # The traced sequences that the worker has after the last answered step.
         self._traced: dict[int, _Traced] = {}
         self._runs: dict[int, _Run] = {}
@@ -55,10 +51,6 @@ class StepSpans:
 
     def on_step(self, step: Step) -> None:
         """Takes a step that came and is not checked yet."""
-        if step.new_sequences and log.has_debug:
-            _log_new_sequences(step)
-        if not self._is_on:
-            return
         if self._traced or self._unanswered or any(new.trace_context for new in step.new_sequences):
             self._unanswered.append(step)
 
@@ -147,20 +139,6 @@ class StepSpans:
     def close(self) -> None:
         """Ends the spans of all runs: the stream has ended."""
         self._end_runs(set(self._runs), error=_STREAM_ENDED)
-
-
-def _log_new_sequences(step: Step) -> None:
-    for new in step.new_sequences:
-        log.debug(
-            "sequence begins",
-            request_id=new.request_id,
-            sequence_id=new.sequence_id,
-            epoch=step.epoch,
-            step_id=step.step_id,
-            num_tokens=len(new.token_ids),
-            num_computed_tokens=new.num_computed_tokens,
-            trace_id=new.trace_context.trace_id if new.trace_context else None,
-        )
 
 
 def _seconds_since(at: float) -> float:

@@ -1,1 +1,1 @@
-"""What operators have a worker do beside its steps: inspection, a closed list of operations, extensions."""
+"""Operations beside steps: inspection, a closed list of operations, extensions."""

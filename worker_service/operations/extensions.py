@@ -37,7 +37,7 @@ READABLE = WorkerState.LOADED, WorkerState.CACHE_READY, WorkerState.RUNNING
 
 
 class WorkerView:
-    """What an extension sees of its worker."""
+    """The interface of a worker to its extensions."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -109,7 +109,7 @@ def _load(place: str, view: WorkerView) -> WorkerExtension:
     try:
         extension: Any = getattr(importlib.import_module(module), name)(view)
     except Exception as error:
-        # It is another's code: whatever it raises, the worker does not start without what it was to have.
+        # This is foreign code: whatever it raises, the worker does not start without the extension.
         raise SettingsError(f"--worker-extension {place}: {type(error).__name__}: {error}") from error
     if not _is_extension(extension):
         problem = "it lacks a `name` of letters and digits, or a mapping `operations` of functions by such names"

@@ -30,7 +30,7 @@ DEFAULT_SECONDS, MAX_SECONDS = 30.0, 120.0
 
 
 class WorkerOperations:
-    """What operators have one worker do."""
+    """The operations of one worker that operators call."""
 
     def __init__(self, worker: Worker, extensions: Mapping[str, WorkerExtension]) -> None:
         """`extensions`: by their names; `Diagnostics` joins them."""

@@ -1,1 +1,1 @@
-"""What is made of a network's rows instead of tokens."""
+"""Pooling: vectors, scores or labels from a network's rows, instead of tokens."""

@@ -47,7 +47,7 @@ class PoolingHead:
 
     @property
     def own_tensors(self) -> tuple[Tensor, ...]:
-        """What it holds beside products."""
+        """The tensors that are not weights of a product."""
         table = self.table if self.owns_table else None
         return tuple(tensor for tensor in (table, *self.norms) if tensor is not None)
 

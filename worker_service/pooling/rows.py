@@ -27,7 +27,7 @@ SHORTEST = np.float32(1e-12)
 
 
 class PooledRows:
-    """What a sequence keeps of the rows that were computed. Rows come in the order of the tokens."""
+    """The rows of a sequence that are kept until it is pooled. Rows come in the order of the tokens."""
 
     def __init__(self, kind: PoolingKind) -> None:
         """`kind`: LAST, FIRST, MEAN or TOKENS."""
@@ -62,7 +62,7 @@ class PooledRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PoolingRequest:
-    """What a sequence asks for, and what it keeps meanwhile."""
+    """The pooling parameters of a sequence, and its rows so far."""
 
     pooling: Pooling
     rows: PooledRows

@@ -1,6 +1,6 @@
-"""Steps of no sequence, in block 0: what the worst step takes, what a first one would wait for, how many threads pay.
+"""Dry steps in block 0, before the first request: they measure the largest step, warm up, and choose the threads.
 
-Before the first request, on a runner. Knows no states.
+Knows no states.
 """
 
 from __future__ import annotations
@@ -8,14 +8,20 @@ from __future__ import annotations
 import gc
 import math
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from blockyard.capacity.steps import SamplingScratch, StepSize, least_step_bytes
-from kernels.capture import CaptureSizes
+from kernels.capture import CaptureSizes, StepInputs
+from kernels.launching import upload
+from kernels.lora import LoraRows
 from worker_service.cache_engine import BlockFormat, allocate_pool
 from worker_service.device.memory import read_peak_memory, reset_peak_memory
+from worker_service.sampling.sampler import worst_rows
+from worker_service.step import MAX_LOGPROBS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,19 +30,19 @@ if TYPE_CHECKING:
 
     from worker_service.runner.model_runner import ModelRunner
 
-# A profile on a CPU computes what fits into this and scales it: memory of a step grows with its tokens and rows.
+# A profile on a CPU computes as much as this time allows and scales it: a step's memory grows with tokens and rows.
 CPU_PROFILE_SECONDS = 0.5
 CPU_PROFILE_TRIAL = 32
 WARM_UP_TOKENS = 8
-# How the count of threads is tried: decodes of so many sequences, so often, or for so long if a step takes its time,
-# and what more threads must gain.
+# The trial of a thread count: the number of sequences that decode, the numbers of trials, their longest time, and the
+# gain that justifies more threads.
 TRIAL_SEQUENCES = 8
 NUM_TRIALS, MIN_TRIALS = 7, 2
 MAX_TRIAL_SECONDS = 0.3
 MIN_GAIN = 0.1
-# A longer step is worth all threads: where a decode waits for memory it gains little from them, its prefills do.
+# A longer step gets all threads: a decode that waits for memory gains little from them, but prefills do.
 SMALL_STEP_SECONDS = 1e-3
-# One that takes so long once is not small, whatever else ran meanwhile.
+# A step that takes this long even once is not small, whatever else ran meanwhile.
 LONG_STEP_SECONDS = 20e-3
 
 
@@ -59,11 +65,65 @@ def has_tried_enough(best: Mapping[int, float], num_trials: int, elapsed_seconds
 
 
 @torch.inference_mode()
+def dry_decode(runner: ModelRunner, kv_pool: Tensor, block_size: int, num_sequences: int) -> None:
+    """Decodes the first token of `num_sequences` sequences that all write to block 0."""
+    if runner.captured is None:
+        _dry_forward(runner, kv_pool, block_size, num_sequences, num_sequences)
+        return
+    ones, zeros = np.ones(num_sequences, np.int64), np.zeros(num_sequences, np.int64)
+    tables = np.zeros((runner.model.kv_groups.num_groups * num_sequences, 1), np.int32)
+    runner.captured.replay(StepInputs(ones, ones, tables, zeros, np.arange(num_sequences)), with_logits=False)
+
+
+@torch.inference_mode()
+def dry_step(
+    runner: ModelRunner,
+    kv_pool: Tensor,
+    block_size: int,
+    *,
+    num_sequences: int,
+    num_tokens: int,
+    num_prompt_rows: int = 0,
+) -> None:
+    """Runs a step of `num_tokens` whose sequences all write to block 0, with samples and log probabilities."""
+    hidden, part = _dry_forward(runner, kv_pool, block_size, num_sequences, num_tokens)
+    if part is None:
+        return
+    vocab_size, chooser = runner.config.vocab_size, runner.chooser
+    logits = chooser.whole(part)
+    if logits is not None:
+        chooser.sampler.sample(logits, worst_rows(num_sequences, vocab_size))
+    del logits, part
+    if num_prompt_rows:
+        places = np.zeros(num_prompt_rows, np.int64)
+        runner.compute_logprobs(hidden, places, places, places + min(MAX_LOGPROBS, vocab_size))
+
+
+def _dry_forward(
+    runner: ModelRunner, kv_pool: Tensor, block_size: int, num_sequences: int, num_tokens: int
+) -> tuple[Tensor, Tensor | None]:
+    """Returns the hidden rows, and the last stage's logits of each sequence's last row."""
+    lengths = np.full(num_sequences, num_tokens // num_sequences, np.int64)
+    lengths[: num_tokens % num_sequences] += 1
+    model, backend, num_groups = runner.model, runner.backend, runner.model.kv_groups.num_groups
+    tables = np.zeros((num_groups * num_sequences, -(-int(lengths.max()) // block_size)), np.int64)
+    window = runner.config.sliding_window
+    plan = backend.plan_attention(lengths, lengths, tables, block_size, window, num_groups)
+    token_ids = torch.zeros(num_tokens, dtype=torch.int64, device=backend.device)
+    if len(runner.slots):
+        # All slots are used; their contents do not matter.
+        plan = replace(plan, lora=LoraRows((np.arange(num_tokens) % len(runner.slots)).astype(np.int32)))
+    hidden = model.forward(token_ids, plan, kv_pool)
+    last = upload(np.cumsum(lengths) - 1, backend.device)
+    return hidden, model.compute_logits(hidden[last]) if runner.has_head else None
+
+
+@torch.inference_mode()
 def warm_up(runner: ModelRunner, kv_pool: Tensor, block_size: int, max_num_seqs: int) -> None:
     """Runs a prefill and decodes once, in the scratch block, so that the first request pays for nothing."""
-    runner.dry_step(kv_pool, block_size, num_sequences=1, num_tokens=min(WARM_UP_TOKENS, block_size))
+    dry_step(runner, kv_pool, block_size, num_sequences=1, num_tokens=min(WARM_UP_TOKENS, block_size))
     for num_sequences in {1, min(max_num_seqs, TRIAL_SEQUENCES)}:
-        runner.dry_decode(kv_pool, block_size, num_sequences)
+        dry_decode(runner, kv_pool, block_size, num_sequences)
 
 
 @torch.inference_mode()
@@ -79,8 +139,8 @@ def settle_threads(runner: ModelRunner, kv_pool: Tensor, block_size: int, max_nu
         for num_threads in {1, available}:
             runner.backend.set_num_threads(num_threads)
             begin = time.perf_counter()
-            runner.dry_decode(kv_pool, block_size, num_sequences)
-            # The best of each: what else ran on the machine made the others slower.
+            dry_decode(runner, kv_pool, block_size, num_sequences)
+            # The best of each count: other load on the machine made the others slower.
             best[num_threads] = min(best.get(num_threads, math.inf), time.perf_counter() - begin)
         num_trials += 1
     chosen = fewest_good_threads(best)
@@ -127,7 +187,7 @@ def _profile_gpu(runner: ModelRunner, pool: Tensor, block_size: int, num_tokens:
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     rows = min(runner.max_prompt_rows, num_tokens)
-    runner.dry_step(pool, block_size, num_sequences=num_sequences, num_tokens=num_tokens, num_prompt_rows=rows)
+    dry_step(runner, pool, block_size, num_sequences=num_sequences, num_tokens=num_tokens, num_prompt_rows=rows)
     peak = torch.cuda.max_memory_allocated(device) - before
     torch.cuda.empty_cache()
     return peak + graph_bytes
@@ -137,14 +197,15 @@ def _profile_cpu(runner: ModelRunner, pool: Tensor, block_size: int, num_tokens:
     """Measures a share of the worst step that takes half a second, and scales it; never less than what is known."""
     trial = min(CPU_PROFILE_TRIAL, num_tokens)
     started = time.perf_counter()
-    runner.dry_step(pool, block_size, num_sequences=min(trial, num_sequences), num_tokens=trial)
+    dry_step(runner, pool, block_size, num_sequences=min(trial, num_sequences), num_tokens=trial)
     seconds = time.perf_counter() - started
     share = min(1.0, CPU_PROFILE_SECONDS / max(seconds * num_tokens / trial, 1e-9))
     tokens = max(trial, int(num_tokens * share))
     can_reset = reset_peak_memory()
     before = read_peak_memory()
     rows = min(runner.max_prompt_rows, num_tokens)
-    runner.dry_step(
+    dry_step(
+        runner,
         pool,
         block_size,
         num_sequences=-(-num_sequences * tokens // num_tokens),

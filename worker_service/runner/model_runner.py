@@ -1,4 +1,4 @@
-"""Runs the network on forward batches, at once or launched ahead.
+"""Runs the network on forward batches, at once or launched ahead, and chooses tokens from its logits.
 
 Owns the hand-over from rows (numpy) to the device (torch). Knows no messages, no states and no sequences' ids.
 """
@@ -15,27 +15,28 @@ import torch
 from blockyard.capacity.steps import max_prompt_rows
 from kernels.capture import CaptureSizes, StepInputs
 from kernels.launching import upload
-from kernels.lora import LoraRows
-from worker_service.batch.chooser import Chooser
-from worker_service.batch.late_rows import UNKNOWN
+from worker_service.batch.forward_batch import UNKNOWN
 from worker_service.lora.slots import AdapterSlots
+from worker_service.models.vocabulary import SharedVocabulary
 from worker_service.sampling import logprobs
-from worker_service.sampling.sampler import BeamCandidates, Sampled, SampleRows, worst_rows
-from worker_service.step import MAX_LOGPROBS, NOTHING_POOLED, Logprobs, Pooled, PromptPieceLogprobs, Step
+from worker_service.sampling.sampler import BeamCandidates, Sampled, Sampler, SampleRows
+from worker_service.step import NOTHING_POOLED, Logprobs, Pooled, PromptPieceLogprobs, Step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
-    from kernels.capture import CapturedStep
-    from kernels.collectives import Ranks
+    from kernels.capture import CapturedStep, StepOutputs
+    from kernels.collectives import Collectives, Ranks
     from kernels.launching import Launched
-    from kernels.ops import AttentionBatch
-    from worker_service.batch.forward_batch import ForwardBatch, PromptRows
+    from kernels.lora import LoraRows
+    from kernels.ops import AttentionBatch, Backend
+    from kernels.sampling import Flags
+    from worker_service.batch.forward_batch import ForwardBatch, PromptRows, StepLayout
     from worker_service.batch.input_batch import InputBatch
-    from worker_service.batch.step_layout import StepLayout
     from worker_service.cache_engine import CacheEngine
+    from worker_service.grammars.matchers import Masks
     from worker_service.models.loader import RunnableModel
     from worker_service.step import Array
 
@@ -52,6 +53,92 @@ class RunnerOutput:
     pooled: Pooled = NOTHING_POOLED
 
 
+class Chooser:
+    """The sampler of one model, at one rank.
+
+    Where ranks share the vocabulary, every rank chooses the tokens of plain greedy rows from the best logits of all
+    ranks. For all other rows rank 0 gathers the logits, chooses, and broadcasts its choice. The step alone decides
+    which of the two ways is taken, never a number that was computed.
+    """
+
+    def __init__(self, backend: Backend, vocab_size: int) -> None:
+        self.sampler = Sampler(backend)
+        self._vocab_size = vocab_size
+        self.shared: SharedVocabulary | None = None
+        """The vocabulary, where other ranks hold the rest of it."""
+        self._masks: Masks | None = None
+
+    def join(self, collectives: Collectives) -> None:
+        """Sets the ranks that share the vocabulary."""
+        self.shared = SharedVocabulary(self._vocab_size, collectives) if collectives.size > 1 else None
+
+    def whole(self, logits: Tensor) -> Tensor | None:
+        """Returns logits over the whole vocabulary; None where another rank has them."""
+        return logits if self.shared is None else self.shared.gather(logits)
+
+    def begin(self, layout: StepLayout, batch: InputBatch) -> None:
+        """Begins the masks of a step's grammars, which are made while the network computes."""
+        states = layout.sampled.grammars
+        self._masks = batch.grammars.begin_masks(states) if states and batch.grammars is not None else None
+
+    def choose(
+        self, logits: Tensor, layout: StepLayout, batch: InputBatch, finite: Flags | None = None
+    ) -> tuple[Sampled, BeamCandidates]:
+        """Samples the first rows, and finds the candidates of the remaining rows, which belong to beams."""
+        if self.shared is None:
+            return self._choose_here(logits, layout, batch, finite)
+        return (
+            self._choose_together(self.shared, logits, layout, batch) if len(logits) else (Sampled(), BeamCandidates())
+        )
+
+    def choose_replayed(
+        self, outputs: StepOutputs, layout: StepLayout, batch: InputBatch
+    ) -> tuple[Sampled, BeamCandidates]:
+        """Chooses from the outputs of a captured step, which has no logits where all rows are plain greedy."""
+        if outputs.logits is not None:
+            return self.choose(outputs.logits, layout, batch, outputs.finite)
+        best, finite = outputs.best, outputs.finite
+        assert best is not None
+        assert finite is not None
+        if self.shared is not None:
+            ids = best + self.shared.first_token
+            assert outputs.best_values is not None
+            best, finite = self.shared.collectives.exchange_best(outputs.best_values, ids, finite)
+        return Sampled(best, ~finite, np.zeros_like(finite), finite=finite), BeamCandidates()
+
+    def _choose_here(
+        self, logits: Tensor, layout: StepLayout, batch: InputBatch, finite: Flags | None
+    ) -> tuple[Sampled, BeamCandidates]:
+        sampled, candidates, num_sampled = Sampled(), BeamCandidates(), len(layout.sampled)
+        masks, self._masks = self._masks, None
+        of_sampled, of_beams = (None, None) if finite is None else (finite[:num_sampled], finite[num_sampled:])
+        if num_sampled:
+            rows = replace(batch.sample_rows(layout.sampled), masks=masks)
+            sampled = self.sampler.sample(logits[:num_sampled], rows, of_sampled)
+        if len(layout.beams):
+            candidates = self.sampler.candidates(logits[num_sampled:], batch.sample_rows(layout.beams), of_beams)
+        return sampled, candidates
+
+    def _choose_together(
+        self, shared: SharedVocabulary, logits: Tensor, layout: StepLayout, batch: InputBatch
+    ) -> tuple[Sampled, BeamCandidates]:
+        """Lets rank 0 choose, and takes its choice: the token of each row, or -1 where the row failed."""
+        whole, num_sampled = shared.gather(logits), len(layout.sampled)
+        choice = np.zeros(len(logits), np.int32)
+        if whole is not None:
+            sampled, candidates = self._choose_here(whole, layout, batch, None)
+            choice[:num_sampled] = np.where(sampled.failed, -1, sampled.token_ids)
+            choice[num_sampled:] = np.where(candidates.failed, -1, 0)
+            shared.collectives.broadcast(choice)
+            return sampled, candidates
+        choice = shared.collectives.broadcast(choice)
+        failed = choice < 0
+        of_sampled, of_beams = failed[:num_sampled], failed[num_sampled:]
+        token_ids = choice[:num_sampled].astype(np.int64)
+        sampled = Sampled(token_ids, of_sampled, np.zeros_like(of_sampled), finite=~of_sampled)
+        return sampled, BeamCandidates(of_beams, finite=~of_beams)
+
+
 class ModelRunner:
     """One model on one device. Used by the device thread alone."""
 
@@ -62,34 +149,34 @@ class ModelRunner:
         self.config = loaded.config
         self.model = loaded.model
         self.backend = loaded.backend
-        self._chooser = Chooser(self.backend, self.config.vocab_size)
-        self._captured: CapturedStep | None = None
+        self.chooser = Chooser(self.backend, self.config.vocab_size)
+        self.captured: CapturedStep | None = None
         self._ranks: Ranks | None = None
-        # Logits and all that is made of them are the last stage's.
-        self._has_head = loaded.model.share.is_last_stage
+        # Only the last stage makes logits and samples.
+        self.has_head = loaded.model.share.is_last_stage
         # The token that each row of the batch sampled last, int64 on the device.
         self._last_tokens = torch.zeros(0, dtype=torch.int64, device=self.backend.device)
         self._rows_of: tuple[StepLayout, Tensor] | None = None
 
     @property
     def depth(self) -> int:
-        """How many launched steps may be unfinished; 1: `run` is all there is."""
+        """The number of launched steps that may be unfinished; 1: steps are only run, never launched."""
         return self.backend.launcher.depth
 
     @property
     def num_captured_bytes(self) -> int:
         """Bytes that captured steps take."""
-        return 0 if self._captured is None else self._captured.num_bytes
+        return 0 if self.captured is None else self.captured.num_bytes
 
     def join(self, ranks: Ranks) -> None:
         """Sets the ranks of the network, from the next step on."""
         self._ranks = ranks
         self.backend.join(ranks)
-        self._chooser.join(ranks.stage)
+        self.chooser.join(ranks.stage)
 
     def capture(self, kv_pool: Tensor, sizes: CaptureSizes) -> None:
         """Records the network over a pool, where the backend can: steps within these sizes need no Python then."""
-        self._captured = self.model.capture(kv_pool, replace(sizes, num_lora_slots=len(self.slots)))
+        self.captured = self.model.capture(kv_pool, replace(sizes, num_lora_slots=len(self.slots)))
 
     @torch.inference_mode()
     def run(self, forward_batch: ForwardBatch, batch: InputBatch, kv_pool: Tensor) -> RunnerOutput:
@@ -100,24 +187,24 @@ class ModelRunner:
             self.slots.bring(self.slots.take_due())
         if not len(layout.rows):
             return RunnerOutput()
-        self._chooser.begin(layout, batch)
+        self.chooser.begin(layout, batch)
         due = np.concatenate([layout.sampled.last_hidden, layout.beams.last_hidden])
         lora, forward_batch = self._lora_rows(layout), self._place(forward_batch)
-        if self._captured is not None and not prompts:
+        if self.captured is not None and not prompts:
             columns = forward_batch.seq_lens, forward_batch.block_tables, forward_batch.token_ids
             inputs = StepInputs(layout.num_new_tokens, *columns, due, lora=lora)
-            if self._captured.takes(inputs):
-                return self._replay(self._captured, inputs, layout, batch, started)
+            if self.captured.takes(inputs):
+                return self._replay(self.captured, inputs, layout, batch, started)
         token_ids = self._to_device(forward_batch.token_ids)
         hidden = self.model.forward(token_ids, self._plan(forward_batch, batch.limits.block_size, lora), kv_pool)
-        if not self._has_head:
+        if not self.has_head:
             self._synchronize()
             return RunnerOutput(forward_seconds=time.perf_counter() - started)
         logits = self.model.compute_logits(hidden[self._to_device(due)])
         self._synchronize()
         computed = time.perf_counter()
-        sampled, candidates = self._chooser.choose(logits, layout, batch)
-        # The rows of prompts need as much memory, so these go first.
+        sampled, candidates = self.chooser.choose(logits, layout, batch)
+        # The logits of prompts need as much memory, so these are freed first.
         del logits
         prompt_logprobs = self._prompt_logprobs(prompts, hidden) if prompts else ()
         return RunnerOutput(sampled, candidates, prompt_logprobs, computed - started, time.perf_counter() - computed)
@@ -159,13 +246,13 @@ class ModelRunner:
         if missing > 0:
             self._last_tokens = torch.cat([self._last_tokens, self._last_tokens.new_zeros(missing)])
         last_tokens = self._last_tokens if forward_batch.token_ids.min() <= UNKNOWN else None
-        if self._captured is not None:
+        if self.captured is not None:
             columns = forward_batch.seq_lens, forward_batch.block_tables, forward_batch.token_ids
             inputs = StepInputs(layout.num_new_tokens, *columns, layout.sampled.last_hidden, last_tokens, lora)
-            if self._captured.takes(inputs):
-                outputs = self._captured.replay(inputs, with_logits=not layout.sampled.is_plain_greedy)
+            if self.captured.takes(inputs):
+                outputs = self.captured.replay(inputs, with_logits=not layout.sampled.is_plain_greedy)
                 if outputs.logits is not None:
-                    return self._chooser.sampler.launch(outputs.logits, rows)
+                    return self.chooser.sampler.launch(outputs.logits, rows)
                 assert outputs.best is not None
                 assert outputs.finite is not None
                 return torch.from_numpy(outputs.best), torch.from_numpy(outputs.finite)
@@ -175,7 +262,7 @@ class ModelRunner:
         plan = self._plan(forward_batch, cache.block_format.block_size, lora)
         hidden = self.model.forward(token_ids, plan, cache.device_pool)
         logits = self.model.compute_logits(hidden[self._to_device(layout.sampled.last_hidden)])
-        return self._chooser.sampler.launch(logits, rows)
+        return self.chooser.sampler.launch(logits, rows)
 
     def _sampled_rows(self, layout: StepLayout) -> Tensor:
         """Returns the rows that a step samples, on the device: those of the step before, if it had the same layout."""
@@ -190,15 +277,15 @@ class ModelRunner:
         is_plain = not len(layout.beams) and layout.sampled.is_plain_greedy
         outputs = captured.replay(inputs, with_logits=not is_plain)
         computed = time.perf_counter()
-        if not self._has_head:
+        if not self.has_head:
             return RunnerOutput(forward_seconds=computed - started)
-        sampled, candidates = self._chooser.choose_replayed(outputs, layout, batch)
+        sampled, candidates = self.chooser.choose_replayed(outputs, layout, batch)
         return RunnerOutput(sampled, candidates, (), computed - started, time.perf_counter() - computed)
 
     def _prompt_logprobs(self, pieces: Sequence[PromptRows], hidden: Tensor) -> tuple[PromptPieceLogprobs, ...]:
         lengths = [len(piece.token_ids) for piece in pieces]
         places = [np.arange(piece.first_hidden, piece.first_hidden + len(piece.token_ids)) for piece in pieces]
-        found = self._logprobs(
+        found = self.compute_logprobs(
             hidden,
             np.concatenate(places),
             np.concatenate([piece.token_ids for piece in pieces]),
@@ -209,7 +296,7 @@ class ModelRunner:
         parts = zip(pieces, logprobs.split(found, lengths), strict=True)
         return tuple(PromptPieceLogprobs(piece.sequence_id, piece.first_position, part) for piece, part in parts)
 
-    def _logprobs(self, hidden: Tensor, places: Array, token_ids: Array, num_best: Array) -> Logprobs | None:
+    def compute_logprobs(self, hidden: Tensor, places: Array, token_ids: Array, num_best: Array) -> Logprobs | None:
         """Computes log probabilities of tokens [n] from the hidden rows at `places`, in parts: logits are large.
 
         None where another rank has them.
@@ -218,7 +305,7 @@ class ModelRunner:
         parts: list[Logprobs] = []
         for start in range(0, len(places), most):
             some = slice(start, start + most)
-            logits = self._chooser.whole(self.model.compute_logits(hidden[self._to_device(places[some])]))
+            logits = self.chooser.whole(self.model.compute_logits(hidden[self._to_device(places[some])]))
             if logits is None:
                 continue
             rows = np.arange(len(logits))
@@ -227,7 +314,7 @@ class ModelRunner:
 
     @property
     def max_prompt_rows(self) -> int:
-        """How many rows of prompts get their log probabilities at a time."""
+        """The number of prompt rows that get log probabilities at a time."""
         return max_prompt_rows(self.config.vocab_size)
 
     def _plan(self, forward_batch: ForwardBatch, block_size: int, lora: LoraRows | None) -> AttentionBatch:
@@ -255,52 +342,9 @@ class ModelRunner:
             torch.cuda.synchronize(self.backend.device)
 
     def prove_batch_invariance(self) -> bool:
-        """Tries whether results are independent of the batch on this machine. Call it before the first step."""
+        """Tests whether results are independent of the batch on this machine. Call it before the first step."""
         return self.model.probe()
 
     def fingerprint(self) -> str:
         """Hashes what this machine computes for fixed tokens."""
         return self.model.fingerprint(self._ranks)
-
-    @torch.inference_mode()
-    def dry_decode(self, kv_pool: Tensor, block_size: int, num_sequences: int) -> None:
-        """Decodes the first token of `num_sequences` sequences that all write to block 0."""
-        if self._captured is None:
-            self._dry_forward(kv_pool, block_size, num_sequences, num_sequences)
-            return
-        ones, zeros = np.ones(num_sequences, np.int64), np.zeros(num_sequences, np.int64)
-        tables = np.zeros((self.model.kv_groups.num_groups * num_sequences, 1), np.int32)
-        self._captured.replay(StepInputs(ones, ones, tables, zeros, np.arange(num_sequences)), with_logits=False)
-
-    @torch.inference_mode()
-    def dry_step(
-        self, kv_pool: Tensor, block_size: int, *, num_sequences: int, num_tokens: int, num_prompt_rows: int = 0
-    ) -> None:
-        """Does a step of `num_tokens` whose sequences all write to block 0, with samples and log probabilities."""
-        hidden, part = self._dry_forward(kv_pool, block_size, num_sequences, num_tokens)
-        if part is None:
-            return
-        logits = self._chooser.whole(part)
-        if logits is not None:
-            self._chooser.sampler.sample(logits, worst_rows(num_sequences, self.config.vocab_size))
-        del logits, part
-        if num_prompt_rows:
-            places = np.zeros(num_prompt_rows, np.int64)
-            self._logprobs(hidden, places, places, places + min(MAX_LOGPROBS, self.config.vocab_size))
-
-    def _dry_forward(
-        self, kv_pool: Tensor, block_size: int, num_sequences: int, num_tokens: int
-    ) -> tuple[Tensor, Tensor | None]:
-        """Returns the hidden rows, and the last stage's logits of each sequence's last."""
-        lengths = np.full(num_sequences, num_tokens // num_sequences, np.int64)
-        lengths[: num_tokens % num_sequences] += 1
-        num_groups = self.model.kv_groups.num_groups
-        tables = np.zeros((num_groups * num_sequences, -(-int(lengths.max()) // block_size)), np.int64)
-        plan = self.backend.plan_attention(lengths, lengths, tables, block_size, self.config.sliding_window, num_groups)
-        token_ids = torch.zeros(num_tokens, dtype=torch.int64, device=self.backend.device)
-        if len(self.slots):
-            # As many as may be: what is in their slots does not matter.
-            plan = replace(plan, lora=LoraRows((np.arange(num_tokens) % len(self.slots)).astype(np.int32)))
-        hidden = self.model.forward(token_ids, plan, kv_pool)
-        last = self._to_device(np.cumsum(lengths) - 1)
-        return hidden, self.model.compute_logits(hidden[last]) if self._has_head else None

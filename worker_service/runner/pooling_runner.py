@@ -37,7 +37,7 @@ class PoolingRunner(ModelRunner):
         """`slots`: of LoRA adapters."""
         super().__init__(loaded, slots)
         # Steps make no logits of the vocabulary.
-        self._has_head = False
+        self.has_head = False
 
     @property
     def depth(self) -> int:

@@ -64,7 +64,7 @@ def split(whole: Logprobs, lengths: Sequence[int]) -> list[Logprobs]:
     """Cuts columns that have ranks into those of so many tokens each."""
     ends = np.cumsum(lengths)[:-1]
     counts = np.split(whole.num_candidates, ends)
-    # Where the candidates of each part end.
+    # The end of each part's candidates.
     places = np.cumsum([count.sum() for count in counts])[:-1]
     columns = [np.split(column, places) for column in (whole.token_ids, whole.logprobs, whole.ranks)]
     return [Logprobs(*part) for part in zip(counts, *columns, strict=True)]

@@ -145,7 +145,7 @@ class Sampler:
 
     @torch.inference_mode()
     def launch(self, logits: Tensor, rows: SampleRows) -> tuple[Tensor, Tensor]:
-        """Chooses a token for each row, none of which wants log probabilities, and waits for nothing on the device.
+        """Chooses a token for each row without waiting for the device. No row may ask for log probabilities.
 
         Args: as of `sample`.
 

@@ -29,7 +29,7 @@ def wrong_loras(step: Step, batch: InputBatch, slots: AdapterSlots) -> Iterable[
     missing = (lora_ids != 0) & ~np.isin(lora_ids, resident)
     if np.count_nonzero(missing):
         names = [step.sequence_ids[index] for index in np.flatnonzero(missing)[:8].tolist()]
-        yield Violation("sequence_ids", f"sequences {names}: their adapters are in no slot")
+        yield Violation("sequence_ids", f"the adapters of sequences {names} are in no slot")
 
 
 def _wrong_activations(step: Step, slots: AdapterSlots) -> Iterable[Violation]:

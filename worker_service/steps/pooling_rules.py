@@ -38,12 +38,12 @@ def wrong_pooling(sequence: NewRow, limits: BatchLimits) -> Iterator[tuple[str, 
     if max(ids, default=0) >= limits.vocab_size:
         yield "pooling.label_token_ids", f"token ids must be below {limits.vocab_size}"
     if pooling.second_from and (limits.num_token_types < 2 or pooling.second_from >= len(sequence.token_ids)):
-        yield "pooling.second_from", "behind the last token, or the network does not tell two texts apart"
+        yield "pooling.second_from", "behind the last token, or the network has no token types"
     width = rule.width or limits.pooled_width
     if pooling.dimensions > width:
-        yield "pooling.dimensions", f"{pooling.dimensions} of rows of {width} numbers"
+        yield "pooling.dimensions", f"{pooling.dimensions} is more than the {width} numbers of a row"
     if sequence.prompt_length != len(sequence.token_ids) or sequence.num_beam_candidates:
         yield "pooling", "must be absent from a sequence that has output, or is a beam"
     rows = rule.rows if pooling.kind is PoolingKind.CLASSIFY else pooling.kind
     if (rows in _OF_ALL_ROWS or limits.whole_prompts) and sequence.num_computed_tokens:
-        yield "num_computed_tokens", f"{sequence.num_computed_tokens}, and {rows} needs all rows"
+        yield "num_computed_tokens", f"must be 0, not {sequence.num_computed_tokens}: {rows} needs all rows"

@@ -1,4 +1,4 @@
-"""What a rank of a group does around its steps: the time they have, the digests, which answers it gives.
+"""The part of a step that only ranks of a group have: its deadline, its digests, and which answers are sent.
 
 Used by the device thread alone. A world of one has none of this.
 """
@@ -59,7 +59,9 @@ class RankSteps:
         if self._group is None:
             raise BlockyardError(Reason.WRONG_STATE, f"no group was formed for epoch {step.epoch}")
         if step.step_id == 1 and self._parallel.pipeline_parallel_size > 1 and not step.ids_from_scheduler:
-            raise BlockyardError(Reason.WRONG_STATE, "stages see no samples: their ids come from the scheduler")
+            raise BlockyardError(
+                Reason.WRONG_STATE, "a pipeline stage sees no samples: the epoch must begin with ids_from_scheduler"
+            )
         lifetime = self._group.lifetime
         with lifetime.work(step.timeout_seconds):
             result = execute()
@@ -85,7 +87,7 @@ class RankSteps:
         return StepOutput(step.epoch, step.step_id, times=result.times, digests=digests)
 
     def is_silent(self, step: Step) -> bool:
-        """Returns whether nobody waits for this rank's answer to a step that it did not refuse."""
+        """Returns whether this rank sends no answer to a step that it did not refuse."""
         return step.quiet and not self._parallel.is_sampling_rank
 
     def on_refusal(self, refusal: BlockyardError) -> None:

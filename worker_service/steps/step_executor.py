@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kernels.launching import Launched
-    from worker_service.batch.forward_batch import ForwardBatch
+    from worker_service.batch.forward_batch import ForwardBatch, LateRows
     from worker_service.batch.input_batch import InputBatch
-    from worker_service.batch.late_rows import LateRows
     from worker_service.cache_engine import CacheEngine
     from worker_service.runner.model_runner import ModelRunner
     from worker_service.steps.rank_steps import RankSteps
@@ -141,7 +140,7 @@ class StepExecutor:
 
     @property
     def oldest(self) -> Launched | None:
-        """What will be ready next."""
+        """The launched step that will be ready next."""
         return self._launched[0].launched if self._launched else None
 
     def finish_ready(self) -> list[tuple[Step, StepOutput]]:
@@ -209,7 +208,7 @@ class StepExecutor:
         return self._refuse(step, refusal, times)
 
     def _explain(self, step: Step, error: Exception) -> BlockyardError:
-        """Makes what a step is refused with of what went wrong."""
+        """Turns an exception into the refusal of a step."""
         if isinstance(error, BlockyardError):
             return error
         log.exception("a step failed", epoch=step.epoch, step_id=step.step_id)
@@ -218,7 +217,7 @@ class StepExecutor:
         return BlockyardError(Reason.BUG, f"step {step.step_id} failed unexpectedly: see the worker's log")
 
     def is_silent(self, step: Step, result: StepOutput) -> bool:
-        """Returns whether nobody waits for the answer to a step."""
+        """Returns whether the answer to a step is not sent."""
         return result.refusal is None and self._ranks is not None and self._ranks.is_silent(step)
 
     def _check(self, step: Step) -> Step:

@@ -1,4 +1,4 @@
-"""Makes answers of what steps computed. Knows no rows and no epochs."""
+"""Makes the answers of steps from their results. Knows no rows and no epochs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def make_result(
     step: Step, forward_batch: ForwardBatch, output: RunnerOutput, times: StepTimes, skipped: Flags | None = None
 ) -> StepOutput:
-    """Makes the answer to a step of what it computed.
+    """Makes the answer to a step from its results.
 
     Args:
         step: that was executed.
@@ -67,7 +67,7 @@ def make_result(
 
 
 def _failures(requests: RowRequests, output: Sampled | BeamCandidates) -> Iterator[tuple[int, BlockyardError]]:
-    """Gives each row that failed its error."""
+    """Yields the error of each row that failed."""
     if not np.count_nonzero(output.failed):
         return
     for sequence_id in requests.ids(output.failed & ~output.finite):
@@ -90,7 +90,7 @@ def _not_finite(what: str) -> BlockyardError:
 
 
 def _split(pooled: Pooled) -> tuple[Pooled, tuple[int, ...]]:
-    """Takes the sequences out of which some number is not finite, and returns their ids beside the others."""
+    """Removes the sequences with numbers that are not finite, and returns the rest and the ids of the removed ones."""
     is_finite = [bool(np.isfinite(values).all()) for values in pooled.values]
     if all(is_finite):
         return pooled, ()

@@ -26,17 +26,18 @@ if TYPE_CHECKING:
 
 log = EventLogger(__name__)
 
-# An epoch is one more than the largest that any worker of the replica saw. One that is this far ahead is nobody's: if
-# such were taken, soon no number would be left for those that come.
+# An epoch is one more than the largest that any worker of the replica saw. A number this far ahead is an error: taking
+# it would soon use up all numbers.
 MAX_EPOCH_JUMP = 2**32
 
 
 class StepStream:
     """The steps and answers of one epoch. Once stopped, it drops the steps that did not start."""
 
-    def __init__(self, device: DeviceThread, executor: StepExecutor, on_step: OnStep) -> None:
+    def __init__(self, streams: StepStreams, device: DeviceThread, executor: StepExecutor, on_step: OnStep) -> None:
         self.epoch: int | None = None
         self.executor = executor
+        self._streams = streams
         self._on_step = on_step
         self._device = device
         self._loop = asyncio.get_running_loop()
@@ -53,7 +54,13 @@ class StepStream:
         return self.executor.batch.limits.max_num_seqs
 
     def submit(self, step: Step) -> None:
-        """Queues a step for the device thread."""
+        """Takes a step that came. The first one of a higher epoch ends the stream of the epoch before."""
+        if step.new_sequences and log.has_debug:
+            _log_new_sequences(step)
+        self._streams.submit(self, step)
+
+    def queue(self, step: Step) -> None:
+        """Queues a step of the epoch that runs for the device thread."""
         arrival = time.perf_counter()
         self.executor.prepare(step)
         self._device.post(lambda: self._run(step, arrival))
@@ -71,7 +78,7 @@ class StepStream:
             self._on_step(step, result)
 
     def _watch(self) -> None:
-        """Has what is launched finished when it is ready, though no step comes."""
+        """Finishes launched steps as soon as they are ready, even if no further step comes."""
         oldest = self.executor.oldest
         if oldest is not None and oldest is not self._watched:
             self._watched = oldest
@@ -111,7 +118,7 @@ class StepStream:
         self._device.post(lambda: self._queue_answer(StepOutput(self.epoch or 0, self._last_step_id, draining=True)))
 
     def end(self, error: BlockyardError) -> None:
-        """Ends the stream now, whatever the device thread does."""
+        """Ends the stream now, even while the device thread runs a step."""
         self._answers.put_nowait(error)
 
     async def answers(self) -> AsyncIterator[StepOutput]:
@@ -147,13 +154,13 @@ class StepStreams:
         return self._running is not None
 
     def open(self, executor: StepExecutor) -> StepStream:
-        """Opens a stream. Its first step decides whether it runs: see `submit`."""
-        stream = StepStream(self._device, executor, self._on_step)
+        """Opens a stream. Its first step decides whether it runs: see `StepStream.submit`."""
+        stream = StepStream(self, self._device, executor, self._on_step)
         self._open.add(stream)
         return stream
 
     def submit(self, stream: StepStream, step: Step) -> None:
-        """Takes a step of a stream. The first one of a higher epoch ends the stream of the epoch before."""
+        """Takes a step of an open stream: see `StepStream.submit`."""
         if stream.is_stopped:
             return
         if stream.epoch is None:
@@ -161,7 +168,7 @@ class StepStreams:
             if self.epoch < step.epoch <= self.epoch + MAX_EPOCH_JUMP:
                 self._take_over(stream, step.epoch)
         if self._running is stream:
-            stream.submit(step)
+            stream.queue(step)
         else:
             error = BlockyardError(Reason.WRONG_STATE, self._explain(step.epoch), metadata={"epoch": str(self.epoch)})
             stream.answer(StepOutput(step.epoch, step.step_id, refusal=error))
@@ -207,7 +214,7 @@ class StepStreams:
         return True
 
     def drain(self) -> None:
-        """Has every stream report that it drains. No stream may be opened after this."""
+        """Makes every stream report that the worker drains. No stream may be opened after this."""
         for stream in self._open:
             stream.drain()
 
@@ -223,3 +230,17 @@ class StepStreams:
         for stream in self._open:
             stream.end(error)
         return bool(self._open)
+
+
+def _log_new_sequences(step: Step) -> None:
+    for new in step.new_sequences:
+        log.debug(
+            "sequence begins",
+            request_id=new.request_id,
+            sequence_id=new.sequence_id,
+            epoch=step.epoch,
+            step_id=step.step_id,
+            num_tokens=len(new.token_ids),
+            num_computed_tokens=new.num_computed_tokens,
+            trace_id=new.trace_context.trace_id if new.trace_context else None,
+        )

@@ -1,1 +1,1 @@
-"""What becomes of weights and pools after they were set up: asleep, awake, loaded anew."""
+"""Changes of weights and pools after set-up: sleep, wake-up, reload, update and saving."""

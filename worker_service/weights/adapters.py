@@ -19,7 +19,7 @@ class Adapters:
     """The adapters of one worker. Each method raises BlockyardError WRONG_STATE, or FEATURE_DISABLED without room."""
 
     def __init__(self, owner: Owner, root: Path | None) -> None:
-        """`root`: they lie below it; None: none is read."""
+        """`root`: the folder below which adapters lie; None: none is read."""
         self._owner = owner
         self.root = root
 

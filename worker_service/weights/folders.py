@@ -77,7 +77,7 @@ def _refuse_present(target: Path, rank: int, world_size: int) -> None:
         return
     is_ours = target.is_dir() and not target.is_symlink() and world_size > 1
     if not is_ours or any(f"-rank-{rank}" in path.name for path in target.iterdir()):
-        raise invalid([Violation("folder", f"{target} is there already: name a new one")])
+        raise invalid([Violation("folder", f"{target} already exists: name a new folder")])
 
 
 def _publish(unfinished: Path, target: Path, world_size: int) -> None:

@@ -1,4 +1,4 @@
-"""Gives weights and pools up, takes them again, and fills the weights anew: between epochs, at addresses that stay.
+"""Releases weights and pools, takes them again, and refills the weights: between epochs, at fixed addresses.
 
 Lives in the event loop; all work is the device thread's. Knows no messages.
 """
@@ -48,7 +48,7 @@ class Owner(Protocol):
 
     @property
     def state(self) -> WorkerState:
-        """What the worker is ready for now."""
+        """The worker's state now."""
         ...
 
     def lifecycle(self, operation: str, *states: WorkerState) -> AbstractContextManager[None]:
@@ -117,7 +117,7 @@ class Residency:
                 if MemoryTag.WEIGHTS in due:
                     if level > 1 and not loaded.backend.packs_into_arenas:
                         loaded.model.replace_weights(None)
-                        # The allocator's own pools, of which half of these weights would stay.
+                        # Without this the allocator's pools would keep half of these weights.
                         memory.give_back(loaded.backend.device)
                     loaded.arena.give_up(keeps=level == 1)
                     if slots is not None:
@@ -167,7 +167,7 @@ class Residency:
             return self._state
 
     async def reload(self, wanted: WeightsSource, on_progress: Callable[[int, int], None]) -> SetUp:
-        """Loads the weights anew; calls `on_progress` in the device thread. Goes on to the end if its caller leaves.
+        """Reloads the weights; calls `on_progress` in the device thread. Continues to the end if its caller leaves.
 
         Raises BlockyardError FIELD_INVALID for a wrong name; MODEL_NOT_LOADED, before anything is changed where the
         folder shows it; later the worker is STALE, as it is meanwhile.
@@ -186,7 +186,7 @@ class Residency:
             self._forget_update()
             self._note(weights_are_stale=True)
             self._take(*await self._build(files, wanted.version))
-            log.info("weights loaded anew", model=wanted.model or "as before", version=wanted.version)
+            log.info("weights reloaded", model=wanted.model or "as before", version=wanted.version)
             return self._owner.set_up
 
     def _require_weights(self, operation: str) -> None:
@@ -209,7 +209,9 @@ class Residency:
             wrong = wrong_heads(loaded, heads)
             wrong += [Violation("version", problem)] if (problem := wrong_name(version)) else []
             wrong += (
-                [] if len(ticket) >= MIN_TICKET_BYTES else [Violation("ticket", f"{MIN_TICKET_BYTES} bytes at least")]
+                []
+                if len(ticket) >= MIN_TICKET_BYTES
+                else [Violation("ticket", f"must have at least {MIN_TICKET_BYTES} bytes")]
             )
             if wrong:
                 raise invalid(wrong)
@@ -240,7 +242,7 @@ class Residency:
                 feeding.cancel()
                 update.fail(error)
                 await asyncio.gather(building, feeding, return_exceptions=True)
-                log.warning("an update broke off", version=update.version, reason=str(error))
+                log.warning("an update was interrupted", version=update.version, reason=str(error))
                 raise
             finally:
                 update.is_over.set()
@@ -255,7 +257,7 @@ class Residency:
             return self._owner.set_up
         update = self._require_update()
         if update.version != version:
-            raise invalid([Violation("version", f"the update is to {update.version}")])
+            raise invalid([Violation("version", f"does not match the update's version {update.version}")])
         await update.is_over.wait()
         with self._owner.lifecycle("FinishWeightUpdate", WorkerState.STALE):
             update.require_whole()

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 log = EventLogger(__name__)
 
 OnSave = Callable[[str, float | None], None]
-# As vLLM has it.
+# The name that vLLM uses.
 DEFAULT_FILE_BYTES = 5 * 10**9
 
 
@@ -94,7 +94,7 @@ class Saving:
 
 
 def _copy_companions(loaded: RunnableModel, folder: Path) -> dict[str, str]:
-    """Copies configuration and tokenizer, without which nobody serves the model; returns their SHA-256 by name."""
+    """Copies configuration and tokenizer, which serving the model needs; returns their SHA-256 by name."""
     for path in find_companions(loaded.folder):
         shutil.copyfile(path, folder / path.name)
     return {path.name: hash_file(path) for path in sorted(folder.iterdir())}
@@ -125,7 +125,7 @@ def _save_sharded(
     files = open_weights(config, loaded.folder, device, loaded.origin.load_format, on_progress, parallel)
     paths = write_slices(config, files, parallel, folder, max_file_bytes)
     if files.finish() != loaded.weights_digest:
-        message = f"the weights of {loaded.folder} are not those that the worker has: load the model anew to save it"
+        message = f"the weights in {loaded.folder} differ from the worker's: reload the model before saving it"
         raise BlockyardError(Reason.WRONG_STATE, message)
     hashes = {path.name: hash_file(path) for path in paths} | _copy_companions(loaded, folder)
     layout = parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.rank

@@ -1,4 +1,4 @@
-"""Finds the folder that weights are loaded from anew, and refuses one that is not allowed or cannot be taken."""
+"""Finds the folder from which weights are reloaded, and refuses one that is not allowed or not usable."""
 
 from __future__ import annotations
 

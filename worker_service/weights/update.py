@@ -1,6 +1,6 @@
 """One update of the weights: which tensors are to come, in which order, and their bytes as they come.
 
-The event loop feeds whole tensors, a few ahead at most; the device thread reads them as it would a file's. Knows no
+The event loop queues whole tensors, a few ahead at most; the device thread reads them like those of a file. Knows no
 messages.
 """
 
@@ -159,7 +159,7 @@ class _Rooms:
         self._free: list[npt.NDArray[np.uint8]] = []
 
     def take(self, num_bytes: int) -> npt.NDArray[np.uint8]:
-        """Returns bytes [num_bytes], which are free again once nobody refers to them or to a tensor made of them."""
+        """Returns bytes [num_bytes]; they are free again once neither they nor a tensor made of them is referenced."""
         if num_bytes < HUGE_PAGE_BYTES:
             return np.empty(num_bytes, np.uint8)
         fitting = [room for room in self._free if len(room) >= num_bytes]
@@ -205,18 +205,20 @@ class WeightUpdate:
     def use(self, ticket: bytes) -> None:
         """Takes the ticket, which is good once; raises BlockyardError PERMISSION_DENIED for another one."""
         if self._ticket is None or ticket != self._ticket:
-            raise BlockyardError(Reason.PERMISSION_DENIED, "this is not the ticket of the update, or it was used")
+            raise BlockyardError(
+                Reason.PERMISSION_DENIED, "the ticket is not that of the update, or it was used already"
+            )
         self._ticket = None
 
     def require_whole(self) -> None:
-        """Raises BlockyardError WRONG_STATE with the tensors that have not come."""
+        """Raises BlockyardError WRONG_STATE that names the missing tensors."""
         if self.renewed is None:
             missing = [self._heads[index].name for index in self._order[self.num_tensors :]]
             some = ", ".join(missing[:MAX_NAMES]) + (", ..." if len(missing) > MAX_NAMES else "")
             raise BlockyardError(
                 Reason.WRONG_STATE,
-                f"the update to {self.version} broke off: {len(missing)} tensors are missing ({some}); "
-                "update again, or load the weights anew",
+                f"the update to {self.version} was interrupted: {len(missing)} tensors are missing ({some}); "
+                "update again, or reload the weights",
             )
 
     # The event loop's side.
@@ -232,7 +234,7 @@ class WeightUpdate:
                 if piece is None:
                     raise BlockyardError(Reason.FIELD_INVALID, f"the stream ended within {head.name}")
                 if piece[0] != index:
-                    raise BlockyardError(Reason.FIELD_INVALID, f"tensor {piece[0]} came where {head.name} is due")
+                    raise BlockyardError(Reason.FIELD_INVALID, f"received tensor {piece[0]} instead of {head.name}")
                 arrival.add(piece[1])
             self.num_bytes += head.num_bytes
             self.num_tensors += 1
@@ -240,7 +242,7 @@ class WeightUpdate:
 
     def fail(self, error: BaseException) -> None:
         """Ends the device thread's wait."""
-        self._tensors.put(BlockyardError(Reason.WRONG_STATE, f"the update broke off: {error}"))
+        self._tensors.put(BlockyardError(Reason.WRONG_STATE, f"the update was interrupted: {error}"))
 
     # The device thread's side.
 
@@ -258,7 +260,7 @@ class WeightUpdate:
             raise BlockyardError(Reason.BUG, f"{head.name} came where {name} is read")
         digest = sample_digest(name, head.shape, head.stored_dtype, tensor)
         if head.sample_sha256 not in (b"", digest):
-            raise BlockyardError(Reason.FIELD_INVALID, f"{name} is not what its sample_sha256 says")
+            raise BlockyardError(Reason.FIELD_INVALID, f"{name} does not match its sample_sha256")
         self._digests[name] = digest
         return tensor
 

@@ -66,7 +66,7 @@ def _head_scales(first, second, rest, count, epsilon, REST: tl.constexpr):
 
 @triton.jit
 def _weighed(values, scales, query_norm, key_norm, inside, is_query, is_key):
-    """Of the other kinds of heads no weight is read."""
+    """Other kinds of heads read no weight."""
     weight = tl.load(query_norm, inside & is_query, 0) + tl.load(key_norm, inside & is_key, 0)
     return weigh(values.to(tl.float32) * scales, weight, values)
 

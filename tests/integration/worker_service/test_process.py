@@ -83,7 +83,7 @@ async def test_it_ends_on_shutdown(service: Service, socket_folder: Path) -> Non
     async with internal_channel(f"unix:{socket_folder}/w") as channel:
         await WorkerDriver(_nobody(), channel).stub.Shutdown(pb.ShutdownRequest(reason="a test"))
     assert service.process.wait(20) == 0
-    assert "told to shut down" in service.log
+    assert "shutdown requested" in service.log
     assert "Traceback" not in service.log
 
 
@@ -154,7 +154,7 @@ async def test_work_that_does_not_end_is_given_up_and_the_process_ends_well(
     assert endless.stderr is not None
     told = endless.stderr.read()
     assert endless.wait(20) == 0, told
-    assert "gave up the work that runs" in told
+    assert "gave up waiting for running work" in told
     assert "terminate" not in told
 
 

@@ -21,7 +21,7 @@ from scheduler_service.replicas.steps.answer_checks import AnswerLimits
 from tests.kit.oracles.core_requests import add_request
 from worker_service.codec import decode_step, encode_result
 from worker_service.lora.adapter import LoraRequest
-from worker_service.set_up import LoadOptions
+from worker_service.set_up import LoaderOptions
 from worker_service.worker import Worker
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class OracleWorker:
         self._dtype = dtype
         self._load_format = load_format
         lora_root = adapters[0].parent if adapters else None
-        self._worker = Worker(num_threads=1, load_options=LoadOptions(kernels), lora_root=lora_root)
+        self._worker = Worker(num_threads=1, load_options=LoaderOptions(kernels), lora_root=lora_root)
         self._epoch = 0
         self.is_batch_invariant = False
 
@@ -174,7 +174,7 @@ class OracleWorker:
         limits = AnswerLimits(self.vocab_size, MAX_LEN, MAX_SEQS)
         while scheduler.has_unfinished():
             while scheduler.can_schedule() and (output := scheduler.schedule()) is not None:
-                self._worker.submit(stream, decode_step(encode_step(output, self._epoch)))
+                stream.submit(decode_step(encode_step(output, self._epoch)))
                 num_open, num_begun, run.num_steps = num_open + 1, num_begun + 1, run.num_steps + 1
             assert num_open, f"{way.name}: nothing runs and nothing can be scheduled"
             if way.kill_after and num_begun > way.kill_after:

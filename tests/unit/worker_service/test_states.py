@@ -225,9 +225,9 @@ async def test_a_length_that_does_not_fit_is_refused_with_what_does(fresh_worker
     await fresh_worker.load(model)
     error = await fails(fresh_worker.initialize_cache(num_device_blocks=9, max_model_len=65))
     assert error.reason is Reason.FIELD_INVALID
-    assert "blocks hold 64" in error.message
+    assert "the 64 tokens that the blocks hold" in error.message
     error = await fails(fresh_worker.initialize_cache(num_device_blocks=1000, max_model_len=2049))
-    assert "the model takes 2048" in error.message
+    assert "the model's 2048 tokens" in error.message
     error = await fails(fresh_worker.initialize_cache(num_device_blocks=1, block_size=3, max_num_seqs=0))
     assert {violation.field for violation in error.violations} == {"num_device_blocks", "block_size", "max_num_seqs"}
     await fresh_worker.initialize_cache(num_device_blocks=9, max_model_len=64)

@@ -1,6 +1,6 @@
-"""What transformers' layers call for attention: our paged attention, over the pool of the step.
+"""The attention function that transformers' layers call: our paged attention, over the pool of the step.
 
-Layers find it by its name, so whoever runs a network says with `attending` what becomes of its calls: a survey notes
+Layers find it by its name, so the code that runs a network sets with `attending` what its calls do: a survey notes
 them, a step computes them.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kernels.shapes import AttentionShape
 
 IMPLEMENTATION = "blockyard"
-"""What transformers knows our attention and our experts by."""
+"""The name under which transformers finds our attention and our experts."""
 
 
 class Attends(Protocol):
@@ -37,7 +37,7 @@ class Attends(Protocol):
 
 
 class _Calls(threading.local):
-    """Who takes the calls of this thread."""
+    """The object that takes the attention calls of this thread."""
 
     taker: Attends | None = None
 
@@ -59,7 +59,7 @@ def attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: object, **given: Any
 ) -> tuple[Tensor, None]:
     """Passes a layer's call on; see `transformers.AttentionInterface`."""
-    assert _calls.taker is not None, "a network runs that nobody attends to"
+    assert _calls.taker is not None, "a network runs outside of `attending`"
     return _calls.taker.attend(module, query, key, value, attention_mask, given), None
 
 

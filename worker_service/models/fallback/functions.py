@@ -92,7 +92,7 @@ class ExactFunctions(TorchFunctionMode):
 
 
 def compute_inside(module: nn.Module, mode: TorchFunctionMode) -> None:
-    """Has all that a module computes go through a mode."""
+    """Runs a module's computations under a torch function mode."""
     forward = module.forward
 
     def compute(*args: Any, **kwargs: Any) -> Any:

@@ -38,7 +38,7 @@ class FusedInputs:
     names: Mapping[nn.Module, str]
     groups: list[list[str]] = field(default_factory=list[list[str]])
     last: object = None
-    """What was read last: held, so that no other has its place."""
+    """The value that was read last. It is kept alive, so that no other object gets its address."""
 
     def note(self, module: nn.Module, given: Sequence[Any]) -> None:
         """Notes a call; see `nn.Module.register_forward_pre_hook`."""

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from kernels.ops import Backend
     from worker_service.models.fallback.survey import Survey
 
-# Whoever loads a model is told how far it is.
+# The progress of a load is reported.
 transformers.utils.logging.disable_progress_bar()
 
 DTYPE_OF: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}

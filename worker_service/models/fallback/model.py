@@ -13,7 +13,7 @@ from blockyard.model_config.share import Share
 from blockyard.telemetry import EventLogger
 from worker_service.models.decoder import DecoderModel
 from worker_service.models.description import Module
-from worker_service.models.fallback.battery import Battery
+from worker_service.models.fallback.checks import BatchChecks
 from worker_service.models.fallback.norms import ExactNorm
 from worker_service.models.projections import ModuleNames, ProjectionRows
 
@@ -40,18 +40,18 @@ class TransformersModel(DecoderModel):
         super().__init__(
             config, network.packer.backend, None, (), None, share, ModuleNames(LLAMA_NAMES, "model.", "lm_head")
         )
-        # Its attention knows no other.
+        # Transformers' layers see all tokens of a sequence: no KV group drops any.
         self.kv_groups = KvGroups.keep_all(config.num_layers)
         self.foreign_code = code
         self._network = network
         self._shapes = dict.fromkeys(site.shape for site in survey.sites.values())
         pool = len(survey.sites), config.num_kv_heads, config.head_dim, config.dtype
-        self.battery = Battery(self._backend, config.vocab_size, config.max_model_len, pool)
-        # In inference mode some ops are not taken apart.
+        self.checks = BatchChecks(self._backend, config.vocab_size, config.max_model_len, pool)
+        # In inference mode torch does not decompose some ops.
         with torch.no_grad():
-            work = [(0, 0, len(self.battery.sequences[0])), (1, 0, 1)]
+            work = [(0, 0, len(self.checks.sequences[0])), (1, 0, 1)]
             self.foreign_ops = network.replace_functions(
-                *self.battery.step(work, config.sliding_window), self.battery.pool
+                *self.checks.step(work, config.sliding_window), self.checks.pool
             )
 
     @property
@@ -76,13 +76,13 @@ class TransformersModel(DecoderModel):
         return None
 
     def probe(self) -> bool:
-        """Returns whether results do not depend on the batch: no op is another's than ours, and it shows in none.
+        """Returns whether results are independent of the batch: all ops are ours, and the checks find no difference.
 
-        An op that may depend on it denies the promise though the trial shows nothing: a trial is short.
+        A foreign op that may depend on the batch is reason enough for False: the checks are short.
         """
-        # Each may change how its shape is computed.
+        # Each probe may change how its shape is computed.
         found = [self._backend.probe(self._linears(), shape) for shape in self._shapes]
-        difference = self.battery.first_difference(self.compute, self.config.sliding_window)
+        difference = self.checks.first_difference(self.compute, self.config.sliding_window)
         if self.foreign_ops or difference:
             log.warning(
                 "transformers' code for this model is not exact: results depend on what runs beside them",

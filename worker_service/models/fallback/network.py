@@ -59,7 +59,7 @@ class Network:
             self._given = None
 
     def replace_functions(self, token_ids: Tensor, batch: AttentionBatch, kv_pool: Tensor) -> list[ForeignOp]:
-        """Has our ops compute what modules call as functions; returns what they call still, that may depend on a batch.
+        """Replaces functions that modules call by our ops; returns the remaining calls that may depend on the batch.
 
         `batch` is a step of `token_ids`, to find out by.
         """

@@ -33,7 +33,7 @@ class Packer:
 
     backend: Backend
     dtype: torch.dtype
-    """What the model computes in; some models keep some weights in float32."""
+    """The dtype that the model computes in; some models keep some weights in float32."""
     kernels: str
     arena: Arena
     packed: dict[str, PackedLinear] = field(default_factory=dict[str, "PackedLinear"])
@@ -68,7 +68,7 @@ class PackedModule(nn.Module):
         self._backend = backend
         self._packed = packed
         self._is_head = is_head
-        # Some networks ask for the dtype of a weight. It has no numbers: whoever multiplied by it would fail.
+        # Some networks read the dtype of a weight. The stand-in has no numbers: a product with it would fail.
         self.__dict__["weight"] = torch.empty(packed.out_features, packed.in_features, dtype=dtype, device="meta")
 
     def forward(self, rows: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Tells as JSON why transformers' code for a model cannot be served: `python -m worker_service.models.fallback.trial`.
+"""Prints as JSON why transformers' code for a model cannot be served: `python -m worker_service.models.fallback.trial`.
 
 For `blockyard doctor` and `blockyard plan`: they name a folder and a dtype. Reads config.json alone, and no weights.
 """

@@ -31,7 +31,7 @@ class QuantizedReader:
     stored: StoredWeights
     files: Weights
     dtype: torch.dtype
-    """Of what the weights multiply."""
+    """The dtype of the rows that the weights multiply."""
 
     def pass_over(self, modules: Sequence[ProjectionRows]) -> None:
         """Takes note of modules that another stage reads."""

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 PER_WORD = 8
 MIDDLE = 8
-"""What compressed-tensors adds to signed levels of four bits."""
-# Where AWQ has the columns of a word, by the halves of its bytes from the lowest on.
+"""The offset that compressed-tensors adds to signed levels of four bits."""
+# The columns of a word in AWQ's order, by its half bytes from the lowest on.
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 ONE_LESS = (Packing.GPTQ,)
 

@@ -32,7 +32,7 @@ from kernels.capture import CaptureSizes, StepInputs
 from worker_service.cache_engine import BlockFormat, allocate_pool
 from worker_service.device.memory import read_peak_memory, reset_peak_memory
 from worker_service.models.loader import load_model
-from worker_service.runner.dry_runs import profile, warm_up
+from worker_service.runner.dry_runs import dry_step, profile, warm_up
 from worker_service.runner.model_runner import ModelRunner
 from worker_service.sampling.sampler import worst_rows
 
@@ -46,17 +46,17 @@ warm_up(runner, pool, 32, num_sequences)
 pool.fill_(0)
 assert reset_peak_memory()
 before = read_peak_memory()
-if runner._captured is not None:
+if runner.captured is not None:
     lengths = np.diff(np.arange(num_sequences + 1) * num_tokens // num_sequences)
     tables = np.zeros((num_sequences, -(-int(lengths.max()) // 32)), np.int32)
     last = np.cumsum(lengths) - 1
     step = StepInputs(lengths, lengths, tables, np.zeros(num_tokens, np.int64), last)
     with torch.inference_mode():
-        outputs = runner._captured.replay(step, with_logits=True)
-        runner._chooser.sampler.sample(outputs.logits, worst_rows(num_sequences, loaded.config.vocab_size))
+        outputs = runner.captured.replay(step, with_logits=True)
+        runner.chooser.sampler.sample(outputs.logits, worst_rows(num_sequences, loaded.config.vocab_size))
     del outputs
 rows = min(runner.max_prompt_rows, num_tokens)
-runner.dry_step(pool, 32, num_sequences=num_sequences, num_tokens=num_tokens, num_prompt_rows=rows)
+dry_step(runner, pool, 32, num_sequences=num_sequences, num_tokens=num_tokens, num_prompt_rows=rows)
 print(promised, read_peak_memory() - before)
 """
 

@@ -171,12 +171,6 @@ def test_after_the_last_traced_sequence_nothing_is_kept(recorder: Recorder) -> N
     assert not stream.spans._unanswered
 
 
-def test_off_contexts_are_not_looked_at() -> None:
-    stream = Stream()
-    stream.spans.on_step(stream.make({1: 8}, new_sequences=(new(1),)))
-    assert not stream.spans._unanswered
-
-
 def test_off_nothing_of_opentelemetry_is_imported() -> None:
     program = "import worker_service.server, sys; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
@@ -202,17 +196,3 @@ def test_the_message_that_a_worker_drains_is_no_answer(recorder: Recorder) -> No
     stream.spans.on_result(StepOutput(3, 2, draining=True))
     assert len(stream.spans._unanswered) == 1
     stream.spans.close()
-
-
-@pytest.mark.parametrize("context", [CALLER, None])
-def test_debug_events_tell_which_sequences_begin(
-    context: TraceContext | None, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("DEBUG")
-    stream = Stream()
-    stream.run({1: 8}, new_sequences=(new(1, context),))
-    stream.run({1: 1})
-    [record] = [record for record in caplog.records if record.name == "worker_service.observe.step_spans"]
-    assert record.message == "sequence begins"
-    told = {"request_id": "r", "sequence_id": 1, "epoch": 3, "step_id": 1, "num_tokens": 8, "num_computed_tokens": 0}
-    assert record.fields == told | ({"trace_id": context.trace_id} if context else {})  # type: ignore[attr-defined]

@@ -94,7 +94,7 @@ async def test_a_rank_that_started_again_is_refused(pair: Ranks) -> None:
     assert "rank 1 did not join" in error_of(first).message
     assert error_of(first).metadata["peer"] == "1"
     assert error_of(second).reason is Reason.WRONG_STATE
-    assert "started again" in error_of(second).message
+    assert "was restarted" in error_of(second).message
     request = pb.OpenRendezvousRequest(epoch=1, members=["another", members[1]])
     assert (await fails(pair.stubs[0].OpenRendezvous(request))).reason is Reason.WRONG_STATE
 
@@ -166,7 +166,7 @@ async def test_only_who_was_told_the_secret_speaks_at_the_meeting_point(pair: Ra
         for wrong in ({}, {"key": ""}, {"key": "k" * 300}, {"key": "n", "value": b"0" * 70000})
     ]
     assert {error.reason for error in refused} == {Reason.FIELD_INVALID}
-    assert "set before" in refused[0].message
+    assert "is set already" in refused[0].message
 
 
 async def test_the_meeting_point_closes_when_the_ranks_have_met(pair: Ranks) -> None:
@@ -226,7 +226,7 @@ async def test_a_world_of_one_has_no_group_nor_a_worker_without_a_device(socket_
         request = pb.OpenRendezvousRequest(epoch=1, members=[member])
         assert (await fails(ranks.stubs[0].OpenRendezvous(request))).reason is Reason.WRONG_STATE
         await ranks.init(1)
-        assert "a world of one" in (await fails(ranks.stubs[0].OpenRendezvous(request))).message
+        assert "world size of 1" in (await fails(ranks.stubs[0].OpenRendezvous(request))).message
         await ranks.leave(1)
 
 

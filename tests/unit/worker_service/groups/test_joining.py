@@ -67,7 +67,7 @@ def test_a_rank_is_reached_where_it_reaches_the_first_unless_told_otherwise(
 
 
 def test_there_is_no_way_to_a_name_that_nobody_has() -> None:
-    with pytest.raises(BlockyardError, match="no way to rank 0") as raised:
+    with pytest.raises(BlockyardError, match="rank 0 cannot be reached") as raised:
         find_route(GroupSettings(), CPU, "nobody.invalid:1")
     assert raised.value.reason is Reason.GROUP_BROKEN
 

@@ -14,12 +14,15 @@ from blockyard.common.v1 import status_pb2
 from blockyard.errors import Reason, from_status
 from blockyard.service.servers import internal_channel
 from blockyard.worker.v1 import worker_pb2 as pb
+from tests.kit.processes.spans import CALLER
 from tests.unit.worker_service.driver import WorkerDriver, fails, new_sequence, running_worker
-from worker_service import server
+from worker_service import server, servicer
 from worker_service.steps.step_stream import MAX_EPOCH_JUMP
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from blockyard.contract.trace import TraceContext
 
 PROMPT = list(range(5, 25))
 CACHE_READY, RUNNING = status_pb2.WORKER_STATE_CACHE_READY, status_pb2.WORKER_STATE_RUNNING
@@ -351,3 +354,25 @@ async def test_a_refusal_carries_its_violations(worker: WorkerDriver) -> None:
         "forks[0].block_ids",
     }
     assert (answer.epoch, answer.step_id) == (1, 1)
+
+
+@pytest.mark.parametrize("context", [CALLER, None])
+async def test_debug_events_tell_which_sequences_begin(
+    worker: WorkerDriver, context: TraceContext | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("DEBUG", "worker_service.steps.step_stream")
+    traced = {} if context is None else {"trace_context": {"traceparent": context.traceparent}}
+    steps = worker.open(1)
+    await steps.step(**start() | {"new_sequences": [new_sequence(1, PROMPT, [1, 2, 3], request_id="r", **traced)]})
+    await steps.decode(1, 1)
+    [record] = [record for record in caplog.records if record.message == "sequence begins"]
+    told = {"request_id": "r", "sequence_id": 1, "epoch": 1, "step_id": 1, "num_tokens": 20, "num_computed_tokens": 0}
+    assert record.fields == told | ({"trace_id": context.trace_id} if context else {})  # type: ignore[attr-defined]
+
+
+async def test_a_process_that_does_not_trace_makes_no_spans(
+    worker: WorkerDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servicer, "StepSpans", lambda: pytest.fail("spans were made"))
+    steps = worker.open(1)
+    await steps.sampled(**start())

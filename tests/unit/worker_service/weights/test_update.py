@@ -103,7 +103,7 @@ async def test_what_is_not_the_models_is_refused_before_anything_is_written(work
         (lambda heads: heads[0].shape.append(3), "has shape"),
         (lambda heads: heads.pop(), "is missing"),
         (lambda heads: heads.append(administration_pb2.TensorHead(name="model.new")), "the model has no model.new"),
-        (lambda heads: heads.append(heads[0]), "stands twice"),
+        (lambda heads: heads.append(heads[0]), "appears twice"),
         (lambda heads: setattr(heads[1], "dtype", "I8"), "is I8"),
         (lambda heads: setattr(heads[1], "sha256", b"x"), "neither SHA-256 nor CRC-32"),
     ):
@@ -132,7 +132,7 @@ async def test_a_broken_update_leaves_the_worker_stale_and_a_reload_heals_it(
         assert "the stream ended within" in error.message
     elif broken == "order":
         error = await fails(worker.stub.UpdateWeights(tensors.pieces([order[0], order[2]])))
-        assert f"tensor {order[2]} came where" in error.message
+        assert f"received tensor {order[2]} instead of" in error.message
     elif broken == "bytes":
         tensors.data[order[3]] = bytes(len(tensors.data[order[3]]))
         error = await fails(worker.stub.UpdateWeights(tensors.pieces(order[:4])))
@@ -201,7 +201,7 @@ async def test_a_sample_that_is_not_the_tensors_breaks_the_update(worker: Worker
     # The last one that comes, so that nothing else ends the stream.
     tensors.heads[(await begin(worker, tensors))[-1]].sample_sha256 = bytes(32)
     error = await fails(worker.stub.UpdateWeights(tensors.pieces(await begin(worker, tensors))))
-    assert "is not what its sample_sha256 says" in error.message
+    assert "does not match its sample_sha256" in error.message
     assert state(await worker.info()) == "STALE"
 
 

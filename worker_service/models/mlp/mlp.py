@@ -14,21 +14,21 @@ if TYPE_CHECKING:
     from kernels.mixture.ops import PackedExperts, Router
     from kernels.ops import Backend
     from kernels.packed import PackedLinear
-    from worker_service.models.feeds.tensors import ExpertTensors
+    from worker_service.models.mlp.tensors import ExpertTensors
     from worker_service.models.projections import Projection
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MlpFeed:
+class MLP:
     """An MLP."""
 
     gate_up: Projection
-    """The first product: it gives the activated rows."""
+    """The first product, which includes the activation."""
     down: Projection
 
     @property
     def projections(self) -> tuple[Projection, ...]:
-        """Its products, that adapters may change."""
+        """The products that adapters may change."""
         return self.gate_up, self.down
 
     @property
@@ -43,18 +43,18 @@ class MlpFeed:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MixtureFeed:
+class MoE:
     """A mixture of experts."""
 
     router: Projection
     routing: Router
     experts: PackedExperts
     tensors: ExpertTensors
-    """What the experts are made of."""
+    """The places of the experts in the checkpoint."""
 
     @property
     def projections(self) -> tuple[Projection, ...]:
-        """None: adapters change no experts."""
+        """The products that adapters may change: none, since adapters change no experts."""
         return ()
 
     @property
@@ -69,4 +69,4 @@ class MixtureFeed:
         return backend.mixture.experts(normed, ids, weights, self.experts)
 
 
-Feed = MlpFeed | MixtureFeed
+Feed = MLP | MoE

@@ -9,7 +9,7 @@ import torch
 
 from blockyard.model_config.names import ExpertLayout
 from kernels.mixture.ops import ExpertWeights
-from worker_service.models.feeds.mxfp4 import BLOCK, dequantize
+from worker_service.models.mlp.mxfp4 import BLOCK, dequantize
 from worker_service.models.projections import WHOLE, Cut, take
 
 if TYPE_CHECKING:
@@ -36,10 +36,10 @@ class Read(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertTensors:
-    """Where a layer's experts stand in a checkpoint, and what of them a rank has."""
+    """The places of a layer's experts in a checkpoint, and the part of them that a rank has."""
 
     prefix: str
-    """Of the layer."""
+    """The prefix of the layer's names."""
     names: ExpertNames
     experts: Experts
     width: int

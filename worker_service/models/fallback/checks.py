@@ -1,4 +1,4 @@
-"""Tries whether a network gives a sequence the same bits however it is scheduled: alone, beside others, in pieces."""
+"""Checks whether a network gives a sequence the same bits under every schedule: alone, beside others, in pieces."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ NUM_DECODED = 6
 BLOCK_SIZE = 16
 
 Work = list[tuple[int, int, int]]
-"""Of sequences: which one, and from where to where."""
+"""The work of a step: (index of a sequence, first token, end)."""
 
 
-class Battery:
-    """Four sequences of random tokens, and the pool that they lie in."""
+class BatchChecks:
+    """Four sequences of random tokens, and the pool of their KV."""
 
     def __init__(
         self, backend: Backend, vocab_size: int, max_length: int, format_: tuple[int, int, int, torch.dtype]
     ) -> None:
-        """`format_`: layers, heads of keys, numbers of a head, and dtype of the pool."""
+        """`format_`: the number of layers, the number of KV heads, head_dim, and the dtype of the pool."""
         layers, heads, head_dim, dtype = format_
         chooser = random.Random(4)
         lengths = [min(length, max_length) for length in LENGTHS]
@@ -58,7 +58,7 @@ class Battery:
         return torch.cat([self.sequences[index][start:end] for index, start, end in work]), batch
 
     def first_difference(self, compute: Compute, window: int | None) -> str:
-        """Returns the schedule under which some row has other bits than alone; empty: there is none."""
+        """Returns the first schedule under which a row differs from the same row computed alone; empty: none."""
         whole = self._run(list(self._alone()), compute, window)
         for name, steps in self._schedules():
             got = self._run(steps, compute, window)
@@ -90,7 +90,7 @@ class Battery:
 
 
 def _cut(sequences: Sequence[tuple[int, int, int, int]]) -> list[Work]:
-    """Cuts (which, from, to, length of a piece) into steps in which each has a piece, while it has any."""
+    """Cuts (index, first token, end, length of a piece) into steps; each step has the next piece of every sequence."""
     steps: list[Work] = []
     for index, start, end, length in sequences:
         for number, first in enumerate(range(start, end, length)):

@@ -1,1 +1,0 @@
-"""What stands behind the attention of a layer: an MLP, or a mixture of experts."""
