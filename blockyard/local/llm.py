@@ -20,7 +20,7 @@ from blockyard.client.retry import RetryPolicy
 from blockyard.client.sync import Client, Stream
 from blockyard.configuration import CHOSEN_TOGETHER, SystemConfiguration
 from blockyard.contract.chat import Message
-from blockyard.diagnostics import DIAGNOSTICS, find_operation
+from blockyard.contract.diagnostics import DIAGNOSTICS, find_operation
 from blockyard.extras import require_services
 from blockyard.local.local_system import LocalSystem
 from blockyard.local.operator import WRITE_AN_EXTENSION
@@ -230,7 +230,7 @@ class LLM:
 
         Args:
             method: `extension.operation`, of an extension that `worker_extension` names; or the name alone of an
-                operation that every worker has: see `blockyard.diagnostics.OPERATIONS`.
+                operation that every worker has: see `blockyard.contract.diagnostics.OPERATIONS`.
             timeout: seconds that it may take, at most 120. [30]
             args: of an extension's operation: its payload, bytes.
             kwargs: of the others: their fields, such as `{"names": ["lm_head.weight"]}` of weight_norms.

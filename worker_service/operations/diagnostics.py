@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import torch
 
+from blockyard.contract.diagnostics import DIAGNOSTICS
 from blockyard.contract.parallel import ALONE
-from blockyard.diagnostics import DIAGNOSTICS
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from worker_service.device import memory
 from worker_service.operations.extensions import READABLE

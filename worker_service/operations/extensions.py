@@ -10,8 +10,8 @@ import importlib
 import re
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from blockyard.contract.diagnostics import DIAGNOSTICS
 from blockyard.contract.workers import WorkerState
-from blockyard.diagnostics import DIAGNOSTICS
 from blockyard.settings import SettingsError
 from blockyard.telemetry import EventLogger
 

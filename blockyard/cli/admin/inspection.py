@@ -13,7 +13,7 @@ import typer
 from blockyard.admin.v1 import admin_pb2
 from blockyard.cli.admin.link import DEFAULT_ADMIN_ADDRESS, AdminAddress, AsJson, admin_api
 from blockyard.cli.connection import with_connection
-from blockyard.diagnostics import DIAGNOSTICS, OPERATIONS, find_operation
+from blockyard.contract.diagnostics import DIAGNOSTICS, OPERATIONS, find_operation
 from blockyard.local.operator import make_timeout
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import grpc
 
 from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
 from blockyard.common.v1 import administration_pb2, status_pb2
-from blockyard.diagnostics import DIAGNOSTICS
+from blockyard.contract.diagnostics import DIAGNOSTICS
 from blockyard.errors import BlockyardError, to_call_status
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from blockyard.diagnostics import DIAGNOSTICS, OPERATIONS
+from blockyard.contract.diagnostics import DIAGNOSTICS, OPERATIONS
 from blockyard.errors import BlockyardError, Reason
 from blockyard.worker.v1 import worker_pb2 as pb
 from tests.unit.worker_service.driver import WorkerDriver, fails, new_sequence
