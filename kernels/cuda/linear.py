@@ -102,12 +102,10 @@ class CudaLinear:
 
     @property
     def is_gated(self) -> bool:
-        """Whether half of the weight's rows are gates."""
         return self.epilogue.gated
 
     @property
     def num_bytes(self) -> int:
-        """Bytes held."""
         return sum(each.nbytes for each in (self.weight, self.scales, self.bias) if each is not None)
 
     def unpack(self) -> tuple[Tensor, Tensor | None]:
@@ -119,7 +117,6 @@ class CudaLinear:
         return wide.view(self.weight.shape), bias
 
     def takes(self, way: Way) -> bool:
-        """Returns whether the product can be made so."""
         return way.method is not Method.PADDED or not (self.leaves > 1 or self.is_partial or self.scales is not None)
 
     def __call__(self, rows: Tensor, *, wide: bool = False, known: Quantized | None = None) -> Tensor:

@@ -85,7 +85,6 @@ class ReferenceLinear:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes held."""
         bias_bytes = 0 if self._bias is None else self._bias.nbytes
         return self.num_rows * self.in_features * self._compute_dtype.itemsize + bias_bytes
 
@@ -96,7 +95,6 @@ class ReferenceLinear:
 
     @property
     def num_weights(self) -> int:
-        """The numbers in the weight."""
         return self.num_rows * self.in_features
 
     @property

@@ -69,7 +69,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def DrainReplica(  # type: ignore[override]
         self, request: admin_pb2.DrainReplicaRequest, context: Any
     ) -> admin_pb2.DrainReplicaResponse:
-        """Drains a replica: it takes no requests."""
         engine, dispatcher = self._find(request.replica), self._service.dispatcher
         hands_over = dispatcher.serves_without(engine)
         if not engine.drain.is_wanted:
@@ -81,7 +80,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def UndrainReplica(  # type: ignore[override]
         self, request: admin_pb2.UndrainReplicaRequest, context: Any
     ) -> admin_pb2.UndrainReplicaResponse:
-        """Ends a drain: the replica takes requests again."""
         engine = self._find(request.replica)
         if engine.sleep_level:
             raise BlockyardError(Reason.WRONG_STATE, f"replica {engine.replica_id} is asleep: wake it up")
@@ -94,7 +92,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def SleepReplica(  # type: ignore[override]
         self, request: admin_pb2.SleepReplicaRequest, context: Any
     ) -> admin_pb2.SleepReplicaResponse:
-        """Puts a replica to sleep."""
         engine, mode = self._find(request.replica), decode_mode(request.mode)
         uses = await self._service.operations.sleep(engine, request.level or DEFAULT_LEVEL, mode)
         return admin_pb2.SleepReplicaResponse(
@@ -106,7 +103,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def WakeReplica(  # type: ignore[override]
         self, request: admin_pb2.WakeReplicaRequest, context: Any
     ) -> admin_pb2.WakeReplicaResponse:
-        """Wakes a replica."""
         engine, tags = self._find(request.replica), decode_known_tags(request.tags)
         awake = await self._service.operations.wake(engine, tags, reload=request.reload)
         return admin_pb2.WakeReplicaResponse(
@@ -118,7 +114,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def UpdateWeights(  # type: ignore[override]
         self, request: admin_pb2.UpdateWeightsRequest, context: Any
     ) -> AsyncIterator[admin_pb2.UpdateWeightsResponse]:
-        """Gives replicas other weights."""
         engines = [self._find(name) for name in dict.fromkeys(request.replicas)] or list(self._service.engines)
         async for event in updates.update(self._service.operations, engines, decode_update(request)):
             yield encode_update_event(event)
@@ -126,7 +121,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def SaveState(  # type: ignore[override]
         self, request: admin_pb2.SaveStateRequest, context: Any
     ) -> AsyncIterator[admin_pb2.SaveStateResponse]:
-        """Has a replica save its weights, and reports its progress."""
         what, mode = decode_save(request), decode_mode(request.mode)
         events: asyncio.Queue[SaveProgress | None] = asyncio.Queue()
         work = self._service.operations.save(self._find(request.replica), what, mode, events.put_nowait)
@@ -142,7 +136,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def ResetPrefixCache(  # type: ignore[override]
         self, request: admin_pb2.ResetPrefixCacheRequest, context: Any
     ) -> admin_pb2.ResetPrefixCacheResponse:
-        """Forgets cached blocks that no sequence holds."""
         engines = [self._find(request.replica)] if request.replica else self._service.engines
         return admin_pb2.ResetPrefixCacheResponse(replicas=[reset for each in engines if (reset := _reset(each))])
 
@@ -164,7 +157,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def StartProfile(  # type: ignore[override]
         self, request: admin_pb2.StartProfileRequest, context: Any
     ) -> admin_pb2.StartProfileResponse:
-        """Starts a profile of a worker."""
         engine = self._find(request.replica)
         options = await _find_ranks(engine, request.replica)[0].link.start_profile(request.options)
         log.info("profiling a worker", replica_id=engine.replica_id, max_steps=options.max_steps)
@@ -173,7 +165,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def StopProfile(  # type: ignore[override]
         self, request: admin_pb2.StopProfileRequest, context: Any
     ) -> AsyncIterator[admin_pb2.StopProfileResponse]:
-        """Ends a worker's profile and passes it on, piece by piece."""
         engine = self._find(request.replica)
         async for piece in _find_ranks(engine, request.replica)[0].link.stop_profile():
             summary = piece.summary if piece.HasField("summary") else None
@@ -182,35 +173,30 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def LoadLora(  # type: ignore[override]
         self, request: admin_pb2.LoadLoraRequest, context: Any
     ) -> admin_pb2.LoadLoraResponse:
-        """Loads an adapter."""
         adapter = await self._service.loras.load(request.name, request.path, load_inplace=request.load_inplace)
         return admin_pb2.LoadLoraResponse(lora=encode_lora(adapter, self._service.engines))
 
     async def UnloadLora(  # type: ignore[override]
         self, request: admin_pb2.UnloadLoraRequest, context: Any
     ) -> admin_pb2.UnloadLoraResponse:
-        """Unloads an adapter."""
         self._service.loras.unload(request.name)
         return admin_pb2.UnloadLoraResponse()
 
     async def PinLora(  # type: ignore[override]
         self, request: admin_pb2.PinLoraRequest, context: Any
     ) -> admin_pb2.PinLoraResponse:
-        """Pins an adapter, or unpins it."""
         adapter = await self._service.loras.pin(request.name, pinned=request.pinned)
         return admin_pb2.PinLoraResponse(lora=encode_lora(adapter, self._service.engines))
 
     async def ListLoras(  # type: ignore[override]
         self, request: admin_pb2.ListLorasRequest, context: Any
     ) -> admin_pb2.ListLorasResponse:
-        """Lists the adapters."""
         named = self._service.loras.registry.named
         return admin_pb2.ListLorasResponse(loras=[encode_lora(each, self._service.engines) for each in named])
 
     async def CallExtension(  # type: ignore[override]
         self, request: admin_pb2.CallExtensionRequest, context: Any
     ) -> admin_pb2.CallExtensionResponse:
-        """Runs an operation of an extension at each worker of a replica."""
         engine = self._find(request.replica)
         ranks, seconds = _find_ranks(engine, request.replica), _decode_timeout(request)
         names = {"extension": request.extension, "operation": request.operation}
@@ -223,20 +209,17 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def DumpState(  # type: ignore[override]
         self, request: admin_pb2.DumpStateRequest, context: Any
     ) -> admin_pb2.DumpStateResponse:
-        """Returns the scheduler's requests and replicas."""
         max_requests = request.max_requests or DEFAULT_MAX_REQUESTS
         return admin_pb2.DumpStateResponse(state=encode_state(self._service, max_requests))
 
     async def DrainGateway(  # type: ignore[override]
         self, request: admin_pb2.DrainGatewayRequest, context: Any
     ) -> admin_pb2.DrainGatewayResponse:
-        """Refuses: only gateways answer this."""
         raise _make_not_here_error()
 
     async def UndrainGateway(  # type: ignore[override]
         self, request: admin_pb2.UndrainGatewayRequest, context: Any
     ) -> admin_pb2.UndrainGatewayResponse:
-        """Refuses: only gateways answer this."""
         raise _make_not_here_error()
 
 

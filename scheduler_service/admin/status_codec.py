@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 
 def encode_status(service: SchedulerService) -> status_pb2.SchedulerStatus:
-    """Encodes the status of the scheduler and its replicas."""
     stats, dispatcher, now = service.stats(), service.dispatcher, service.now
     return status_pb2.SchedulerStatus(
         replicas=map(encode_replica, service.engines),
@@ -59,7 +58,6 @@ def _encode_recovery(record: RecoveryRecord, now: float) -> status_pb2.RecoveryS
 
 
 def encode_replica(engine: Engine) -> status_pb2.ReplicaStatus:
-    """Encodes the status of one replica."""
     replica = status_pb2.ReplicaStatus(
         replica_id=engine.replica_id,
         ready=engine.is_ready,

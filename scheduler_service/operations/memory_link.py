@@ -37,14 +37,12 @@ def named(rank: Rank) -> Generator[None]:
 
 
 async def sleep(rank: Rank, level: int) -> MemoryUse:
-    """Has a worker release all its memory."""
     with named(rank):
         answer = await rank.link.call("Sleep", worker_pb2.SleepRequest(level=level), MEMORY_SECONDS)
     return MemoryUse(answer.freed_bytes, answer.used_bytes)
 
 
 async def wake_up(rank: Rank, tags: Collection[MemoryTag]) -> None:
-    """Has a worker take memory again."""
     with named(rank):
         await rank.link.call("WakeUp", worker_pb2.WakeUpRequest(tags=encode_tags(tags)), MEMORY_SECONDS)
 
@@ -66,6 +64,5 @@ async def finish_update(rank: Rank, version: str) -> None:
 
 
 async def reload(rank: Rank, source: WeightsSource) -> None:
-    """Has a worker load its weights anew."""
     with named(rank):
         await rank.link.reload_weights(source)

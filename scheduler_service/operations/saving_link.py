@@ -16,15 +16,12 @@ if TYPE_CHECKING:
 
 
 class SaveProgress(NamedTuple):
-    """How far a worker is."""
-
     rank: int
     done_bytes: int
     total_bytes: int
 
 
 async def save(rank: Rank, request: SaveRequest, on_progress: Callable[[SaveProgress], None]) -> SavedState:
-    """Has a worker save its weights; calls `on_progress` as it goes."""
     with named(rank):
         async for event in rank.link.stream("SaveState", encode_save_request(request)):
             if event.HasField("saved"):

@@ -129,7 +129,6 @@ class Engine:
 
     @property
     def takes_requests(self) -> bool:
-        """Whether the replica takes new requests."""
         return self.readiness.ready and not self.drain.is_wanted
 
     def reconsider(self) -> None:
@@ -211,7 +210,6 @@ class Engine:
         return await self.replica.set_up()
 
     def set_not_ready(self, message: str) -> None:
-        """Reports why the replica takes no steps."""
         self._set_readiness(Readiness(False, message))
 
     def _set_readiness(self, readiness: Readiness) -> None:
@@ -305,7 +303,6 @@ def _make_pipeline(configuration: SchedulerConfiguration) -> PipelineDepth:
 def make_core_config(
     configuration: SchedulerConfiguration, cache: CacheInfo, weights_version: str = "", *, whole_prompts: bool = False
 ) -> CoreConfig:
-    """Makes the core's configuration for a replica with these pools and weights."""
     settings = configuration.scheduler
     return CoreConfig(
         block_size=cache.block_size,

@@ -60,7 +60,6 @@ class Request:
 
     @property
     def request_id(self) -> str:
-        """The request's id."""
         return self.group.spec.request_id
 
     @property
@@ -104,19 +103,16 @@ class RequestRegistry:
         return [request_id for request_id, request in self.live.items() if request.engine is engine]
 
     def add(self, request: Request) -> None:
-        """Registers a new live request."""
         self.live[request.request_id] = request
         self.spans.on_begun(request.group)
 
     @property
     def outboxes(self) -> list[GatewayOutbox]:
-        """The gateways that are attached."""
         return list(self._outboxes.values())
 
     # Readers.
 
     def add_gateway(self, outbox: GatewayOutbox) -> None:
-        """Registers a gateway that attached."""
         self._outboxes[outbox.owner] = outbox
         self._channels[outbox.owner] = (outbox,)
 
@@ -133,7 +129,6 @@ class RequestRegistry:
         return num_orphans
 
     def add_reader(self, request: Request, outbox: GatewayOutbox, handle: int) -> None:
-        """Adds a gateway to the readers of a live request."""
         if outbox in request.handles:
             outbox.request_ids.pop(request.handles[outbox], None)
         request.handles[outbox] = handle
@@ -201,7 +196,6 @@ class RequestRegistry:
             self._retained.add(request.request_id, request, weight, now)
 
     def drop(self, request: Request) -> None:
-        """Forgets a live request."""
         if self.live.pop(request.request_id, None) is not None:
             self.on_end(request.request_id)
             self.spans.on_ended(request.group)

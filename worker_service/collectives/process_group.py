@@ -37,11 +37,9 @@ class ProcessGroupCollectives(GatheringCollectives):
 
     @property
     def is_broken(self) -> bool:
-        """See Collectives."""
         return bool(self._lifetime.problem)
 
     def abort(self, reason: str) -> None:
-        """See Collectives."""
         self._lifetime.abort(reason)
 
     def _to_device(self, array: npt.NDArray[np.int32]) -> Tensor:
@@ -74,7 +72,6 @@ class ProcessGroupCollectives(GatheringCollectives):
         self._lifetime.run(self._place, lambda group: begin(group).wait())
 
     def send(self, rows: Tensor, rank: int) -> None:
-        """See Collectives."""
         mine, timeout = _bytes(rows.clone(memory_format=torch.contiguous_format)), self._timeout()
 
         def begin(group: Any) -> None:

@@ -155,7 +155,6 @@ class GrammarState:
         """Why no token is allowed any more."""
 
     def add(self, token_id: int) -> None:
-        """Notes the next token of the output."""
         self._token_ids.append(token_id)
 
     def copy(self) -> GrammarState:

@@ -45,9 +45,7 @@ MAX_INCARNATION_BYTES = 256
 class GroupLink(RendezvousPoint, Protocol):
     """A connection to the meeting point at rank 0."""
 
-    async def close(self) -> None:
-        """Closes it."""
-        ...
+    async def close(self) -> None: ...
 
 
 @dataclass(slots=True, eq=False)

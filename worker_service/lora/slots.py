@@ -65,7 +65,6 @@ class AdapterSlots:
         return self._adapters[lora_id].num_virtual_tokens if lora_id else 0
 
     def clear(self) -> None:
-        """Empties all slots."""
         self._due.clear()
         for slot in np.flatnonzero(self.lora_ids).tolist():
             self._empty(slot)

@@ -51,8 +51,6 @@ class StepContext:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NormLayer:
-    """A norm with its weights."""
-
     kind: NormKind
     epsilon: float
     weight: Tensor | None
@@ -60,7 +58,6 @@ class NormLayer:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The weight and the bias, if any."""
         return tuple(tensor for tensor in (self.weight, self.bias) if tensor is not None)
 
     def apply(
@@ -108,7 +105,6 @@ class DecoderLayer:
 
     @property
     def linears(self) -> tuple[PackedLinear, ...]:
-        """The weights of its products."""
         return self.qkv.packed, self.output.packed, *self.feed.linears
 
     @property
@@ -187,7 +183,6 @@ class Embedding:
     token_types: Tensor | None = None
     """[types, hidden_size]: a row of each type."""
     norm: NormLayer | None = None
-    """The norm of the summed rows."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -208,5 +203,4 @@ class LMHead:
 
     @property
     def linears(self) -> tuple[PackedLinear, ...]:
-        """The weights of its products."""
         return (*((self.head,) if self.head else ()), *(self.pooling.products if self.pooling else ()))

@@ -24,7 +24,6 @@ class SharedVocabulary:
 
     @property
     def first_token(self) -> int:
-        """The first token of this rank's share."""
         return self.collectives.rank * self._rank_tokens
 
     @property

@@ -69,7 +69,6 @@ class Chooser:
         self._masks: Masks | None = None
 
     def join(self, collectives: Collectives) -> None:
-        """Sets the ranks that share the vocabulary."""
         self.shared = SharedVocabulary(self._vocab_size, collectives) if collectives.size > 1 else None
 
     def whole(self, logits: Tensor) -> Tensor | None:
@@ -165,7 +164,6 @@ class ModelRunner:
 
     @property
     def num_captured_bytes(self) -> int:
-        """Bytes that captured steps take."""
         return 0 if self.captured is None else self.captured.num_bytes
 
     def join(self, ranks: Ranks) -> None:

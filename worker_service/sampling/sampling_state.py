@@ -47,7 +47,6 @@ class PenaltyCounts:
             self.add(token_id)
 
     def add(self, token_id: int) -> None:
-        """Counts one more token of the output."""
         place = self._place.setdefault(token_id, len(self._place))
         if place == len(self._token_ids):
             self._token_ids = np.concatenate([self._token_ids, np.zeros(place + 16, np.int64)])

@@ -82,12 +82,10 @@ class StepExecutor:
 
     @property
     def num_captured_bytes(self) -> int:
-        """Bytes that captured steps take."""
         return self._runner.num_captured_bytes
 
     @property
     def runner(self) -> ModelRunner:
-        """The network at work."""
         return self._runner
 
     def begin_epoch(self, epoch: int) -> None:

@@ -47,9 +47,7 @@ class Owner(Protocol):
     set_up: SetUp
 
     @property
-    def state(self) -> WorkerState:
-        """The worker's state now."""
-        ...
+    def state(self) -> WorkerState: ...
 
     def lifecycle(self, operation: str, *states: WorkerState) -> AbstractContextManager[None]:
         """Allows one change of state at a time; raises BlockyardError WRONG_STATE in other states."""

@@ -66,7 +66,6 @@ class BlockManager:
         self._held_device: dict[int, int] = {}
 
     def reset(self) -> None:
-        """Forgets all holders and all content."""
         self.device.reset()
         self._tier.reset()
         self._held_device.clear()
@@ -148,7 +147,6 @@ class BlockManager:
         return -(-len(sequence.token_ids) // self.block_size)
 
     def count_cached_tokens(self, sequence: Sequence) -> int:
-        """Counts a sequence's first tokens that are cached."""
         return len(self._prefixes.find(sequence).block_ids) // self.num_groups * self.block_size
 
     def _count_needed(self, prefix: Prefix, num_blocks: int) -> int:

@@ -13,15 +13,12 @@ if TYPE_CHECKING:
 
 
 class BlockUsage:
-    """The usage of the device's blocks."""
-
     __slots__ = ("_device",)
 
     def __init__(self, device: BlockPool) -> None:
         self._device = device
 
     def has_any(self, sequence: Sequence) -> bool:
-        """Whether the sequence holds device blocks."""
         return any(sequence.block_ids)
 
     def count_own(self, sequence: Sequence) -> int:

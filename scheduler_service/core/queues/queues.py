@@ -62,7 +62,6 @@ class Queues:
 
     @property
     def num_running(self) -> int:
-        """Running sequences."""
         if not self._has_ended:
             return len(self.running)
         return sum(sequence.status is SequenceStatus.RUNNING for sequence in self.running)
@@ -196,7 +195,6 @@ class Queues:
         return [other for other in sequences if self._class(other) == self._class(sequences[-1])]
 
     def take_victim(self, victim: Sequence) -> None:
-        """Takes a victim out of `running`."""
         self.running.remove(victim)
         self._free_rows(victim)
 

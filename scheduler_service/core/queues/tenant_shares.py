@@ -43,7 +43,6 @@ class TenantShares:
         return self.has_few_tenants or any(num_rows > share for num_rows in self._rows_of_tenant.values())
 
     def find_over_share(self) -> list[str]:
-        """Finds the tenants with more rows than a share."""
         return [tenant for tenant, num_excess in self.count_excess().items() if num_excess > 0]
 
     def count_excess(self) -> dict[str, int]:

@@ -145,7 +145,6 @@ class StepLog:
         return self.num_steps > self._written_steps and now - self._written_at >= PERIOD_SECONDS
 
     def write_totals(self, stats: SchedulerStats, now: float) -> None:
-        """Writes the totals."""
         self._written_at, self._written_steps = now, self.num_steps
         num_steps = max(self.num_steps, 1)
         log.info(

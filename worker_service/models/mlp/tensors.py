@@ -39,7 +39,6 @@ class ExpertTensors:
     """The places of a layer's experts in a checkpoint, and the part of them that a rank has."""
 
     prefix: str
-    """The prefix of the layer's names."""
     names: ExpertNames
     experts: Experts
     width: int
