@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.invariance import MAX_ROWS
-from kernels.leaves import add_leaves
-from kernels.shapes import PLAIN_LINEAR, LinearSpec
+from kernels.shapes import PLAIN_LINEAR, LinearSpec, add_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from blockyard.contract.workers import SavedState
-    from scheduler_service.operations.saving_link import SaveProgress
+    from scheduler_service.operations.operations_link import SaveProgress
     from scheduler_service.operations.updates import Event
 
 _MODES: dict[int, Mode] = {

@@ -14,7 +14,6 @@ from blockyard.service.log_level import check_level, set_log_level
 from blockyard.telemetry import EventLogger
 from blockyard.worker.v1 import worker_pb2
 from scheduler_service.admin.fan_out import ask_each
-from scheduler_service.admin.lora_codec import encode_lora
 from scheduler_service.admin.operations_codec import (
     decode_mode,
     decode_save,
@@ -24,14 +23,14 @@ from scheduler_service.admin.operations_codec import (
     encode_update_event,
 )
 from scheduler_service.admin.state_dump_codec import encode_state
-from scheduler_service.admin.status_codec import encode_replica, encode_status
+from scheduler_service.admin.status_codec import encode_lora, encode_replica, encode_status
 from scheduler_service.operations import updates
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from blockyard.common.v1 import administration_pb2
-    from scheduler_service.operations.saving_link import SaveProgress
+    from scheduler_service.operations.operations_link import SaveProgress
     from scheduler_service.replicas.engine import Engine
     from scheduler_service.replicas.rank import Rank
     from scheduler_service.service import SchedulerService

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from scheduler_service.core.config import CoreConfig
     from scheduler_service.core.queues.backlog import Backlog
     from scheduler_service.core.values import GroupSpec
-    from scheduler_service.gateways.addition import Addition
+    from scheduler_service.gateways.codec import Addition
     from scheduler_service.metrics import SchedulerMetrics
     from scheduler_service.requests.dispatcher import Dispatcher
     from scheduler_service.requests.registry import RequestRegistry

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from blockyard.contract.scheduling import ModelFacts, Recovery
     from scheduler_service.core.sequence import Group
     from scheduler_service.core.values import OwnerUpdate
-    from scheduler_service.gateways.addition import Addition
+    from scheduler_service.gateways.codec import Addition
     from scheduler_service.gateways.outbox import GatewayOutbox
     from scheduler_service.replicas.engine import Engine
 

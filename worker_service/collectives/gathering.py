@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from kernels.leaves import add_leaves
+from kernels.shapes import add_leaves
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -10,7 +10,7 @@ import torch
 from torch._C import _distributed_c10d as c10d
 
 from worker_service.collectives.gathering import GatheringCollectives
-from worker_service.collectives.lifetime import MIN_SECONDS
+from worker_service.collectives.group import MIN_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-    from worker_service.collectives.lifetime import GroupLifetime
+    from worker_service.collectives.group import GroupLifetime
 
 # A process group's own, where an operation has none: an hour.
 MAX_SECONDS = 3600.0

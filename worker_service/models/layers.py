@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from torch.nn import functional
 
 from blockyard.model_config.decoder_config import NormKind, Placement
+from blockyard.model_config.parallel_sizes import vocabulary_share
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from blockyard.model_config.decoder_config import Layer
+    from kernels.collectives import Collectives
     from kernels.lora import LoraRows
     from kernels.ops import AttentionBatch, Backend, PackedLinear
     from kernels.shapes import AttentionShape, QueryKeyNorms
@@ -204,3 +207,27 @@ class LMHead:
     @property
     def linears(self) -> tuple[PackedLinear, ...]:
         return (*((self.head,) if self.head else ()), *(self.pooling.products if self.pooling else ()))
+
+
+@dataclass(frozen=True, slots=True)
+class SharedVocabulary:
+    """The vocabulary of a network whose ranks hold equal shares of it, the last one perhaps less."""
+
+    vocab_size: int
+    collectives: Collectives
+
+    @property
+    def first_token(self) -> int:
+        return self.collectives.rank * self._rank_tokens
+
+    @property
+    def _rank_tokens(self) -> int:
+        return vocabulary_share(self.vocab_size, self.collectives.size)
+
+    def gather(self, logits: Tensor) -> Tensor | None:
+        """Returns the logits [R, vocab_size] of all ranks' [R, tokens] at rank 0, None elsewhere."""
+        if self.collectives.size == 1:
+            return logits
+        missing = self._rank_tokens - logits.shape[1]
+        whole = self.collectives.gather(functional.pad(logits, (0, missing)) if missing else logits)
+        return None if whole is None else whole[:, : self.vocab_size].contiguous()

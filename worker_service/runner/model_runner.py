@@ -17,7 +17,7 @@ from kernels.capture import CaptureSizes, StepInputs
 from kernels.launching import upload
 from worker_service.batch.forward_batch import UNKNOWN
 from worker_service.lora.slots import AdapterSlots
-from worker_service.models.vocabulary import SharedVocabulary
+from worker_service.models.layers import SharedVocabulary
 from worker_service.sampling import logprobs
 from worker_service.sampling.sampler import BeamCandidates, Sampled, Sampler, SampleRows
 from worker_service.step import NOTHING_POOLED, Logprobs, Pooled, PromptPieceLogprobs, Step
