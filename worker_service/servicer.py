@@ -49,8 +49,6 @@ OnProgress = Callable[[int, int], None]
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
-    """WorkerService on one worker."""
-
     def __init__(
         self,
         worker: Worker,

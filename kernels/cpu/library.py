@@ -64,8 +64,6 @@ class Rows(IntEnum):
 
 
 class Scheme(IntEnum):
-    """The format of a weight."""
-
     UNQUANTIZED = 0
     INT8 = 1
     INT4 = 2

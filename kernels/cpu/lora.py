@@ -57,7 +57,6 @@ class LoraRoom:
         return ctypes.addressof(self._factors)
 
     def write(self, slot: int, lora: CpuLora | None) -> None:
-        """Sets what a slot points to."""
         addresses = (None, None, 0) if lora is None else (lora.shrink.data_ptr(), lora.expand.data_ptr(), lora.width)
         self._factors[slot] = LoraFactors(*addresses)
         self._held[slot] = lora

@@ -49,8 +49,6 @@ class Method(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How a product is made."""
-
     method: Method
     min_rows: int = 1
     """What fewer rows are padded to; a power of two."""
@@ -96,7 +94,6 @@ class CudaLinear:
         self._eight_bits = eight_bits
 
     def move_to(self, arena: Arena) -> None:
-        """Moves what it holds into an arena."""
         self.weight = keep(arena, self.weight)
         self.scales, self.bias = (None if each is None else keep(arena, each) for each in (self.scales, self.bias))
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReferenceLora:
-    """The factors of one adapter."""
-
     shrink: ReferenceLinear
     expand: ReferenceLinear
 

@@ -34,7 +34,6 @@ class ReferenceExperts:
         ]
 
     def expert(self, number: int) -> tuple[ReferenceLinear, ReferenceLinear]:
-        """Returns the two products of an expert."""
         return self.linears[2 * number], self.linears[2 * number + 1]
 
 

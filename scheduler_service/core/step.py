@@ -281,7 +281,6 @@ class StepBuilder:
 
 
 def _count_bytes(sequence: Sequence) -> int:
-    """Estimates the bytes of a new sequence in a message."""
     spec = sequence.group.spec
     num_ids = len(sequence.token_ids) + len(spec.stop_token_ids)
     return len(spec.payload or b"") + _BYTES_OF_ID * num_ids

@@ -43,8 +43,6 @@ BROKEN_EPOCH_SECONDS = 0.5
 
 
 class EngineEvents(StepEvents, Protocol):
-    """What an engine asks and reports."""
-
     def on_worker_lost(self, engine: Engine, failure: EpochFailure) -> None:
         """An epoch broke: takes all requests of the replica back."""
         ...

@@ -99,7 +99,6 @@ class RequestRegistry:
         return request if request is not None and outbox in request.handles else None
 
     def find_of(self, engine: Engine) -> list[str]:
-        """Returns the ids of the live requests that a replica has."""
         return [request_id for request_id, request in self.live.items() if request.engine is engine]
 
     def add(self, request: Request) -> None:
@@ -156,7 +155,6 @@ class RequestRegistry:
             request.group.reassign(owner)
 
     def publish(self, updates: Mapping[str, OwnerUpdate]) -> None:
-        """Passes updates of the core to the readers of each owner."""
         for owner, update in updates.items():
             for outbox in self._channels.get(owner, ()):
                 outbox.put_update(update)

@@ -159,8 +159,6 @@ def _sequence_ids(group: Group) -> range:
 
 
 class RequestSpans:
-    """The watched requests of a scheduler."""
-
     def __init__(self) -> None:
         self._watched: dict[str, _WatchedRequest] = {}
         self._by_sequence: dict[int, _WatchedRequest] = {}

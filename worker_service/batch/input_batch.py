@@ -65,7 +65,6 @@ class RowProgress:
     ended: bool = False
 
     def record(self) -> tuple[int, int, int, bool]:
-        """Returns the values of a record PROGRESS."""
         return self.num_tokens, self.num_computed_tokens, self.num_blocks, self.ended
 
 

@@ -77,8 +77,6 @@ class RowRequests:
 
 
 class RequestTable:
-    """The requests of all rows."""
-
     def __init__(self, vocab_size: int, rule: PoolingRule | None = None, grammars: Grammars | None = None) -> None:
         """`rule`: of a model that pools, whose rows are not sampled. `grammars`: of a model whose rows are sampled."""
         self.columns = np.zeros(0, ROW)

@@ -139,8 +139,6 @@ class Ends(NamedTuple):
 
 
 class GrammarState:
-    """The state of one sequence in its grammar."""
-
     def __init__(
         self, compiled: Future[LLMatcher], renew: Callable[[], LLMatcher], token_ids: list[int], ends: Ends
     ) -> None:

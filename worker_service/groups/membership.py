@@ -64,8 +64,6 @@ def _nowhere(request: GroupRequest) -> GroupLink:
 
 
 class Membership:
-    """The group of one worker."""
-
     def __init__(
         self,
         thread: DeviceThread,

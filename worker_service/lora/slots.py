@@ -27,8 +27,6 @@ NO_ADAPTERS: Mapping[int, AdapterWeights] = MappingProxyType({})
 
 
 class AdapterSlots:
-    """Slots of so many adapters."""
-
     def __init__(
         self,
         num_slots: int = 0,

@@ -172,8 +172,6 @@ class PartReader:
 
 
 class NetworkBuilder(PartReader):
-    """Goes through the tensors of a network."""
-
     def build(self) -> DecoderModel:
         beginning, layers, ending = self.read()
         model = DecoderModel(self._config, self._backend, beginning, layers, ending, self._share, self._names)

@@ -109,7 +109,6 @@ class SequenceLists:
         return [each for each in (self.counts, self.grammar) if each is not None]
 
     def copy(self) -> SequenceLists:
-        """Makes the lists of a fork."""
         twin = copy(self)
         twin.counts = self.counts.copy() if self.counts else None
         twin.grammar = self.grammar.copy() if self.grammar else None

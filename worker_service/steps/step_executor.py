@@ -149,7 +149,6 @@ class StepExecutor:
         return finished
 
     def finish_all(self) -> list[tuple[Step, StepOutput]]:
-        """Waits for all launched steps and finishes them."""
         return [self._finish_first() for _ in range(len(self._launched))]
 
     def wait(self) -> None:

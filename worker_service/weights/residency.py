@@ -63,8 +63,6 @@ class Owner(Protocol):
 
 
 class Residency:
-    """The weights and pools of one worker."""
-
     def __init__(self, owner: Owner, model_root: Path | None = None) -> None:
         """`model_root`: the folder below which other weights may be; None: those of the loaded model alone."""
         self._owner = owner

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 
 class BlockManager:
-    """Hands blocks to sequences and takes them back."""
-
     __slots__ = (
         "_held_device",
         "_last_places",

@@ -139,7 +139,6 @@ class StepLog:
             )
 
     def is_due(self, now: float) -> bool:
-        """Whether the totals are to be written now."""
         if not self._written_at:
             self._written_at = now
         return self.num_steps > self._written_steps and now - self._written_at >= PERIOD_SECONDS

@@ -164,7 +164,6 @@ class StepsInFlight:
         self._deadline.begin_epoch()
 
     def on_sent(self, output: SchedulerOutput) -> None:
-        """Notes a step that is about to be sent."""
         if not self._sent:
             self._busy_since = self._clock()
         num_tokens = sum(output.num_new_tokens)
