@@ -136,7 +136,6 @@ class LastingArena(ChunkedArena):
         self._device = device
 
     def allocate(self, num_bytes: int) -> Tensor:
-        """Allocates zeros."""
         return torch.zeros(num_bytes, dtype=torch.uint8, device=self._device)
 
     def give_up(self, *, keeps: bool) -> None:

@@ -1,7 +1,8 @@
 """The collective operations of a group's ranks. Knows no transport.
 
-Float addition is not associative. A sum over the leaves of a product (`kernels.leaves`) is added as a binary tree, of
-which each rank has a subtree; `Collectives.add` goes on where that ends, so that the number of ranks changes no bit.
+Float addition is not associative. A sum over the leaves of a product (`kernels.shapes.add_leaves`) is added as a binary
+tree, of which each rank has a subtree; `Collectives.add` goes on where that ends, so that the number of ranks changes
+no bit.
 """
 
 from __future__ import annotations

@@ -53,8 +53,6 @@ def apply_masks(logits: Tensor, rows: npt.NDArray[np.int64], words: npt.NDArray[
 
 
 class Launched(Protocol):
-    """Work that was launched."""
-
     @property
     def is_ready(self) -> bool:
         """Whether `wait` returns at once."""
@@ -101,7 +99,6 @@ class Immediate:
     depth = 1
 
     def launch(self, work: Callable[[], Results]) -> Launched:
-        """Runs the work."""
         return _Done(work())
 
 

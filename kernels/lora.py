@@ -55,9 +55,7 @@ class PackedLora(Protocol):
     """An adapter's factors of one weight, in the backend's own layout."""
 
     @property
-    def num_bytes(self) -> int:
-        """Bytes held."""
-        ...
+    def num_bytes(self) -> int: ...
 
 
 class LoraOps(Protocol):

@@ -73,9 +73,7 @@ class PackedLinear(Protocol):
     """The format of the weight, in words."""
 
     @property
-    def num_bytes(self) -> int:
-        """Bytes held."""
-        ...
+    def num_bytes(self) -> int: ...
 
     def unpack(self) -> tuple[Tensor, Tensor | None]:
         """Returns copies of the weight [rows, in_features] that rows are multiplied by, and of the bias [rows]."""

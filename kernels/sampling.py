@@ -53,7 +53,6 @@ class Choices:
     """The index of the sequence within its request."""
 
     def take(self, rows: npt.NDArray[np.integer[Any]] | Sequence[int]) -> Choices:
-        """Picks rows by index."""
         return Choices(*(getattr(self, column.name)[rows] for column in fields(self)))
 
 

@@ -44,7 +44,6 @@ class KernelChoice:
     """Whether a GPU shall give a row the same bits in every step."""
 
     def name_for(self, device: torch.device) -> str:
-        """Returns the choice for a kind of device."""
         return self.gpu if device.type == "cuda" else self.cpu
 
 

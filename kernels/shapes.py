@@ -1,4 +1,4 @@
-"""What ops are told about a network beside its tensors."""
+"""What ops are told about a network beside its tensors, and the sum of a product's leaves."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
 
@@ -83,7 +85,7 @@ class LinearSpec:
     logits: LogitTransform = AS_THEY_ARE
     """Applied to `wide` results."""
     leaves: int = 1
-    """Slices of in_features that are summed apart and added as `kernels.leaves` says: a power of two, at most 8. A
+    """Slices of in_features that are summed apart and added as `add_leaves` does: a power of two, at most 8. A
     backend that does not promise batch invariance may sum them in one."""
     partial: bool = False
     """Whether other ranks hold the rest of in_features: sums in float32 go through the group that the backend has
@@ -95,3 +97,16 @@ class LinearSpec:
 
 
 PLAIN_LINEAR = LinearSpec()
+
+
+def add_leaves(sums: Sequence[Tensor]) -> Tensor:
+    """Adds float32 sums of leaves, a power of two of them in order, as a binary tree.
+
+    The inner dimension of a product that devices may share is cut in a power of two of equal slices, its leaves, on one
+    device too. Each is summed by itself in float32; then neighbours are added, and sums of neighbours: a device that
+    holds some neighbouring leaves comes to a subtree's sum, and devices in pairs to the rest of the tree. So the result
+    does not depend on how many devices share a product.
+    """
+    while len(sums) > 1:
+        sums = [left + right for left, right in zip(sums[::2], sums[1::2], strict=True)]
+    return sums[0]

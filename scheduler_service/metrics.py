@@ -54,7 +54,6 @@ class SchedulerMetrics:
     # Written as events happen.
 
     def on_refused(self, reason: Reason) -> None:
-        """Counts a request that was refused."""
         self._refused.add(str(reason))
 
     def on_failed(self, reason: Reason) -> None:
@@ -71,14 +70,12 @@ class SchedulerMetrics:
         self._losses.add(cause)
 
     def on_recovered(self, recovery: Recovery) -> None:
-        """Counts a request that goes on after the loss of its worker."""
         self._recoveries.add(catalogue.WORKER)
         self._recomputed.add(catalogue.WORKER, count=recovery.num_replayed_tokens)
         if not recovery.exact:
             self._inexact.add()
 
     def on_lora_loaded(self, seconds: float) -> None:
-        """Measures the load of an adapter."""
         self._lora_loads.observe(seconds)
 
     def on_taken_over(self, group: Group) -> None:

@@ -113,7 +113,6 @@ async def serve(configuration: SchedulerConfiguration) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The program: `python -m scheduler_service`."""
     configuration = load(
         SchedulerConfiguration, "scheduler_service", "Decides what each step of the workers computes.", arguments
     )

@@ -71,7 +71,6 @@ class SchedulerService:
 
     @property
     def uptime_seconds(self) -> float:
-        """Seconds since the service started."""
         return self._clock() - self._started_at
 
     @property
@@ -81,7 +80,6 @@ class SchedulerService:
 
     @property
     def engines(self) -> list[Engine]:
-        """The engines, one for each replica."""
         return self.dispatcher.engines
 
     def stats(self) -> list[SchedulerStats]:
@@ -126,7 +124,6 @@ class SchedulerService:
     # Events of the fleet.
 
     def on_replica_found(self, address: str) -> None:
-        """Adds a replica for workers that were found."""
         assert self._tasks is not None
         links = [self._make_link(each) for each in address.split(PLUS)]
         parallel = self._configuration.parallel
@@ -148,7 +145,6 @@ class SchedulerService:
         self._running[engine] = self._tasks.create_task(engine.run())
 
     def on_workers_missing(self, message: str) -> None:
-        """Reports workers that do not make a whole replica."""
         self.dispatcher.on_workers_missing(message)
 
     def on_replica_gone(self, address: str) -> bool:

@@ -94,5 +94,4 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
     async def GetSchedulerStatus(  # type: ignore[override]
         self, request: scheduler_pb2.GetSchedulerStatusRequest, context: Any
     ) -> scheduler_pb2.GetSchedulerStatusResponse:
-        """Returns the scheduler's status."""
         return scheduler_pb2.GetSchedulerStatusResponse(status=encode_status(self._service))

@@ -186,7 +186,6 @@ def _decode_pooling(message: worker_pb2.NewSequence) -> Pooling | None:
 
 
 def encode_result(result: StepOutput) -> worker_pb2.ExecuteModelResponse:
-    """Encodes the answer to a step."""
     message = worker_pb2.ExecuteModelResponse(
         epoch=result.epoch,
         step_id=result.step_id,

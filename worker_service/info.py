@@ -39,7 +39,6 @@ def describe_worker(worker: Worker, worker_id: str, placement: Placement) -> Wor
 
 
 def describe_model(loaded: RunnableModel) -> LoadedModel:
-    """Describes the model that a worker has loaded."""
     config = loaded.config
     return LoadedModel(
         architecture=config.architecture,
@@ -65,7 +64,6 @@ def describe_loras(store: LoraStore) -> LoraInfo:
 
 
 def describe_adapter(store: LoraStore, adapter: AdapterWeights) -> Adapter:
-    """Describes an adapter in a worker's cache."""
     request = adapter.request
     return Adapter(
         lora_id=request.lora_id,

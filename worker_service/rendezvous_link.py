@@ -46,5 +46,4 @@ class RendezvousLink:
             raise from_rpc_error(error) from None
 
     async def close(self) -> None:
-        """Closes the connection."""
         await self._channel.close(None)

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 
 class _Warnings(logging.Handler):
-    """Keeps the sentences of warnings."""
-
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.sentences: list[str] = []

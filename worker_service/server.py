@@ -174,7 +174,6 @@ async def serve(configuration: WorkerConfiguration) -> bool:
 
 
 def run(configuration: WorkerConfiguration) -> None:
-    """Runs one worker to its end."""
     has_ended = run_process("worker", configuration, serve, (SettingsError,))
     if not has_ended:
         # The interpreter's own end takes torch away under the thread that computes, which aborts the process.

@@ -49,8 +49,6 @@ OnProgress = Callable[[int, int], None]
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
-    """WorkerService on one worker."""
-
     def __init__(
         self,
         worker: Worker,
@@ -74,7 +72,6 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self._set_ups: set[asyncio.Task[Any]] = set()
 
     async def GetWorkerInfo(self, request: worker_pb2.GetWorkerInfoRequest, context: Context) -> Any:
-        """Returns the worker's identity and state."""
         told = info.describe_worker(self._worker, self._worker_id, self._placement)
         message = worker_info.encode_worker_info(told)
         if told.model:
@@ -82,19 +79,16 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         return message
 
     async def InitDevice(self, request: worker_pb2.InitDeviceRequest, context: Context) -> Any:
-        """Chooses the device."""
         told = workers.decode_device_request(request)
         dtype, digest = torch_dtype(told.dtype), told.configuration_digest
         await self._to_the_end(self._worker.init_device(told.device_type, dtype, digest, told.parallel))
         return worker_pb2.InitDeviceResponse(device=self._worker.device_name)
 
     async def OpenRendezvous(self, request: worker_pb2.OpenRendezvousRequest, context: Context) -> Any:
-        """Opens the meeting point of a group."""
         secret = self._worker.open_rendezvous(request.epoch, tuple(request.members))
         return worker_pb2.OpenRendezvousResponse(port=self._port, secret=secret)
 
     async def SetRendezvousKey(self, request: worker_pb2.SetRendezvousKeyRequest, context: Context) -> Any:
-        """Sets a value of the group's rendezvous."""
         point = self._worker.membership.meeting_point(request.epoch, request.secret)
         await point.set(request.key, request.value)
         return worker_pb2.SetRendezvousKeyResponse()
@@ -110,13 +104,11 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         return worker_pb2.FormGroupResponse(kind=worker_info.COLLECTIVES.encode(CollectivesKind(kind)))
 
     async def LeaveGroup(self, request: worker_pb2.LeaveGroupRequest, context: Context) -> Any:
-        """Ends a group."""
         reason = request.reason[:MAX_REASON_LENGTH] or "the scheduler ended the group"
         await self._worker.membership.leave(request.epoch, reason)
         return worker_pb2.LeaveGroupResponse()
 
     async def LoadModel(self, request: worker_pb2.LoadModelRequest, context: Context) -> AsyncIterator[Any]:
-        """Loads the model, and reports its progress."""
         told = workers.decode_load_request(request)
         how = told.quantization, told.format, told.lora, told.task
         events = self._load(lambda on_progress: self._worker.load_model(told.model, told.revision, on_progress, *how))
@@ -146,19 +138,16 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             log.error("loading or saving weights failed", reason=str(error))
 
     async def Sleep(self, request: worker_pb2.SleepRequest, context: Context) -> Any:
-        """Releases memory."""
         work = self._worker.residency.sleep(request.level, workers.decode_known_tags(request.tags))
         use = await self._to_the_end(work)
         return worker_pb2.SleepResponse(freed_bytes=use.freed_bytes, used_bytes=use.used_bytes)
 
     async def WakeUp(self, request: worker_pb2.WakeUpRequest, context: Context) -> Any:
-        """Allocates the released memory again."""
         state = await self._to_the_end(self._worker.residency.wake_up(workers.decode_known_tags(request.tags)))
         asleep_tags = workers.encode_tags(state.asleep)
         return worker_pb2.WakeUpResponse(asleep_tags=asleep_tags, weights_are_stale=state.weights_are_stale)
 
     async def ReloadWeights(self, request: worker_pb2.ReloadWeightsRequest, context: Context) -> AsyncIterator[Any]:
-        """Reloads the weights, and reports progress."""
         source = workers.WEIGHTS_SOURCE.decode(request)
         async for event in self._load(lambda on_progress: self._worker.residency.reload(source, on_progress)):
             if isinstance(event, LoadProgress):
@@ -179,12 +168,10 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             log.error("a change of state failed", reason=str(error))
 
     async def DetermineNumAvailableBlocks(self, request: Any, context: Context) -> Any:
-        """Counts the blocks that fit."""
         asked = workers.PROFILE_REQUEST.decode(request)
         return workers.AVAILABLE_BLOCKS.encode(await self._worker.determine_num_available_blocks(asked))
 
     async def InitializeCache(self, request: worker_pb2.InitializeCacheRequest, context: Context) -> Any:
-        """Allocates the pools."""
         cache = await self._to_the_end(self._worker.initialize_cache(workers.CACHE_PLAN.decode(request)))
         return worker_pb2.InitializeCacheResponse(cache=workers.CACHE_INFO.encode(cache))
 
@@ -219,7 +206,6 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             stream.finish()
 
     async def SaveState(self, request: worker_pb2.SaveStateRequest, context: Context) -> AsyncIterator[Any]:
-        """Saves the weights, and reports its progress."""
         told = workers.decode_save_request(request)
         async for event in self._load(lambda on_progress: self._saving.save(told, on_progress)):
             if isinstance(event, LoadProgress):
@@ -228,46 +214,38 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                 yield worker_pb2.SaveStateResponse(saved=workers.SAVED_STATE.encode(event))
 
     async def AddLora(self, request: worker_pb2.AddLoraRequest, context: Context) -> Any:
-        """Reads an adapter."""
         adapter = await self._worker.adapters.add(LoraRequest(request.lora_id, request.name, request.path))
         told = info.describe_adapter(self._worker.adapters.store(), adapter)
         return worker_pb2.AddLoraResponse(adapter=worker_info.ADAPTER.encode(told))
 
     async def RemoveLora(self, request: worker_pb2.RemoveLoraRequest, context: Context) -> Any:
-        """Removes an adapter."""
         await self._to_the_end(self._worker.adapters.remove(request.lora_id))
         return worker_pb2.RemoveLoraResponse()
 
     async def PinLora(self, request: worker_pb2.PinLoraRequest, context: Context) -> Any:
-        """Pins or unpins an adapter."""
         self._worker.adapters.pin(request.lora_id, pinned=request.pinned)
         return worker_pb2.PinLoraResponse()
 
     async def ListLoras(self, request: worker_pb2.ListLorasRequest, context: Context) -> Any:
-        """Lists the adapters."""
         store = self._worker.adapters.store()
         adapters = map(worker_info.ADAPTER.encode, info.describe_loras(store).adapters)
         return worker_pb2.ListLorasResponse(adapters=adapters, reading_lora_ids=store.reading)
 
     async def StartProfile(self, request: worker_pb2.StartProfileRequest, context: Context) -> Any:
-        """Begins a profile."""
         detail = PROFILE_DETAILS.get(request.options.detail)
         options = await self._worker.start_profile(detail, request.options.max_steps)
         return worker_pb2.StartProfileResponse(options=encode_profile_options(options))
 
     async def StopProfile(self, request: worker_pb2.StopProfileRequest, context: Context) -> AsyncIterator[Any]:
-        """Ends a profile and sends it in pieces."""
         for message in encode_profile(await self._worker.stop_profile(self._worker_id)):
             yield message
 
     async def BeginWeightUpdate(self, request: worker_pb2.BeginWeightUpdateRequest, context: Context) -> Any:
-        """Begins an update of the weights."""
         heads = list(map(decode_head, request.tensors))
         order = self._worker.residency.begin_update(request.version, request.ticket, heads)
         return worker_pb2.BeginWeightUpdateResponse(order=order)
 
     async def UpdateWeights(self, request_iterator: Any, context: Context) -> Any:
-        """Receives the tensors of an update."""
         first = await anext(aiter(request_iterator), None)
         if first is None:
             raise invalid([Violation("ticket", "is required")])
@@ -281,12 +259,10 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         return worker_pb2.UpdateWeightsResponse(num_tensors=update.num_tensors, num_bytes=update.num_bytes)
 
     async def FinishWeightUpdate(self, request: worker_pb2.FinishWeightUpdateRequest, context: Context) -> Any:
-        """Ends an update."""
         set_up = await self._worker.residency.finish_update(request.version)
         return worker_pb2.FinishWeightUpdateResponse(updated=_encode_reloaded(set_up))
 
     async def SetLogLevel(self, request: worker_pb2.SetLogLevelRequest, context: Context) -> Any:
-        """Changes what is logged."""
         return worker_pb2.SetLogLevelResponse(previous_level=set_log_level(request.level))
 
     async def Shutdown(self, request: worker_pb2.ShutdownRequest, context: Context) -> Any:
@@ -296,19 +272,16 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         return worker_pb2.ShutdownResponse()
 
     async def CallExtension(self, request: worker_pb2.CallExtensionRequest, context: Context) -> Any:
-        """Does an operation of an extension."""
         async with deadline(decode_timeout(request)):
             result = await self._operations.call(request.extension, request.operation, request.payload)
         return worker_pb2.CallExtensionResponse(result=result)
 
     async def ChecksumBlocks(self, request: worker_pb2.ChecksumBlocksRequest, context: Context) -> Any:
-        """Hashes blocks."""
         device, host = await self._worker.checksum_blocks(list(request.device_block_ids), list(request.host_block_ids))
         return worker_pb2.ChecksumBlocksResponse(device_checksums=device, host_checksums=host)
 
 
 def _encode_reloaded(set_up: SetUp) -> worker_pb2.ReloadedWeights:
-    """Encodes a model whose weights were reloaded."""
     assert set_up.loaded is not None
     assert set_up.cache is not None
     model = workers.MODEL.encode(info.describe_model(set_up.loaded))

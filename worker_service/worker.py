@@ -115,7 +115,6 @@ class Worker:
         )
 
     def start(self) -> None:
-        """Starts the device thread."""
         self._thread.start()
 
     async def drain(self, seconds: float) -> bool:
@@ -142,7 +141,6 @@ class Worker:
 
     @property
     def state(self) -> WorkerState:
-        """The worker's state now."""
         return WorkerState.RUNNING if self._streams.is_running else self.set_up.state
 
     @property
@@ -286,11 +284,9 @@ class Worker:
         return self.set_up.executor
 
     def open_stream(self) -> StepStream:
-        """Opens a step stream."""
         return self._streams.open(self._require_executor())
 
     def close_stream(self, stream: StepStream) -> None:
-        """Closes a stream, however it ended."""
         if self._streams.close(stream) and stream.epoch is not None:
             self.membership.on_stream_end(stream.epoch)
 

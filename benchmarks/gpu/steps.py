@@ -28,7 +28,7 @@ from kernels.lora import LoraRows
 from kernels.ops import kv_pool_shape
 from tests.kit.kernels.strict_graphs import StrictRecording
 from tests.kit.kernels.triton_interpreter import IS_INTERPRETED
-from worker_service.lora.sites import find_sites
+from worker_service.lora.reader import find_sites
 from worker_service.models.builder import build_decoder
 from worker_service.models.random_weights import RandomWeights
 

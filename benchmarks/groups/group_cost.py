@@ -38,7 +38,7 @@ from blockyard.service.servers import internal_channel
 from tests.kit.processes.ranks import Ranks
 from tests.kit.processes.system import Service
 from worker_service.collectives.gloo import join_gloo
-from worker_service.collectives.lifetime import GroupLifetime
+from worker_service.collectives.group import GroupLifetime
 
 ROW_BYTES = (2304, 8192, 65536)
 NUM_WARM_UP = 20

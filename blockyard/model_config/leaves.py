@@ -1,4 +1,4 @@
-"""How many leaves a product has: the slices of its inner dimension that are summed apart (`kernels.leaves`)."""
+"""How many leaves a product has: the slices of its inner dimension that are summed apart (`add_leaves`)."""
 
 from __future__ import annotations
 

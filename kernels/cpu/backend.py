@@ -154,7 +154,6 @@ class CpuBackend:
         sliding_window: int | None = None,
         num_kv_groups: int = 1,
     ) -> AttentionBatch:
-        """Makes a step's attention metadata."""
         return planning.plan(num_new_tokens, seq_lens, block_tables, block_size, sliding_window, _CPU, num_kv_groups)
 
     def pack_linear(
@@ -164,7 +163,6 @@ class CpuBackend:
         spec: LinearSpec = PLAIN_LINEAR,
         arena: Arena | None = None,
     ) -> PackedLinear:
-        """Packs a weight and a bias."""
         place = (self._ops.executor, arena or HostArena())
         if isinstance(weight, QuantizedWeight):
             linear_type = Int8Linear if weight.zeros is None else Int4Linear
@@ -174,7 +172,6 @@ class CpuBackend:
     def linear(
         self, hidden: Tensor, packed: PackedLinear, *, wide: bool = False, lora: LoraRows | None = None
     ) -> Tensor:
-        """Multiplies rows by a packed weight."""
         return self._products.linear(hidden, cast("CpuWeight", packed), wide=wide, lora=lora)
 
     def embedding(
@@ -185,7 +182,6 @@ class CpuBackend:
         scale: float = 1.0,
         virtual: VirtualRows | None = None,
     ) -> Tensor:
-        """Takes rows of a table."""
         if isinstance(table, Tensor):
             kind, (num_rows, width), address = Kind.EMBEDDING, table.shape, table.data_ptr()
         else:
@@ -211,17 +207,14 @@ class CpuBackend:
         return output
 
     def join(self, ranks: Ranks) -> None:
-        """Sets the ranks."""
         self._ops.join(ranks)
 
     def receive(self, num_rows: int, width: int, dtype: torch.dtype) -> Tensor:
-        """Receives rows."""
         rows = torch.empty(num_rows, width, dtype=dtype)
         self._ops.meet(Joint.RECEIVE, rows)
         return rows
 
     def send(self, rows: Tensor) -> None:
-        """Sends rows."""
         self._ops.meet(Joint.SEND, rows)
 
     def rms_norm(
@@ -232,7 +225,6 @@ class CpuBackend:
         residual: Tensor | None = None,
         scale: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
-        """Adds the residual, then normalises."""
         return self._rows.rms_norm(hidden, weight, epsilon, residual, scale)
 
     def layer_norm(
@@ -244,21 +236,17 @@ class CpuBackend:
         residual: Tensor | None = None,
         scale: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
-        """Adds the residual, then normalises by mean and variance."""
         return self._rows.layer_norm(hidden, weight, bias, epsilon, residual, scale)
 
     def add_normed(
         self, hidden: Tensor, weight: Tensor | None, epsilon: float, residual: Tensor, scale: float = 1.0
     ) -> Tensor:
-        """Adds normalised rows to the residual."""
         return self._rows.add_normed(hidden, weight, epsilon, residual, scale)
 
     def add(self, hidden: Tensor, residual: Tensor, scale: float = 1.0) -> Tensor:
-        """Adds rows to the residual."""
         return self._rows.add(hidden, residual, scale)
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
-        """Computes `silu(gate) * up`."""
         return self._rows.silu_and_mul(gate_up)
 
     def rotary_and_cache(
@@ -271,7 +259,6 @@ class CpuBackend:
         shape: AttentionShape,
         norms: QueryKeyNorms | None = None,
     ) -> Tensor:
-        """Rotates queries and keys in place, and writes keys and values to their slots."""
         qkv = qkv.contiguous()
         op = self._pool_op(Kind.ROTARY_AND_CACHE, kv_pool, layer, shape)
         op.input, op.input_stride = qkv.data_ptr(), qkv.shape[1]
@@ -295,7 +282,6 @@ class CpuBackend:
         sliding_window: int | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """Attends each row to its sequence's keys."""
         if query.stride()[1:] != (shape.head_dim, 1):
             query = query.contiguous()
         output = torch.empty(query.shape[0], shape.num_heads * shape.head_dim, dtype=self._dtype)
@@ -325,7 +311,6 @@ class CpuBackend:
     def capture(
         self, forward: Callable[[Tensor, AttentionBatch], Tensor], head: PackedLinear | None, sizes: CaptureSizes
     ) -> CapturedStep | None:
-        """Records a network's step."""
         token_ids = torch.zeros(1, dtype=torch.int64)
         tables = [[0]] * sizes.num_kv_groups
         window = sizes.sliding_window

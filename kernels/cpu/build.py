@@ -102,7 +102,6 @@ def _compile(compiler: str, instruction_set: str) -> None:
 
 
 def main() -> None:
-    """The program."""
     if all(library_path(name).exists() for name in INSTRUCTION_SETS):
         return
     if platform.machine().lower() not in ("x86_64", "amd64"):

@@ -47,7 +47,6 @@ class HostArena(ChunkedArena):
         self._mappings: list[mmap.mmap] = []
 
     def allocate(self, num_bytes: int) -> Tensor:
-        """Allocates zeros."""
         mapping, memory = map_huge(num_bytes, mmap.mmap)
         self._mappings.append(mapping)
         return memory

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 
 class Kind(IntEnum):
-    """The kind of an op."""
-
     EMBEDDING = 0
     EMBEDDING_PACKED = 1
     RMS_NORM = 2
@@ -66,8 +64,6 @@ class Rows(IntEnum):
 
 
 class Scheme(IntEnum):
-    """The format of a weight."""
-
     UNQUANTIZED = 0
     INT8 = 1
     INT4 = 2
@@ -156,8 +152,6 @@ class Op(ctypes.Structure):
 
 
 class Inputs(ctypes.Structure):
-    """The inputs of a step."""
-
     _fields_ = (
         ("num_sequences", ctypes.c_int64),
         ("num_new_tokens", ctypes.c_void_p),
@@ -292,5 +286,4 @@ class Executor:
 
 
 def op_array(ops: Sequence[Op]) -> ctypes.Array[Op]:
-    """Lays ops side by side."""
     return (Op * len(ops))(*ops)

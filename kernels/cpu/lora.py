@@ -40,7 +40,6 @@ class CpuLora:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes held."""
         return self.shrink.nbytes + self.expand.nbytes
 
 
@@ -55,11 +54,9 @@ class LoraRoom:
 
     @property
     def address(self) -> int:
-        """The address of the first slot."""
         return ctypes.addressof(self._factors)
 
     def write(self, slot: int, lora: CpuLora | None) -> None:
-        """Sets what a slot points to."""
         addresses = (None, None, 0) if lora is None else (lora.shrink.data_ptr(), lora.expand.data_ptr(), lora.width)
         self._factors[slot] = LoraFactors(*addresses)
         self._held[slot] = lora
@@ -76,7 +73,6 @@ class CpuLoraOps:
         self._chunks = Chunks(allocate_huge, CHUNK_BYTES)
 
     def find(self, weight: _Weight) -> LoraRoom | None:
-        """Returns the slots of a weight; None: it has none."""
         return self._rooms.get(weight)
 
     def make_room(self, packed: PackedLinear, num_slots: int, max_width: int, arena: Arena | None = None) -> int:
@@ -113,5 +109,4 @@ class CpuLoraOps:
         return -(-width // values) * values
 
     def write(self, packed: PackedLinear, slot: int, lora: PackedLora | None) -> None:
-        """Sets what a slot holds."""
         self._rooms[cast("_Weight", packed)].write(slot, cast("CpuLora | None", lora))

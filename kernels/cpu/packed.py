@@ -54,7 +54,6 @@ class CpuLinear:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes held."""
         return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
     def unpack(self) -> tuple[Tensor, Tensor | None]:

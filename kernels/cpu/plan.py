@@ -108,11 +108,9 @@ class CapturedPlan:
         return self._arena.nbytes + self._quantized_bytes
 
     def takes(self, step: StepInputs) -> bool:
-        """Returns whether the step is within the sizes that this was made for."""
         return len(step.token_ids) <= self._sizes.max_num_tokens and len(step.chosen) <= self._max_rows
 
     def replay(self, step: StepInputs, *, with_logits: bool) -> StepOutputs:
-        """Computes a step."""
         num_chosen = len(step.chosen) if self._vocab_size else 0
         token_ids = step.token_ids
         if step.last_tokens is not None:

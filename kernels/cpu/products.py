@@ -20,8 +20,6 @@ CpuWeight = CpuLinear | Int8Linear | Int4Linear
 
 
 class Products:
-    """The products of one backend."""
-
     def __init__(self, ops: OpStream, dtype: torch.dtype, loras: CpuLoraOps) -> None:
         self._ops = ops
         self._dtype = dtype

@@ -95,7 +95,6 @@ class Int8Linear:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes held."""
         bias_bytes = 0 if self.bias is None else self.bias.nbytes
         return self.weight.nbytes + self.scales.nbytes + self.sums.nbytes + bias_bytes
 
@@ -144,7 +143,6 @@ class Int4Linear:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes held."""
         return sum(tensor.nbytes for tensor in (self.weight, self.order, self.bias) if tensor is not None)
 
     @property

@@ -24,7 +24,6 @@ class RowOps:
     def rms_norm(
         self, hidden: Tensor, weight: Tensor | None, epsilon: float, residual: Tensor | None, scale: float
     ) -> tuple[Tensor, Tensor]:
-        """Adds the residual, then normalises by the root mean square."""
         wide = is_wide(weight)
         return self._norm(Kind.RMS_NORM, hidden, residual, scale, weight, epsilon=epsilon, has_wide_norms=wide)
 
@@ -37,7 +36,6 @@ class RowOps:
         residual: Tensor | None,
         scale: float,
     ) -> tuple[Tensor, Tensor]:
-        """Adds the residual, then normalises by mean and variance."""
         return self._norm(Kind.LAYER_NORM, hidden, residual, scale, weight, epsilon=epsilon, bias=address_of(bias))
 
     def _norm(
@@ -57,12 +55,10 @@ class RowOps:
     def add_normed(
         self, hidden: Tensor, weight: Tensor | None, epsilon: float, residual: Tensor, scale: float
     ) -> Tensor:
-        """Adds normalised rows to the residual."""
         fields = {"weight": address_of(weight), "epsilon": epsilon, "has_wide_norms": is_wide(weight)}
         return self._add(Kind.ADD_NORMED, hidden, residual, scale, **fields)
 
     def add(self, hidden: Tensor, residual: Tensor, scale: float) -> Tensor:
-        """Adds rows to the residual."""
         return self._add(Kind.ADD, hidden, residual, scale)
 
     def _add(self, kind: Kind, hidden: Tensor, residual: Tensor, scale: float, **fields: Any) -> Tensor:
@@ -77,7 +73,6 @@ class RowOps:
         return self._ops.make(kind, **rows, scale=scale, **fields)
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
-        """Computes `silu(gate) * up`."""
         gate_up = gate_up.contiguous()
         output = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
         op = self._ops.make(

@@ -74,7 +74,6 @@ class CpuSampling:
         self.executor = executor
 
     def finite_rows(self, logits: Tensor) -> Flags:
-        """Finds the rows that hold finite numbers alone."""
         finite = np.empty(len(logits), np.bool_)
         self.executor.find_finite_rows(_address(logits), (len(logits), logits.shape[1]), finite.ctypes.data)
         return finite
@@ -88,7 +87,6 @@ class CpuSampling:
         return torch.from_numpy(self.choose(logits, choices))
 
     def apply_masks(self, logits: Tensor, rows: Integers, words: npt.NDArray[np.uint32]) -> None:
-        """Makes tokens of some rows impossible."""
         size = logits.shape[1]
         places, bits = _column(rows, np.int64), _column(words, np.uint32)
         if bits.shape != (len(places), -(-size // 32)):
@@ -96,7 +94,6 @@ class CpuSampling:
         self.executor.apply_masks(_Masks(_address(logits), size, len(places), places.ctypes.data, bits.ctypes.data))
 
     def choose(self, logits: Tensor, choices: Choices) -> Integers:
-        """Chooses a token of each row."""
         token_ids = np.empty(len(logits), np.int64)
         columns = (
             _column(choices.temperatures, np.float32),
@@ -140,11 +137,9 @@ class CpuSampling:
         return TokenLogprobs(candidates, logprobs, ranks)
 
     def choose_bytes(self, num_rows: int, vocab_size: int) -> int:
-        """The most memory that `choose` takes beside the logits."""
         return self.executor.num_threads * vocab_size * SCRATCH_BYTES
 
     def token_logprobs_bytes(self, num_rows: int, vocab_size: int) -> int:
-        """The most memory that `token_logprobs` takes beside the logits."""
         return self.executor.num_threads * vocab_size * SCRATCH_BYTES
 
 

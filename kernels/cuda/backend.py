@@ -91,7 +91,6 @@ class CudaBackend:
         sliding_window: int | None = None,
         num_kv_groups: int = 1,
     ) -> AttentionBatch:
-        """Makes a step's attention metadata."""
         return planning.plan(
             num_new_tokens, seq_lens, block_tables, block_size, sliding_window, self.device, num_kv_groups
         )
@@ -115,7 +114,6 @@ class CudaBackend:
     def linear(
         self, hidden: Tensor, packed: PackedLinear, *, wide: bool = False, lora: LoraRows | None = None
     ) -> Tensor:
-        """Multiplies rows by a packed weight."""
         weight = cast("CudaLinear", packed)
         room = None if lora is None else self.lora.find(weight)
         if room is not None and lora is not None:
@@ -146,7 +144,6 @@ class CudaBackend:
         scale: float = 1.0,
         virtual: VirtualRows | None = None,
     ) -> Tensor:
-        """Takes rows of a table."""
         rows = table if isinstance(table, Tensor) else cast("CudaLinear", table).weight
         found = elementwise.embedding(indices, rows, first_row or 0, scale, None if first_row else virtual)
         if first_row is not None:
@@ -154,7 +151,6 @@ class CudaBackend:
         return found
 
     def join(self, ranks: Ranks) -> None:
-        """Sets the ranks."""
         self._joined = ranks
 
     @property
@@ -163,13 +159,11 @@ class CudaBackend:
         return self._joined
 
     def receive(self, num_rows: int, width: int, dtype: torch.dtype) -> Tensor:
-        """Receives rows."""
         rows = torch.empty(num_rows, width, dtype=dtype, device=self.device)
         self._ranks.receive(rows)
         return rows
 
     def send(self, rows: Tensor) -> None:
-        """Sends rows."""
         self._ranks.send(rows)
 
     def rms_norm(
@@ -180,7 +174,6 @@ class CudaBackend:
         residual: Tensor | None = None,
         scale: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
-        """Adds the residual, then normalises."""
         normed, total, self._normed = row_norms.norm(hidden, weight, epsilon, residual, scale, self._row_format)
         return normed, total
 
@@ -198,7 +191,6 @@ class CudaBackend:
         residual: Tensor | None = None,
         scale: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
-        """Adds the residual, then normalises by mean and variance."""
         normed, total, self._normed = row_norms.norm(
             hidden, weight, epsilon, residual, scale, self._row_format, bias=bias, is_centred=True
         )
@@ -207,15 +199,12 @@ class CudaBackend:
     def add_normed(
         self, hidden: Tensor, weight: Tensor | None, epsilon: float, residual: Tensor, scale: float = 1.0
     ) -> Tensor:
-        """Adds normalised rows to the residual."""
         return row_norms.add_normed(hidden, weight, epsilon, residual, scale)
 
     def add(self, hidden: Tensor, residual: Tensor, scale: float = 1.0) -> Tensor:
-        """Adds rows to the residual."""
         return row_norms.add(hidden, residual, scale)
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
-        """Computes `silu(gate) * up`."""
         return elementwise.silu_and_mul(gate_up)
 
     def rotary_and_cache(
@@ -228,7 +217,6 @@ class CudaBackend:
         shape: AttentionShape,
         norms: QueryKeyNorms | None = None,
     ) -> Tensor:
-        """Rotates queries and keys and writes keys and values to their slots."""
         return row_rotary.rotary_and_cache(qkv, rotary, batch, kv_pool, layer, shape, norms)
 
     def paged_attention(
@@ -241,7 +229,6 @@ class CudaBackend:
         sliding_window: int | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """Attends each row to its sequence's keys."""
         if not shape.is_causal:
             raise NotImplementedError(f"{self.name} has no attention to keys behind a row")
         return attention.paged_attention(

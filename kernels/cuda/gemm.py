@@ -1,7 +1,7 @@
 """Products of rows and a weight, summed in one order however many rows there are.
 
 An output is summed over each leaf of the inner dimension in steps of BLOCK_K, a function of the leaf's length alone,
-and over the leaves as `kernels.leaves` says; no other program adds to it. Tiles differ by the number of rows, which
+and over the leaves as `add_leaves` does; no other program adds to it. Tiles differ by the number of rows, which
 changes no order; whether it changes the instructions, and they their bits, is the probe's to find out
 (`kernels.cuda.linear`). Owns the kernels; knows nothing of who holds a weight.
 """

@@ -187,7 +187,6 @@ class CapturedSteps:
         return sum(each.max_new_tokens > 1 for each in self._captured) < MAX_MIXES
 
     def replay(self, step: StepInputs, *, with_logits: bool) -> StepOutputs:
-        """Computes a step that this takes."""
         bucket = self._buckets.find(step)
         assert bucket is not None
         inputs, recording = self._find(bucket)

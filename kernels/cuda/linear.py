@@ -49,8 +49,6 @@ class Method(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How a product is made."""
-
     method: Method
     min_rows: int = 1
     """What fewer rows are padded to; a power of two."""
@@ -96,18 +94,15 @@ class CudaLinear:
         self._eight_bits = eight_bits
 
     def move_to(self, arena: Arena) -> None:
-        """Moves what it holds into an arena."""
         self.weight = keep(arena, self.weight)
         self.scales, self.bias = (None if each is None else keep(arena, each) for each in (self.scales, self.bias))
 
     @property
     def is_gated(self) -> bool:
-        """Whether half of the weight's rows are gates."""
         return self.epilogue.gated
 
     @property
     def num_bytes(self) -> int:
-        """Bytes held."""
         return sum(each.nbytes for each in (self.weight, self.scales, self.bias) if each is not None)
 
     def unpack(self) -> tuple[Tensor, Tensor | None]:
@@ -119,7 +114,6 @@ class CudaLinear:
         return wide.view(self.weight.shape), bias
 
     def takes(self, way: Way) -> bool:
-        """Returns whether the product can be made so."""
         return way.method is not Method.PADDED or not (self.leaves > 1 or self.is_partial or self.scales is not None)
 
     def __call__(self, rows: Tensor, *, wide: bool = False, known: Quantized | None = None) -> Tensor:

@@ -32,7 +32,6 @@ class CudaSampling:
         self._device = device
 
     def finite_rows(self, logits: Tensor) -> Flags:
-        """Finds the rows that hold finite numbers alone."""
         return self.launch_finite_rows(logits).cpu().numpy()
 
     def launch_finite_rows(self, logits: Tensor) -> Tensor:
@@ -43,7 +42,6 @@ class CudaSampling:
     apply_masks = staticmethod(apply_masks)
 
     def choose(self, logits: Tensor, choices: Choices) -> Integers:
-        """Chooses a token of each row."""
         return self.launch_choose(logits, choices).cpu().numpy()
 
     def launch_choose(self, logits: Tensor, choices: Choices) -> Tensor:
@@ -76,9 +74,7 @@ class CudaSampling:
         return TokenLogprobs(candidates, values, ranks)
 
     def choose_bytes(self, num_rows: int, vocab_size: int) -> int:
-        """The most memory that `choose` takes beside the logits."""
         return choice.memory_bytes(num_rows, vocab_size)
 
     def token_logprobs_bytes(self, num_rows: int, vocab_size: int) -> int:
-        """The most memory that `token_logprobs` takes beside the logits."""
         return CANDIDATE_BYTES * min(num_rows * (vocab_size + 1), max(MAX_CANDIDATES, vocab_size + 1))

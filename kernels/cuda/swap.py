@@ -52,9 +52,7 @@ class StepRows(Protocol):
 class Event(Protocol):
     """A place in a stream."""
 
-    def query(self) -> bool:
-        """Returns whether all before it is done."""
-        ...
+    def query(self) -> bool: ...
 
 
 class Stream(Protocol):
@@ -64,13 +62,9 @@ class Stream(Protocol):
         """Makes what is enqueued from now on wait for an event, on the device."""
         ...
 
-    def record_event(self) -> Event:
-        """Returns an event behind all that is enqueued."""
-        ...
+    def record_event(self) -> Event: ...
 
-    def synchronize(self) -> None:
-        """Waits until all that is enqueued is done."""
-        ...
+    def synchronize(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,6 @@ class ReferenceBackend:
         sliding_window: int | None = None,
         num_kv_groups: int = 1,
     ) -> AttentionBatch:
-        """Makes a step's attention metadata."""
         return planning.plan(
             num_new_tokens, seq_lens, block_tables, block_size, sliding_window, self.device, num_kv_groups
         )
@@ -94,7 +93,6 @@ class ReferenceBackend:
     def linear(
         self, hidden: Tensor, packed: PackedLinear, *, wide: bool = False, lora: LoraRows | None = None
     ) -> Tensor:
-        """Multiplies rows by a packed weight."""
         weight = cast("ReferenceLinear", packed)
         sums = weight.unrounded(hidden)
         if wide:
@@ -121,7 +119,6 @@ class ReferenceBackend:
         scale: float = 1.0,
         virtual: VirtualRows | None = None,
     ) -> Tensor:
-        """Takes rows of a table."""
         rows = cast("Tensor", table)
         if first_row is None and virtual is None and scale == 1.0:
             return rows.index_select(0, indices)
@@ -139,17 +136,14 @@ class ReferenceBackend:
         return found
 
     def join(self, ranks: Ranks) -> None:
-        """Sets the ranks."""
         self._joined = ranks
 
     def receive(self, num_rows: int, width: int, dtype: torch.dtype) -> Tensor:
-        """Receives rows."""
         rows = torch.empty(num_rows, width, dtype=dtype, device=self.device)
         self._ranks.receive(rows)
         return rows
 
     def send(self, rows: Tensor) -> None:
-        """Sends rows."""
         self._ranks.send(rows.contiguous())
 
     @property
@@ -165,7 +159,6 @@ class ReferenceBackend:
         residual: Tensor | None = None,
         scale: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
-        """Adds the residual, then normalises."""
         return elementwise.rms_norm(hidden, weight, epsilon, residual, scale)
 
     def layer_norm(
@@ -177,21 +170,17 @@ class ReferenceBackend:
         residual: Tensor | None = None,
         scale: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
-        """Adds the residual, then normalises by mean and variance."""
         return elementwise.layer_norm(hidden, weight, bias, epsilon, residual, scale)
 
     def add_normed(
         self, hidden: Tensor, weight: Tensor | None, epsilon: float, residual: Tensor, scale: float = 1.0
     ) -> Tensor:
-        """Adds normalised rows to the residual."""
         return elementwise.add(elementwise.normalise(hidden, weight, epsilon), residual, scale)
 
     def add(self, hidden: Tensor, residual: Tensor, scale: float = 1.0) -> Tensor:
-        """Adds rows to the residual."""
         return elementwise.add(hidden, residual, scale)
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
-        """Computes `silu(gate) * up`."""
         return elementwise.silu_and_mul(gate_up)
 
     def rotary_and_cache(
@@ -204,7 +193,6 @@ class ReferenceBackend:
         shape: AttentionShape,
         norms: QueryKeyNorms | None = None,
     ) -> Tensor:
-        """Rotates queries and keys and writes keys and values to their slots."""
         return elementwise.rotary_and_cache(qkv, rotary, batch, kv_pool, layer, shape, norms)
 
     def paged_attention(
@@ -217,7 +205,6 @@ class ReferenceBackend:
         sliding_window: int | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """Attends each row to its sequence's keys."""
         row_multiple = self._row_multiples.get(shape, attention.ROW_MULTIPLES[0])
         return attention.paged_attention(query, batch, kv_pool, layer, shape, sliding_window, row_multiple, sinks)
 

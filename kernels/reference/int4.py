@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kernels.leaves import add_leaves
 from kernels.reference.int8 import quantize_rows
+from kernels.shapes import add_leaves
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kernels.leaves import add_leaves
+from kernels.shapes import add_leaves
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.invariance import MAX_ROWS
-from kernels.leaves import add_leaves
-from kernels.shapes import PLAIN_LINEAR, LinearSpec
+from kernels.shapes import PLAIN_LINEAR, LinearSpec, add_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,7 +84,6 @@ class ReferenceLinear:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes held."""
         bias_bytes = 0 if self._bias is None else self._bias.nbytes
         return self.num_rows * self.in_features * self._compute_dtype.itemsize + bias_bytes
 
@@ -96,7 +94,6 @@ class ReferenceLinear:
 
     @property
     def num_weights(self) -> int:
-        """The numbers in the weight."""
         return self.num_rows * self.in_features
 
     @property

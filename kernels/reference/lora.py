@@ -23,14 +23,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReferenceLora:
-    """The factors of one adapter."""
-
     shrink: ReferenceLinear
     expand: ReferenceLinear
 
     @property
     def num_bytes(self) -> int:
-        """Bytes held."""
         return self.shrink.num_bytes + self.expand.num_bytes
 
 
@@ -80,7 +77,6 @@ class ReferenceLoraOps:
         self._rooms = WeakKeyDictionary[ReferenceLinear, LoraRoom]()
 
     def find(self, weight: ReferenceLinear) -> LoraRoom | None:
-        """Returns the slots of a weight; None: it has none."""
         return self._rooms.get(weight)
 
     def samples(self, linears: Iterable[ReferenceLinear]) -> list[ReferenceLinear]:
@@ -96,7 +92,6 @@ class ReferenceLoraOps:
         return sample.num_bytes
 
     def pack(self, packed: PackedLinear, shrink: Tensor, expand: Tensor) -> PackedLora:
-        """Packs factors."""
         weight = cast("ReferenceLinear", packed)
         missing = self._rooms[weight].width - len(shrink)
         # As they are in the model's dtype.

@@ -34,7 +34,6 @@ class ReferenceExperts:
         ]
 
     def expert(self, number: int) -> tuple[ReferenceLinear, ReferenceLinear]:
-        """Returns the two products of an expert."""
         return self.linears[2 * number], self.linears[2 * number + 1]
 
 
@@ -62,15 +61,12 @@ class ReferenceMixtureOps:
     def pack_experts(
         self, experts: Iterable[ExpertWeights], shape: ExpertShape, arena: Arena | None = None
     ) -> PackedExperts:
-        """Packs experts."""
         return ReferenceExperts(experts, shape, self._method)
 
     def route(self, hidden: Tensor, packed: PackedLinear, router: Router) -> tuple[Tensor, Tensor]:
-        """Chooses experts."""
         return choose(cast("ReferenceLinear", packed).unrounded(hidden), router)
 
     def experts(self, hidden: Tensor, ids: Tensor, weights: Tensor, packed: PackedExperts) -> Tensor:
-        """Computes rows by their experts."""
         held = cast("ReferenceExperts", packed)
         slots = torch.empty(*ids.shape, hidden.shape[1], device=hidden.device)
         rows = slots.view(-1, hidden.shape[1])

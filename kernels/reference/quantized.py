@@ -33,7 +33,6 @@ class ReferenceQuantized:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes held."""
         weight = self._weight
         held = (weight.levels, weight.scales, weight.zeros, weight.order, self._bias)
         return sum(tensor.nbytes for tensor in held if tensor is not None)

@@ -284,7 +284,6 @@ class ReferenceSampling:
         self._device = device
 
     def finite_rows(self, logits: Tensor) -> Flags:
-        """Finds the rows that hold finite numbers alone."""
         return finite_rows(logits).cpu().numpy()
 
     def launch_finite_rows(self, logits: Tensor) -> Tensor:
@@ -294,7 +293,6 @@ class ReferenceSampling:
     apply_masks = staticmethod(apply_masks)
 
     def choose(self, logits: Tensor, choices: Choices) -> Integers:
-        """Chooses a token of each row."""
         return self.launch_choose(logits, choices).cpu().numpy()
 
     def launch_choose(self, logits: Tensor, choices: Choices) -> Tensor:
@@ -332,12 +330,10 @@ class ReferenceSampling:
         return logprobs.token_logprobs(some, None if token_ids is None else self._tensor(token_ids), num_best)
 
     def choose_bytes(self, num_rows: int, vocab_size: int) -> int:
-        """The most memory that `choose` takes beside the logits."""
         num_chosen = min(num_rows * vocab_size, max(MAX_CHOSEN_LOGITS, vocab_size))
         return SORTING_COPIES * num_chosen * torch.float32.itemsize
 
     def token_logprobs_bytes(self, num_rows: int, vocab_size: int) -> int:
-        """The most memory that `token_logprobs` takes beside the logits."""
         return LOGPROB_COPIES * num_rows * vocab_size * torch.float32.itemsize
 
     def _tensor(self, column: npt.NDArray[Any]) -> Tensor:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from blockyard.contract.workers import SavedState
-    from scheduler_service.operations.saving_link import SaveProgress
+    from scheduler_service.operations.operations_link import SaveProgress
     from scheduler_service.operations.updates import Event
 
 _MODES: dict[int, Mode] = {
@@ -50,7 +50,6 @@ def decode_save(request: admin_pb2.SaveStateRequest) -> SaveRequest:
 
 
 def encode_save_progress(progress: SaveProgress) -> admin_pb2.SaveStateResponse:
-    """Encodes a worker's progress."""
     return admin_pb2.SaveStateResponse(
         progress=admin_pb2.SaveProgress(
             rank=progress.rank, done_bytes=progress.done_bytes, total_bytes=progress.total_bytes
@@ -59,7 +58,6 @@ def encode_save_progress(progress: SaveProgress) -> admin_pb2.SaveStateResponse:
 
 
 def encode_saved(workers: Sequence[SavedState]) -> admin_pb2.SaveStateResponse:
-    """Encodes what each worker has saved."""
     return admin_pb2.SaveStateResponse(workers=map(SAVED_STATE.encode, workers))
 
 
@@ -80,7 +78,6 @@ def decode_update(request: admin_pb2.UpdateWeightsRequest) -> Update:
 
 
 def encode_update_event(event: Event) -> admin_pb2.UpdateWeightsResponse:
-    """Encodes an event of a replica's weight update."""
     response = admin_pb2.UpdateWeightsResponse(replica_id=event.engine.replica_id)
     if isinstance(event, Expected):
         response.expected.worker_addresses.extend(event.worker_addresses)

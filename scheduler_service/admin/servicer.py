@@ -14,7 +14,6 @@ from blockyard.service.log_level import check_level, set_log_level
 from blockyard.telemetry import EventLogger
 from blockyard.worker.v1 import worker_pb2
 from scheduler_service.admin.fan_out import ask_each
-from scheduler_service.admin.lora_codec import encode_lora
 from scheduler_service.admin.operations_codec import (
     decode_mode,
     decode_save,
@@ -24,14 +23,14 @@ from scheduler_service.admin.operations_codec import (
     encode_update_event,
 )
 from scheduler_service.admin.state_dump_codec import encode_state
-from scheduler_service.admin.status_codec import encode_replica, encode_status
+from scheduler_service.admin.status_codec import encode_lora, encode_replica, encode_status
 from scheduler_service.operations import updates
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from blockyard.common.v1 import administration_pb2
-    from scheduler_service.operations.saving_link import SaveProgress
+    from scheduler_service.operations.operations_link import SaveProgress
     from scheduler_service.replicas.engine import Engine
     from scheduler_service.replicas.rank import Rank
     from scheduler_service.service import SchedulerService
@@ -69,7 +68,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def DrainReplica(  # type: ignore[override]
         self, request: admin_pb2.DrainReplicaRequest, context: Any
     ) -> admin_pb2.DrainReplicaResponse:
-        """Drains a replica: it takes no requests."""
         engine, dispatcher = self._find(request.replica), self._service.dispatcher
         hands_over = dispatcher.serves_without(engine)
         if not engine.drain.is_wanted:
@@ -81,7 +79,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def UndrainReplica(  # type: ignore[override]
         self, request: admin_pb2.UndrainReplicaRequest, context: Any
     ) -> admin_pb2.UndrainReplicaResponse:
-        """Ends a drain: the replica takes requests again."""
         engine = self._find(request.replica)
         if engine.sleep_level:
             raise BlockyardError(Reason.WRONG_STATE, f"replica {engine.replica_id} is asleep: wake it up")
@@ -94,7 +91,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def SleepReplica(  # type: ignore[override]
         self, request: admin_pb2.SleepReplicaRequest, context: Any
     ) -> admin_pb2.SleepReplicaResponse:
-        """Puts a replica to sleep."""
         engine, mode = self._find(request.replica), decode_mode(request.mode)
         uses = await self._service.operations.sleep(engine, request.level or DEFAULT_LEVEL, mode)
         return admin_pb2.SleepReplicaResponse(
@@ -106,7 +102,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def WakeReplica(  # type: ignore[override]
         self, request: admin_pb2.WakeReplicaRequest, context: Any
     ) -> admin_pb2.WakeReplicaResponse:
-        """Wakes a replica."""
         engine, tags = self._find(request.replica), decode_known_tags(request.tags)
         awake = await self._service.operations.wake(engine, tags, reload=request.reload)
         return admin_pb2.WakeReplicaResponse(
@@ -118,7 +113,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def UpdateWeights(  # type: ignore[override]
         self, request: admin_pb2.UpdateWeightsRequest, context: Any
     ) -> AsyncIterator[admin_pb2.UpdateWeightsResponse]:
-        """Gives replicas other weights."""
         engines = [self._find(name) for name in dict.fromkeys(request.replicas)] or list(self._service.engines)
         async for event in updates.update(self._service.operations, engines, decode_update(request)):
             yield encode_update_event(event)
@@ -126,7 +120,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def SaveState(  # type: ignore[override]
         self, request: admin_pb2.SaveStateRequest, context: Any
     ) -> AsyncIterator[admin_pb2.SaveStateResponse]:
-        """Has a replica save its weights, and reports its progress."""
         what, mode = decode_save(request), decode_mode(request.mode)
         events: asyncio.Queue[SaveProgress | None] = asyncio.Queue()
         work = self._service.operations.save(self._find(request.replica), what, mode, events.put_nowait)
@@ -142,7 +135,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def ResetPrefixCache(  # type: ignore[override]
         self, request: admin_pb2.ResetPrefixCacheRequest, context: Any
     ) -> admin_pb2.ResetPrefixCacheResponse:
-        """Forgets cached blocks that no sequence holds."""
         engines = [self._find(request.replica)] if request.replica else self._service.engines
         return admin_pb2.ResetPrefixCacheResponse(replicas=[reset for each in engines if (reset := _reset(each))])
 
@@ -164,7 +156,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def StartProfile(  # type: ignore[override]
         self, request: admin_pb2.StartProfileRequest, context: Any
     ) -> admin_pb2.StartProfileResponse:
-        """Starts a profile of a worker."""
         engine = self._find(request.replica)
         options = await _find_ranks(engine, request.replica)[0].link.start_profile(request.options)
         log.info("profiling a worker", replica_id=engine.replica_id, max_steps=options.max_steps)
@@ -173,7 +164,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def StopProfile(  # type: ignore[override]
         self, request: admin_pb2.StopProfileRequest, context: Any
     ) -> AsyncIterator[admin_pb2.StopProfileResponse]:
-        """Ends a worker's profile and passes it on, piece by piece."""
         engine = self._find(request.replica)
         async for piece in _find_ranks(engine, request.replica)[0].link.stop_profile():
             summary = piece.summary if piece.HasField("summary") else None
@@ -182,35 +172,30 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def LoadLora(  # type: ignore[override]
         self, request: admin_pb2.LoadLoraRequest, context: Any
     ) -> admin_pb2.LoadLoraResponse:
-        """Loads an adapter."""
         adapter = await self._service.loras.load(request.name, request.path, load_inplace=request.load_inplace)
         return admin_pb2.LoadLoraResponse(lora=encode_lora(adapter, self._service.engines))
 
     async def UnloadLora(  # type: ignore[override]
         self, request: admin_pb2.UnloadLoraRequest, context: Any
     ) -> admin_pb2.UnloadLoraResponse:
-        """Unloads an adapter."""
         self._service.loras.unload(request.name)
         return admin_pb2.UnloadLoraResponse()
 
     async def PinLora(  # type: ignore[override]
         self, request: admin_pb2.PinLoraRequest, context: Any
     ) -> admin_pb2.PinLoraResponse:
-        """Pins an adapter, or unpins it."""
         adapter = await self._service.loras.pin(request.name, pinned=request.pinned)
         return admin_pb2.PinLoraResponse(lora=encode_lora(adapter, self._service.engines))
 
     async def ListLoras(  # type: ignore[override]
         self, request: admin_pb2.ListLorasRequest, context: Any
     ) -> admin_pb2.ListLorasResponse:
-        """Lists the adapters."""
         named = self._service.loras.registry.named
         return admin_pb2.ListLorasResponse(loras=[encode_lora(each, self._service.engines) for each in named])
 
     async def CallExtension(  # type: ignore[override]
         self, request: admin_pb2.CallExtensionRequest, context: Any
     ) -> admin_pb2.CallExtensionResponse:
-        """Runs an operation of an extension at each worker of a replica."""
         engine = self._find(request.replica)
         ranks, seconds = _find_ranks(engine, request.replica), _decode_timeout(request)
         names = {"extension": request.extension, "operation": request.operation}
@@ -223,20 +208,17 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def DumpState(  # type: ignore[override]
         self, request: admin_pb2.DumpStateRequest, context: Any
     ) -> admin_pb2.DumpStateResponse:
-        """Returns the scheduler's requests and replicas."""
         max_requests = request.max_requests or DEFAULT_MAX_REQUESTS
         return admin_pb2.DumpStateResponse(state=encode_state(self._service, max_requests))
 
     async def DrainGateway(  # type: ignore[override]
         self, request: admin_pb2.DrainGatewayRequest, context: Any
     ) -> admin_pb2.DrainGatewayResponse:
-        """Refuses: only gateways answer this."""
         raise _make_not_here_error()
 
     async def UndrainGateway(  # type: ignore[override]
         self, request: admin_pb2.UndrainGatewayRequest, context: Any
     ) -> admin_pb2.UndrainGatewayResponse:
-        """Refuses: only gateways answer this."""
         raise _make_not_here_error()
 
 

@@ -1,4 +1,4 @@
-"""Encodes the answers to `GetStatus` and `GetSchedulerStatus`, from the engines' and their schedulers' counts."""
+"""Encodes answers to `GetStatus`, `GetSchedulerStatus` and `ListLoras` from the counts of engines and schedulers."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING
 
 from google.protobuf.duration_pb2 import Duration
 
+from blockyard.admin.v1 import admin_pb2
 from blockyard.common.v1 import status_pb2
 from blockyard.contract.codec.worker_info import STATES
 from blockyard.version import __version__
 
 if TYPE_CHECKING:
-    from blockyard.contract.scheduling import Readiness
+    from collections.abc import Sequence
+
+    from blockyard.contract.scheduling import Adapter, Readiness
     from blockyard.contract.workers import WorkerInfo
     from scheduler_service.core.values import SchedulerStats
     from scheduler_service.replicas.engine import Engine
@@ -21,7 +24,6 @@ if TYPE_CHECKING:
 
 
 def encode_status(service: SchedulerService) -> status_pb2.SchedulerStatus:
-    """Encodes the status of the scheduler and its replicas."""
     stats, dispatcher, now = service.stats(), service.dispatcher, service.now
     return status_pb2.SchedulerStatus(
         replicas=map(encode_replica, service.engines),
@@ -59,7 +61,6 @@ def _encode_recovery(record: RecoveryRecord, now: float) -> status_pb2.RecoveryS
 
 
 def encode_replica(engine: Engine) -> status_pb2.ReplicaStatus:
-    """Encodes the status of one replica."""
     replica = status_pb2.ReplicaStatus(
         replica_id=engine.replica_id,
         ready=engine.is_ready,
@@ -144,3 +145,28 @@ def _encode_memory(status: status_pb2.WorkerStatus, worker: WorkerInfo) -> None:
     if cache := worker.cache:
         status.device_cache_bytes = cache.cache_block_bytes * cache.num_device_blocks
         status.host_cache_bytes = cache.cache_block_bytes * cache.num_host_blocks
+
+
+def encode_lora(adapter: Adapter, engines: Sequence[Engine]) -> admin_pb2.LoraStatus:
+    """Encodes an adapter, the replicas that have it, and its details if a worker has read it."""
+    lora_id = adapter.lora_id
+    loaded = {engine.replica_id: engine for engine in engines if lora_id in engine.loras.loaded}
+    found = next((engine.loras.loaded[lora_id] for engine in loaded.values()), adapter)
+    resident = [
+        number
+        for number, engine in loaded.items()
+        if engine.scheduler is not None and lora_id in engine.scheduler.lora_slots.resident_ids
+    ]
+    return admin_pb2.LoraStatus(
+        name=adapter.name,
+        lora_id=lora_id,
+        path=adapter.path,
+        digest=adapter.digest,
+        rank=found.rank,
+        targets=found.targets,
+        num_bytes=found.num_bytes,
+        pinned=adapter.pinned,
+        loaded_replica_ids=sorted(loaded),
+        resident_replica_ids=sorted(resident),
+        num_virtual_tokens=adapter.num_virtual_tokens,
+    )

@@ -252,7 +252,6 @@ class LoraRoom:
         return lora_id not in self._waiting
 
     def take(self, lora_id: int) -> None:
-        """Fills the room with a sequence."""
         if not self.has_slot(lora_id):
             self._waiting.add(lora_id)
         elif lora_id not in self._open:
@@ -318,7 +317,6 @@ class Room:
         return may_come and self.outranks(group)
 
     def take(self, num_tokens: int, num_rows: int, tenant: str = "", lora_id: int = 0) -> None:
-        """Fills the room with a request of a tenant."""
         has_slot = self.loras.has_slot(lora_id)
         self.loras.take(lora_id)
         if not has_slot:

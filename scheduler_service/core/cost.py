@@ -116,7 +116,6 @@ class StepTimeModel:
         return self._coefficients()[1] if self.is_measured else _PRIOR[1]
 
     def predict(self, num_prefill_tokens: int, num_decodes: int) -> float:
-        """Predicts the seconds of a step."""
         base, per_token, per_decode = self._coefficients()
         return base + per_token * num_prefill_tokens + per_decode * num_decodes
 
@@ -193,7 +192,6 @@ class CostModel:
             self._forget_at = self._now + max(_MAX_AGE * self._swap_seconds, _MIN_AGE_SECONDS)
 
     def recompute_seconds(self, num_tokens: int) -> float:
-        """Estimates the seconds to compute tokens again."""
         return num_tokens * self.step_time.seconds_per_prefill_token
 
     def swap_seconds(self, num_blocks: int) -> float:

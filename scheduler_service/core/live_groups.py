@@ -34,7 +34,6 @@ class Totals:
     num_given_back_blocks: int = 0
 
     def add(self, others: Totals) -> None:
-        """Adds the totals of others."""
         for field in fields(self):
             setattr(self, field.name, getattr(self, field.name) + getattr(others, field.name))
 
@@ -63,12 +62,10 @@ class LiveGroups:
                 self._queues.waiting.push(sequence)
 
     def clear(self) -> None:
-        """Forgets all groups."""
         self.groups.clear()
         self.ended_ids = []
 
     def take_ended(self) -> list[Group]:
-        """Takes the groups that ended since the last call."""
         ended, self._ended_groups = self._ended_groups, []
         return ended
 
@@ -107,7 +104,6 @@ class LiveGroups:
             self.ended_ids.append(sequence.sequence_id)
 
     def finish(self, sequence: Sequence, reason: FinishReason, update: OwnerUpdate) -> None:
-        """Ends a sequence, and adds that to its owner's update."""
         update.ended.append(Ending(sequence.sequence_id, reason))
         self.end(sequence.group, [sequence], reason)
 

@@ -80,7 +80,6 @@ class Suspects:
         self.num_outputs: dict[Group, int] = {}
 
     def replace(self, groups: Iterable[Group]) -> None:
-        """Replaces the suspects."""
         self.num_outputs = {group: group.num_outputs for group in groups}
 
     def may_start(self, sequence: Sequence) -> bool:

@@ -112,11 +112,9 @@ class Scheduler:
         return bool(live)
 
     def has_unfinished(self) -> bool:
-        """Whether any request is live."""
         return bool(self._groups)
 
     def take_ended(self) -> list[Group]:
-        """Takes the requests that ended since the last call, for whatever reason."""
         return self._live.take_ended()
 
     # Steps
@@ -233,7 +231,6 @@ class Scheduler:
 
     @property
     def used_lora_ids(self) -> set[int]:
-        """The adapters of all requests."""
         return {group.spec.lora_id for group in self._groups.values()} - {0}
 
     # Operators' calls

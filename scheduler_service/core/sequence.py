@@ -114,7 +114,6 @@ class Sequence:
 
     @property
     def output_token_ids(self) -> list[int]:
-        """The tokens that were generated."""
         return self.token_ids[self.group.prompt_length :]
 
     def make_record(self) -> SequenceRecord:
@@ -243,7 +242,6 @@ class Group:
             sequence.finish(reason)
 
     def reassign(self, owner: str) -> None:
-        """Gives its tokens to another owner from now on."""
         self.spec = replace(self.spec, owner=owner)
         for sequence in {*self.sequences, *self.computed}:
             sequence.owner = owner
@@ -265,7 +263,6 @@ class Group:
 
     @property
     def prompt_length(self) -> int:
-        """Tokens of the prompt."""
         return len(self.spec.prompt_token_ids)
 
     @property
@@ -282,5 +279,4 @@ class Group:
 
     @property
     def is_finished(self) -> bool:
-        """Whether all sequences have ended."""
         return all(sequence.status is SequenceStatus.FINISHED for sequence in self.sequences)

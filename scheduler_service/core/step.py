@@ -42,7 +42,6 @@ class StepInFlight:
 
     @property
     def sequences(self) -> list[Sequence]:
-        """All sequences that the step computes."""
         return [*self.sampled, *self.beams, *self.pooled, *(sequence for sequence, _ in self.pieces)]
 
     def match(self, result: StepResult) -> list[Sequence]:
@@ -89,8 +88,6 @@ class StepInFlight:
 
 
 class StepBuilder:
-    """Collects one step."""
-
     __slots__ = (
         "_num_tokens",
         "activated_loras",
@@ -176,7 +173,6 @@ class StepBuilder:
 
     @property
     def num_prefill_left(self) -> int:
-        """Tokens that are left for prefills."""
         if len(self.rows) >= self.max_rows:
             return 0
         return min(self.max_prefill_tokens - self.num_prefill_tokens, self.num_tokens_left)
@@ -224,7 +220,6 @@ class StepBuilder:
         )
 
     def add_fork(self, parent: Sequence, child: Sequence) -> None:
-        """Adds a child that shares its parent's table."""
         child.is_known = True
         self.forks.append(
             Fork(parent.sequence_id, child.sequence_id, child.sequence_index, tuple(child.block_ids)),
@@ -286,7 +281,6 @@ class StepBuilder:
 
 
 def _count_bytes(sequence: Sequence) -> int:
-    """Estimates the bytes of a new sequence in a message."""
     spec = sequence.group.spec
     num_ids = len(sequence.token_ids) + len(spec.stop_token_ids)
     return len(spec.payload or b"") + _BYTES_OF_ID * num_ids

@@ -7,6 +7,7 @@ sampling parameters above all, they check themselves.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING
 
@@ -21,12 +22,11 @@ from blockyard.paths import wrong_name, wrong_path
 from blockyard.scheduler.v1 import scheduler_pb2
 from scheduler_service.core.step import MAX_NEW_BYTES
 from scheduler_service.core.values import GroupSpec, LoraSpec
-from scheduler_service.gateways.addition import Addition
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from blockyard.contract.scheduling import Adapter
+    from blockyard.contract.scheduling import Adapter, Resubmission
 
 # A tenant's name has 64 characters, and a request's id 128 beside it and what a gateway adds.
 MAX_ID_CHARACTERS = 512
@@ -36,6 +36,26 @@ MAX_NAME_CHARACTERS = 1024
 # these; the others are for the model's own ends.
 MAX_BEAM_STOP_IDS = 64
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Addition:
+    """A request that a gateway adds, as the scheduler plans by it. Has no generated code.
+
+    `submission`: the bytes that the gateway sent, for whoever resumes the request. `age_seconds`: how long ago the
+    request reached its gateway.
+    """
+
+    spec: GroupSpec
+    handle: int
+    digest: bytes
+    submission: bytes
+    max_queue_seconds: float | None = None
+    remaining_seconds: float | None = None
+    resubmission: Resubmission | None = None
+    age_seconds: float = 0.0
+    adapter: Adapter | None = None
+    fails_on_update: bool = False
 
 
 def parse_submission(encoded: bytes) -> scheduler_pb2.Submission:

@@ -91,11 +91,9 @@ class GatewayOutbox:
         progress.loras = progress.loras if loras is None else loras
 
     def put_accepted(self, request_id: str, first_sequence_id: int, handle: int = 0) -> None:
-        """Adds that a request is queued."""
         self._open().accepted.append(Acceptance(handle, first_sequence_id, request_id))
 
     def put_failed(self, request_id: str, error: BlockyardError, handle: int = 0) -> None:
-        """Adds that a request ended with an error."""
         self._open().failed.append(Failure(handle, error, request_id))
 
     def put_resumed(self, resumed: Resumed) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from blockyard.contract.workers import MemoryTag, WorkerState
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.telemetry import EventLogger
-from scheduler_service.operations import memory_link, saving_link
+from scheduler_service.operations import operations_link
 from scheduler_service.replicas.drain import Leaving
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from blockyard.contract.workers import MemoryUse, SavedState, SaveRequest
-    from scheduler_service.operations.saving_link import SaveProgress
+    from scheduler_service.operations.operations_link import SaveProgress
     from scheduler_service.replicas.engine import Engine
     from scheduler_service.replicas.rank import Rank
     from scheduler_service.requests.dispatcher import Dispatcher
@@ -71,7 +71,7 @@ class Operations:
             raise invalid([Violation("level", "must be 1 or 2")])
         with self.alone(engine, "SleepReplica"), self.goes_on(engine, only_if_it_fails=True):
             await self.leave(engine, mode, ASLEEP)
-            uses = await each(engine.replica.ranks, lambda rank: memory_link.sleep(rank, level))
+            uses = await each(engine.replica.ranks, lambda rank: operations_link.sleep(rank, level))
             engine.sleep_level = max(level, engine.sleep_level)
         await engine.replica.look()
         self._announce(engine, ASLEEP)
@@ -97,7 +97,7 @@ class Operations:
                 await look(engine)
                 stale = [rank for rank in ranks if rank.worker is not None and rank.worker.sleep.weights_are_stale]
                 source = engine.replica.weights
-                await each(stale, lambda rank: memory_link.reload(rank, source))
+                await each(stale, lambda rank: operations_link.reload(rank, source))
             await self._take(ranks, due & {MemoryTag.KV_CACHE})
             awake = await look(engine)
             if awake.asleep:
@@ -112,7 +112,7 @@ class Operations:
     async def _take(self, ranks: Iterable[Rank], tags: frozenset[MemoryTag]) -> None:
         """Has each worker take the memory of these tags that it has given up."""
         due = [rank for rank in ranks if rank.worker is not None and rank.worker.sleep.asleep & tags]
-        await each(due, lambda rank: memory_link.wake_up(rank, tags))
+        await each(due, lambda rank: operations_link.wake_up(rank, tags))
 
     async def save(
         self, engine: Engine, request: SaveRequest, mode: Mode, on_progress: Callable[[SaveProgress], None]
@@ -129,7 +129,7 @@ class Operations:
                 await engine.drain.wait_until_done()
             else:
                 await self.leave(engine, mode, SAVING)
-            saved = await each(engine.replica.ranks, lambda rank: saving_link.save(rank, request, on_progress))
+            saved = await each(engine.replica.ranks, lambda rank: operations_link.save(rank, request, on_progress))
         num_bytes = sum(worker.num_bytes for worker in saved)
         log.info("a replica is saved", replica_id=engine.replica_id, folder=request.folder, bytes=num_bytes)
         return saved

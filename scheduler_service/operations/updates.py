@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
-from scheduler_service.operations import memory_link
+from scheduler_service.operations import operations_link
 from scheduler_service.operations.operations import POLL_SECONDS, Mode, each
 
 if TYPE_CHECKING:
@@ -91,13 +91,13 @@ async def _update_one(operations: Operations, engine: Engine, wanted: Update, te
         if wanted.heads:
             ticket = secrets.token_bytes(TICKET_BYTES)
             orders = await each(
-                ranks, lambda rank: memory_link.begin_update(rank, source.version, wanted.heads, ticket)
+                ranks, lambda rank: operations_link.begin_update(rank, source.version, wanted.heads, ticket)
             )
             tell(Expected(engine, [rank.address for rank in ranks], ticket, orders))
             # If one of them fails, the caller does not send to the others either.
-            await engine.replica.each(lambda rank: memory_link.finish_update(rank, source.version))
+            await engine.replica.each(lambda rank: operations_link.finish_update(rank, source.version))
         else:
-            await each(ranks, lambda rank: memory_link.reload(rank, source))
+            await each(ranks, lambda rank: operations_link.reload(rank, source))
             engine.replica.weights = source
     if not was_drained:
         await _until_ready(engine)

@@ -43,14 +43,12 @@ class CircuitBreaker:
         return self._num_answers >= SOUND_STEPS
 
     def begin_epoch(self, incarnations: tuple[str, ...]) -> None:
-        """Begins an epoch with these worker processes."""
         if incarnations != self._incarnations:
             self._incarnations = incarnations
             self.num_unsound_epochs = 0
         self._num_answers = 0
 
     def on_answered(self) -> None:
-        """Counts a step that was answered correctly."""
         self._num_answers += 1
         if self.is_sound:
             self.num_unsound_epochs = 0

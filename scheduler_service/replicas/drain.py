@@ -45,12 +45,10 @@ class Drain:
         self._done = asyncio.Event()
 
     def begin(self, leaving: Leaving = Leaving.FOR_OTHERS, message: str = DRAINED) -> None:
-        """Begins a drain: the replica takes no new requests."""
         self.is_wanted, self._leaving, self.message = True, leaving, message
         self._news.set()
 
     def end(self) -> None:
-        """Ends the drain: the replica takes requests again."""
         self.is_wanted = self.is_done = False
         self._done.clear()
         self._news.set()

@@ -43,8 +43,6 @@ BROKEN_EPOCH_SECONDS = 0.5
 
 
 class EngineEvents(StepEvents, Protocol):
-    """What an engine asks and reports."""
-
     def on_worker_lost(self, engine: Engine, failure: EpochFailure) -> None:
         """An epoch broke: takes all requests of the replica back."""
         ...
@@ -129,7 +127,6 @@ class Engine:
 
     @property
     def takes_requests(self) -> bool:
-        """Whether the replica takes new requests."""
         return self.readiness.ready and not self.drain.is_wanted
 
     def reconsider(self) -> None:
@@ -211,7 +208,6 @@ class Engine:
         return await self.replica.set_up()
 
     def set_not_ready(self, message: str) -> None:
-        """Reports why the replica takes no steps."""
         self._set_readiness(Readiness(False, message))
 
     def _set_readiness(self, readiness: Readiness) -> None:
@@ -305,7 +301,6 @@ def _make_pipeline(configuration: SchedulerConfiguration) -> PipelineDepth:
 def make_core_config(
     configuration: SchedulerConfiguration, cache: CacheInfo, weights_version: str = "", *, whole_prompts: bool = False
 ) -> CoreConfig:
-    """Makes the core's configuration for a replica with these pools and weights."""
     settings = configuration.scheduler
     return CoreConfig(
         block_size=cache.block_size,

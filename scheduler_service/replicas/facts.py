@@ -23,8 +23,6 @@ class MeetingPoint:
 
 
 class StartPhase(Enum):
-    """The phases of a worker's set-up."""
-
     INIT_DEVICE = "INIT_DEVICE"
     LOAD_MODEL = "LOAD_MODEL"
     COUNT_BLOCKS = "COUNT_BLOCKS"

@@ -31,8 +31,6 @@ TENSOR_PARALLEL_SIZES = (1, 2, 4, 8)
 
 
 class FleetEvents(Protocol):
-    """What the fleet reports."""
-
     def on_replica_found(self, address: str) -> None:
         """The workers of a replica were found; their addresses are joined by plus signs."""
         ...

@@ -116,7 +116,6 @@ class Rank:
 
     @property
     def address(self) -> str:
-        """The worker's address."""
         return self.link.address
 
     @property
@@ -136,12 +135,10 @@ class Rank:
 
     @property
     def model(self) -> LoadedModel | None:
-        """The loaded model."""
         return self._known.model
 
     @property
     def cache(self) -> CacheInfo | None:
-        """The pools of blocks."""
         return self._known.cache
 
     @property
@@ -299,7 +296,6 @@ class Rank:
         self._on_progress()
 
     async def reload(self, source: WeightsSource) -> None:
-        """Has the worker load its weights anew."""
         with self._explained():
             await self.link.reload_weights(source)
 
@@ -320,7 +316,6 @@ class Rank:
             return await self.link.determine_num_available_blocks(request)
 
     async def initialize_cache(self, plan: CachePlan) -> CacheInfo:
-        """Makes the worker allocate its pools and warm up."""
         phase = self._phase(StartPhase.INITIALIZE_CACHE)
         with self._explained(), phase, self._spans.step("initialize_cache") as span:
             cache = await self.link.initialize_cache(plan)
@@ -340,7 +335,6 @@ class Rank:
     # The group.
 
     async def open_rendezvous(self, epoch: int, members: Sequence[str]) -> MeetingPoint:
-        """Opens the meeting point of a group."""
         with self._explained(_TRANSIENT_OF_GROUPS):
             return await self.link.open_rendezvous(epoch, members)
 

@@ -287,7 +287,6 @@ class Replica:
         return GroupSteps(calls, epoch, limits, self.ranks[0].parallel, find_timeout)
 
     async def close(self) -> None:
-        """Closes the connections."""
         await asyncio.gather(*(rank.link.close() for rank in self.ranks))
 
 

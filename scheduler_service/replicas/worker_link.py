@@ -110,7 +110,6 @@ class StepCall:
         return message
 
     def cancel(self) -> None:
-        """Ends the stream."""
         self._call.cancel()
 
 
@@ -139,9 +138,7 @@ class Steps(Protocol):
         is wrong; DRAINING when a worker stops."""
         ...
 
-    def cancel(self) -> None:
-        """Ends the stream."""
-        ...
+    def cancel(self) -> None: ...
 
 
 class StepStream:
@@ -156,7 +153,6 @@ class StepStream:
         self._last_answered = 0
 
     async def send(self, output: SchedulerOutput) -> None:
-        """Sends one step."""
         faults.reach(faults.BEFORE_SEND)
         begin = time.perf_counter()
         step = codec.encode_step(output, self.epoch).SerializeToString()
@@ -165,7 +161,6 @@ class StepStream:
         faults.reach(faults.AFTER_SEND)
 
     async def receive(self) -> StepResult:
-        """Waits for the next answer."""
         message = await self._call.read()
         result = codec.decode_answer(message, self._limits)
         check_turn(message.epoch, result.step_id, self.epoch, self._last_answered + 1)
@@ -174,7 +169,6 @@ class StepStream:
         return result
 
     def cancel(self) -> None:
-        """Ends the stream."""
         self._call.cancel()
 
 
@@ -200,7 +194,6 @@ class WorkerLink:
         return check_worker(decode_worker_info(_read(message)))
 
     async def init_device(self, request: DeviceRequest) -> None:
-        """Makes the worker initialize its device, for its place in the replica."""
         with _translated():
             await self._stub.InitDevice(workers.encode_device_request(request), timeout=DEVICE_SECONDS)
 
@@ -219,7 +212,6 @@ class WorkerLink:
         return check_blocks(workers.AVAILABLE_BLOCKS.decode(_read(message)))
 
     async def initialize_cache(self, plan: CachePlan) -> CacheInfo:
-        """Makes the worker allocate both pools and warm up."""
         with _translated():
             message = await self._stub.InitializeCache(workers.CACHE_PLAN.encode(plan), timeout=SETUP_SECONDS)
         cache = check_cache(workers.CACHE_INFO.decode(_read(message).cache))
@@ -250,28 +242,23 @@ class WorkerLink:
         return COLLECTIVES.decode(_read(answer).kind)
 
     async def leave_group(self, epoch: int, reason: str) -> None:
-        """Makes the worker leave the group of an epoch."""
         with _translated():
             await self._stub.LeaveGroup(worker_pb2.LeaveGroupRequest(epoch=epoch, reason=reason), timeout=INFO_SECONDS)
 
     async def reload_weights(self, source: WeightsSource) -> None:
-        """Makes the worker load its weights anew."""
         async for _ in self.stream("ReloadWeights", workers.WEIGHTS_SOURCE.encode(source)):
             pass
 
     async def call(self, method: str, request: Any, seconds: float) -> Any:
-        """Makes a call, by its name."""
         with _translated():
             return _read(await getattr(self._stub, method)(request, timeout=seconds))
 
     async def stream(self, method: str, request: Any) -> AsyncIterator[Any]:
-        """Makes a call that answers more than once, by its name."""
         with _translated():
             async for message in getattr(self._stub, method)(request):
                 yield _read(message)
 
     async def shutdown(self, reason: str) -> None:
-        """Tells the worker to end its process."""
         with _translated():
             await self._stub.Shutdown(worker_pb2.ShutdownRequest(reason=reason), timeout=INFO_SECONDS)
 
@@ -284,14 +271,12 @@ class WorkerLink:
         return _read(answer).previous_level
 
     async def start_profile(self, options: administration_pb2.ProfileOptions) -> administration_pb2.ProfileOptions:
-        """Starts a profile, and returns its options."""
         with _translated():
             request = worker_pb2.StartProfileRequest(options=options)
             answer = await self._stub.StartProfile(request, timeout=DEVICE_SECONDS)
         return _read(answer).options
 
     async def stop_profile(self) -> AsyncIterator[worker_pb2.StopProfileResponse]:
-        """Yields the profile that the worker recorded, piece by piece."""
         with _translated():
             async for message in self._stub.StopProfile(worker_pb2.StopProfileRequest()):
                 yield _read(message)
@@ -305,5 +290,4 @@ class WorkerLink:
         return StepCall(execute_model())
 
     async def close(self) -> None:
-        """Closes the connection."""
         await self._channel.close()

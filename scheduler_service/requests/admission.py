@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from scheduler_service.core.config import CoreConfig
     from scheduler_service.core.queues.backlog import Backlog
     from scheduler_service.core.values import GroupSpec
-    from scheduler_service.gateways.addition import Addition
+    from scheduler_service.gateways.codec import Addition
     from scheduler_service.metrics import SchedulerMetrics
     from scheduler_service.requests.dispatcher import Dispatcher
     from scheduler_service.requests.registry import RequestRegistry
@@ -231,7 +231,6 @@ class Admission:
         log.debug("request resumed", request_id=request.request_id, gateway=outbox.owner)
 
     def refuse(self, outbox: GatewayOutbox, request_id: str, handle: int, error: BlockyardError) -> None:
-        """Reports to a gateway why a request will not run."""
         log.debug("request refused", request_id=request_id, reason=error.reason)
         self._metrics.on_refused(error.reason)
         outbox.put_failed(request_id, error, handle)

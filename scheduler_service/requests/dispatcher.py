@@ -73,7 +73,6 @@ class Dispatcher:
     # Replicas.
 
     def add_engine(self, engine: Engine) -> None:
-        """Adds a replica."""
         self.engines.append(engine)
         self.on_readiness_changed(engine)
 
@@ -85,7 +84,6 @@ class Dispatcher:
 
     @property
     def ready_engines(self) -> list[Engine]:
-        """The replicas that take requests."""
         return [engine for engine in self.engines if engine.takes_requests]
 
     @property
@@ -179,7 +177,6 @@ class Dispatcher:
         self.abort(request, reason=FinishReason.ERROR)
 
     def fail_all(self, request_ids: Iterable[str], error: BlockyardError) -> None:
-        """Ends several requests, by name, with one error."""
         for request_id in request_ids:
             if request := self._requests.live.get(request_id):
                 self.fail(request, error)
@@ -227,18 +224,15 @@ class Dispatcher:
     # Answers of replicas.
 
     def on_step_scheduled(self, replica_id: int, output: SchedulerOutput) -> None:
-        """Notes a step that is about to be sent."""
         self._requests.spans.on_scheduled(replica_id, output)
 
     def publish(self, updates: Mapping[str, OwnerUpdate]) -> None:
-        """Passes what a step generated to the gateways."""
         if self.lost_at is not None:
             log.info("steps are answered again", after_seconds=round(self._clock() - self.lost_at, 3))
             self.lost_at = None
         self._requests.publish(updates)
 
     def on_requests_ended(self, groups: Iterable[Group]) -> None:
-        """Drops requests that ended."""
         self._requests.end(groups, self._clock())
 
     def on_worker_lost(self, engine: Engine, failure: EpochFailure) -> None:

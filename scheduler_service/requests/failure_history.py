@@ -108,6 +108,5 @@ class RecoveryLog:
         self.latest: deque[RecoveryRecord] = deque(maxlen=MAX_RECORDS)
 
     def add(self, record: RecoveryRecord) -> None:
-        """Adds the loss of a replica's worker."""
         self.num_recoveries += 1
         self.latest.appendleft(record)

@@ -58,11 +58,9 @@ class Loras:
 
     @property
     def is_enabled(self) -> bool:
-        """Whether adapters are enabled."""
         return self._settings.max_loras > 0
 
     def attach(self, engine: Engine) -> None:
-        """Connects a replica's adapter cache to the registry."""
         engine.loras.find_wanted = lambda: [*self.registry.all, *self._loading]
         engine.loras.on_changed = self._on_changed
 

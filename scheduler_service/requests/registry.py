@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from blockyard.contract.scheduling import ModelFacts, Recovery
     from scheduler_service.core.sequence import Group
     from scheduler_service.core.values import OwnerUpdate
-    from scheduler_service.gateways.addition import Addition
+    from scheduler_service.gateways.codec import Addition
     from scheduler_service.gateways.outbox import GatewayOutbox
     from scheduler_service.replicas.engine import Engine
 
@@ -60,7 +60,6 @@ class Request:
 
     @property
     def request_id(self) -> str:
-        """The request's id."""
         return self.group.spec.request_id
 
     @property
@@ -100,23 +99,19 @@ class RequestRegistry:
         return request if request is not None and outbox in request.handles else None
 
     def find_of(self, engine: Engine) -> list[str]:
-        """Returns the ids of the live requests that a replica has."""
         return [request_id for request_id, request in self.live.items() if request.engine is engine]
 
     def add(self, request: Request) -> None:
-        """Registers a new live request."""
         self.live[request.request_id] = request
         self.spans.on_begun(request.group)
 
     @property
     def outboxes(self) -> list[GatewayOutbox]:
-        """The gateways that are attached."""
         return list(self._outboxes.values())
 
     # Readers.
 
     def add_gateway(self, outbox: GatewayOutbox) -> None:
-        """Registers a gateway that attached."""
         self._outboxes[outbox.owner] = outbox
         self._channels[outbox.owner] = (outbox,)
 
@@ -133,7 +128,6 @@ class RequestRegistry:
         return num_orphans
 
     def add_reader(self, request: Request, outbox: GatewayOutbox, handle: int) -> None:
-        """Adds a gateway to the readers of a live request."""
         if outbox in request.handles:
             outbox.request_ids.pop(request.handles[outbox], None)
         request.handles[outbox] = handle
@@ -161,7 +155,6 @@ class RequestRegistry:
             request.group.reassign(owner)
 
     def publish(self, updates: Mapping[str, OwnerUpdate]) -> None:
-        """Passes updates of the core to the readers of each owner."""
         for owner, update in updates.items():
             for outbox in self._channels.get(owner, ()):
                 outbox.put_update(update)
@@ -201,7 +194,6 @@ class RequestRegistry:
             self._retained.add(request.request_id, request, weight, now)
 
     def drop(self, request: Request) -> None:
-        """Forgets a live request."""
         if self.live.pop(request.request_id, None) is not None:
             self.on_end(request.request_id)
             self.spans.on_ended(request.group)

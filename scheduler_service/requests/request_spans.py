@@ -52,7 +52,6 @@ class _WatchedRequest:
         self._preempted: dict[Sequence, Span] = {}
 
     def enter(self, phase: str, **attributes: Any) -> None:
-        """Enters another phase."""
         now = time.monotonic()
         self._span.end()
         if self.phase:
@@ -126,7 +125,6 @@ class _WatchedRequest:
         self._recovery.end()
 
     def on_ended(self) -> None:
-        """Ends the spans with the finish reasons."""
         sequences = self.group.sequences
         reasons = tuple(
             sequence.finish_reason.name.lower() for sequence in sequences if sequence.finish_reason is not None
@@ -161,8 +159,6 @@ def _sequence_ids(group: Group) -> range:
 
 
 class RequestSpans:
-    """The watched requests of a scheduler."""
-
     def __init__(self) -> None:
         self._watched: dict[str, _WatchedRequest] = {}
         self._by_sequence: dict[int, _WatchedRequest] = {}
@@ -214,7 +210,6 @@ class RequestSpans:
             watched.on_lost(cause, num_tokens)
 
     def on_ended(self, group: Group) -> None:
-        """Ends the spans of a request that ended."""
         watched = self._watched.get(group.spec.request_id)
         if watched is not None and watched.group is group:
             del self._watched[group.spec.request_id]

@@ -15,7 +15,7 @@ from blockyard.contract.parallel import ALONE
 from blockyard.errors import BlockyardError, Reason
 from worker_service.collectives import nccl
 from worker_service.collectives.gloo import join_gloo
-from worker_service.collectives.lifetime import GroupLifetime
+from worker_service.collectives.group import GroupLifetime
 from worker_service.groups.joining import GroupSettings, find_route
 
 if TYPE_CHECKING:

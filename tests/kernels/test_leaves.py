@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from blockyard.model_config.leaves import count_leaves
-from kernels.leaves import add_leaves
 from kernels.reference.int8 import linear_int8
 from kernels.select import get_backend
-from kernels.shapes import LinearSpec
+from kernels.shapes import LinearSpec, add_leaves
 from tests.kit.kernels.backends import COMPILED, CPU, INSTRUCTION_SETS, KERNELS, Kernels, build_kernels
 from tests.kit.kernels.random_tensors import random
 

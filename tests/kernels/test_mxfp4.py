@@ -16,7 +16,7 @@ from tests.kit.kernels.backends import BEST, Kernels
 from tests.kit.kernels.families import family_model
 from tests.kit.kernels.ranks import Ranks
 from tests.kit.kernels.step_runner import StepRunner
-from worker_service.models.mlp.mxfp4 import BLOCK, LEVELS, NO_NUMBER, dequantize
+from worker_service.models.mlp.tensors import BLOCK, LEVELS, NO_NUMBER, dequantize_mxfp4
 from worker_service.models.model_config import read_config
 from worker_service.models.sharded_files import write_slices
 from worker_service.models.weight_files import WeightFiles
@@ -63,11 +63,11 @@ def test_numbers_are_those_of_the_format() -> None:
     blocks, scales = random_blocks(3, 5, 4, seed=1)
     expected = convert_moe_packed_tensors(blocks, scales, dtype=torch.bfloat16)
     for number in range(3):
-        assert torch.equal(dequantize(blocks[number], scales[number], torch.bfloat16), expected[number].t())
+        assert torch.equal(dequantize_mxfp4(blocks[number], scales[number], torch.bfloat16), expected[number].t())
     every = torch.tensor([[[low + 16 * low for low in range(16)]]], dtype=torch.uint8)
-    one = dequantize(every[0], torch.tensor([[127]], dtype=torch.uint8), torch.float32)
+    one = dequantize_mxfp4(every[0], torch.tensor([[127]], dtype=torch.uint8), torch.float32)
     assert one.tolist() == [[level for level in LEVELS for _ in range(2)]]
-    assert dequantize(every[0], torch.tensor([[NO_NUMBER]], dtype=torch.uint8), torch.float32).isnan().all()
+    assert dequantize_mxfp4(every[0], torch.tensor([[NO_NUMBER]], dtype=torch.uint8), torch.float32).isnan().all()
 
 
 def test_blocks_give_the_bits_of_their_numbers(tmp_path: Path) -> None:

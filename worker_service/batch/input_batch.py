@@ -65,7 +65,6 @@ class RowProgress:
     ended: bool = False
 
     def record(self) -> tuple[int, int, int, bool]:
-        """Returns the values of a record PROGRESS."""
         return self.num_tokens, self.num_computed_tokens, self.num_blocks, self.ended
 
 
@@ -81,11 +80,8 @@ class BatchLimits:
     # The keys that a query sees in each KV group; 0: all.
     kv_windows: tuple[int, ...] = (0,)
     rule: PoolingRule | None = None
-    """The pooling rule of a model that pools."""
     pooled_width: int = 0
-    """The width of the rows that the model pools."""
     num_token_types: int = 0
-    """The number of token types of the network."""
     whole_prompts: bool = False
     """Whether a prompt is computed in one step, whole."""
 
@@ -99,7 +95,6 @@ class BatchLimits:
         block_size: int,
         max_num_batched_tokens: int,
     ) -> BatchLimits:
-        """Returns the limits of a model's rows."""
         encoder = config.encoder
         return cls(
             max_model_len,
@@ -165,7 +160,6 @@ class InputBatch:
         self.takes_ids = False
 
     def unknown(self, sequence_ids: set[int]) -> set[int]:
-        """Returns the sequences that have no row."""
         return sequence_ids.difference(self._row_of)
 
     def progress_of(self, sequence_ids: tuple[int, ...]) -> npt.NDArray[np.void]:
@@ -380,7 +374,6 @@ class InputBatch:
         return late.settle(self._token_ids, self._progress["ended"], self._owners, token_ids, failed)
 
     def end(self, rows: Array) -> None:
-        """Ends rows."""
         if not self.takes_ids:
             self._progress["ended"][rows] = True
 

@@ -77,8 +77,6 @@ class RowRequests:
 
 
 class RequestTable:
-    """The requests of all rows."""
-
     def __init__(self, vocab_size: int, rule: PoolingRule | None = None, grammars: Grammars | None = None) -> None:
         """`rule`: of a model that pools, whose rows are not sampled. `grammars`: of a model whose rows are sampled."""
         self.columns = np.zeros(0, ROW)
@@ -91,12 +89,10 @@ class RequestTable:
         self._stop_token_ids = np.zeros((0, 1), np.int64)
 
     def grow(self, num_rows: int) -> None:
-        """Makes room for rows."""
         self.columns = with_rows(self.columns, num_rows)
         self._stop_token_ids = with_rows(self._stop_token_ids, num_rows)
 
     def add(self, row: int, sequence: NewRow) -> None:
-        """Writes the request of a new sequence."""
         lists = self._lists[row] = SequenceLists(sequence, self._vocab_size, self._grammars)
         record: Any = self.columns[row]
         write_sampling(record, sequence, lists, self._vocab_size)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from kernels.leaves import add_leaves
+from kernels.shapes import add_leaves
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -46,18 +46,15 @@ class GatheringCollectives(ABC):
         return torch.from_numpy(array.copy())
 
     def add(self, rows: Tensor) -> None:
-        """See Collectives."""
         if self.size > 1:
             rows.copy_(add_leaves(list(self._all_gather(rows))))
 
     def add_bits(self, rows: Tensor) -> None:
-        """See Collectives."""
         if self.size > 1:
             bits = rows.view(_BITS[rows.element_size()])
             bits.copy_(self._all_gather(bits).sum(0, dtype=bits.dtype))
 
     def gather(self, rows: Tensor, to: int = 0) -> Tensor | None:
-        """See Collectives."""
         if self.size == 1:
             return rows
         gathered = self._gather(rows, to)
@@ -66,7 +63,6 @@ class GatheringCollectives(ABC):
     def exchange_best(
         self, values: npt.NDArray[np.float32], ids: npt.NDArray[np.int64], finite: npt.NDArray[np.bool_]
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-        """See Collectives."""
         if self.size == 1:
             return ids, finite
         mine = np.stack([values.view(np.int32), ids.astype(np.int32), finite.astype(np.int32)])
@@ -80,7 +76,6 @@ class GatheringCollectives(ABC):
         return best_ids.astype(np.int64), np.all(all_ranks[:, 2] != 0, axis=0)
 
     def broadcast(self, array: npt.NDArray[np.int32], root: int = 0) -> npt.NDArray[np.int32]:
-        """See Collectives."""
         if self.size == 1:
             return array
         rows = self._to_device(array)

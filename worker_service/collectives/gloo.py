@@ -17,8 +17,7 @@ from worker_service.collectives.process_group import ProcessGroupCollectives
 
 if TYPE_CHECKING:
     from blockyard.contract.parallel import Parallel
-    from worker_service.collectives.group import RankGroup
-    from worker_service.collectives.lifetime import GroupLifetime
+    from worker_service.collectives.group import GroupLifetime, RankGroup
 
 
 def join_gloo(store: c10d.Store, parallel: Parallel, lifetime: GroupLifetime, host: str, seconds: float) -> RankGroup:

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     import torch
 
     from blockyard.contract.parallel import Parallel
-    from worker_service.collectives.group import RankGroup
-    from worker_service.collectives.lifetime import GroupLifetime
+    from worker_service.collectives.group import GroupLifetime, RankGroup
 
 # Asks Linux for the IPv4 address of an interface.
 SIOCGIFADDR = 0x8915

@@ -10,7 +10,7 @@ import torch
 from torch._C import _distributed_c10d as c10d
 
 from worker_service.collectives.gathering import GatheringCollectives
-from worker_service.collectives.lifetime import MIN_SECONDS
+from worker_service.collectives.group import MIN_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-    from worker_service.collectives.lifetime import GroupLifetime
+    from worker_service.collectives.group import GroupLifetime
 
 # A process group's own, where an operation has none: an hour.
 MAX_SECONDS = 3600.0
@@ -37,11 +37,9 @@ class ProcessGroupCollectives(GatheringCollectives):
 
     @property
     def is_broken(self) -> bool:
-        """See Collectives."""
         return bool(self._lifetime.problem)
 
     def abort(self, reason: str) -> None:
-        """See Collectives."""
         self._lifetime.abort(reason)
 
     def _to_device(self, array: npt.NDArray[np.int32]) -> Tensor:
@@ -74,7 +72,6 @@ class ProcessGroupCollectives(GatheringCollectives):
         self._lifetime.run(self._place, lambda group: begin(group).wait())
 
     def send(self, rows: Tensor, rank: int) -> None:
-        """See Collectives."""
         mine, timeout = _bytes(rows.clone(memory_format=torch.contiguous_format)), self._timeout()
 
         def begin(group: Any) -> None:

@@ -30,7 +30,6 @@ class ThreadMeeting:
         self.problem = ""
 
     def make_collectives(self) -> Sequence[ThreadCollectives]:
-        """Makes the collectives of each rank."""
         return [ThreadCollectives(self, rank) for rank in range(self.size)]
 
     def abort(self, reason: str) -> None:
@@ -50,11 +49,9 @@ class ThreadCollectives(GatheringCollectives):
 
     @property
     def is_broken(self) -> bool:
-        """See Collectives."""
         return bool(self._meeting.problem)
 
     def abort(self, reason: str) -> None:
-        """See Collectives."""
         self._meeting.abort(reason)
 
     def _all_gather(self, rows: Tensor) -> Tensor:
@@ -69,12 +66,10 @@ class ThreadCollectives(GatheringCollectives):
         rows.copy_(self._all_gather(rows)[root])
 
     def send(self, rows: Tensor, rank: int) -> None:
-        """See Collectives."""
         self._require_whole()
         self._meeting.queues[self.rank, rank].put(rows.clone())
 
     def receive(self, rows: Tensor, rank: int) -> None:
-        """See Collectives."""
         self._require_whole()
         received = self._meeting.queues[rank, self.rank].get()
         if received is None:

@@ -49,7 +49,6 @@ def choose_device(requested: str, allowed: AllowedDevice) -> torch.device:
 
 
 def describe_device(device: torch.device) -> str:
-    """Names a device in words."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {_processor()}"
 
 

@@ -33,8 +33,6 @@ class MemoryRegistry(Protocol):
 
 
 class CudaRegistry:
-    """CUDA's runtime."""
-
     def __init__(self, device: torch.device) -> None:
         self._device = device
 

@@ -40,7 +40,6 @@ class DeviceThread:
         self._waiter = make_thread(self._wait, "device waiter")
 
     def start(self) -> None:
-        """Begins to run jobs."""
         self._thread.start()
 
     def stop(self, seconds: float) -> bool:

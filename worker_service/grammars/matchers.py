@@ -139,8 +139,6 @@ class Ends(NamedTuple):
 
 
 class GrammarState:
-    """The state of one sequence in its grammar."""
-
     def __init__(
         self, compiled: Future[LLMatcher], renew: Callable[[], LLMatcher], token_ids: list[int], ends: Ends
     ) -> None:
@@ -155,7 +153,6 @@ class GrammarState:
         """Why no token is allowed any more."""
 
     def add(self, token_id: int) -> None:
-        """Notes the next token of the output."""
         self._token_ids.append(token_id)
 
     def copy(self) -> GrammarState:

@@ -23,8 +23,7 @@ from worker_service.collectives.gloo import join_gloo
 if TYPE_CHECKING:
     from blockyard.contract.parallel import Parallel
     from blockyard.contract.workers import GroupRequest
-    from worker_service.collectives.group import RankGroup
-    from worker_service.collectives.lifetime import GroupLifetime
+    from worker_service.collectives.group import GroupLifetime, RankGroup
     from worker_service.groups.store import RendezvousStore
 
 PROOF_BYTES = 32

@@ -17,7 +17,7 @@ from blockyard.contract.workers import GroupInfo, GroupRequest
 from blockyard.errors import BlockyardError, Reason, Violation
 from blockyard.service.roots import end_process, start_task
 from blockyard.telemetry import EventLogger
-from worker_service.collectives.lifetime import GroupLifetime, first_line
+from worker_service.collectives.group import GroupLifetime, first_line
 from worker_service.collectives.nccl import abort_nccl
 from worker_service.groups.joining import DEFAULT_SETTINGS, GroupSettings, find_route, greet, join
 from worker_service.groups.rendezvous import SECRET_BYTES, Rendezvous, RendezvousPoint
@@ -45,9 +45,7 @@ MAX_INCARNATION_BYTES = 256
 class GroupLink(RendezvousPoint, Protocol):
     """A connection to the meeting point at rank 0."""
 
-    async def close(self) -> None:
-        """Closes it."""
-        ...
+    async def close(self) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -66,8 +64,6 @@ def _nowhere(request: GroupRequest) -> GroupLink:
 
 
 class Membership:
-    """The group of one worker."""
-
     def __init__(
         self,
         thread: DeviceThread,

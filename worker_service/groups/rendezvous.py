@@ -39,7 +39,6 @@ class Rendezvous:
         self._problem = ""
 
     def admits(self, epoch: int, secret: bytes) -> bool:
-        """Returns whether a caller names this epoch and knows its secret."""
         return epoch == self.epoch and hmac.compare_digest(secret, self.secret)
 
     async def set(self, key: str, value: bytes) -> None:

@@ -38,11 +38,9 @@ class RendezvousStore(c10d.Store):
 
     @property
     def seconds_left(self) -> float:
-        """The seconds that are left."""
         return max(0.0, self._deadline - time.monotonic())
 
     def set(self, key: str, value: bytes | str) -> None:
-        """Sets a value under a key, for the other ranks to read."""
         self._run(self._point.set(key, value.encode() if isinstance(value, str) else bytes(value)))
 
     def get(self, key: str) -> bytes:

@@ -38,6 +38,5 @@ class AdapterWeights:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes held."""
         num_bytes = sum(factors.num_bytes for factors in self.factors if factors is not None)
         return num_bytes + (0 if self.prompt is None else self.prompt.nbytes)

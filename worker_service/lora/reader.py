@@ -7,15 +7,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
 from blockyard.model_config.fields import unusable
 from worker_service.lora.adapter import AdapterWeights
 from worker_service.lora.adapter_files import AdapterFiles
 from worker_service.lora.peft_folder import PROMPT_TUNING, PeftFolder
-from worker_service.lora.sites import find_sites, join_factors, module_shapes
-from worker_service.lora.soft_prompt import read_soft_prompt
+from worker_service.models.weight_files import STORED_DTYPES, map_tensor
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
+
+    from torch import Tensor
 
     from blockyard.contract.workers import LoraLimits
     from kernels.arena import Arena
@@ -23,6 +27,8 @@ if TYPE_CHECKING:
     from worker_service.lora.adapter import LoraRequest
     from worker_service.models.decoder import DecoderModel
     from worker_service.models.projections import Projection
+
+TENSOR = "prompt_embeddings"
 
 
 class AdapterReader:
@@ -117,3 +123,64 @@ class AdapterReader:
         if self._prompts is not None and adapter is not None and adapter.prompt is not None:
             first = slot * self._limits.max_prompt_adapter_tokens
             self._prompts[first : first + adapter.num_virtual_tokens] = adapter.prompt
+
+
+def join_factors(projection: Projection, factors: Mapping[str, tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor] | None:
+    """Joins the factors of some modules, each (A [rank, in], B [out, rank]); None: none is of this weight.
+
+    A packed weight may hold several modules of a checkpoint (q, k and v): their factors are joined, with zeros where
+    one module's numbers meet another's rows.
+    """
+    found = [(module, *factors[module.name]) for module in projection.modules if module.name in factors]
+    if not found:
+        return None
+    width = sum(len(inner) for _, inner, _ in found)
+    num_rows = [module.num_rows for module in projection.modules]
+    expand = found[0][2].new_zeros(sum(num_rows), width)
+    column = 0
+    for module, inner, outer in found:
+        row = sum(num_rows[: projection.modules.index(module)])
+        expand[row : row + module.num_rows, column : column + len(inner)] = module.take(outer)
+        column += len(inner)
+    return torch.cat([inner[:, module.columns] for module, inner, _ in found]), expand
+
+
+def find_sites(model: DecoderModel) -> tuple[Projection, ...]:
+    """Lists the weights of a rank's layers."""
+    return tuple(projection for layer in model.layers for projection in layer.projections)
+
+
+def module_shapes(model: DecoderModel) -> dict[str, tuple[int, int]]:
+    """Returns inputs and outputs of every module of the whole network that adapters may change."""
+    first = model.layers[0]
+    prefix = model.names.layer(model.share.layers.start)
+    shapes = {
+        module.name.removeprefix(prefix): (module.in_features, module.out_features)
+        for projection in first.projections
+        for module in projection.modules
+    }
+    numbers = range(model.config.num_layers)
+    return {model.names.layer(number) + name: shape for number in numbers for name, shape in shapes.items()}
+
+
+def read_soft_prompt(folder: PeftFolder, width: int, dtype: torch.dtype, max_tokens: int) -> Tensor:
+    """Reads the rows [at most max_tokens, width] of PEFT's prompt tuning, rounded to `dtype`, as PEFT rounds them.
+
+    Raises BlockyardError MODEL_NOT_LOADED for what is no such prompt, or is one of another model.
+    """
+    header, path = folder.header(), folder.weights_path
+    entry = header.get(TENSOR)
+    if entry is None or len(header) > 1 or entry.stored_dtype not in STORED_DTYPES:
+        raise unusable(f"{path} must have {TENSOR} in floating point and nothing else, and has {', '.join(header)}")
+    if (folder.fields.get("num_transformer_submodules") or 1) != 1:
+        raise unusable(f"{folder.config_path}: num_transformer_submodules above 1 is for models of two halves")
+    num_tokens, told = folder.fields.get("num_virtual_tokens"), folder.fields.get("token_dim")
+    if len(entry.shape) != 2 or entry.shape[0] != num_tokens or told not in (None, entry.shape[1]):
+        sizes = f"num_virtual_tokens {num_tokens} and token_dim {told}"
+        raise unusable(f"{path}: {TENSOR} is {list(entry.shape)}, and {folder.config_path.name} has {sizes}")
+    if entry.shape[1] != width:
+        raise unusable(f"{path} has rows of {entry.shape[1]} numbers, and the model {width}: take one for this model")
+    if not 1 <= entry.shape[0] <= max_tokens:
+        limit = f"more than --max-prompt-adapter-tokens {max_tokens}" if entry.shape[0] else "which is none"
+        raise unusable(f"{path} has {entry.shape[0]} virtual tokens, {limit}")
+    return map_tensor(entry, reads_ahead=True).to(dtype, copy=True)

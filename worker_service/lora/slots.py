@@ -27,8 +27,6 @@ NO_ADAPTERS: Mapping[int, AdapterWeights] = MappingProxyType({})
 
 
 class AdapterSlots:
-    """Slots of so many adapters."""
-
     def __init__(
         self,
         num_slots: int = 0,
@@ -65,7 +63,6 @@ class AdapterSlots:
         return self._adapters[lora_id].num_virtual_tokens if lora_id else 0
 
     def clear(self) -> None:
-        """Empties all slots."""
         self._due.clear()
         for slot in np.flatnonzero(self.lora_ids).tolist():
             self._empty(slot)

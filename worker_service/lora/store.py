@@ -134,7 +134,6 @@ class LoraStore:
 
     @property
     def arena(self) -> Arena | None:
-        """The arenas of the slots."""
         return self._reader.arena
 
     @property
@@ -143,7 +142,6 @@ class LoraStore:
         return (self.limits.max_cpu_loras - len(self.adapters)) * self._reader.max_adapter_bytes
 
     def make_slots(self) -> AdapterSlots:
-        """Makes the slots of the network."""
         limits = self.limits
         self._slots = AdapterSlots(
             limits.max_loras, self.adapters, self._reader.write, limits.max_prompt_adapter_tokens
@@ -152,7 +150,6 @@ class LoraStore:
 
     @property
     def num_resident(self) -> int:
-        """Adapters in slots."""
         return int(np.count_nonzero(self._slots.lora_ids))
 
     def pin(self, lora_id: int, *, pinned: bool) -> None:
@@ -163,7 +160,6 @@ class LoraStore:
 
     @property
     def reading(self) -> list[int]:
-        """The adapters that are being read."""
         return sorted(self._reading)
 
     def stop_reading(self, lora_id: int) -> None:

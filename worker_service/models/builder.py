@@ -172,10 +172,7 @@ class PartReader:
 
 
 class NetworkBuilder(PartReader):
-    """Goes through the tensors of a network."""
-
     def build(self) -> DecoderModel:
-        """Reads all weights, and makes the network of them."""
         beginning, layers, ending = self.read()
         model = DecoderModel(self._config, self._backend, beginning, layers, ending, self._share, self._names)
         model.has_two_tables = self._has_found_two
@@ -225,7 +222,6 @@ class NetworkBuilder(PartReader):
         return beginning, (head if share.is_last_stage else None)
 
     def _pooling_head(self, beginning: Embedding | None) -> PoolingHead:
-        """Reads what is behind the rows of a network that pools."""
         config, rule = self._config, self._config.pooling
         assert rule is not None and beginning is not None
         if rule.kind is not PoolingKind.LABEL_LOGITS:

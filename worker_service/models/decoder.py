@@ -19,9 +19,8 @@ from kernels.lora import VirtualRows
 from kernels.ops import kv_pool_shape
 from kernels.shapes import AttentionShape
 from worker_service.models.description import describe_modules, list_modules
-from worker_service.models.layers import StepContext
+from worker_service.models.layers import SharedVocabulary, StepContext
 from worker_service.models.rotary import PART, rotary_table
-from worker_service.models.vocabulary import SharedVocabulary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -46,7 +46,6 @@ class Module:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes held."""
         return self.weight.nbytes if isinstance(self.weight, Tensor) else self.weight.num_bytes
 
     @property
@@ -92,7 +91,6 @@ class OtherModule:
     named_tensors: Callable[[], Iterator[tuple[str, Tensor]]]
 
     def describe(self) -> str:
-        """Returns a line, as `Module.describe`."""
         cut = f", {self.cut}" if self.cut else ""
         return f"{self.name}: {self.kind} {list(self.shape)}, {self.layout}{cut}, {in_words(self.num_bytes)}"
 

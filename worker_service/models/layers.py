@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from torch.nn import functional
 
 from blockyard.model_config.decoder_config import NormKind, Placement
+from blockyard.model_config.parallel_sizes import vocabulary_share
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from blockyard.model_config.decoder_config import Layer
+    from kernels.collectives import Collectives
     from kernels.lora import LoraRows
     from kernels.ops import AttentionBatch, Backend, PackedLinear
     from kernels.shapes import AttentionShape, QueryKeyNorms
@@ -51,8 +54,6 @@ class StepContext:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NormLayer:
-    """A norm with its weights."""
-
     kind: NormKind
     epsilon: float
     weight: Tensor | None
@@ -60,7 +61,6 @@ class NormLayer:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The weight and the bias, if any."""
         return tuple(tensor for tensor in (self.weight, self.bias) if tensor is not None)
 
     def apply(
@@ -108,7 +108,6 @@ class DecoderLayer:
 
     @property
     def linears(self) -> tuple[PackedLinear, ...]:
-        """The weights of its products."""
         return self.qkv.packed, self.output.packed, *self.feed.linears
 
     @property
@@ -187,7 +186,6 @@ class Embedding:
     token_types: Tensor | None = None
     """[types, hidden_size]: a row of each type."""
     norm: NormLayer | None = None
-    """The norm of the summed rows."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -208,5 +206,28 @@ class LMHead:
 
     @property
     def linears(self) -> tuple[PackedLinear, ...]:
-        """The weights of its products."""
         return (*((self.head,) if self.head else ()), *(self.pooling.products if self.pooling else ()))
+
+
+@dataclass(frozen=True, slots=True)
+class SharedVocabulary:
+    """The vocabulary of a network whose ranks hold equal shares of it, the last one perhaps less."""
+
+    vocab_size: int
+    collectives: Collectives
+
+    @property
+    def first_token(self) -> int:
+        return self.collectives.rank * self._rank_tokens
+
+    @property
+    def _rank_tokens(self) -> int:
+        return vocabulary_share(self.vocab_size, self.collectives.size)
+
+    def gather(self, logits: Tensor) -> Tensor | None:
+        """Returns the logits [R, vocab_size] of all ranks' [R, tokens] at rank 0, None elsewhere."""
+        if self.collectives.size == 1:
+            return logits
+        missing = self._rank_tokens - logits.shape[1]
+        whole = self.collectives.gather(functional.pad(logits, (0, missing)) if missing else logits)
+        return None if whole is None else whole[:, : self.vocab_size].contiguous()

@@ -81,12 +81,10 @@ class RunnableModel:
     quantization: str
     """The format of the products' weights: one of `kernels.select.QUANTIZATIONS`, or that of their checkpoint."""
     folder: Path
-    """The folder that it was loaded from."""
     origin: WeightsOrigin
     parallel: Parallel
     """The rank whose share of the weights this is."""
     arena: Arena
-    """The arena of the weights that the backend packed."""
     tensors: Mapping[str, tuple[int, ...]]
     """The shapes of the tensors that the weights are made of, by name, in the order in which they are read."""
     parts: Sequence[Tensor]
@@ -213,8 +211,6 @@ def _load_by_transformers(
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """The model to load, and its device."""
-
     config: ModelConfig
     backend: Backend
     quantization: str

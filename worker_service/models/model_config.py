@@ -23,7 +23,6 @@ class ModelConfig(DecoderConfig):
     """A decoder's architecture. Read from config.json; the rest of the worker reads sizes from it."""
 
     dtype: torch.dtype
-    """The dtype that the model computes in."""
 
 
 def read_config(folder: Path, dtype: torch.dtype | None, task: Task = Task.UNSPECIFIED) -> ModelConfig:

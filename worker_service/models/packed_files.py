@@ -328,12 +328,10 @@ class _FillingArena:
 
     @property
     def used_bytes(self) -> int:
-        """The used bytes of the arena."""
         return self._arena.used_bytes
 
     @property
     def parts(self) -> list[Tensor]:
-        """The parts of the arena."""
         return self._arena.parts
 
     def take(self, num_bytes: int) -> Tensor:
@@ -375,13 +373,10 @@ class _FillingArena:
         self._pool.shutdown(cancel_futures=True)
 
     def rewind(self) -> None:
-        """Rewinds the arena beneath."""
         self._arena.rewind()
 
     def give_up(self, *, keeps: bool) -> None:
-        """Gives the memory beneath up."""
         self._arena.give_up(keeps=keeps)
 
     def restore(self) -> None:
-        """Restores the memory beneath."""
         self._arena.restore()

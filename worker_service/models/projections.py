@@ -38,27 +38,22 @@ class ModuleNames:
 
     @property
     def embedding(self) -> str:
-        """The embedding."""
         return self.prefix + self.names.embedding
 
     @property
     def positions(self) -> str:
-        """The table of positions."""
         return self.prefix + self.names.positions
 
     @property
     def token_types(self) -> str:
-        """The table of token types."""
         return self.prefix + self.names.token_types
 
     @property
     def embedding_norm(self) -> str:
-        """The norm behind the embedding."""
         return self.prefix + self.names.embedding_norm
 
     @property
     def final_norm(self) -> str:
-        """The norm after the last layer."""
         return self.prefix + self.names.final_norm
 
     def layer(self, index: int) -> str:
@@ -108,7 +103,6 @@ class ProjectionRows:
 
     @property
     def stored_shape(self) -> tuple[int, int]:
-        """The shape of the weight in a file."""
         shape = self.out_features, self.in_features
         return (shape[1], shape[0]) if self.is_transposed else shape
 

@@ -68,7 +68,6 @@ def _describe(tensor_parallel_size: int, pipeline_parallel_size: int, rank: int)
 
 
 def manifest_name(rank: int | str) -> str:
-    """Returns the name of the JSON file of a rank."""
     return f"sharded-rank-{rank}.json"
 
 
@@ -212,7 +211,6 @@ class _Writer:
         self._tensors[name] = tensor.contiguous()
 
     def flush(self) -> None:
-        """Writes what waits."""
         if self._tensors:
             path = self._folder / part_name(self._rank, len(self.paths))
             save_file(self._tensors, path)

@@ -87,9 +87,7 @@ class TensorEntry:
 class Weights(Protocol):
     """Tensors by name: from a folder's files, or random."""
 
-    def __contains__(self, name: str) -> bool:
-        """Returns whether there is such a tensor."""
-        ...
+    def __contains__(self, name: str) -> bool: ...
 
     def read(self, name: str, shape: Sequence[int], numbers: Numbers = Numbers.FLOATS) -> Tensor:
         """Returns a tensor of this shape, or this rank's part of it; it may be shared: copy what is to stay.
@@ -153,7 +151,6 @@ class WeightFiles:
 
     @property
     def unread(self) -> list[str]:
-        """The names of tensors that were not read."""
         return sorted(self._entries.keys() - self._digests.keys())
 
     def __contains__(self, name: str) -> bool:

@@ -124,7 +124,6 @@ class WorkerMetrics:
             self._save_seconds[save_format,] = seconds
 
     def on_step(self, step: Step, result: StepOutput) -> None:
-        """Counts a step that was executed or refused."""
         if result.refusal is not None:
             self._refused.add()
             return

@@ -21,8 +21,6 @@ _STREAM_ENDED = "the step stream ended"
 
 
 class _Traced(NamedTuple):
-    """A sequence that is traced."""
-
     context: TraceContext
     request_id: str
 

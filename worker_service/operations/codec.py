@@ -56,13 +56,11 @@ def encode_kv_groups(set_up: SetUp, dtype: worker_pb2.Dtype.ValueType) -> list[w
 
 
 def decode_head(message: administration_pb2.TensorHead) -> TensorHead:
-    """Decodes a tensor's head."""
     crc32 = message.crc32 if message.HasField("crc32") else None
     return TensorHead(message.name, message.dtype, tuple(message.shape), message.sha256, crc32, message.sample_sha256)
 
 
 def encode_profile_options(options: ProfileOptions) -> administration_pb2.ProfileOptions:
-    """Encodes the options of a profile."""
     detail = administration_pb2.ProfileDetail.Value(f"PROFILE_DETAIL_{options.detail.value}")
     return administration_pb2.ProfileOptions(detail=detail, max_steps=options.max_steps)
 

@@ -30,8 +30,6 @@ DEFAULT_SECONDS, MAX_SECONDS = 30.0, 120.0
 
 
 class WorkerOperations:
-    """The operations of one worker that operators call."""
-
     def __init__(self, worker: Worker, extensions: Mapping[str, WorkerExtension]) -> None:
         """`extensions`: by their names; `Diagnostics` joins them."""
         self._worker = worker

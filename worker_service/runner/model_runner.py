@@ -17,7 +17,7 @@ from kernels.capture import CaptureSizes, StepInputs
 from kernels.launching import upload
 from worker_service.batch.forward_batch import UNKNOWN
 from worker_service.lora.slots import AdapterSlots
-from worker_service.models.vocabulary import SharedVocabulary
+from worker_service.models.layers import SharedVocabulary
 from worker_service.sampling import logprobs
 from worker_service.sampling.sampler import BeamCandidates, Sampled, Sampler, SampleRows
 from worker_service.step import NOTHING_POOLED, Logprobs, Pooled, PromptPieceLogprobs, Step
@@ -69,7 +69,6 @@ class Chooser:
         self._masks: Masks | None = None
 
     def join(self, collectives: Collectives) -> None:
-        """Sets the ranks that share the vocabulary."""
         self.shared = SharedVocabulary(self._vocab_size, collectives) if collectives.size > 1 else None
 
     def whole(self, logits: Tensor) -> Tensor | None:
@@ -143,7 +142,6 @@ class ModelRunner:
     """One model on one device. Used by the device thread alone."""
 
     def __init__(self, loaded: RunnableModel, slots: AdapterSlots | None = None) -> None:
-        """`slots`: of LoRA adapters."""
         self.slots = slots or AdapterSlots()
         self._has_slots = self.slots.lora_ids.size > 0
         self.config = loaded.config
@@ -165,7 +163,6 @@ class ModelRunner:
 
     @property
     def num_captured_bytes(self) -> int:
-        """Bytes that captured steps take."""
         return 0 if self.captured is None else self.captured.num_bytes
 
     def join(self, ranks: Ranks) -> None:

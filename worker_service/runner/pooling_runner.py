@@ -34,7 +34,6 @@ class PoolingRunner(ModelRunner):
     """One model that pools, on one device. Used by the device thread alone."""
 
     def __init__(self, loaded: RunnableModel, slots: AdapterSlots | None = None) -> None:
-        """`slots`: of LoRA adapters."""
         super().__init__(loaded, slots)
         # Steps make no logits of the vocabulary.
         self.has_head = False

@@ -47,7 +47,6 @@ class PenaltyCounts:
             self.add(token_id)
 
     def add(self, token_id: int) -> None:
-        """Counts one more token of the output."""
         place = self._place.setdefault(token_id, len(self._place))
         if place == len(self._token_ids):
             self._token_ids = np.concatenate([self._token_ids, np.zeros(place + 16, np.int64)])
@@ -110,7 +109,6 @@ class SequenceLists:
         return [each for each in (self.counts, self.grammar) if each is not None]
 
     def copy(self) -> SequenceLists:
-        """Makes the lists of a fork."""
         twin = copy(self)
         twin.counts = self.counts.copy() if self.counts else None
         twin.grammar = self.grammar.copy() if self.grammar else None

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from blockyard.contract.pooling import PoolingKind
 from blockyard.contract.sampling import NUMBERS
 from blockyard.errors import Violation, invalid
 from blockyard.lora.virtual_tokens import virtual_ids
 from blockyard.telemetry import EventLogger
 from worker_service.lora.slots import AdapterSlots
 from worker_service.step import MAX_BEAMS, MAX_LOGPROBS, MAX_VIOLATIONS
-from worker_service.steps.pooling_rules import wrong_pooling
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -34,6 +34,9 @@ log = EventLogger(__name__)
 _MAX_FOREIGN_STOPS = 64
 
 NO_SLOTS = AdapterSlots()
+MAX_LABEL_TOKENS = 128
+# These need rows before the last piece's too: all of a prompt is computed.
+_OF_ALL_ROWS = (PoolingKind.MEAN, PoolingKind.TOKENS, PoolingKind.FIRST)
 
 
 def reject_wrong(step: Step, limits: BatchLimits, slots: AdapterSlots = NO_SLOTS) -> Step:
@@ -52,7 +55,7 @@ def _check(new: NewRow, limits: BatchLimits, slots: AdapterSlots, activated: Col
         found = chain(
             _wrong_tokens(new, limits),
             _wrong_request(new, limits.vocab_size),
-            wrong_pooling(new, limits) if new.pooling or limits.rule else (),
+            _wrong_pooling(new, limits) if new.pooling or limits.rule else (),
             _wrong_lora(new, slots, activated) if new.lora_id else (),
         )
         violations = [Violation(field, description) for field, description in islice(found, MAX_VIOLATIONS)]
@@ -122,3 +125,35 @@ def _wrong_lora(new: NewRow, slots: AdapterSlots, activated: Collection[int]) ->
             yield "token_ids", f"the prompt is shorter than the {len(expected)} virtual tokens before it"
     elif new.lora_id not in activated:
         yield "lora_id", f"adapter {new.lora_id} is not in the cache"
+
+
+def _wrong_pooling(sequence: NewRow, limits: BatchLimits) -> Iterator[tuple[str, str]]:
+    """Finds what is wrong with what a sequence asks to be made of it: (field, description)."""
+    pooling, rule = sequence.pooling, limits.rule
+    if pooling is None or rule is None:
+        if pooling is not None:
+            yield "pooling", "this model was loaded to generate"
+        elif rule is not None:
+            yield "pooling", f"must be set: this model was loaded to {rule.task}"
+        return
+    if pooling.kind not in rule.kinds:
+        yield "pooling.kind", f"a model that was loaded to {rule.task} makes {', '.join(sorted(rule.kinds))}"
+        return
+    ids = pooling.label_token_ids
+    least, most = (1, MAX_LABEL_TOKENS) if pooling.kind is PoolingKind.LABEL_LOGITS else (0, 0)
+    if not least <= len(ids) <= most:
+        yield "pooling.label_token_ids", f"{len(ids)} ids, where {least} to {most} are allowed"
+    if sequence.sampling.prompt_logprobs is not None:
+        yield "sampling.prompt_logprobs", "must be absent beside pooling"
+    if max(ids, default=0) >= limits.vocab_size:
+        yield "pooling.label_token_ids", f"token ids must be below {limits.vocab_size}"
+    if pooling.second_from and (limits.num_token_types < 2 or pooling.second_from >= len(sequence.token_ids)):
+        yield "pooling.second_from", "behind the last token, or the network has no token types"
+    width = rule.width or limits.pooled_width
+    if pooling.dimensions > width:
+        yield "pooling.dimensions", f"{pooling.dimensions} is more than the {width} numbers of a row"
+    if sequence.prompt_length != len(sequence.token_ids) or sequence.num_beam_candidates:
+        yield "pooling", "must be absent from a sequence that has output, or is a beam"
+    rows = rule.rows if pooling.kind is PoolingKind.CLASSIFY else pooling.kind
+    if (rows in _OF_ALL_ROWS or limits.whole_prompts) and sequence.num_computed_tokens:
+        yield "num_computed_tokens", f"must be 0, not {sequence.num_computed_tokens}: {rows} needs all rows"

@@ -41,7 +41,6 @@ class RankSteps:
 
     @property
     def ranks(self) -> Ranks:
-        """The ranks of this epoch."""
         return self.silence if self._group is None else self._group
 
     def require_group(self) -> RankGroup:

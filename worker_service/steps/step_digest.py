@@ -43,7 +43,6 @@ class StepDigest:
         return int.from_bytes(self._outputs, "little")
 
     def add_inputs(self, step: Step, forward_batch: ForwardBatch) -> None:
-        """Adds a step that is about to be computed."""
         self._inputs = _chain(self._inputs, _input_columns(step, forward_batch))
 
     def add_outputs(self, forward_batch: ForwardBatch, output: RunnerOutput) -> None:

@@ -82,12 +82,10 @@ class StepExecutor:
 
     @property
     def num_captured_bytes(self) -> int:
-        """Bytes that captured steps take."""
         return self._runner.num_captured_bytes
 
     @property
     def runner(self) -> ModelRunner:
-        """The network at work."""
         return self._runner
 
     def begin_epoch(self, epoch: int) -> None:
@@ -151,7 +149,6 @@ class StepExecutor:
         return finished
 
     def finish_all(self) -> list[tuple[Step, StepOutput]]:
-        """Waits for all launched steps and finishes them."""
         return [self._finish_first() for _ in range(len(self._launched))]
 
     def wait(self) -> None:

@@ -67,7 +67,6 @@ def make_result(
 
 
 def _failures(requests: RowRequests, output: Sampled | BeamCandidates) -> Iterator[tuple[int, BlockyardError]]:
-    """Yields the error of each row that failed."""
     if not np.count_nonzero(output.failed):
         return
     for sequence_id in requests.ids(output.failed & ~output.finite):

@@ -50,7 +50,6 @@ class StepStream:
 
     @property
     def max_num_seqs(self) -> int:
-        """The most rows of a step."""
         return self.executor.batch.limits.max_num_seqs
 
     def submit(self, step: Step) -> None:
@@ -150,7 +149,6 @@ class StepStreams:
 
     @property
     def is_running(self) -> bool:
-        """Whether an epoch runs."""
         return self._running is not None
 
     def open(self, executor: StepExecutor) -> StepStream:

@@ -64,7 +64,6 @@ class _StepCheck:
         self._changed: dict[int, RowProgress] = {}
 
     def run(self) -> None:
-        """Finds every violation."""
         self._check_new_sequences()
         self._check_forks()
         self._check_inputs()

@@ -24,7 +24,6 @@ class Adapters:
         self.root = root
 
     def store(self) -> LoraStore:
-        """Returns the cache of adapters."""
         self._owner.require(WorkerState.LOADED, WorkerState.CACHE_READY, WorkerState.RUNNING)
         store = self._owner.set_up.loras
         if store is None:
@@ -56,5 +55,4 @@ class Adapters:
         await self._owner.run(remove)
 
     def pin(self, lora_id: int, *, pinned: bool) -> None:
-        """Sets whether an adapter may be removed."""
         self.store().pin(lora_id, pinned=pinned)

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 
 class Source(Weights, Protocol):
-    """Weights to be read."""
-
     def finish(self) -> str:
         """Returns the digest of all that was read, in hex."""
         ...

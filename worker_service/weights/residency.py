@@ -47,9 +47,7 @@ class Owner(Protocol):
     set_up: SetUp
 
     @property
-    def state(self) -> WorkerState:
-        """The worker's state now."""
-        ...
+    def state(self) -> WorkerState: ...
 
     def lifecycle(self, operation: str, *states: WorkerState) -> AbstractContextManager[None]:
         """Allows one change of state at a time; raises BlockyardError WRONG_STATE in other states."""
@@ -65,8 +63,6 @@ class Owner(Protocol):
 
 
 class Residency:
-    """The weights and pools of one worker."""
-
     def __init__(self, owner: Owner, model_root: Path | None = None) -> None:
         """`model_root`: the folder below which other weights may be; None: those of the loaded model alone."""
         self._owner = owner

@@ -35,8 +35,6 @@ DEFAULT_FILE_BYTES = 5 * 10**9
 
 
 class Saving:
-    """The saving of one worker's weights."""
-
     def __init__(self, owner: Owner, root: Path | None = None, on_save: OnSave = lambda *_: None) -> None:
         """`root`: the folder below which may be saved; None: nothing may.
 

@@ -55,7 +55,6 @@ class TensorHead:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the tensor."""
         return math.prod(self.shape) * STORED_DTYPES[self.stored_dtype].itemsize
 
 
@@ -126,7 +125,6 @@ class _Arrival:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all has come."""
         return self._num_bytes == self._head.num_bytes
 
     def add(self, piece: bytes) -> None:

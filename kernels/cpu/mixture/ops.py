@@ -34,14 +34,11 @@ class CpuMixtureOps:
         self._linear_type = linear_type
 
     def pack_router(self, weight: Tensor, bias: Tensor | None, arena: Arena | None = None) -> PackedLinear:
-        """Packs a router."""
         return CpuLinear(self._ops.executor, arena or HostArena(), [weight], bias, PLAIN_LINEAR)
 
     def pack_experts(
         self, experts: Iterable[ExpertWeights], shape: ExpertShape, arena: Arena | None = None
     ) -> PackedExperts:
-        """Packs experts."""
-
         def pack(weights: Sequence[Tensor], bias: Tensor | None, held: Any, gated: bool) -> CpuLinear | Int8Linear:
             gate_up = LinearSpec(gated=True, activation=shape.activation)
             down = LinearSpec(leaves=shape.leaves, partial=shape.partial)
@@ -50,7 +47,6 @@ class CpuMixtureOps:
         return CpuExperts(pack, arena or HostArena(), experts, shape)
 
     def route(self, hidden: Tensor, packed: PackedLinear, router: Router) -> tuple[Tensor, Tensor]:
-        """Chooses experts."""
         logits = self._products.linear(hidden, cast("CpuLinear", packed), wide=True)
         ids = torch.empty(len(hidden), router.top_k, dtype=torch.int32)
         weights = torch.empty(len(hidden), router.top_k)
@@ -68,7 +64,6 @@ class CpuMixtureOps:
         return ids, weights
 
     def experts(self, hidden: Tensor, ids: Tensor, weights: Tensor, packed: PackedExperts) -> Tensor:
-        """Computes rows by their experts."""
         held = cast("CpuExperts", packed)
         shape, first, second = held.shape, held.gate_up, held.down
         num_rows, top_k, width = len(hidden), ids.shape[1], hidden.shape[1]

@@ -1,8 +1,8 @@
 """The products of rows and of both factors of their adapters: see `kernels.lora`.
 
 A program multiplies rows of one slot, TILE_ROWS at most, found by the bounds on the device. Sums go along the inner
-dimension in steps that depend on its length alone, over leaves as `kernels.leaves` says; no other program adds to them,
-and tiles have one size: a row's bits depend on that row and its adapter. Rows without one are neither read nor written.
+dimension in steps that depend on its length alone, over leaves as `add_leaves` does; no other program adds to them, and
+tiles have one size: a row's bits depend on that row and its adapter. Rows without one are neither read nor written.
 """
 # Triton's functions are in a language of their own, of which pyright sees the syntax.
 # pyright: basic, reportAssignmentType=false, reportArgumentType=false, reportCallIssue=false

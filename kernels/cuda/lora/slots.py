@@ -38,13 +38,10 @@ class CudaLora:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes held."""
         return self.held.nbytes
 
 
 class LoraRoom:
-    """The slots of one weight."""
-
     def __init__(self, weight: CudaLinear, num_slots: int, max_width: int, arena: Arena) -> None:
         self._weight = weight
         width = _up_to_multiple(max_width, WIDTH_MULTIPLE)
@@ -88,7 +85,6 @@ class CudaLoraOps:
         self._chunks = Chunks(lambda count: torch.empty(count, dtype=torch.uint8, pin_memory=on_gpu), CHUNK_BYTES)
 
     def find(self, weight: CudaLinear) -> LoraRoom | None:
-        """Returns the slots of a weight; None: it has none."""
         return self._rooms.get(weight)
 
     def make_room(self, packed: PackedLinear, num_slots: int, max_width: int, arena: Arena | None = None) -> int:
@@ -112,7 +108,6 @@ class CudaLoraOps:
         return CudaLora(held)
 
     def write(self, packed: PackedLinear, slot: int, lora: PackedLora | None) -> None:
-        """Sets what a slot holds."""
         self._rooms[cast("CudaLinear", packed)].write(slot, cast("CudaLora | None", lora))
 
 

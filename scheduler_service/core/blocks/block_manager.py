@@ -10,10 +10,10 @@ swaps out, then swaps in, then copies. Therefore:
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from scheduler_service.core.blocks.block_pool import BlockPool
-from scheduler_service.core.blocks.block_usage import BlockUsage
 from scheduler_service.core.blocks.host_tier import HostTier
 from scheduler_service.core.blocks.prefix_lookup import Prefix, PrefixLookup
 from scheduler_service.core.blocks.swapping import Swapping
@@ -21,6 +21,8 @@ from scheduler_service.core.blocks.windows import WindowBlocks
 from scheduler_service.core.values import BlockPair, CacheReset
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence as Many
+
     from scheduler_service.core.config import CoreConfig
     from scheduler_service.core.cost import CostModel
     from scheduler_service.core.sequence import Sequence
@@ -28,8 +30,6 @@ if TYPE_CHECKING:
 
 
 class BlockManager:
-    """Hands blocks to sequences and takes them back."""
-
     __slots__ = (
         "_held_device",
         "_last_places",
@@ -66,7 +66,6 @@ class BlockManager:
         self._held_device: dict[int, int] = {}
 
     def reset(self) -> None:
-        """Forgets all holders and all content."""
         self.device.reset()
         self._tier.reset()
         self._held_device.clear()
@@ -148,7 +147,6 @@ class BlockManager:
         return -(-len(sequence.token_ids) // self.block_size)
 
     def count_cached_tokens(self, sequence: Sequence) -> int:
-        """Counts a sequence's first tokens that are cached."""
         return len(self._prefixes.find(sequence).block_ids) // self.num_groups * self.block_size
 
     def _count_needed(self, prefix: Prefix, num_blocks: int) -> int:
@@ -282,3 +280,34 @@ class BlockManager:
         """Swaps a sequence in, with room for its next token. Returns False if too few blocks would stay free."""
         is_back = self._swapping.swap_in(sequence, step, num_spare)
         return is_back and (sequence.is_prefilling or self.grow(sequence, step))
+
+
+class BlockUsage:
+    """Which device blocks sequences hold, and what would be free without them. Changes nothing."""
+
+    __slots__ = ("_device",)
+
+    def __init__(self, device: BlockPool) -> None:
+        self._device = device
+
+    def has_any(self, sequence: Sequence) -> bool:
+        return any(sequence.block_ids)
+
+    def count_own(self, sequence: Sequence) -> int:
+        """Counts the device blocks that only this sequence holds."""
+        references = self._device.references
+        return sum(references[block] == 1 for block in sequence.block_ids)
+
+    def may_free(self, sequences: Many[Sequence], num_blocks: int) -> bool:
+        """Whether at least `num_blocks` device blocks would be free without these sequences. Shared ones stay held."""
+        num_free = self._device.num_free
+        if num_free + sum(len(sequence.block_ids) for sequence in sequences) < num_blocks:
+            return False
+        num_holders = Counter[int]()
+        for sequence in sequences:
+            for block in filter(None, sequence.block_ids):
+                num_holders[block] += 1
+                num_free += num_holders[block] == self._device.references[block]
+            if num_free >= num_blocks:
+                break
+        return num_free >= num_blocks

@@ -39,7 +39,6 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that `allocate` can hand out now."""
         return len(self._unused) + len(self._evictable)
 
     @property
@@ -108,7 +107,6 @@ class BlockPool:
             self._hash_of_block[block] = block_hash
 
     def find(self, block_hash: bytes) -> int | None:
-        """Returns the block with this content; None if there is none."""
         return self._block_of_hash.get(block_hash)
 
     def is_published(self, block: int) -> bool:

@@ -167,7 +167,6 @@ class LoraSlots:
 
     @property
     def resident_ids(self) -> list[int]:
-        """The adapters in the slots."""
         return [slot.lora_id for slot in self._slots if slot.lora_id]
 
     def check(self, sequences: Iterable[Sequence]) -> None:

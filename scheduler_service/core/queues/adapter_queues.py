@@ -62,7 +62,6 @@ class AdapterQueues:
         heap.last_turn = turn
 
     def charge(self, lora_id: int, num_tokens: int) -> None:
-        """Charges an adapter for tokens that its running requests got."""
         if heap := self._heaps.get(lora_id):
             heap.num_served += num_tokens
         else:
@@ -74,7 +73,6 @@ class AdapterQueues:
             self._owed.popitem(last=False)
 
     def remove(self, lora_id: int, entry: Entry) -> None:
-        """Removes a request from wherever it stands."""
         heap = self._heaps[lora_id]
         heap.remove(entry)
         if not heap.num_waiting:

@@ -93,7 +93,6 @@ class _Tenant:
             adapters.charge(lora_id, num_tokens)
 
     def remove(self, lora_id: int, entry: Entry) -> None:
-        """Removes a request from wherever it stands."""
         self.num_waiting -= 1
         if not self.num_waiting:
             entry.group = None

@@ -49,7 +49,6 @@ class Deadlines:
         self._sweep()
 
     def next_due(self) -> float | None:
-        """Returns the earliest deadline; None if there is none."""
         while self._heap and self._find_first() is None:
             heappop(self._heap)
         return self._heap[0][0] if self._heap else None

@@ -53,7 +53,6 @@ class RequestHeap:
         return key, number
 
     def remove(self, entry: Entry) -> None:
-        """Removes a request from wherever it stands."""
         entry.group = None
         self.num_waiting -= 1
         places = self._places

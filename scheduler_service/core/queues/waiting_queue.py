@@ -90,7 +90,6 @@ class WaitingQueue:
             insort(self._heads, entry)
 
     def remove(self, sequence: Sequence) -> None:
-        """Removes a sequence from wherever it stands."""
         entry = self._places.pop(sequence.sequence_id)
         _delete(self._entries, entry)
         name = self._line_of(sequence)
@@ -112,13 +111,11 @@ class WaitingQueue:
         return (entry[2] for entry in self._heads)
 
     def replace(self, old: Sequence, new: Sequence) -> None:
-        """Puts another sequence in the place of one."""
         rank, number, _ = self._places[old.sequence_id]
         self.remove(old)
         self._insert((rank, number, new))
 
     def clear(self) -> None:
-        """Removes all."""
         self._entries.clear()
         self._places.clear()
         self._lines.clear()

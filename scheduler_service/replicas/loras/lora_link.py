@@ -44,10 +44,8 @@ async def list_loras(rank: Rank) -> dict[int, bool]:
 
 
 async def remove_lora(rank: Rank, lora_id: int) -> None:
-    """Has a worker forget an adapter."""
     await _call(rank, "RemoveLora", worker_pb2.RemoveLoraRequest(lora_id=lora_id))
 
 
 async def pin_lora(rank: Rank, lora_id: int, *, pinned: bool) -> None:
-    """Has a worker keep an adapter, or no longer."""
     await _call(rank, "PinLora", worker_pb2.PinLoraRequest(lora_id=lora_id, pinned=pinned))

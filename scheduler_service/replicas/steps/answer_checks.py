@@ -96,13 +96,11 @@ def check_pooled(sizes: Sequence[int], num_sequences: int, values: bytes) -> Non
 
 
 def check_seconds(seconds: float) -> float:
-    """Checks and returns the seconds of a part of a step."""
     require(0 <= seconds <= MAX_SECONDS, f"a step cannot take {seconds:g} s")
     return seconds
 
 
 def check_worker(worker: WorkerInfo) -> WorkerInfo:
-    """Checks and returns a worker's report about itself."""
     require(bool(worker.incarnation), "the worker has no incarnation")
     for name in ("worker_id", "incarnation", "api_version", "configuration_digest", "device"):
         _check_text(name, getattr(worker, name))
@@ -124,7 +122,6 @@ def check_worker(worker: WorkerInfo) -> WorkerInfo:
 
 
 def check_model(model: LoadedModel) -> LoadedModel:
-    """Checks and returns a loaded model."""
     for name in ("architecture", "model_digest", "weights_digest"):
         _check_text(name, getattr(model, name))
     _check_range("warnings", len(model.warnings), 0, MAX_WARNINGS)
@@ -136,7 +133,6 @@ def check_model(model: LoadedModel) -> LoadedModel:
 
 
 def check_adapter(adapter: Adapter) -> Adapter:
-    """Checks and returns an adapter of a worker's cache."""
     require(adapter.lora_id > 0, "an adapter has no lora_id")
     require(_DIGEST.fullmatch(adapter.digest) is not None, f"adapter {adapter.lora_id} has no digest")
     texts = (adapter.name, adapter.path, *adapter.targets)
@@ -149,7 +145,6 @@ def check_adapter(adapter: Adapter) -> Adapter:
 
 
 def check_blocks(available: AvailableBlocks) -> AvailableBlocks:
-    """Checks and returns how many blocks fit into memory."""
     _check_range("block_size", available.block_size, 1, MAX_BLOCK_SIZE)
     _check_range("num_device_blocks", available.num_device_blocks, 0, MAX_BLOCKS)
     _check_range("num_host_blocks", available.num_host_blocks, 0, MAX_BLOCKS)
@@ -159,7 +154,6 @@ def check_blocks(available: AvailableBlocks) -> AvailableBlocks:
 
 
 def check_cache(cache: CacheInfo) -> CacheInfo:
-    """Checks and returns a worker's pools."""
     _check_range("block_size", cache.block_size, 1, MAX_BLOCK_SIZE)
     _check_range("num_device_blocks", cache.num_device_blocks, 2, MAX_BLOCKS)
     _check_range("num_host_blocks", cache.num_host_blocks, 0, MAX_BLOCKS)

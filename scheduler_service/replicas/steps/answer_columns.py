@@ -26,7 +26,6 @@ _MAX_LOGPROB = 0.1
 
 
 def has_logprobs(message: ExecuteModelResponse) -> bool:
-    """Whether an answer has log probabilities of what was sampled."""
     return len(message.logprob_sequence_ids) > 0 or message.HasField("logprobs")
 
 
@@ -59,7 +58,6 @@ def _check_logprobs(name: str, columns: Logprobs, num_entries: int, limits: Answ
 
 
 def has_candidates(message: ExecuteModelResponse) -> bool:
-    """Whether an answer has candidates of beams."""
     return len(message.beam_sequence_ids) > 0 or message.HasField("beam_candidates")
 
 

@@ -89,7 +89,6 @@ class GroupSteps:
         ]
 
     async def send(self, output: SchedulerOutput) -> None:
-        """Sends one step to all ranks."""
         faults.reach(faults.BEFORE_SEND)
         begin = time.perf_counter()
         step_id, timeout = output.step_id, self._find_timeout()
@@ -117,7 +116,6 @@ class GroupSteps:
         return self._results.popleft()
 
     def cancel(self) -> None:
-        """Ends all streams."""
         for task in self._tasks:
             task.cancel()
         for rank in self._ranks:

@@ -139,13 +139,11 @@ class StepLog:
             )
 
     def is_due(self, now: float) -> bool:
-        """Whether the totals are to be written now."""
         if not self._written_at:
             self._written_at = now
         return self.num_steps > self._written_steps and now - self._written_at >= PERIOD_SECONDS
 
     def write_totals(self, stats: SchedulerStats, now: float) -> None:
-        """Writes the totals."""
         self._written_at, self._written_steps = now, self.num_steps
         num_steps = max(self.num_steps, 1)
         log.info(

@@ -75,7 +75,6 @@ class StepDeadline:
 
     @property
     def shortest_seconds(self) -> float:
-        """The shortest deadline of any step."""
         return self._fixed_seconds or SHORTEST_SECONDS
 
     def begin_epoch(self) -> None:
@@ -83,7 +82,6 @@ class StepDeadline:
         self._num_answered = 0
 
     def find_seconds(self, num_tokens: int) -> float:
-        """Returns the deadline of a step with `num_tokens` tokens."""
         if self._fixed_seconds:
             return self._fixed_seconds
         limit = max(SHORTEST_SECONDS, FACTOR * self._estimate(num_tokens))
@@ -99,7 +97,6 @@ class StepDeadline:
         return longest if known == size else max(longest * 2 ** (size - known), SECONDS_PER_TOKEN * num_tokens / FACTOR)
 
     def on_answered(self, num_tokens: int, seconds: float) -> None:
-        """Notes how long a step took."""
         self._num_answered += 1
         self._note(num_tokens, seconds)
 
@@ -147,7 +144,6 @@ class StepsInFlight:
 
     @property
     def sequence_ids(self) -> set[int]:
-        """The sequences that the steps in flight compute."""
         return {sequence_id for step in self._sent for sequence_id in step.output.sequence_ids}
 
     @property
@@ -168,7 +164,6 @@ class StepsInFlight:
         self._deadline.begin_epoch()
 
     def on_sent(self, output: SchedulerOutput) -> None:
-        """Notes a step that is about to be sent."""
         if not self._sent:
             self._busy_since = self._clock()
         num_tokens = sum(output.num_new_tokens)

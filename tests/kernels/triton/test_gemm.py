@@ -8,8 +8,7 @@ import torch
 from kernels.cuda.epilogue import PLAIN, Epilogue
 from kernels.cuda.gemm import multiply
 from kernels.cuda.launch_table import gemm_block_k
-from kernels.leaves import add_leaves
-from kernels.shapes import Activation
+from kernels.shapes import Activation, add_leaves
 from tests.kit.kernels.random_tensors import random
 from tests.kit.kernels.triton_interpreter import DEVICE, DTYPES, IS_INTERPRETED
 

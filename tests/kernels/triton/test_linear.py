@@ -10,9 +10,8 @@ import torch
 from kernels.cuda import linear as linear_module
 from kernels.cuda.linear import FAST, LADDER, CudaLinear, Method, Way, settle
 from kernels.cuda.quantized import INT8
-from kernels.leaves import add_leaves
 from kernels.reference.int8 import quantize_rows
-from kernels.shapes import LinearSpec
+from kernels.shapes import LinearSpec, add_leaves
 from tests.kit.kernels.random_tensors import random
 from tests.kit.kernels.row_dependent import by_pairs, in_order
 from tests.kit.kernels.triton_interpreter import DEVICE, DTYPES

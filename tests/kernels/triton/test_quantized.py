@@ -11,10 +11,9 @@ from kernels.cuda import linear as linear_module
 from kernels.cuda.backend import CudaBackend
 from kernels.cuda.linear import CudaLinear, Method, Way
 from kernels.cuda.quantized import FP8, INT8, MAX_INT8_FEATURES, quantize
-from kernels.leaves import add_leaves
 from kernels.reference import fp8, int8
 from kernels.reference.elementwise import activate_and_mul
-from kernels.shapes import Activation, LinearSpec
+from kernels.shapes import Activation, LinearSpec, add_leaves
 from tests.kit.kernels.random_tensors import random
 from tests.kit.kernels.triton_interpreter import DEVICE, DTYPES
 

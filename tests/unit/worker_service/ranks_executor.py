@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from blockyard.contract.parallel import Parallel
-from worker_service.collectives.group import RankGroup
-from worker_service.collectives.lifetime import GroupLifetime
+from worker_service.collectives.group import GroupLifetime, RankGroup
 from worker_service.collectives.threads import ThreadMeeting
 from worker_service.steps.rank_steps import RankSteps
 

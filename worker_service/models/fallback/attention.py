@@ -77,8 +77,6 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class StepAttention:
-    """The attention of one step."""
-
     backend: Backend
     batch: AttentionBatch
     kv_pool: Tensor

@@ -51,7 +51,6 @@ class BatchChecks:
         self._backend = backend
 
     def step(self, work: Work, window: int | None) -> tuple[Tensor, AttentionBatch]:
-        """Makes a step: its tokens, and its batch."""
         counts, ends = [end - start for _, start, end in work], [end for _, _, end in work]
         tables = [self._tables[index] for index, _, _ in work]
         batch = self._backend.plan_attention(counts, ends, tables, BLOCK_SIZE, window)

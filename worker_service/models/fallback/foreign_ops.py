@@ -56,7 +56,6 @@ class ForeignOps(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Notes an op, and calls it."""
         name = func.overloadpacket.__name__.removesuffix("_")
         if _is_foreign(name, args) and not any(map(_is_owner, _frames())):
             module = next((self_ for self_ in map(_module_of, _frames()) if self_ in self._names), None)

@@ -67,7 +67,6 @@ class ExactFunctions(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Calls a function, or what is to be called instead."""
         kwargs = kwargs or {}
         if (exact := _EXACT.get(func)) is not None:
             return exact(*args, **kwargs)

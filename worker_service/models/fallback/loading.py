@@ -51,8 +51,6 @@ _TROUBLE = (
 
 @dataclass(frozen=True, slots=True)
 class LoadedNetwork:
-    """A network, and what it was made of."""
-
     model: TransformersModel
     backend: Backend
     config: ModelConfig

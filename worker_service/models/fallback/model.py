@@ -56,7 +56,6 @@ class TransformersModel(DecoderModel):
 
     @property
     def parameter_bytes(self) -> int:
-        """Bytes of the weights as they are held."""
         return sum(module.num_bytes for module in self.modules())
 
     def forward(

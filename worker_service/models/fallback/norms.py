@@ -30,7 +30,6 @@ class ExactNorm(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The weight, as it was given."""
         return self._held
 
     def forward(self, rows: Tensor) -> Tensor:

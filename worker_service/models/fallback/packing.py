@@ -39,7 +39,6 @@ class Packer:
     packed: dict[str, PackedLinear] = field(default_factory=dict[str, "PackedLinear"])
 
     def backend_of(self, dtype: torch.dtype) -> Backend:
-        """Returns the backend that multiplies rows of a dtype."""
         return self.backend if dtype == self.dtype else get_backend(self.backend.device, dtype, self.kernels)
 
     def pack(self, name: str, weight: Tensor, bias: Tensor | None = None) -> PackedLinear:

@@ -20,20 +20,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MLP:
-    """An MLP."""
-
     gate_up: Projection
     """The first product, which includes the activation."""
     down: Projection
 
     @property
     def projections(self) -> tuple[Projection, ...]:
-        """The products that adapters may change."""
         return self.gate_up, self.down
 
     @property
     def linears(self) -> Sequence[PackedLinear]:
-        """The weights of its products."""
         return self.gate_up.packed, self.down.packed
 
     def forward(self, normed: Tensor, backend: Backend, lora: LoraRows | None) -> Tensor:
@@ -59,7 +55,6 @@ class MoE:
 
     @property
     def linears(self) -> Sequence[PackedLinear]:
-        """The weights of its products."""
         return (self.router.packed, *self.experts.linears)
 
     def forward(self, normed: Tensor, backend: Backend, lora: LoraRows | None) -> Tensor:

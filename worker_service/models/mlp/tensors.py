@@ -9,7 +9,6 @@ import torch
 
 from blockyard.model_config.names import ExpertLayout
 from kernels.mixture.ops import ExpertWeights
-from worker_service.models.mlp.mxfp4 import BLOCK, dequantize
 from worker_service.models.projections import WHOLE, Cut, take
 
 if TYPE_CHECKING:
@@ -22,6 +21,12 @@ if TYPE_CHECKING:
     from kernels.packed import PackedLinear
 
 BLOCKS, SCALES = "_blocks", "_scales"
+# MXFP4, of OCP Microscaling Formats (MX) 1.0: numbers of four bits with a scale for each 32 of them.
+BLOCK = 32
+# By the four bits: a sign, two of an exponent, one of a mantissa.
+LEVELS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+# A scale is a power of two; of this number the exponent is 0. 255 stands for no number.
+EXPONENT_BIAS, NO_NUMBER = 127, 255
 
 
 class Read(Protocol):
@@ -39,7 +44,6 @@ class ExpertTensors:
     """The places of a layer's experts in a checkpoint, and the part of them that a rank has."""
 
     prefix: str
-    """The prefix of the layer's names."""
     names: ExpertNames
     experts: Experts
     width: int
@@ -135,7 +139,7 @@ class ExpertTensors:
     def _numbers(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
         if blocks.is_meta:
             return torch.empty(len(blocks), blocks.shape[1] * BLOCK, dtype=dtype, device="meta")
-        return dequantize(blocks, scales, dtype)
+        return dequantize_mxfp4(blocks, scales, dtype)
 
     def _read_biases(self, read: Read) -> tuple[Tensor, Tensor]:
         count = self.experts.num_experts
@@ -180,3 +184,18 @@ def _moved(part: slice, distance: int) -> slice:
 def _side_by_side(gates_ups: Tensor) -> Tensor:
     """Puts each gate before its up."""
     return torch.stack(gates_ups.chunk(2), dim=1).flatten(0, 1)
+
+
+def dequantize_mxfp4(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """Computes the numbers of MXFP4 rows -> [rows, in_features]: exact in bfloat16 and float32.
+
+    Args:
+        blocks: [rows, in_features / 32, 16] uint8, two numbers each, the first in the lower bits.
+        scales: [rows, in_features / 32] uint8: exponents.
+        dtype: of the result.
+    """
+    levels = torch.tensor(LEVELS, device=blocks.device)
+    pairs = torch.stack([levels[(blocks & 15).long()], levels[(blocks >> 4).long()]], dim=-1)
+    factors = torch.ldexp(torch.ones_like(scales, dtype=torch.float32), scales.int() - EXPONENT_BIAS)
+    factors = factors.masked_fill(scales == NO_NUMBER, torch.nan)
+    return (pairs.flatten(-2) * factors[..., None]).flatten(-2).to(dtype)

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class QuantizedReader:
-    """Reads modules of one checkpoint."""
-
     stored: StoredWeights
     files: Weights
     dtype: torch.dtype

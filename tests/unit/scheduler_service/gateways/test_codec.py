@@ -14,8 +14,7 @@ from blockyard.errors import BlockyardError, Reason
 from blockyard.scheduler.v1 import scheduler_pb2
 from scheduler_service.core.sequence import Group
 from scheduler_service.core.values import GroupSpec
-from scheduler_service.gateways.addition import Addition
-from scheduler_service.gateways.codec import decode_add, parse_submission
+from scheduler_service.gateways.codec import Addition, decode_add, parse_submission
 
 RIGHT: dict[str, Any] = {"request_id": "a", "prompt_token_ids": [5, 6], "n": 1, "max_tokens": 4}
 POOLED: dict[str, Any] = {

@@ -10,7 +10,7 @@ from torch._C import _distributed_c10d as c10d
 
 from blockyard.contract.parallel import Parallel
 from worker_service.collectives.gloo import join_gloo
-from worker_service.collectives.lifetime import GroupLifetime
+from worker_service.collectives.group import GroupLifetime
 from worker_service.collectives.threads import ThreadMeeting
 
 if TYPE_CHECKING:

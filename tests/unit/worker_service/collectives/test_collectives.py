@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from blockyard.model_config.leaves import MAX_LEAVES
-from kernels.leaves import add_leaves
+from kernels.shapes import add_leaves
 from tests.unit.worker_service.collectives.ranks import all_ranks, gloo_groups, make_collectives
 from worker_service.collectives.silent import SilentCollectives
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from blockyard.errors import BlockyardError, Reason
 from tests.kit.kernels.tiny_adapters import make_tiny_prompt, read_prompt
 from worker_service.lora.peft_folder import PeftFolder
-from worker_service.lora.soft_prompt import read_soft_prompt
+from worker_service.lora.reader import read_soft_prompt
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -103,7 +103,7 @@ async def test_what_is_not_the_models_is_refused_before_anything_is_written(work
         (lambda heads: heads[0].shape.append(3), "has shape"),
         (lambda heads: heads.pop(), "is missing"),
         (lambda heads: heads.append(administration_pb2.TensorHead(name="model.new")), "the model has no model.new"),
-        (lambda heads: heads.append(heads[0]), "appears twice"),
+        (lambda heads: heads.append(heads[0]), "a name is given twice"),
         (lambda heads: setattr(heads[1], "dtype", "I8"), "is I8"),
         (lambda heads: setattr(heads[1], "sha256", b"x"), "neither SHA-256 nor CRC-32"),
     ):

@@ -1,4 +1,4 @@
-"""The calls that give a worker's memory up, take it again, and load its weights anew.
+"""The calls that give a worker's memory up, take it again, load its weights anew, and save them.
 
 Every failure leaves here as a BlockyardError that names the worker.
 """
@@ -6,24 +6,30 @@ Every failure leaves here as a BlockyardError that names the worker.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from blockyard.common.v1 import administration_pb2
-from blockyard.contract.codec.workers import encode_tags
+from blockyard.contract.codec.workers import SAVED_STATE, encode_save_request, encode_tags
 from blockyard.contract.workers import MemoryUse
-from blockyard.errors import BlockyardError
+from blockyard.errors import BlockyardError, Reason
 from blockyard.worker.v1 import worker_pb2
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Generator, Sequence
+    from collections.abc import Callable, Collection, Generator, Sequence
 
-    from blockyard.contract.workers import MemoryTag, WeightsSource
+    from blockyard.contract.workers import MemoryTag, SavedState, SaveRequest, WeightsSource
     from scheduler_service.replicas.rank import Rank
 
 # Enough to release or copy a terabyte.
 MEMORY_SECONDS = 600.0
 # The longest time that a trainer may take to send its tensors.
 UPDATE_SECONDS = 3600.0
+
+
+class SaveProgress(NamedTuple):
+    rank: int
+    done_bytes: int
+    total_bytes: int
 
 
 @contextmanager
@@ -37,14 +43,12 @@ def named(rank: Rank) -> Generator[None]:
 
 
 async def sleep(rank: Rank, level: int) -> MemoryUse:
-    """Has a worker release all its memory."""
     with named(rank):
         answer = await rank.link.call("Sleep", worker_pb2.SleepRequest(level=level), MEMORY_SECONDS)
     return MemoryUse(answer.freed_bytes, answer.used_bytes)
 
 
 async def wake_up(rank: Rank, tags: Collection[MemoryTag]) -> None:
-    """Has a worker take memory again."""
     with named(rank):
         await rank.link.call("WakeUp", worker_pb2.WakeUpRequest(tags=encode_tags(tags)), MEMORY_SECONDS)
 
@@ -66,6 +70,15 @@ async def finish_update(rank: Rank, version: str) -> None:
 
 
 async def reload(rank: Rank, source: WeightsSource) -> None:
-    """Has a worker load its weights anew."""
     with named(rank):
         await rank.link.reload_weights(source)
+
+
+async def save(rank: Rank, request: SaveRequest, on_progress: Callable[[SaveProgress], None]) -> SavedState:
+    with named(rank):
+        async for event in rank.link.stream("SaveState", encode_save_request(request)):
+            if event.HasField("saved"):
+                return SAVED_STATE.decode(event.saved)
+            progress = event.progress
+            on_progress(SaveProgress(rank.parallel.rank, progress.done_bytes, progress.total_bytes))
+        raise BlockyardError(Reason.BUG, "the worker ended SaveState without an answer")

@@ -14,7 +14,7 @@ from blockyard.contract.parallel import Parallel
 from blockyard.errors import BlockyardError, Reason
 from tests.kit.waiting import wait_until
 from tests.unit.worker_service.collectives.ranks import all_ranks, begun, gloo_groups, make_collectives
-from worker_service.collectives.lifetime import MAX_QUEUED_SENDS, GroupLifetime
+from worker_service.collectives.group import MAX_QUEUED_SENDS, GroupLifetime
 from worker_service.collectives.nccl import abort_nccl, find_interface, join_nccl
 
 if TYPE_CHECKING:
