@@ -1,4 +1,4 @@
-"""`blockyard embed`, `score` and `classify`: the numbers of some texts, on standard output and nothing else."""
+"""`blockyard embed`, `score` and `classify`: write vectors, scores or labels of texts to standard output."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The calls for vectors, scores and labels of both clients, and their messages."""
-# ruff: noqa: ASYNC109 - a timeout is sent to the server, and it covers all tries: more than asyncio.timeout can do.
+"""Both clients' calls for embeddings, scores and labels, and their protobuf requests."""
+# ruff: noqa: ASYNC109 - the timeout is sent to the server and covers all tries, unlike asyncio.timeout.
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _OWN = {
 
 
 class PoolingCalls(ABC):
-    """The calls of the synchronous client. Each is answered whole, and a pure function of what is asked.
+    """The pooling calls of the synchronous client. Each returns its whole answer, which depends only on the request.
 
-    Raises BlockyardError: FEATURE_DISABLED where the model is served for another task.
+    Raises BlockyardError (FEATURE_DISABLED) if the model is served for another task.
     """
 
     @abstractmethod
@@ -56,7 +56,7 @@ class PoolingCalls(ABC):
 
 
 class AsyncPoolingCalls(ABC):
-    """The same calls of the asynchronous client."""
+    """The pooling calls of the asynchronous client, as in `PoolingCalls`."""
 
     @abstractmethod
     async def _call(self, method: str, request: Any, timeout: float | None) -> Any: ...

@@ -1,4 +1,4 @@
-"""`blockyard admin`: its commands, each one call of the admin API."""
+"""The commands of `blockyard admin`; most make one call of the admin API."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ for command in (memory.sleep, memory.wake, memory.update, saving.save):
 
 GATEWAY = "gateway"
 POLL_SECONDS = 0.1
-# Between two readings whose difference is a rate.
+# Time between the two readings that rates are computed from.
 RATE_SECONDS = 0.5
-# A worker's set-up of a profile, and the making of its file.
+# Time for a worker to set a profile up, or to write its file.
 PROFILE_SECONDS = 150.0
 _PLAIN_WIDTH = 200
 
@@ -45,7 +45,7 @@ Target = Annotated[str, typer.Argument(help=f"`{GATEWAY}` (the one that is asked
 
 
 class Level(StrEnum):
-    """The least important events that a log has."""
+    """The lowest level of events that a process logs."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -69,7 +69,7 @@ _DETAILS = {
 
 
 def _console() -> Console:
-    """For tables: as wide as the terminal; where there is none, so wide that no name is broken."""
+    """Returns a console for tables: as wide as the terminal; without one, wide enough that no name breaks."""
     return Console() if sys.stdout.isatty() else Console(width=_PLAIN_WIDTH)
 
 
@@ -147,7 +147,7 @@ def _gateway_is_idle(reading: admin_pb2.GetStatusResponse) -> bool:
 
 def _is_drained(replica_id: int) -> Callable[[admin_pb2.GetStatusResponse], bool]:
     def is_drained(reading: admin_pb2.GetStatusResponse) -> bool:
-        # One whose name is not listed any more is gone.
+        # A replica that is no longer listed is gone, which counts as drained.
         states = [each.drain_state for each in reading.scheduler.replicas if each.replica_id == replica_id]
         if status_pb2.DRAIN_STATE_UNSPECIFIED in states:
             problem = f"replica {replica_id} was taken back meanwhile, or the scheduler was restarted"

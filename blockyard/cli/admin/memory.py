@@ -13,12 +13,12 @@ from blockyard.cli.connection import with_connection
 from blockyard.cli.units import size
 from blockyard.common.v1 import administration_pb2
 
-# Requests may be finished first, or weights loaded.
+# The operation may wait for requests to finish, or load weights.
 OPERATION_SECONDS = 3600.0
 
 
 class Mode(StrEnum):
-    """What becomes of the requests of a replica that is to have none."""
+    """What to do with the requests of a replica that stops serving."""
 
     KEEP = "keep"
     WAIT = "wait"
@@ -26,7 +26,7 @@ class Mode(StrEnum):
 
 
 class Tag(StrEnum):
-    """Memory that can be given up."""
+    """Memory of a worker that can be freed."""
 
     WEIGHTS = "weights"
     KV_CACHE = "kv_cache"
@@ -41,7 +41,7 @@ LeaveMode = Annotated[
 
 
 def encode_mode(mode: Mode) -> admin_pb2.LeaveMode.ValueType:
-    """Encodes what becomes of requests."""
+    """Encodes a mode as the admin API's LeaveMode."""
     return admin_pb2.LeaveMode.Value(f"LEAVE_MODE_{mode.upper()}")
 
 

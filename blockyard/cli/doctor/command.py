@@ -1,4 +1,4 @@
-"""`blockyard doctor`: looks at this machine, the settings and the services that it is given."""
+"""`blockyard doctor`: checks this machine, the settings and the named services."""
 
 from __future__ import annotations
 
