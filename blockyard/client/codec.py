@@ -46,8 +46,8 @@ _STOP = frozenset(field.name for field in fields(StopCriteria))
 def make_spec(prompt: str | Sequence[int], options: GenerationOptions) -> inference_pb2.GenerationSpec:
     """Builds a request. An option that is None counts as absent.
 
-    Raises TypeError for an option with an unknown name, and BlockyardError (FIELD_INVALID) with a violation for every
-    value that its field cannot hold. All other checks are the gateway's.
+    Raises TypeError for an unknown option, and BlockyardError (FIELD_INVALID) with a violation for every value that its
+    field cannot hold. The gateway makes all other checks.
     """
     given = _given(options, GenerationOptions.__optional_keys__)
     prompt = prompt if isinstance(prompt, str) else tuple(prompt)

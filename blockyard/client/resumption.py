@@ -73,6 +73,8 @@ class Resumption:
     Args:
         spec: the request to start; it is sent so that it can be resumed, unless `on_disconnect` is ABORT. None: read a
             request that another client has started.
+        request_id: the request's id if there is no spec.
+        attempts: the retry policy's state, and the deadline.
 
     Attributes:
         deadline: of all calls together.

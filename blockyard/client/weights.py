@@ -114,10 +114,14 @@ def update_weights(
         together: update all replicas at once instead of one after another.
         shared: `weights` is a folder that the workers read themselves: on their machines, below --worker-model-root,
             with the model's config.json. On one machine a folder in memory (/dev/shm) is the fastest way.
+        access: credentials for the gateway.
+        worker_access: credentials for the workers. With TLS between services: a certificate for `trainer.` plus the
+            services' domain, and `worker.` plus that domain as the expected server name.
 
     Raises:
         BlockyardError: a service's error. An update that broke off leaves a replica stale until it is updated again, or
-        woken with `reload`.
+            woken with `reload`.
+        ValueError: `weights` is not a safetensors file, or `shared` is set and it is not a folder.
     """
     tensors = [] if shared else _list_tensors(weights)
     request = admin_pb2.UpdateWeightsRequest(
