@@ -67,7 +67,7 @@ class Fields:
         self.violations.append(Violation(self.name_of(name), sentence, Reason.MODEL_NOT_LOADED))
 
     def refuse_other_name(self, name: str) -> None:
-        """Notes a field that has a name of its own in this file, and stands there under its usual one."""
+        """Records a violation: the field has its usual name, but this architecture uses another name for it."""
         sentence = f"config.json: {name} is called {self.name_of(name)} in a model of this architecture"
         self.violations.append(Violation(name, sentence, Reason.MODEL_NOT_LOADED))
 

@@ -52,7 +52,7 @@ class RotaryConfig:
         return (4 if self.query_growth else 2) * self.rotated(head_dim)
 
     def for_length(self, max_length: int) -> RotaryConfig:
-        """Returns what holds where no sequence is longer: factors are chosen once, so that keys depend on no length."""
+        """Returns the config with the factors for a maximum length, so that keys depend on no sequence's length."""
         if not self.long_factors:
             return self
         chosen = self.long_factors if max_length > self.original_length else self.short_factors
@@ -106,7 +106,7 @@ class Traits:
     kinds: Mapping[str, str] = field(default_factory=COMMON_KINDS.copy)
     """The supported kinds, by their names in config.json."""
     original_length: int | None = None
-    """Where config.json has none beside the object, whatever stands inside; None: as there, else the whole length."""
+    """The original length if config.json has no top-level one; None: the object's own, else the full length."""
     grows_queries: bool = False
     """Whether queries are scaled by position, as `llama_4_scaling_beta` says."""
 

@@ -28,7 +28,7 @@ class Family:
     unpacked: str = ""
     """The `quant_method` whose weights are dequantized when they are loaded; empty: none."""
     texts: Mapping[str, Callable[[Fields], DecoderConfig]] = field(default_factory=dict[str, Any])
-    """Of several models in one config.json, the text model's fields in `text_config`: that one's readers by its
-    `model_type`; `read`: where it names none. Empty: the file is of one model."""
+    """Readers of the text model in a multimodal config.json, by the `model_type` in its `text_config`;
+    `read` is used if it names none. Empty: config.json describes one model."""
     is_tied: bool = False
     """For several models: whether embedding and head share a table if the file does not say."""
