@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
 DEFAULT_BLOCK_SIZE = {"cpu": 32, "cuda": 16}
-# The largest step. A larger number is a mistake that would be noticed only by the memory that it takes.
+# The largest limits of a step. Larger numbers are mistakes that only the memory in use would reveal.
 MAX_TOKENS, MAX_SEQS = 2**20, 2**16
 # More blocks than twice what all sequences hold at full length only cost bookkeeping.
 USEFUL_SHARE = 2

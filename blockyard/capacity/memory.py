@@ -1,6 +1,6 @@
 """Reads how much memory this machine has, and counts the blocks that fit beside a worst-case step.
 
-Owns the reading of limits (control groups, /proc) and the arithmetic. Knows no model: sizes come in as numbers.
+Contains the reading of limits (control groups, /proc) and the arithmetic. Callers pass in the model's sizes.
 """
 
 from __future__ import annotations

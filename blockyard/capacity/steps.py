@@ -120,8 +120,7 @@ def arena_bytes(network: DecoderConfig, share: Share, held: WeightFormat, max_ro
     fed, copies = len(share.mlp), 1
     feed = network.layers[0].feed
     if isinstance(feed, Experts):
-        # Each row is copied once per chosen expert, with float32 sums; then the router's logits and the copies'
-        # indices.
+        # Per chosen expert a row has inner features and a copy or a float32 sum; then the router's logits and indices.
         copies = feed.router.top_k
         routed = FLOAT_BYTES * (feed.num_experts + 3 * copies) // item
         fed = copies * (fed + hidden * FLOAT_BYTES // item) + routed

@@ -53,9 +53,9 @@ def plan(
     config: Annotated[str, typer.Option(metavar="FILE", help="YAML file with settings", show_default=False)] = "",
     **settings: Any,
 ) -> None:
-    """Say what a model would take and what would fit, from its config.json alone; nothing is started.
+    """Compute a model's memory and what fits beside it, from its config.json alone; nothing is started.
 
-    Takes the settings of `blockyard serve`. Exits with 1 where they would be refused.
+    Takes the settings of `blockyard serve`. Exits with 1 if they would be refused.
     """
     configuration = resolve_system(model_or_folder, config, settings)
     try:

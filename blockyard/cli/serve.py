@@ -48,7 +48,7 @@ def serve(
 ) -> None:
     """Serve a model: gateway, scheduler and workers together, until Ctrl-C.
 
-    What dies is started again. Each option is a setting: it may stand in the file of --config too, or in the
+    Services that die are restarted. Each option is a setting: it may also stand in the file of --config, or in the
     environment, where --max-num-seqs is BLOCKYARD_MAX_NUM_SEQS.
     """
     configuration = resolve_system(model_or_folder, config, settings)

@@ -39,19 +39,19 @@ class PoolingCalls(ABC):
     def embed(
         self, inputs: Sequence[Input], *, timeout: float | None = None, **options: Unpack[EmbedOptions]
     ) -> Embeddings:
-        """Makes a vector of each input: texts, or lists of token ids, at most 2048."""
+        """Computes a vector for each input: a text or a list of token ids; at most 2048 inputs."""
         return decode_embeddings(self._call("Embed", _make_embed(inputs, options), timeout))
 
     def score(
         self, query: Input, documents: Sequence[Input], *, timeout: float | None = None, **options: Unpack[ScoreOptions]
     ) -> Scores:
-        """Says how well each of the documents, at most 2048, answers a query."""
+        """Scores how well each of the documents, at most 2048, answers a query."""
         return decode_scores(self._call("Score", _make_score(query, documents, options), timeout))
 
     def classify(
         self, inputs: Sequence[Input], *, timeout: float | None = None, **options: Unpack[ClassifyOptions]
     ) -> Classifications:
-        """Says how well the model's labels suit each input."""
+        """Computes the probability of each of the model's labels for each input."""
         return decode_classifications(self._call("Classify", _make_classify(inputs, options), timeout))
 
 
@@ -64,19 +64,19 @@ class AsyncPoolingCalls(ABC):
     async def embed(
         self, inputs: Sequence[Input], *, timeout: float | None = None, **options: Unpack[EmbedOptions]
     ) -> Embeddings:
-        """Makes a vector of each input: texts, or lists of token ids, at most 2048."""
+        """Computes a vector for each input: a text or a list of token ids; at most 2048 inputs."""
         return decode_embeddings(await self._call("Embed", _make_embed(inputs, options), timeout))
 
     async def score(
         self, query: Input, documents: Sequence[Input], *, timeout: float | None = None, **options: Unpack[ScoreOptions]
     ) -> Scores:
-        """Says how well each of the documents, at most 2048, answers a query."""
+        """Scores how well each of the documents, at most 2048, answers a query."""
         return decode_scores(await self._call("Score", _make_score(query, documents, options), timeout))
 
     async def classify(
         self, inputs: Sequence[Input], *, timeout: float | None = None, **options: Unpack[ClassifyOptions]
     ) -> Classifications:
-        """Says how well the model's labels suit each input."""
+        """Computes the probability of each of the model's labels for each input."""
         return decode_classifications(await self._call("Classify", _make_classify(inputs, options), timeout))
 
 

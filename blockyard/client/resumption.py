@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from blockyard.client.retry import Attempts
 
 Request = inference_pb2.StreamGenerateRequest | inference_pb2.StreamChatRequest | inference_pb2.ResumeGenerateRequest
-# Reasons that gRPC itself gives for a broken connection; only then do they not mean the request failed.
+# Reasons that mean a broken connection if gRPC itself reports them: the request goes on at the server.
 _BREAKS = frozenset({Reason.CLIENT_CANCELLED, Reason.BUG})
 
 

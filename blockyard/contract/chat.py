@@ -57,7 +57,7 @@ class Message:
     """One message. `content` is one text, or several parts that are joined by newlines.
 
     Args:
-        role: a Role, or its name. A decoded message of an unknown role has an empty one.
+        role: a Role, or its name. In a decoded message an unknown role is empty.
         content: None if the message has only tool calls.
         name: the author's name if a role has several, or the tool's.
         tool_calls: the assistant's tool calls.

@@ -102,7 +102,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     grammar: str = ""
-    """A llguidance grammar that the gateway compiles from the request's format. Empty: none."""
+    """An llguidance grammar that the gateway compiles from the request's format. Empty: none."""
 
     def value(self, name: str) -> float:
         """Returns a parameter of `NUMBERS`, or its neutral value if it is None."""

@@ -183,7 +183,7 @@ class AbortReason(StrEnum):
     """Why a gateway ends a request or a sequence."""
 
     CLIENT = "client"
-    """The client cancelled the request, or is gone."""
+    """The client cancelled the request or disconnected."""
     STOP_STRING = "stop_string"
     """A stop string ends the sequence."""
 
@@ -245,7 +245,7 @@ class Prefill(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """A resumed request with all its generated tokens. `submission`: the bytes that its first gateway sent."""
+    """A resumed request with all its generated tokens. `submission`: the serialized request that a gateway sent."""
 
     handle: int
     submission: bytes

@@ -1,7 +1,7 @@
 """Puts load on a server and measures latencies and rates. Prints nothing.
 
 Closed loop: a number of clients, each sending its next request when the last is answered. Open loop: requests arrive as
-a Poisson process, however slow the answers are. Real users arrive like that; it shows queueing, which a closed loop
+a Poisson process, however slow the answers are. Real users arrive like that, and queueing shows, which a closed loop
 hides.
 """
 

@@ -81,9 +81,9 @@ class LocalSystem:
     """A configuration that is ready to run: with a private folder for sockets, and with free ports chosen."""
 
     def __init__(self, configuration: SystemConfiguration) -> None:
-        """Raises PortTaken, SettingsError for an unprotected admin API, and BlockyardError for the model.
+        """Raises PortTaken, SettingsError if the admin API is unprotected, and BlockyardError for a bad model.
 
-        BlockyardError: the model is not found, or config.json shows that it cannot be served; lists every reason.
+        A bad model is not found, or cannot be served; the error lists every reason that config.json shows.
         """
         # The services check the same; checking here is quick, and fails before anything has started.
         folder = resolve_model(configuration.model.model, configuration.model.revision, "config")
@@ -252,7 +252,7 @@ class LocalSystem:
         return ""
 
     async def are_all_ready(self) -> bool:
-        """Whether the gateway takes requests and all replicas do."""
+        """Returns whether the gateway and all replicas take requests."""
         return not await self.find_missing()
 
     async def load_lora(self, request: LoRARequest) -> str:

@@ -189,7 +189,7 @@ class Supervisor:
         self._exit_code = 0
 
     def request_stop(self) -> None:
-        """Ends `start` and `wait`; a second time, makes `stop` hurry. For signal handlers, on the loop."""
+        """Makes `start` and `wait` return; a second call makes `stop` hurry. For signal handlers, on the loop."""
         if self._stop_requested.is_set():
             self._hurry.set()
         self._stop_requested.set()

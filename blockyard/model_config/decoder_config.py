@@ -160,7 +160,7 @@ class Encoder:
 
     embedding_norm: Norm | None = None
     num_token_types: int = 0
-    """Rows of the token-type table; the row of type 0 is added to each embedding row."""
+    """Rows of the token-type table, of which the token's row is added to its embedding; 0: there is no table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

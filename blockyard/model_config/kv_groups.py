@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from blockyard.model_config.decoder_config import DecoderConfig
 
 MAX_GROUPS = 16
-"""The most KV groups: each group adds a row to a sequence's block table, which costs the scheduler time."""
+"""The most KV groups: each group adds entries to a sequence's block table, which cost the scheduler time."""
 
 TYPICAL_TOKENS = 8192
 """The sequence length for which the division into groups minimizes the bytes of blocks."""

@@ -43,7 +43,7 @@ def down_leaves(config: DecoderConfig) -> int:
 
 
 def _stored_unit(config: DecoderConfig, in_features: int) -> int:
-    # Weights that do not fit into groups are refused elsewhere.
+    # A width that does not fit into groups belongs to a weight that is not quantized.
     if config.stored is None or config.stored.misfit(in_features):
         return 1
     return config.stored.leaf_unit(in_features)

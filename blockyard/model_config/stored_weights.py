@@ -53,7 +53,7 @@ class StoredWeights:
     """Number of inputs that share a scale; 0: all inputs of a row."""
     is_symmetric: bool
     is_ordered: bool = False
-    """Whether groups are permutations of the inputs, given by `g_idx`."""
+    """Whether a group's inputs are not adjacent but listed by `g_idx`."""
     targets: tuple[str, ...] = (".*",)
     """Regular expressions, matched from the beginning, for the names of quantized modules."""
     ignored: tuple[str, ...] = ()

@@ -27,7 +27,7 @@ ENDPOINT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_
 
 
 class Span:
-    """One piece of work in a trace. This base class records nothing; NO_SPAN is its only instance.
+    """One piece of work in a trace. This base class records nothing; NO_SPAN is its instance.
 
     Attributes have the names of log fields; names without a dot get the prefix `blockyard.`.
     """

@@ -59,7 +59,7 @@ def call(
     address: AdminAddress = DEFAULT_ADMIN_ADDRESS,
     json: AsJson = False,
 ) -> None:
-    """Have each worker of a replica do something between its steps, and write what it answers."""
+    """Run an operation on each worker of a replica, between its steps, and write the answers."""
     try:
         extension, name = find_operation(operation)
         json_module.loads(arguments)

@@ -55,7 +55,7 @@ def sleep(
     mode: LeaveMode = Mode.KEEP,
     json: AsJson = False,
 ) -> None:
-    """Have a replica give its memory up, until `wake`."""
+    """Free a replica's memory, until `wake`."""
     request = admin_pb2.SleepReplicaRequest(replica=replica, level=level, mode=encode_mode(mode))
     with admin_api(address) as api:
         answer = api.ask(api.stub.SleepReplica, request, OPERATION_SECONDS)
@@ -76,7 +76,7 @@ def wake(
     ] = False,
     json: AsJson = False,
 ) -> None:
-    """Have a replica take its memory again, and requests."""
+    """Allocate a replica's memory again, and let it take requests."""
     tags = [administration_pb2.MemoryTag.Value(f"MEMORY_TAG_{each.upper()}") for each in tag or ()]
     request = admin_pb2.WakeReplicaRequest(replica=replica, tags=tags, reload=reload)
     with admin_api(address) as api:
@@ -108,7 +108,7 @@ def update(
     mode: LeaveMode = Mode.KEEP,
     json: AsJson = False,
 ) -> None:
-    """Have replicas read other weights of the same sizes, one after another."""
+    """Update the weights of replicas, one after another; the tensors' sizes must stay the same."""
     request = admin_pb2.UpdateWeightsRequest(
         replicas=replica or (),
         version=version,

@@ -25,7 +25,7 @@ _PLAIN_WIDTH = 80
 
 
 class View:
-    """The view of one gateway's system: its last two readings, or why there is none."""
+    """The view of one gateway's system; keeps its last two readings."""
 
     def __init__(self, address: str) -> None:
         self._address = address

@@ -20,7 +20,7 @@ from blockyard.model_config.families import (
 if TYPE_CHECKING:
     from blockyard.model_config.families.family import Family
 
-# Suffixes of architectures whose network has no language-model head.
+# Suffixes of architectures without a head that generates tokens.
 _OTHER_BODIES = ("ForSequenceClassification", "ForMaskedLM", "Model")
 _STEMS = ("ForCausalLM", "LMHeadModel")
 
