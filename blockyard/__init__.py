@@ -1,4 +1,4 @@
-"""What the Python processes of Blockyard share, and all that a Python user imports."""
+"""Code that Blockyard's Python processes share, and the public names for Python users."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Loaded on first use: a worker imports this package and has no need of a client.
+    # Import on first use: a worker imports this package but needs no client.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     with naming_extra(f"blockyard.{name}", "serve"):

@@ -1,4 +1,4 @@
-"""The program `blockyard`. Where it cannot run, it names the extra to install."""
+"""The program `blockyard`. If packages are missing, it names the extra to install."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of gRPC channels, those of clients and those between services. Imports no server."""
+"""Options of gRPC channels, for clients and between services. Imports no server code."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ def channel_options(
     use_proxy: bool = True,
     max_reconnect_seconds: float = 1.0,
 ) -> Options:
-    """Options of a channel that receives messages up to this size and notices a dead peer within twice `keepalive`.
+    """Returns options of a channel that detects a dead peer within twice `keepalive_seconds`.
 
-    `use_proxy`: heed the environment's `http_proxy`, which gRPC does even for a peer on the same machine.
+    `max_message_bytes` limits received messages. `use_proxy`: follow the environment's `http_proxy`, which gRPC does
+    even for a peer on the same machine.
     """
     return [
         ("grpc.enable_http_proxy", int(use_proxy)),
@@ -32,8 +33,8 @@ def channel_options(
         ("grpc.http2.max_pings_without_data", 0),
         # A peer that comes back is tried again soon, not after two minutes.
         ("grpc.initial_reconnect_backoff_ms", 100),
-        # In spite of its name, also the time that one attempt to connect may take at least: a busy peer needs more
-        # than the first back-off to answer.
+        # Despite its name, also the least time that one attempt to connect may take: a busy peer needs longer to answer
+        # than the first back-off.
         ("grpc.min_reconnect_backoff_ms", 5_000),
         ("grpc.max_reconnect_backoff_ms", int(max_reconnect_seconds * 1000)),
         # Channels to one address from one process stay apart, so that closing one does not touch the other.

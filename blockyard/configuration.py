@@ -1,4 +1,4 @@
-"""The settings of all services: one small dataclass per concern. Each service's `config.py` picks those it reads."""
+"""The settings of all services, one dataclass per concern. Each service's `config.py` picks the ones it reads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ORIGIN = re.compile(r"\*|https?://[^\s/?#,@]+")
 
 
 def _check_origins(text: str) -> str:
-    """Refuses what no browser ever sends as its origin, such as an address with a path."""
+    """Refuses an origin that no browser sends, such as an address with a path."""
     wrong = [origin.strip() for origin in text.split(",") if text and not _ORIGIN.fullmatch(origin.strip())]
     if wrong:
         values = ", ".join(map(repr, wrong))
@@ -55,7 +55,7 @@ class TextSettings:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSettings:
-    """Where and in what to compute."""
+    """The device and the dtype to compute with."""
 
     device: str = option("auto", "where to compute", choices=("auto", "cpu", "cuda"))
     dtype: str = option(
@@ -73,7 +73,7 @@ class DeviceSettings:
 
 @dataclass(frozen=True, slots=True)
 class LoadSettings:
-    """What workers load, what for, and from where."""
+    """The task and the source of the weights."""
 
     task: str = option("auto", "what to serve the model for; auto: as its files say", choices=TASKS)
     load_format: str = option(
@@ -96,7 +96,7 @@ class CacheSettings:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
-    """What a step may hold."""
+    """Limits of a step, and the scheduling policy."""
 
     max_model_len: Positive | Literal["auto"] = option("auto", "tokens of prompt and output together; auto: what fits")
     max_num_seqs: Positive = option(256, "sequences of a step at most")
@@ -148,7 +148,7 @@ class TracingSettings:
 
 @dataclass(frozen=True, slots=True)
 class PublicSettings:
-    """Where clients reach the gateway."""
+    """The addresses at which clients reach the gateway."""
 
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 for all")
     grpc_port: Port = option(50051, "the public gRPC API; 0: a free port")
@@ -170,7 +170,7 @@ class PublicSettings:
 
 @dataclass(frozen=True, slots=True)
 class SecuritySettings:
-    """Who may use the gateway, and what it shows."""
+    """Access to the gateway: certificates, keys and connections."""
 
     tls_certificate: str = option(
         "", "PEM file: the gateway's certificate and those between it and its authority; empty: no TLS"
@@ -190,7 +190,7 @@ class SecuritySettings:
 
 @dataclass(frozen=True, slots=True)
 class InternalSecuritySettings:
-    """How the services know one another: all three files, or none."""
+    """The certificates by which the services authenticate each other: all three files, or none."""
 
     internal_certificate: str = option("", "PEM file: the certificate that this service shows the others; empty: none")
     internal_key: str = option("", "PEM file: the key of --internal-certificate, without a passphrase")
@@ -211,7 +211,7 @@ class ResumeSettings:
 
 @dataclass(frozen=True, slots=True)
 class GatewayProcessSettings:
-    """What a gateway process takes on, and how it ends."""
+    """Limits of a gateway process, and how it ends."""
 
     max_requests: NotNegative = option(
         16_384, "requests at once, running and waiting; one more is refused with QUEUE_FULL; 0: no limit"
@@ -232,7 +232,7 @@ class GatewayProcessSettings:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerProcessSettings:
-    """A scheduler process, apart from what a step may hold: how much may wait, and for how long."""
+    """Limits of a scheduler process's queue, and its timeouts."""
 
     max_worker_wait_seconds: NotNegativeSeconds = option(
         300.0, "how long requests wait for a worker while none is ready, in seconds"
@@ -256,7 +256,7 @@ class SchedulerProcessSettings:
 
 @dataclass(frozen=True, slots=True)
 class WorkerProcessSettings:
-    """A worker process, apart from what its scheduler says."""
+    """Settings of a worker process that its scheduler does not choose."""
 
     num_threads: NotNegative = option(0, "threads of a CPU worker; 0: what this model gains from, up to what there is")
     cpu_kernels: str = option(
@@ -330,7 +330,7 @@ class ParallelSettings(ParallelSizes):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSettings:
-    """How many copies of the model there are, where the services run together."""
+    """The number of replicas if the services run together."""
 
     data_parallel_size: Annotated[int, Field(ge=1, le=64)] = option(
         1, "replicas, each with the whole model; they share this machine's processors, memory and GPUs evenly"
@@ -339,7 +339,7 @@ class ReplicaSettings:
 
 @dataclass(frozen=True, slots=True)
 class MetricsSettings:
-    """Where Prometheus finds the metrics of services that run together, beside the gateway's on its HTTP port."""
+    """Metrics ports of services that run together; the gateway's metrics are on its HTTP port."""
 
     scheduler_metrics_port: Annotated[int, Field(ge=-1, le=65535)] = option(
         0, "port of the scheduler's /metrics, on this machine alone; 0: the first free one from 50062 on, -1: none"
@@ -349,7 +349,7 @@ class MetricsSettings:
     )
 
 
-# The settings of a service that it does not need where the services run together, and why.
+# Service settings that `blockyard serve` does not take, each with the reason for the error message.
 CHOSEN_TOGETHER = {
     **dict.fromkeys(
         ("scheduler_address", "worker_address", "gateway_local_address"),
@@ -377,7 +377,7 @@ CHOSEN_TOGETHER = {
 
 @dataclass(frozen=True, slots=True)
 class SystemConfiguration:
-    """The settings of the three services where they run together: all but those in CHOSEN_TOGETHER."""
+    """The settings of the three services if they run together: all but those in CHOSEN_TOGETHER."""
 
     model: ModelSettings = ModelSettings()
     public: PublicSettings = PublicSettings()

@@ -1,6 +1,6 @@
-"""The error table: every reason, its gRPC code and its HTTP status, and the way to and from google.rpc.Status.
+"""The error table: each reason's gRPC code and HTTP status, and the conversion to and from google.rpc.Status.
 
-Both fronts and the client library are made from `TABLE`; nothing else maps an error to a code.
+Both fronts and the client library use `TABLE`; nothing else maps an error to a code.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     from google.protobuf.message import Message
 
 DOMAIN = "blockyard"
-# Trailers are limited to about 8 KiB on the way; the status stays well below.
+# Proxies and libraries limit trailers to about 8 KiB; the status stays well below.
 MAX_STATUS_BYTES = 4096
-# gRPC sends the message a second time, each byte of it as three at worst.
+# gRPC sends the message a second time, percent-encoded: up to three bytes for each.
 MAX_MESSAGE_BYTES = 1024
 MAX_DESCRIPTION_BYTES = 256
 MAX_METADATA_ENTRIES = 8
 MAX_QUOTED_CHARACTERS = 128
 MAX_METADATA_BYTES = 64
-# Where gRPC's own libraries look for the status with its details.
+# The metadata key under which gRPC's libraries look for the status with details.
 DETAILS_KEY = "grpc-status-details-bin"
 TRANSPORT_ORIGIN = {"origin": "transport"}
-# Metadata of a NO_READY_WORKER about a request that a scheduler may still hear of: it has just begun.
+# Metadata of NO_READY_WORKER if the scheduler has just started and may yet be sent the request by a gateway.
 NOT_HEARD_OF = {"request": "not heard of yet"}
 
 
@@ -75,7 +75,7 @@ class Reason(StrEnum):
 
 
 class Rule(NamedTuple):
-    """What a reason becomes on each front."""
+    """The gRPC code and the HTTP status of a reason."""
 
     code: grpc.StatusCode
     http_status: int
@@ -115,7 +115,7 @@ TABLE: Mapping[Reason, Rule] = {
     Reason.OPERATION_DEADLINE: Rule(grpc.StatusCode.DEADLINE_EXCEEDED, 504),
 }
 
-# The reasons of the transport's own errors, which bring no details.
+# Reasons for errors of the transport itself, which have no details.
 _REASON_OF_CODE = {
     grpc.StatusCode.INVALID_ARGUMENT: Reason.FIELD_INVALID,
     grpc.StatusCode.UNAUTHENTICATED: Reason.UNAUTHENTICATED,
@@ -131,7 +131,7 @@ _STATUS_CODE = {code.value[0]: code for code in grpc.StatusCode}
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One thing wrong with a request: the field's path in the proto (`sampling.top_p`), and what it should be."""
+    """One invalid field of a request: its path in the proto (`sampling.top_p`), and what it should be."""
 
     field: str
     description: str
@@ -142,8 +142,8 @@ class Violation:
 class BlockyardError(Exception):
     """An error with a reason. The only exception that crosses a service boundary, on either side.
 
-    `retry_after_seconds` is set where the same request may succeed later. `metadata` holds a few short facts;
-    `TRANSPORT_ORIGIN` among them marks an error that comes from no service of ours, such as a refused connection.
+    `retry_after_seconds` is set if the same request may succeed later. `metadata` holds a few short facts;
+    `TRANSPORT_ORIGIN` in it marks an error that no Blockyard service sent, such as a refused connection.
     """
 
     reason: Reason
@@ -152,12 +152,12 @@ class BlockyardError(Exception):
     retry_after_seconds: float | None = None
     metadata: dict[str, str] = field(default_factory=dict[str, str])
 
-    # Without this a dataclass that compares by value has no hash, and what keeps exceptions in sets fails.
+    # A dataclass that compares by value has no hash by default, but libraries keep exceptions in sets.
     def __hash__(self) -> int:
         return hash((self.reason, self.message))
 
     def __post_init__(self) -> None:
-        # All of it: a copy and an unpickled error are made by calling the class with `args`.
+        # Every field: copying and unpickling call the class with `args`.
         self.args = (self.reason, self.message, self.violations, self.retry_after_seconds, self.metadata)
 
     def __str__(self) -> str:
@@ -175,31 +175,31 @@ class BlockyardError(Exception):
 
 
 def invalid(violations: Iterable[Violation]) -> BlockyardError:
-    """Makes one error of every violation. The first names the reason and starts the message."""
+    """Combines violations into one error. The first violation's reason is the error's."""
     listed = tuple(violations)
     message = "; ".join(f"{violation.field}: {violation.description}" for violation in listed)
     return BlockyardError(listed[0].reason, message, listed)
 
 
 def quote(text: str) -> str:
-    """Quotes a name that a caller sent, for a message: a long one is cut."""
+    """Quotes a name that a caller sent, for a message; long names are cut."""
     return repr(text if len(text) <= MAX_QUOTED_CHARACTERS else f"{text[:MAX_QUOTED_CHARACTERS]}…")
 
 
 def is_unknown_request(error: BlockyardError) -> bool:
-    """Whether an error says that nobody knows the request that was asked for, or not yet."""
+    """Returns whether an error means that the requested id is unknown, or not known yet."""
     return error.reason is Reason.REQUEST_EXPIRED or NOT_HEARD_OF.items() <= error.metadata.items()
 
 
 def to_status(error: BlockyardError) -> status_pb2.Status:
-    """Encodes an error as google.rpc.Status, under 4 KiB: long texts are cut, of too many violations the last go."""
+    """Encodes an error as google.rpc.Status below 4 KiB: cuts long texts, drops the last violations."""
     status = status_pb2.Status(code=error.code.value[0], message=_encodable(error.message, MAX_MESSAGE_BYTES))
     status.details.add().Pack(_error_info(error))
     if error.retry_after_seconds is not None:
         delay = duration_pb2.Duration()
         delay.FromNanoseconds(int(max(0.0, error.retry_after_seconds) * 1e9))
         status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
-    # The rest of the room, less what the wrapping of one more detail takes.
+    # The bytes that are left, less the overhead of one more detail.
     bad_request = _bad_request(error.violations, MAX_STATUS_BYTES - status.ByteSize() - 64)
     if bad_request.field_violations:
         status.details.add().Pack(bad_request)
@@ -207,7 +207,7 @@ def to_status(error: BlockyardError) -> status_pb2.Status:
 
 
 def _encodable(text: str, max_bytes: int) -> str:
-    """Cuts a text, and replaces what UTF-8 cannot hold: half of a surrogate pair, which JSON can bring."""
+    """Cuts a text, and replaces lone surrogates, which JSON may contain but UTF-8 may not."""
     return text.encode("utf-8", "replace")[:max_bytes].decode("utf-8", "ignore")
 
 
@@ -215,7 +215,7 @@ def _error_info(error: BlockyardError) -> error_details_pb2.ErrorInfo:
     metadata = {
         _encodable(name, MAX_METADATA_BYTES): _encodable(value, MAX_METADATA_BYTES)
         for name, value in list(error.metadata.items())[:MAX_METADATA_ENTRIES]
-        # Whoever passes the error on is a service of ours.
+        # Drop the mark: the service that passes the error on is one of Blockyard's.
         if name not in TRANSPORT_ORIGIN
     }
     return error_details_pb2.ErrorInfo(reason=str(error.reason), domain=DOMAIN, metadata=metadata)
@@ -236,9 +236,9 @@ def _bad_request(violations: Iterable[Violation], max_bytes: int) -> error_detai
 
 
 def from_status(status: status_pb2.Status) -> BlockyardError:
-    """Decodes google.rpc.Status. One without our details gets the reason that its code suggests.
+    """Decodes google.rpc.Status. Without Blockyard's details the reason follows from the code.
 
-    Whatever it holds, this makes an error of it: details that cannot be read are left out, and a long text is cut.
+    Never fails: details that cannot be read are left out, and a long message is cut.
     """
     code = _STATUS_CODE.get(status.code, grpc.StatusCode.UNKNOWN)
     reason, metadata = _REASON_OF_CODE.get(code, Reason.BUG), dict(TRANSPORT_ORIGIN)
@@ -259,7 +259,7 @@ def from_status(status: status_pb2.Status) -> BlockyardError:
 
 
 def _unpack(detail: any_pb2.Any, message: Message) -> bool:
-    """Reads a detail that is of this kind, and can be read."""
+    """Unpacks a detail into `message`; returns False if it is of another type or malformed."""
     try:
         return detail.Unpack(message)
     except DecodeError:
@@ -267,11 +267,11 @@ def _unpack(detail: any_pb2.Any, message: Message) -> bool:
 
 
 def _known(name: str, otherwise: Reason) -> Reason:
-    """Reads a reason; a newer server may send one that this version has no name for."""
+    """Returns the reason of a name, or `otherwise` for a newer server's unknown name."""
     return Reason(name) if name in Reason.__members__ else otherwise
 
 
-# Phrases of gRPC's library where a call reaches no service of ours, and what to do then.
+# Phrases in gRPC's errors for calls that reach no Blockyard service, and advice for each.
 _ADVICE = {
     "Method not found!": "the server is another service, or an older version",
     "http1.x server": "this is an HTTP port, use the gRPC port",
@@ -284,12 +284,12 @@ _ADVICE = {
 
 
 def from_rpc_error(error: grpc.RpcError) -> BlockyardError:
-    """Decodes what a gRPC call raised, synchronous or not."""
+    """Decodes the error of a gRPC call, synchronous or asynchronous."""
     call = cast("Any", error)
     status = status_pb2.Status(code=call.code().value[0], message=call.details() or "")
     for name, value in call.trailing_metadata() or ():
         if name == DETAILS_KEY:
-            # Details that cannot be read, or that a proxy on the way has made inconsistent, do not count.
+            # Ignore details that cannot be read, or that a proxy has made inconsistent with the status.
             with suppress(DecodeError):
                 packed = status_pb2.Status.FromString(value)
                 if (packed.code, packed.message) == (status.code, status.message):
@@ -299,7 +299,7 @@ def from_rpc_error(error: grpc.RpcError) -> BlockyardError:
 
 
 class CallStatus(NamedTuple):
-    """A status as `abort_with_status` takes it; see grpc.Status."""
+    """A status for `abort_with_status`; see grpc.Status."""
 
     code: grpc.StatusCode
     details: str
@@ -307,6 +307,6 @@ class CallStatus(NamedTuple):
 
 
 def to_call_status(error: BlockyardError) -> CallStatus:
-    """Encodes an error for the end of a call, in the middle of a stream too."""
+    """Encodes an error that ends a call, also in the middle of a stream."""
     status = to_status(error)
     return CallStatus(error.code, status.message, ((DETAILS_KEY, status.SerializeToString()),))

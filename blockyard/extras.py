@@ -1,4 +1,4 @@
-"""Names the extra of this distribution that brings a package which is not installed. Imports none of them."""
+"""Names the extra to install for a missing package, without importing any package."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-# The packages that services import, by the extra that brings them; a test compares them with pyproject.toml.
+# The packages that each extra installs; a test compares them with pyproject.toml.
 PACKAGES = {
     "cli": ("typer", "rich", "psutil"),
     "service": ("grpc_health", "grpc_reflection", "pydantic", "yaml"),
@@ -20,12 +20,12 @@ PACKAGES = {
 
 
 class MissingPackages(ImportError):
-    """Packages are not installed; the message says which extra has them."""
+    """Packages are not installed; the message names the extra that installs them."""
 
 
 @contextmanager
 def naming_extra(what: str, extra: str) -> Generator[None]:
-    """Turns the failure of an import for lack of a package into MissingPackages, which names the extra."""
+    """Turns a ModuleNotFoundError of a known package into MissingPackages, which names the extra."""
     known = {package for packages in PACKAGES.values() for package in packages}
     try:
         yield
@@ -37,7 +37,7 @@ def naming_extra(what: str, extra: str) -> Generator[None]:
 
 
 def require_services(what: str) -> None:
-    """Raises MissingPackages, with all of them, where the services cannot run here."""
+    """Raises MissingPackages with all missing packages if the services cannot run here."""
     packages = dict.fromkeys(package for each in PACKAGES.values() for package in each)
     if missing := [package for package in packages if find_spec(package) is None]:
         raise _make_error(what, missing, "serve")

@@ -1,11 +1,11 @@
-"""Names and forms of what clients send beside their requests: metadata over gRPC, headers over HTTP.
+"""Names and forms of the gRPC metadata and HTTP headers that clients send with their requests.
 
 Clients write it and gateways read it. Imports nothing.
 """
 
 AUTHORIZATION_KEY = "authorization"
 API_KEY_KEY = "api-key"
-# Where Anthropic's clients put it.
+# The header in which Anthropic's clients send the key.
 X_API_KEY_KEY = "x-api-key"
 TENANT_KEY = "x-blockyard-tenant"
 # A tenant's name.

@@ -1,7 +1,7 @@
-"""Finds a model's files: a folder, a hub id, or the demo model. Knows nothing of what the files mean.
+"""Finds the files of a model by folder, hub id, or as the demo model. Does not interpret them.
 
-Standard library only, unless a hub id is asked for: then the optional `huggingface_hub` downloads what is needed, into
-its cache, as its environment variables say (HF_HOME, HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE).
+Standard library only, except for hub ids: the optional `huggingface_hub` downloads the needed files into its cache and
+follows its environment variables (HF_HOME, HF_ENDPOINT, HF_TOKEN, HF_HUB_OFFLINE).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DEMO_FOLDER = _REPOSITORY if _REPOSITORY.is_dir() else _PACKAGE
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _CONFIG_FILES = ("config.json", "generation_config.json")
-# Files that sentence-transformers writes beside them. Its modules have folders of their own: "1_Pooling".
+# sentence-transformers' files. Its modules have folders of their own, such as "1_Pooling".
 _POOLING_FILES = (
     "modules.json",
     "config_sentence_transformers.json",
@@ -51,10 +51,10 @@ _PATTERNS: dict[Kind, tuple[str, ...]] = {
         "special_tokens_map.json",
         "chat_template.jinja",
     ),
-    # Grammars of answers are followed by tokens: a worker has to know what these spell.
+    # Workers need the tokens' texts to apply grammars.
     "weights": (*_CONFIG_FILES, *_POOLING_FILES, "tokenizer.json", "*.safetensors", "*.safetensors.index.json"),
 }
-# The same weights once more, under other names or of other steps. Nothing is read from folders.
+# Copies of the weights under other names or of other training steps. Nothing is read from subfolders.
 _DUPLICATES = ("[!0-9]*/*", "*/*/*", "consolidated*")
 
 
@@ -64,11 +64,11 @@ def resolve_model(model: str, revision: str, kind: Kind) -> Path:
     Args:
         model: a folder, a hub id (`owner/name`), or empty for the demo model.
         revision: for a hub id, a branch, tag or commit; empty: the main branch.
-        kind: which files are needed; a folder is taken as it is.
+        kind: the files to download; ignored for a folder.
 
     Raises:
-        BlockyardError: MODEL_NOT_LOADED, with a message that says what to do; FIELD_INVALID for a model or a revision
-            that is longer than a path can be.
+        BlockyardError: MODEL_NOT_LOADED, with a message that says what to do; FIELD_INVALID for a malformed or overlong
+            model or revision.
     """
     if revision:
         check_revision(revision)
@@ -84,7 +84,7 @@ def resolve_model(model: str, revision: str, kind: Kind) -> Path:
         raise _unusable(
             f"{model} begins with the name of a user whom this machine does not have: check the path"
         ) from None
-    # Unlike those of Path these answer for what may not be looked at, too.
+    # Unlike Path's methods these return False instead of raising if a folder may not be read.
     if os.path.isdir(folder):
         return _check(folder, f"{folder} has no config.json: give the folder of a model, or a hub id")
     if os.path.exists(folder):
@@ -95,14 +95,14 @@ def resolve_model(model: str, revision: str, kind: Kind) -> Path:
 
 
 def check_revision(revision: str) -> None:
-    """Raises BlockyardError FIELD_INVALID for what is no branch, tag or commit, such as a way out of the cache."""
+    """Raises BlockyardError FIELD_INVALID for a malformed revision, such as a path out of the cache."""
     check_path("revision", revision)
     if Path(revision).is_absolute() or ".." in Path(revision).parts:
         raise invalid([Violation("revision", "must be a branch, a tag or a commit")])
 
 
 def find_companions(folder: Path) -> list[Path]:
-    """Finds the files that belong to a model beside its weights: its configuration and its tokenizer."""
+    """Lists a model's configuration and tokenizer files."""
     patterns = [pattern for pattern in _PATTERNS["tokenizer"] if "/" not in pattern]
     return sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_file()})
 
@@ -111,7 +111,7 @@ def model_digest(folder: Path) -> str:
     """Hashes a model's config.json: SHA-256, in hex.
 
     Raises:
-        BlockyardError: MODEL_NOT_LOADED, where there is none.
+        BlockyardError: MODEL_NOT_LOADED, if there is no config.json or it cannot be read.
     """
     _check(folder, f"{folder} has no config.json")
     try:
@@ -121,16 +121,16 @@ def model_digest(folder: Path) -> str:
 
 
 def tensor_digest(name: str, shape: Sequence[int], stored_dtype: str, content: memoryview) -> bytes:
-    """Hashes a tensor as it is stored: its head, and up to 64 KiB of its bytes.
+    """Hashes a stored tensor: its name, shape and dtype, and up to 64 KiB of its bytes.
 
     Args:
-        name: of the tensor.
-        shape: its sizes.
-        stored_dtype: as safetensors names it.
-        content: all its bytes.
+        name: the tensor's name.
+        shape: the tensor's shape.
+        stored_dtype: the dtype by safetensors' name.
+        content: all bytes of the tensor.
 
     Returns:
-        SHA-256 of a line with the first three, and of the bytes: all of them, or 64 pieces of 1 KiB at even distances.
+        SHA-256 of a line with name, shape and dtype, and of the bytes: all, or 64 evenly spaced pieces of 1 KiB.
     """
     digest = hashlib.sha256(f"{name} {list(shape)} {stored_dtype}\n".encode())
     if content.nbytes <= SAMPLE_PIECES * PIECE_BYTES:
@@ -176,7 +176,7 @@ def _download(model: str, revision: str, kind: Kind) -> Path:
             f"(or HF_HUB_OFFLINE is set): {_suggestion(Path(model)) or 'connect, or give a folder'}"
         ) from None
     except Exception as error:
-        # Broken connections come as errors of whichever HTTP library it uses, whose texts are for programmers.
+        # Broken connections raise errors of the hub's HTTP library, whose texts do not help users.
         answer = getattr(getattr(error, "response", None), "status_code", None)
         why = f"it answered {answer}" if answer else getattr(error, "strerror", None) or "the connection broke"
         raise _unusable(f"{model} could not be downloaded from the hub ({why}): try again, or give a folder") from error
@@ -184,7 +184,7 @@ def _download(model: str, revision: str, kind: Kind) -> Path:
 
 
 def _suggestion(folder: Path) -> str:
-    """Asks whether a model's folder was meant that lies where this path leads, under a name like this one's."""
+    """Suggests a model folder beside this path with a similar name; empty: there is none."""
     try:
         beside = [path.name for path in folder.parent.iterdir() if (path / "config.json").is_file()]
     except OSError:

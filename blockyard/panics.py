@@ -1,7 +1,7 @@
-"""Makes errors of panics: llguidance, tokenizers and safetensors are written in Rust.
+"""Turns Rust panics into errors: llguidance, tokenizers and safetensors are written in Rust.
 
-A panic comes to Python as a `PanicException`, which each of these libraries has of its own. It is no `Exception`, so
-what is to hold a failure to one request would let it through. Whoever calls such a library for a request does it here.
+A panic reaches Python as a `PanicException`, a class that each library defines for itself. It is not an `Exception`, so
+handlers that confine a failure to one request do not catch it. Wrap every call of such a library for a request.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class ExtensionPanic(RuntimeError):
-    """A library written in Rust panicked: a bug of that library. What it was called for is lost, and nothing else."""
+    """A library written in Rust panicked, which is the library's bug. Only the current call is lost."""
 
 
 @contextmanager
 def panics_as_errors() -> Generator[None]:
-    """Raises ExtensionPanic for a panic, and anything else as it is. Also a decorator.
+    """Turns a panic into ExtensionPanic; other errors pass unchanged. Also a decorator.
 
-    The panic's own message is left out: it may quote a prompt. Rust writes it to standard error.
+    The panic's message is left out, since it may quote a prompt. Rust writes it to standard error.
     """
     try:
         yield

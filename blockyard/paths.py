@@ -1,8 +1,7 @@
-"""Paths and names that come from outside, and the files behind them.
+"""Checks paths and names that come from outside, and opens files safely.
 
-A text is bounded before anything looks at the file system for it. A file is opened without waiting, and only if it is a
-regular one; where it has to lie below a root, the file that was opened has to, whatever links led to it. Standard
-library only.
+A path's length is checked before the file system is accessed. Only regular files are opened, without blocking; if a
+file must lie below a root, the opened file is checked, after all links. Standard library only.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ from blockyard.errors import BlockyardError, Reason, Violation, invalid
 if TYPE_CHECKING:
     from io import BufferedReader
 
-# Far below what a system takes for a path (4,096), so that a root fits before it.
+# Far below the system's limit for a path (4,096), so that a root fits before it.
 MAX_PATH_BYTES = 1024
 # The longest name that file systems take.
 MAX_PART_BYTES = 255
 MAX_NAME_CHARACTERS = 256
-# A configuration or a tokenizer is read as a whole: the largest have some 40 MB.
+# Configurations and tokenizers are read as a whole: the largest have about 40 MB.
 MAX_WHOLE_FILE_BYTES = 1 << 28
-# A pipe without a writer is opened at once, and then refused; a terminal does not become this process's.
+# Open a pipe without waiting for a writer (it is refused then), and never take a controlling terminal.
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
 def wrong_path(path: str) -> str:
-    """Says what keeps a text from being a path; empty: nothing does. Looks at no file."""
+    """Returns why a text is not a valid path; empty: it is valid. Does not access the file system."""
     try:
         encoded = path.encode()
     except UnicodeEncodeError:
@@ -47,20 +46,20 @@ def wrong_path(path: str) -> str:
 
 
 def wrong_name(name: str) -> str:
-    """Says what keeps a text from being the name of a thing, such as a version of weights; empty: nothing does."""
+    """Returns why a text is not a valid name, such as of a weights version; empty: it is valid."""
     return "" if 0 < len(name) <= MAX_NAME_CHARACTERS else f"must have 1 to {MAX_NAME_CHARACTERS} characters"
 
 
 def check_path(field: str, path: str) -> None:
-    """Raises BlockyardError FIELD_INVALID for a text that is no path."""
+    """Raises BlockyardError FIELD_INVALID for a text that is not a valid path."""
     if wrong := wrong_path(path):
         raise invalid([Violation(field, wrong)])
 
 
 def resolve_path(field: str, path: str, base: Path = Path()) -> Path:
-    """Follows the links of a path that is relative to `base`; it need not lead to anything.
+    """Resolves the links of a path relative to `base`; the path need not exist.
 
-    Raises BlockyardError FIELD_INVALID for a text that is no path, and for links that lead in a circle.
+    Raises BlockyardError FIELD_INVALID for a malformed path and for circular links.
     """
     check_path(field, path)
     try:
@@ -73,20 +72,20 @@ def find_below(root: Path, path: str, field: str, setting: str) -> Path:
     """Finds a folder below a root.
 
     Args:
-        root: below which it lies, links followed.
+        root: the folder below which the result must lie, after resolving links.
         path: relative to the root, or absolute.
         field: the name of the path in a request.
-        setting: the option that says the root.
+        setting: the name of the option that sets the root, for messages.
 
     Raises:
-        BlockyardError: FIELD_INVALID as `resolve_path`; PERMISSION_DENIED for a place that is not below the root;
-            MODEL_NOT_LOADED where there is no folder.
+        BlockyardError: FIELD_INVALID as for `resolve_path`; PERMISSION_DENIED if the path is not below the root;
+            MODEL_NOT_LOADED if it is not a folder.
     """
     base = root.resolve()
     folder = resolve_path(field, path, base)
     if not folder.is_relative_to(base):
         raise BlockyardError(Reason.PERMISSION_DENIED, f"{path} is not below {setting}")
-    # Unlike Path.is_dir it answers for a path that is too long as well.
+    # Unlike Path.is_dir it returns False instead of raising if the path is too long.
     if not os.path.isdir(folder):
         raise BlockyardError(Reason.MODEL_NOT_LOADED, f"{path} is no folder below {setting}")
     return folder
@@ -96,15 +95,15 @@ def open_file(path: Path, root: Path | None = None) -> BufferedReader:
     """Opens a regular file to read it.
 
     Args:
-        path: of the file; links are followed.
-        root: below which the file that was opened has to lie; None: it may lie anywhere.
+        path: the file's path; links are followed.
+        root: the folder below which the opened file must lie; None: anywhere.
 
     Raises:
-        OSError: it cannot be opened, is a folder, a pipe, a socket or a device, or does not lie below the root.
+        OSError: the file cannot be opened, is not a regular file, or does not lie below the root.
     """
     if "\0" in str(path):
         raise OSError(EINVAL, "its name has a NUL in it", str(path))
-    # Before it is opened, since that has an effect on some devices; and afterwards, since another one may be there.
+    # Check before opening, since opening some devices has effects; check again after, since the path may have changed.
     _require_regular(os.stat(path), path)
     descriptor = os.open(path, _FLAGS)
     try:
@@ -123,7 +122,7 @@ def _require_regular(status: os.stat_result, path: Path) -> None:
 
 
 def _find_place(descriptor: int, path: Path) -> Path:
-    """Finds where an open file lies: of the file itself, where the system says that, else of its path."""
+    """Returns the location of an open file: from the system if possible, else from its path."""
     try:
         return Path(os.readlink(f"/proc/self/fd/{descriptor}"))
     except OSError:
@@ -131,7 +130,7 @@ def _find_place(descriptor: int, path: Path) -> Path:
 
 
 def read_file(path: Path, root: Path | None = None) -> bytes:
-    """Reads a whole file of at most 256 MiB; raises OSError as `open_file` does."""
+    """Reads a whole file of at most 256 MiB; raises OSError as `open_file` does, and for larger files."""
     with open_file(path, root) as file:
         content = file.read(MAX_WHOLE_FILE_BYTES + 1)
     if len(content) > MAX_WHOLE_FILE_BYTES:

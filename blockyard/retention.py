@@ -1,4 +1,4 @@
-"""Keeps values for a while after their end, within bounds. Its callers say what time it is."""
+"""Keeps values for a limited time, within bounds. Callers pass in the current time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Retention(Generic[K, V]):
         return len(self._entries)
 
     def add(self, key: K, value: V, weight: int, now: float) -> None:
-        """Keeps a value, in the place of an older one with its key. One that is too heavy alone is not kept."""
+        """Adds a value, replacing one with the same key. A value heavier than the whole limit is not kept."""
         self.pop(key)
         self._entries[key] = _Entry(value, weight, now)
         self._weight += weight
@@ -38,16 +38,16 @@ class Retention(Generic[K, V]):
         self.expire(now)
 
     def get(self, key: K) -> V | None:
-        """The value, if it is still kept."""
+        """Returns the value of a key; None if it is not kept any more."""
         entry = self._entries.get(key)
         return entry.value if entry else None
 
     def values(self) -> list[V]:
-        """All that is kept, the oldest first."""
+        """Returns the kept values, oldest first."""
         return [entry.value for entry in self._entries.values()]
 
     def pop(self, key: K) -> V | None:
-        """Takes a value out."""
+        """Removes and returns the value of a key; None if there is none."""
         entry = self._entries.pop(key, None)
         if entry is None:
             return None
@@ -55,7 +55,7 @@ class Retention(Generic[K, V]):
         return entry.value
 
     def expire(self, now: float) -> None:
-        """Drops what is too old."""
+        """Drops the entries that are too old."""
         while self._entries and next(iter(self._entries.values())).added_at <= now - self._max_age_seconds:
             self._drop_oldest()
 

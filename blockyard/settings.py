@@ -1,4 +1,4 @@
-"""Settings from dataclasses: defaults < YAML file < environment < flags. Knows nothing of any service.
+"""Reads settings into dataclasses; precedence: defaults < YAML file < environment < flags.
 
 A process's configuration is a frozen dataclass whose fields are sections, each a frozen dataclass of plain fields made
 with `option()`. Names are unique over all sections, so that a flag is `--name-of-field`, its environment variable
@@ -28,17 +28,17 @@ T = TypeVar("T")
 
 
 def option(default: Any, help: str, *, choices: tuple[str, ...] = ()) -> Any:
-    """Declares a setting: its default, what it does in a sentence (with its unit), and what it may be."""
+    """Declares a setting. `help`: a phrase with the unit. `choices`: the allowed values; empty: any."""
     return dataclasses.field(default=default, metadata={"help": help, "choices": choices})
 
 
 class SettingsError(Exception):
-    """A setting has a bad value or an unknown name. The message lists every one."""
+    """Settings have bad values or unknown names. The message lists all of them."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting of a configuration class: where it stands, and how it reads its value."""
+    """One setting of a configuration class."""
 
     section: str
     name: str
@@ -49,16 +49,16 @@ class Setting:
 
     @property
     def flag(self) -> str:
-        """Its flag on the command line: `--name-of-field`."""
+        """The setting's flag on the command line: `--name-of-field`."""
         return "--" + self.name.replace("_", "-")
 
     @property
     def variable(self) -> str:
-        """Its environment variable: `BLOCKYARD_NAME_OF_FIELD`."""
+        """The setting's environment variable: `BLOCKYARD_NAME_OF_FIELD`."""
         return ENVIRONMENT_PREFIX + self.name.upper()
 
     def read(self, value: Any, source: str) -> Any:
-        """Checks a value from `source` and gives it its type; raises SettingsError."""
+        """Checks a value and converts it to the setting's type; raises SettingsError, which names `source`."""
         if self.choices and str(value) not in self.choices:
             raise SettingsError(f"{source}: {value!r} is none of {', '.join(self.choices)}")
         try:
@@ -92,13 +92,13 @@ def settings_of(configuration: type[Any]) -> tuple[Setting, ...]:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Asks whether a name was meant that is known and much like it; empty where there is none."""
+    """Returns a hint with the known name that is most like this one; empty if none is."""
     meant = difflib.get_close_matches(name, list(known), n=1, cutoff=0.75)
     return f" (did you mean {meant[0]}?)" if meant else ""
 
 
 def make_parser(configuration: type[Any], program: str, description: str) -> argparse.ArgumentParser:
-    """Makes the command line of a configuration class. Flags that are not given are absent from the result."""
+    """Creates the argument parser of a configuration class. Flags that are not given are absent from its result."""
     parser = argparse.ArgumentParser(
         program, description=description, argument_default=argparse.SUPPRESS, allow_abbrev=False
     )
@@ -136,7 +136,7 @@ def _given_in_file(path: str) -> dict[str, Any]:
 
 
 def _given(setting: Setting, flags: Mapping[str, Any], environment: Mapping[str, str], file: str, in_file: Any) -> Any:
-    """Finds the value that counts for a setting, and where it stands; None where nobody gave one."""
+    """Returns a setting's value from the first source that has it, and the source's name; None if none has it."""
     if setting.name in flags:
         return flags[setting.name], setting.flag
     if setting.variable in environment:
@@ -147,12 +147,12 @@ def _given(setting: Setting, flags: Mapping[str, Any], environment: Mapping[str,
 
 
 def resolve(configuration: type[T], flags: Mapping[str, Any], *, environment: Mapping[str, str] | None = None) -> T:
-    """Makes a configuration from all sources; raises SettingsError with everything that is wrong.
+    """Builds a configuration from all sources; raises SettingsError with all problems.
 
     Args:
         configuration: the dataclass of sections.
-        flags: given on the command line: name to value, and "config" for the file.
-        environment: instead of the process's own.
+        flags: values from the command line by name; "config" is the YAML file.
+        environment: variables to use instead of the process's own.
     """
     environment = os.environ if environment is None else environment
     settings = settings_of(configuration)
@@ -177,7 +177,7 @@ def resolve(configuration: type[T], flags: Mapping[str, Any], *, environment: Ma
 
 
 def to_yaml(configuration: Any) -> str:
-    """Writes a configuration as the YAML file that would give it."""
+    """Formats a configuration as a YAML file that produces it."""
     flat: dict[str, Any] = {}
     for section in dataclasses.asdict(configuration).values():
         flat.update(section)
@@ -186,7 +186,7 @@ def to_yaml(configuration: Any) -> str:
 
 
 def to_flags(section: Any) -> list[str]:
-    """Writes a section as the flags that would give it."""
+    """Formats a section as flags that produce it."""
     flags: list[str] = []
     for item in dataclasses.fields(section):
         flag, value = item.name.replace("_", "-"), getattr(section, item.name)

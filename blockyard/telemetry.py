@@ -1,4 +1,4 @@
-"""Logging: one line an event, with its identifiers. Text for people, JSON with one switch.
+"""Logging: one line per event with its identifiers, as text or JSON.
 
 No text of a prompt or an answer is ever passed to a logger.
 """
@@ -12,9 +12,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 _LOCAL = ("blockyard", "gateway", "scheduler_service", "worker_service", "kernels")
-# What gRPC writes, with a stack, of what its peers do, by its loggers: nothing turns that off. The first it tells us as
-# well, as an answer of None, which we refuse with a line of our own. The second is a client that went away before its
-# last message could be sent.
+# Messages with stack traces that gRPC logs about its peers, by logger; gRPC cannot be told not to. The first is also
+# reported as a message of None, which Blockyard refuses and logs itself. The second is a client that left before its
+# last message was sent.
 _GRPC_NOISE = {
     "grpc._common": "Exception deserializing message!",
     "grpc._cython.cygrpc": "ExecuteBatchError raised in core",
@@ -22,22 +22,22 @@ _GRPC_NOISE = {
 
 
 class EventLogger:
-    """Writes events: a fixed message, and fields as keywords (`request_id=…, step_id=…`); None is left out."""
+    """Writes events: a fixed message, and fields as keywords (`request_id=…, step_id=…`); None fields are left out."""
 
     def __init__(self, name: str) -> None:
         self._logger = logging.getLogger(name)
 
     @property
     def has_debug(self) -> bool:
-        """Whether debug events are written, for those whose fields cost something."""
+        """Whether debug events are written; check it before computing costly fields."""
         return self._logger.isEnabledFor(logging.DEBUG)
 
     def debug(self, message: str, /, **fields: Any) -> None:
-        """Writes an event that only a developer wants."""
+        """Writes an event for developers."""
         self._write(logging.DEBUG, message, fields)
 
     def info(self, message: str, /, **fields: Any) -> None:
-        """Writes an event of normal running."""
+        """Writes an event of normal operation."""
         self._write(logging.INFO, message, fields)
 
     def warning(self, message: str, /, **fields: Any) -> None:
@@ -45,11 +45,11 @@ class EventLogger:
         self._write(logging.WARNING, message, fields)
 
     def error(self, message: str, /, **fields: Any) -> None:
-        """Writes an event that cost a user something."""
+        """Writes an event that affected a user."""
         self._write(logging.ERROR, message, fields)
 
     def exception(self, message: str, /, **fields: Any) -> None:
-        """Writes an error with the stack of the exception that is being handled."""
+        """Writes an error event with the stack trace of the exception being handled."""
         self._write(logging.ERROR, message, fields, exc_info=True)
 
     def _write(self, level: int, message: str, fields: dict[str, Any], *, exc_info: bool = False) -> None:
@@ -72,7 +72,7 @@ class _TextFormatter(logging.Formatter):
 
 
 def _one_word(value: object) -> str:
-    """Writes a value so that it neither ends the line nor looks like the next field."""
+    """Formats a value, in quotes if it could end the line or look like another field."""
     text = str(value)
     return text if text and text.isprintable() and not set(text) & set(' "=') else json.dumps(text, ensure_ascii=False)
 
@@ -90,7 +90,7 @@ class _JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        # A field may be called as one of ours: neither is lost.
+        # If a field has the name of a standard one, append an underscore to keep both.
         for name, value in getattr(record, "fields", {}).items():
             event[f"{name}_" if name in event else name] = value
         if record.exc_info:
@@ -103,7 +103,7 @@ def _is_no_noise(record: logging.LogRecord) -> bool:
 
 
 def quiet_grpc() -> None:
-    """Leaves out of the log what gRPC writes of peers that went away or sent what is no message."""
+    """Filters out gRPC's log messages about peers that left or sent malformed messages."""
     for name in _GRPC_NOISE:
         logging.getLogger(name).addFilter(_is_no_noise)
 
@@ -113,7 +113,7 @@ def configure_logging(service: str, *, level: str = "info", log_format: str = "t
 
     Args:
         service: the process's name in each line.
-        level: debug, info, warning or error, for our own loggers; those of libraries start at warning.
+        level: debug, info, warning or error, for Blockyard's loggers; libraries log from warning on.
         log_format: "text" or "json".
     """
     handler = logging.StreamHandler(sys.stderr)
@@ -127,7 +127,7 @@ def configure_logging(service: str, *, level: str = "info", log_format: str = "t
 
 
 def set_level(level: int) -> int:
-    """Changes the level of our own loggers, and returns what it was."""
+    """Changes the level of Blockyard's loggers, and returns the previous level."""
     previous = logging.getLogger(_LOCAL[0]).level
     for name in _LOCAL:
         logging.getLogger(name).setLevel(level)

@@ -1,3 +1,3 @@
-"""The version of this distribution, as pyproject.toml has it."""
+"""The version of this distribution, the same as in pyproject.toml."""
 
 __version__ = "0.1.0"

@@ -1,1 +1,1 @@
-"""What fits: memory and its division, from sizes alone, for the worker and before it starts. No torch."""
+"""Computes which models, blocks and steps fit into memory, from sizes alone and without torch."""

@@ -1,6 +1,6 @@
-"""How many LoRA adapters there is room for, how large they may be, and the memory that they take. Knows no adapter.
+"""Limits on the number and rank of LoRA adapters, and the memory that they take.
 
-Sizes are those of the kernels (`kernels.lora.LoraOps.make_room`); a test holds both together.
+The sizes equal those that the kernels allocate (`kernels.lora.LoraOps.make_room`); a test compares them.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 MAX_LORAS = 256
 MAX_RANK = 512
 MAX_CPU_LORAS = 2**16
-# Bytes that a processor's kernels multiply at a time along the inner dimension.
+# The CPU kernels multiply this many bytes at a time along the inner dimension.
 CPU_WORD_BYTES = 4
 GPU_WIDTH_MULTIPLE, GPU_HEADER_BYTES, GPU_ALIGNMENT = 16, 64, 64
 
 
 def lora_limits(settings: LoraSettings) -> LoraLimits:
-    """Computes a worker's room for adapters."""
+    """Derives a worker's adapter limits from the settings; by default the host cache holds 4 times `max_loras`."""
     max_cpu_loras = max(settings.max_cpu_loras or 4 * settings.max_loras, settings.max_loras)
     return LoraLimits(settings.max_loras, settings.max_lora_rank, max_cpu_loras, settings.max_prompt_adapter_tokens)
 
 
 def wrong_limits(limits: LoraLimits) -> Iterable[Violation]:
-    """Finds what is wrong with limits that a scheduler asks for."""
+    """Yields a violation for each adapter limit of a scheduler's request that is out of range."""
     ranges = {
         "max_loras": (1, MAX_LORAS),
         "max_lora_rank": (0 if limits.max_prompt_adapter_tokens else 1, MAX_RANK),
@@ -51,7 +51,7 @@ def wrong_limits(limits: LoraLimits) -> Iterable[Violation]:
 
 
 def check_adapters(network: DecoderConfig, limits: LoraLimits) -> None:
-    """Refuses room for adapters of a model that takes none; raises BlockyardError MODEL_NOT_LOADED."""
+    """Raises BlockyardError MODEL_NOT_LOADED if adapters are asked for and the model pools."""
     if limits != NO_LORAS and network.pooling is not None:
         raise unusable(f"a model that pools ({network.pooling.task}) takes no adapters: start without --max-loras")
 
@@ -62,16 +62,16 @@ class AdapterFormat:
 
     factors: WeightFormat
     width_multiple: int = 1
-    """What the numbers between the factors of a weight are filled up to a multiple of."""
+    """The width between the two factors (the rank) is padded to a multiple of this."""
     header_bytes: int = 0
     alignment: int = 1
-    """What the bytes of an adapter for one weight are filled up to a multiple of."""
+    """The bytes of an adapter for one weight are padded to a multiple of this."""
     has_slots: bool = False
-    """Whether slots are memory of the device, and the host's cache is not; or else the cache is, and slots are none."""
+    """True: the slots take device memory and the host's cache does not. False: only the cache takes device memory."""
 
 
 def adapter_format(device_type: str, dtype_name: str, kernels: str) -> AdapterFormat:
-    """Chooses how adapters are held. Arguments as of `blockyard.capacity.formats.weight_format`."""
+    """Chooses how kernels hold adapters. See `blockyard.capacity.formats.weight_format` for the arguments."""
     if device_type == "cuda":
         if kernels == "reference":
             return AdapterFormat(WeightFormat())
@@ -82,9 +82,9 @@ def adapter_format(device_type: str, dtype_name: str, kernels: str) -> AdapterFo
 
 
 def adapter_bytes(network: DecoderConfig, share: Share, held: AdapterFormat, max_rank: int) -> int:
-    """Counts the bytes of the largest adapter at a rank."""
+    """Counts the bytes that an adapter of LoRA rank `max_rank` takes on one worker."""
     item_bytes, total = ITEM_BYTES[network.dtype_name], 0
-    # Adapters change no router and no experts.
+    # Adapters change neither routers nor experts.
     products = [product for product in layer_products(network, share) if not product.is_router]
     for product, num_modules in zip(products, _module_counts(network), strict=True):
         width = _up_to_multiple(max_rank * num_modules, held.width_multiple)
@@ -95,7 +95,7 @@ def adapter_bytes(network: DecoderConfig, share: Share, held: AdapterFormat, max
 
 
 def _module_counts(network: DecoderConfig) -> tuple[int, ...]:
-    """Counts the modules of a checkpoint that each product of a layer holds: q, k, v; o; gate, up; down."""
+    """Counts the checkpoint's modules that each fused product of a layer holds: q, k, v; o; gate, up; down."""
     names, feed = network.names, network.layers[0].feed
     attended = len({names.query, names.key, names.value}), 1
     if isinstance(feed, Experts):
@@ -105,7 +105,7 @@ def _module_counts(network: DecoderConfig) -> tuple[int, ...]:
 
 
 def lora_bytes(network: DecoderConfig, share: Share, held: AdapterFormat, limits: LoraLimits) -> int:
-    """Counts the bytes of the device's memory that adapters take at a rank: slots, or the whole cache."""
+    """Counts the device bytes that adapters take on one worker: the slots, or the whole cache."""
     if not limits.max_loras:
         return 0
     lora = adapter_bytes(network, share, held, limits.max_lora_rank) if limits.max_lora_rank else 0

@@ -1,4 +1,4 @@
-"""Which kind of device is chosen, and what it can compute in. Knows no torch: what there is comes in as arguments."""
+"""Chooses the kind of device and checks its dtypes. Without torch: callers pass in what the machine has."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ BFLOAT16_CAPABILITY = (8, 0)
 
 
 def choose_device_type(requested: str, allowed: str, *, has_gpu: bool) -> str:
-    """Chooses cpu or cuda; both `requested`, by the scheduler, and `allowed`, by who started a worker, may be auto.
+    """Chooses cpu or cuda from the scheduler's `requested` and the worker's `allowed` device; both may be auto.
 
     Raises:
-        BlockyardError: FIELD_INVALID, where they contradict each other or there is no GPU.
+        BlockyardError: FIELD_INVALID, if the two contradict each other or there is no GPU.
     """
     if "auto" not in (requested, allowed) and requested != allowed:
         raise invalid(
@@ -33,7 +33,7 @@ def choose_device_type(requested: str, allowed: str, *, has_gpu: bool) -> str:
 
 
 def check_gpu_dtype(dtype_name: str, name: str, capability: tuple[int, int]) -> None:
-    """Refuses a dtype that a GPU of this name and compute capability cannot compute in.
+    """Refuses a dtype that the GPU cannot compute in. `name`: of the GPU, for the message.
 
     Raises:
         BlockyardError: FIELD_INVALID, with what to use instead.
@@ -45,7 +45,7 @@ def check_gpu_dtype(dtype_name: str, name: str, capability: tuple[int, int]) -> 
 
 @cache
 def has_avx512() -> bool:
-    """Returns whether this processor has AVX512, on which the layout of weights depends. True where that is unknown."""
+    """Returns whether the processor has AVX512; the layout of weights depends on it. True if unknown."""
     if platform.machine() != "x86_64" or not (facts := Path("/proc/cpuinfo")).exists():
         return True
     flags = next((line for line in facts.read_text(errors="replace").splitlines() if line.startswith("flags")), "")

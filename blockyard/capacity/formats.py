@@ -1,4 +1,4 @@
-"""How the kernels of a device hold weights, and which quantizations they know."""
+"""Chooses how a device's kernels hold weights, and checks which quantizations they support."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ if TYPE_CHECKING:
     from blockyard.model_config.decoder_config import DecoderConfig
 
 PANEL_COLUMNS = 32
-# The kinds of device that have kernels for weights of so few bits.
+# The kinds of device whose kernels support each quantization.
 QUANTIZED_DEVICES = {"int8": ("cpu", "cuda"), "fp8": ("cuda",)}
-# Words of four bytes; a scale and a sum, in float32 and as many bits.
+# CPU rows are padded to words of four bytes; each has a float32 scale and a 32-bit sum.
 CPU_WORD_BYTES, CPU_SCALE_BYTES = 4, 8
 GPU_SCALE_BYTES = 4
-# Dtypes that the kernels for processors compute in; torch computes in others.
+# Dtypes that the CPU kernels compute in; torch computes in the others.
 CPU_DTYPES = ("float32", "bfloat16")
-# Quantizations of products that a checkpoint has left unquantized, such as its head.
+# Quantizations allowed for the products that a quantized checkpoint leaves unquantized, such as its head.
 _BESIDE_STORED = ("none", "int8")
 
 
 def held_in(network: DecoderConfig, quantization: str) -> str:
-    """Returns how weights are held, in a word or two."""
+    """Returns the format of the weights for messages, e.g. `int8` or the dtype's name."""
     if network.stored is not None:
         return network.stored.title + (f", the rest in {quantization}" if quantization != "none" else "")
     return network.dtype_name if quantization == "none" else quantization
 
 
 def check_quantization(quantization: str, network: DecoderConfig, device_type: str, kernels: str) -> None:
-    """Refuses what no machine of this kind can do; one without the kernels is refused when they are looked for.
+    """Refuses a quantization that no device of this kind supports; missing kernels are found later, at loading.
 
     Raises:
         BlockyardError: MODEL_NOT_LOADED.
@@ -60,7 +60,7 @@ def check_quantization(quantization: str, network: DecoderConfig, device_type: s
 
 
 def check_ops(network: DecoderConfig, device_type: str, kernels: str) -> None:
-    """Refuses a network some of whose ops our kernels for GPUs lack; raises BlockyardError MODEL_NOT_LOADED."""
+    """Raises BlockyardError MODEL_NOT_LOADED if our GPU kernels lack an op that the network needs."""
     if device_type == "cuda" and kernels != "reference" and not is_widely_served(network):
         raise unusable(
             f"our kernels for GPUs lack operations that {network.architecture} needs: use --gpu-kernels reference"
@@ -70,14 +70,14 @@ def check_ops(network: DecoderConfig, device_type: str, kernels: str) -> None:
 def weight_format(
     device_type: str, dtype_name: str, quantization: str, kernels: str, *, batch_invariant: bool = False
 ) -> WeightFormat:
-    """Chooses how weights are held.
+    """Chooses the format in which kernels hold weights.
 
     Args:
         device_type: cpu or cuda.
-        dtype_name: of the model.
-        quantization: of the weights of products.
-        kernels: those asked for on this kind of device.
-        batch_invariant: whether a GPU shall give a row the same bits in every step.
+        dtype_name: the model's dtype.
+        quantization: of the linear products' weights.
+        kernels: the kernels asked for on this kind of device, e.g. auto or reference.
+        batch_invariant: whether a GPU must compute the same bits for a row in every batch.
     """
     is_quantized = quantization != "none"
     if device_type == "cuda":

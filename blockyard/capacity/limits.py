@@ -1,4 +1,4 @@
-"""What may be asked of a worker's blocks and steps, and what they are worth: one text for whoever plans and refuses."""
+"""Limits on blocks and steps, shared by the planner and the worker so that both refuse with the same words."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
 DEFAULT_BLOCK_SIZE = {"cpu": 32, "cuda": 16}
-# The largest step. A larger number is a mistake that would be noticed only by the memory that it takes.
+# The largest limits of a step. Larger numbers are mistakes that only the memory in use would reveal.
 MAX_TOKENS, MAX_SEQS = 2**20, 2**16
-# Beyond twice what all sequences at full length hold, blocks only cost their bookkeeping.
+# More blocks than twice what all sequences hold at full length only cost bookkeeping.
 USEFUL_SHARE = 2
 
 
 class DoesNotFit(Exception):
-    """A length of sequences that the model does not take, or that the blocks do not hold."""
+    """The sequence length is above the model's maximum, or the blocks cannot hold it."""
 
 
 def wrong_profile_request(request: ProfileRequest) -> Iterable[Violation]:
-    """Finds what is wrong with a request to count blocks."""
+    """Yields the violations of a request to count blocks."""
     if request.block_size:
         yield from wrong_block_size(request.block_size)
     if not 0 < request.device_memory_utilization <= 1:
@@ -34,13 +34,13 @@ def wrong_profile_request(request: ProfileRequest) -> Iterable[Violation]:
 
 
 def wrong_block_size(block_size: int) -> Iterable[Violation]:
-    """Finds that blocks cannot have so many tokens."""
+    """Yields a violation if the kernels do not support the block size."""
     if block_size not in BLOCK_SIZES:
         yield Violation("block_size", f"must be one of {', '.join(map(str, BLOCK_SIZES))}, not {block_size}")
 
 
 def wrong_step_size(max_num_batched_tokens: int, max_num_seqs: int) -> Iterable[Violation]:
-    """Finds what is wrong with the limits of a step."""
+    """Yields a violation for each limit of a step that is out of range."""
     limits = {"max_num_batched_tokens": (max_num_batched_tokens, MAX_TOKENS), "max_num_seqs": (max_num_seqs, MAX_SEQS)}
     for name, (given, most) in limits.items():
         if not 1 <= given <= most:
@@ -48,7 +48,7 @@ def wrong_step_size(max_num_batched_tokens: int, max_num_seqs: int) -> Iterable[
 
 
 def max_useful_blocks(max_num_seqs: int, max_model_len: int, block_size: int, num_kv_groups: int = 1) -> int:
-    """Returns the number of device blocks, scratch among them, beyond which more are of no use."""
+    """Returns the largest useful number of device blocks, the scratch block included."""
     return USEFUL_SHARE * max_num_seqs * -(-max_model_len // block_size) * num_kv_groups + 1
 
 
@@ -59,17 +59,17 @@ def choose_max_model_len(
     block_size: int,
     kv_blocks: KvBlocks | None = None,
 ) -> int:
-    """Chooses the tokens that a sequence may have; auto: what the model takes and the blocks hold.
+    """Chooses max_model_len; auto: the smaller of the model's maximum and what the blocks hold.
 
     Args:
-        asked: the tokens, or auto.
-        model_max_model_len: what the model takes.
-        num_device_blocks: scratch among them.
+        asked: the maximum length in tokens, or auto.
+        model_max_model_len: the model's own maximum, in tokens.
+        num_device_blocks: the scratch block included.
         block_size: tokens of a block.
-        kv_blocks: the blocks that sequences have; None: one for each `block_size` tokens.
+        kv_blocks: counts the blocks of a sequence; None: one block for each `block_size` tokens.
 
     Raises:
-        DoesNotFit: they are not as many as asked, or none.
+        DoesNotFit: `asked` is above a limit, or the blocks hold no token.
     """
     capacity = (kv_blocks or KvBlocks(block_size)).count_tokens(num_device_blocks - 1)
     if capacity is None:

@@ -1,6 +1,6 @@
 """Reads how much memory this machine has, and counts the blocks that fit beside a worst-case step.
 
-Owns the reading of limits (control groups, /proc) and the arithmetic. Knows no model: sizes come in as numbers.
+Contains the reading of limits (control groups, /proc) and the arithmetic. Callers pass in the model's sizes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from blockyard.contract.workers import AvailableBlocks, MemoryBreakdown
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# Cached files make way, the model's own that was just read among them; not so what is mapped, programs and libraries.
+# Cached files are reclaimable, the model's own included; mapped files (programs and libraries) are not.
 _CACHED_FILES = {"inactive_file": 1, "active_file": 1, "file_mapped": -1}
 _CACHED_FILES_1 = {"total_inactive_file": 1, "total_active_file": 1, "total_mapped_file": -1}
 # Memory that the allocator, fragmentation and growing lists may take beyond the profile, on a CPU.
@@ -26,7 +26,7 @@ CPU_RESERVE_BYTES = 64 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """Memory of the machine, or of the container that this process is in, in bytes."""
+    """Memory of the machine or of this process's container, in bytes."""
 
     total_bytes: int
     available_bytes: int
@@ -35,7 +35,7 @@ class HostMemory:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The memory of a device before it has blocks, in bytes; any process can still take `available_bytes`."""
+    """A device's memory before it has KV blocks, in bytes. `available_bytes` are free for any process."""
 
     total_bytes: int
     available_bytes: int
@@ -44,7 +44,7 @@ class Usage:
     other_bytes: int
 
     def divide(self, budget_bytes: int, cache_bytes: int) -> MemoryBreakdown:
-        """Returns where the memory goes once `cache_bytes` of a budget are for blocks."""
+        """Returns the breakdown of a budget of which `cache_bytes` go to KV blocks."""
         return MemoryBreakdown(
             self.total_bytes,
             budget_bytes,
@@ -97,19 +97,19 @@ class ControlGroups:
         return found
 
     def _folders(self, controller: str) -> list[Path]:
-        """The folders of this process's group and of every one above it; `controller` is empty for version 2."""
+        """Lists the folders of this process's group and of its ancestors; `controller` is empty for version 2."""
         root = self.mount / controller
         for line in read_text(self.membership).splitlines():
             _, controllers, path = line.split(":", 2)
             if (controller in controllers.split(",")) if controller else controllers == "":
                 group = root / path.strip("/")
                 return [group, *(parent for parent in group.parents if parent == root or root in parent.parents)]
-        # Inside a container the mount may show the group itself while its name is that of the host.
+        # In a container the mount may show the process's own group, while /proc names the host's path.
         return [root]
 
 
 def read_text(path: Path) -> str:
-    """Reads a small file of the system's; empty where it is not there."""
+    """Reads a small system file; returns an empty text if it cannot be read."""
     try:
         return path.read_text(encoding="ascii").strip()
     except OSError:
@@ -117,7 +117,7 @@ def read_text(path: Path) -> str:
 
 
 def read_host_memory(groups: ControlGroups | None = None) -> HostMemory:
-    """Reads what this process may use: the machine's memory, or less where a control group says so."""
+    """Reads the memory that this process may use: the machine's, or a control group's lower limit."""
     memory = psutil.virtual_memory()
     total, available = memory.total, memory.available
     limit = (groups or ControlGroups()).memory()
@@ -127,7 +127,7 @@ def read_host_memory(groups: ControlGroups | None = None) -> HostMemory:
 
 
 def cpu_usage(host: HostMemory, weights_bytes: int, activation_bytes: int) -> Usage:
-    """Adds up the memory on a CPU: all that this process holds beyond its weights is `other`."""
+    """Returns a CPU's usage; everything that the process holds beyond its weights counts as `other_bytes`."""
     other = max(0, host.process_bytes - weights_bytes) + CPU_RESERVE_BYTES
     available = host.available_bytes - CPU_RESERVE_BYTES
     return Usage(host.total_bytes, available, weights_bytes, activation_bytes, other)
@@ -143,20 +143,20 @@ def plan_cache(
     host_shares_device: bool,
     max_useful_blocks: int,
 ) -> AvailableBlocks:
-    """Divides what is left into blocks.
+    """Divides the memory that weights and steps leave into device and host blocks.
 
     Args:
-        usage: what the device holds.
+        usage: the device's memory before it has blocks.
         block_size: tokens of a block.
-        block_bytes: bytes of a block over all layers.
-        utilization: the share of the device's memory to use for all, in (0, 1].
-        swap_space_bytes: bytes of the host pool, as asked.
+        block_bytes: bytes of a block over all layers of a KV group.
+        utilization: the share of the device's memory to use in total, in (0, 1].
+        swap_space_bytes: requested bytes of the host pool.
         host_shares_device: both pools lie in one memory (a CPU): the host pool takes at most half of it.
-        max_useful_blocks: more device blocks than this are of no use.
+        max_useful_blocks: the most device blocks to plan.
     """
     budget = int(usage.total_bytes * utilization)
     cache = budget - usage.weights_bytes - usage.activation_bytes - usage.other_bytes
-    # Others take memory too; a pool is only promised what is there now.
+    # Other processes take memory too: do not plan more than is free now.
     cache = max(0, min(cache, usage.available_bytes - usage.activation_bytes))
     if host_shares_device:
         swap_space_bytes = min(swap_space_bytes, cache // 2)
@@ -169,14 +169,14 @@ def plan_cache(
 
 
 def set_aside(usage: Usage, num_bytes: int) -> Usage:
-    """Returns a reading as if something that is to come had its bytes already."""
+    """Returns a usage that counts `num_bytes` of a future allocation as already taken."""
     return replace(usage, available_bytes=usage.available_bytes - num_bytes, other_bytes=usage.other_bytes + num_bytes)
 
 
 def tighter(first: Usage, second: Usage) -> Usage:
-    """Returns the second of two readings with the less of what both found free.
+    """Returns the second reading with the smaller free and the larger other memory of both.
 
-    What a neighbour gives back between them is not relied on.
+    Memory that another process frees between the readings is not counted on.
     """
     available = min(first.available_bytes, second.available_bytes)
     return replace(second, available_bytes=available, other_bytes=max(first.other_bytes, second.other_bytes))
@@ -185,7 +185,7 @@ def tighter(first: Usage, second: Usage) -> Usage:
 def fixed_plan(
     total_bytes: int, *, block_size: int, block_bytes: int, cache_bytes: int, swap_space_bytes: int
 ) -> AvailableBlocks:
-    """Counts the blocks of pools whose sizes are given; nothing is known of what else needs memory."""
+    """Counts the blocks of pools of given sizes; weights and steps are reported as 0 bytes."""
     usage = Usage(total_bytes, total_bytes, 0, 0, 0)
     num_device_blocks, num_host_blocks = cache_bytes // block_bytes, swap_space_bytes // block_bytes
     memory = usage.divide(cache_bytes, cache_bytes)
@@ -193,12 +193,12 @@ def fixed_plan(
 
 
 def fitting_utilization(plan: AvailableBlocks, free_bytes: int, captured_bytes: int) -> float | None:
-    """Returns the utilization to ask for where the largest step no longer fits beside the pools; None: it fits.
+    """Returns the utilization at which the largest step fits beside the pools; None: it fits already.
 
     Args:
-        plan: what was reckoned with.
-        free_bytes: what is free now, with pools and captured steps in place.
-        captured_bytes: what captured steps take of that which the plan has for steps.
+        plan: the memory plan that the pools were allocated by.
+        free_bytes: free memory now that pools and captured steps are allocated.
+        captured_bytes: bytes of captured steps, which the plan counts among its activation bytes.
     """
     shortage = plan.memory.activation_bytes - captured_bytes - free_bytes
     if shortage <= 0:

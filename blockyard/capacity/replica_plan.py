@@ -1,7 +1,6 @@
-"""Plans a replica before anything starts: what each rank would hold, what would fit beside it, what would be refused.
+"""Plans a replica before anything starts: each rank's memory, the blocks that fit, and any refusal.
 
-Asks in the order in which a worker and its scheduler would, by their own code: what it refuses, they refuse with the
-same words.
+It runs the checks of a worker and its scheduler in the same order and by the same code, so the refusals are the same.
 """
 
 from __future__ import annotations
@@ -45,13 +44,13 @@ KEYS_AND_VALUES = 2
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What workers compute on: this machine, or one that is only named. Bytes are those of each device."""
+    """The devices that workers compute on: this machine's, or those of a named GPU. Bytes are per device."""
 
     name: str
     total_bytes: int
     available_bytes: int
     num_devices: int
-    """GPUs; 0: the workers compute on processors, whose memory they share."""
+    """The number of GPUs; 0: the workers compute on the CPU and share its memory."""
     capability: tuple[int, int] = (9, 0)
     num_threads: int = 0
 
@@ -63,24 +62,24 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaPlan:
-    """What a replica would be: `ranks` are the first of each stage. Where there is a `refusal`, it would not start."""
+    """The plan of a replica. `ranks` holds the first rank of each stage; `refusal` says why it would not start."""
 
     sizes: ParallelSizes
     ranks: tuple[AvailableBlocks, ...]
     max_model_len: int
     max_num_seqs: int
     lora_bytes: int = 0
-    """Of the device's memory, that adapters take at the worker where they take most; part of what is `other` there."""
+    """Device bytes of adapters at the worker with the most of them; part of its `other_bytes`."""
     refusal: str = ""
 
     @property
     def tightest(self) -> AvailableBlocks:
-        """The rank with the fewest blocks: all have as many, since every step names the same ones to all."""
+        """The rank with the fewest blocks. It bounds all ranks, since a step names the same blocks to each."""
         return min(self.ranks, key=lambda rank: rank.num_device_blocks)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the device's blocks hold, of sequences as long as may be; block 0 is scratch."""
+        """Tokens that the device blocks hold in sequences of maximum length; block 0 is scratch."""
         num_blocks, block_size = self.tightest.num_device_blocks - 1, self.tightest.block_size
         if not any(self.tightest.kv_windows) or not self.max_model_len:
             return num_blocks // len(self.tightest.kv_windows) * block_size
@@ -91,12 +90,12 @@ class ReplicaPlan:
         return KvBlocks(self.tightest.block_size, self.tightest.kv_windows)
 
     def num_sequences(self, length: int) -> int:
-        """Returns how many sequences of so many tokens run at once."""
+        """Returns how many sequences of `length` tokens run at once."""
         return min((self.tightest.num_device_blocks - 1) // self._blocks.count_blocks(length), self.max_num_seqs)
 
 
 def block_bytes(network: DecoderConfig, share: Share, block_size: int, groups: KvGroups) -> int:
-    """Counts the bytes of a block at a rank, over all its layers of a KV group."""
+    """Counts the bytes of a KV block at a rank, over its layers of one KV group."""
     num_layers = groups.count_layers(share.layers)
     numbers = num_layers * KEYS_AND_VALUES * len(share.kv_heads) * block_size * network.head_dim
     return numbers * ITEM_BYTES[network.dtype_name]
@@ -105,7 +104,7 @@ def block_bytes(network: DecoderConfig, share: Share, block_size: int, groups: K
 def plan_replica(
     network: DecoderConfig, configuration: SystemConfiguration, hardware: Hardware, sizes: ParallelSizes
 ) -> ReplicaPlan:
-    """Plans a replica of some size, one of those that the configuration asks for; `refusal` says why it cannot be."""
+    """Plans a replica of the given parallel sizes; the plan's `refusal` says why it would not start."""
     step = configuration.scheduler
     planned = ReplicaPlan(sizes, (), 0, step.max_num_seqs)
     try:
@@ -126,7 +125,7 @@ def plan_replica(
 
 
 def _differing_ranks(sizes: ParallelSizes) -> list[Parallel]:
-    """Lists the first rank of each stage: none of its stage has more."""
+    """Lists the first rank of each stage: no other rank of the stage holds more."""
     tensor, pipeline = sizes.tensor_parallel_size, sizes.pipeline_parallel_size
     return [Parallel(tensor, pipeline, stage * tensor) for stage in range(pipeline)]
 
@@ -134,7 +133,7 @@ def _differing_ranks(sizes: ParallelSizes) -> list[Parallel]:
 def check_network(
     network: DecoderConfig, configuration: SystemConfiguration, hardware: Hardware, parallel: Parallel
 ) -> tuple[str, str]:
-    """Checks all but room, and returns the kind of device and the kernels; raises BlockyardError as a worker would."""
+    """Runs a worker's checks except memory. Returns the device type and the kernels; raises BlockyardError."""
     device, worker = configuration.device, configuration.worker
     _refuse(wrong_parallel(parallel))
     kind = choose_device_type(device.device, "auto", has_gpu=hardware.has_gpu)
@@ -176,7 +175,7 @@ def _plan_rank(
     activation = step_bytes(network, share, held, request, scratch)
     other = PROCESS_BYTES[kind] + (CPU_RESERVE_BYTES if kind == "cpu" else 0)
     loras = _lora_bytes(network, configuration, hardware, parallel)
-    # Workers that share a device all load before one of them has blocks.
+    # Workers that share a device all load their weights before any of them allocates blocks.
     available = max(0, hardware.available_bytes - num_sharing * (num_bytes + other))
     planned = plan_cache(
         set_aside(Usage(hardware.total_bytes, available, num_bytes, activation, other), loras),
@@ -201,7 +200,7 @@ def _lora_bytes(
 
 
 def _profile_request(configuration: SystemConfiguration, num_sharing: int) -> ProfileRequest:
-    """Makes what the scheduler asks a worker, each of which gets its part of a device's memory."""
+    """Builds the scheduler's profile request; each of the sharing workers gets an equal part of the device."""
     device, step = configuration.device, configuration.scheduler
     return ProfileRequest(
         block_size=configuration.cache.block_size,
@@ -213,7 +212,7 @@ def _profile_request(configuration: SystemConfiguration, num_sharing: int) -> Pr
 
 
 def _count_sharing(configuration: SystemConfiguration, hardware: Hardware, sizes: ParallelSizes, kind: str) -> int:
-    """Counts the workers on one device: those on processors share one memory."""
+    """Counts the workers that share one device; on the CPU all workers share one memory."""
     num_workers = configuration.replicas.data_parallel_size * sizes.world_size
     return -(-num_workers // (hardware.num_devices if kind == "cuda" else 1))
 

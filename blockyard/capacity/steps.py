@@ -1,4 +1,4 @@
-"""Counts the bytes that the largest step takes at once, beside weights and blocks. From sizes: nothing is run."""
+"""Estimates the peak bytes of the largest step beside weights and blocks, from sizes and without running it."""
 
 from __future__ import annotations
 
@@ -18,55 +18,55 @@ if TYPE_CHECKING:
     from blockyard.model_config.share import Share
 
 FLOAT_BYTES = 4
-# At most as many copies of all logits live at once: given, and kept as they were.
+# At most two copies of all logits live at once: the working copy and the originals.
 LOGITS_COPIES = 2
-# Rows of prompts whose logits are made at a time, and their elements (16 MiB).
+# Prompt rows whose logits are computed at a time, and the most elements of them (16 MiB).
 MAX_PROMPT_ROWS = 512
 MAX_PROMPT_LOGITS = 1 << 22
-# Memory of a row that the kernels for processors quantize, beside its bytes: two cache lines and a scale.
+# Overhead of a row that the CPU kernels quantize, beside its bytes: two cache lines and a scale.
 QUANTIZED_ROW_BYTES = 2 * 64 + FLOAT_BYTES
-# And of each group of weights of four bits: a scale and a sum.
+# Overhead of each group of four-bit weights: a scale and a sum.
 GROUP_BYTES = 2 * FLOAT_BYTES
-# Memory for sorting, for each number of a row of logits and each thread.
+# Sorting memory per logit of a row and per thread.
 CPU_SCRATCH_BYTES = 25
-# Numbers that torch's ops sort at a time, and their copies.
+# Logits that torch's ops sort at a time, and the copies that sorting makes.
 MAX_CHOSEN_LOGITS = 1 << 21
 SORTING_COPIES = 12
 
 
 @dataclass(frozen=True, slots=True)
 class StepSize:
-    """The largest step."""
+    """The size of the largest step."""
 
     num_tokens: int
     num_sequences: int
 
     @classmethod
     def largest(cls, max_num_batched_tokens: int, max_num_seqs: int, max_model_len: int) -> StepSize:
-        """Returns the largest step that limits allow: few sequences may be too short together for all the tokens."""
+        """Returns the largest step within the limits; few sequences may not fill `max_num_batched_tokens`."""
         num_sequences = min(max_num_seqs, max_num_batched_tokens)
         return cls(min(max_num_batched_tokens, num_sequences * max_model_len), num_sequences)
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingScratch:
-    """What choosing tokens of rows takes beside their logits, and what their log probabilities take: of a backend."""
+    """A backend's scratch memory for sampling and for log probabilities, as functions of rows and vocabulary."""
 
     choose_bytes: Callable[[int, int], int]
     token_logprobs_bytes: Callable[[int, int], int]
 
     def sampling_bytes(self, num_rows: int, vocab_size: int) -> int:
-        """Bounds the bytes that sampling `num_rows` rows takes, with their logits."""
+        """Returns an upper bound of the bytes for sampling `num_rows` rows, their logits included."""
         kept = LOGITS_COPIES * num_rows * vocab_size * FLOAT_BYTES
         return kept + max(self.choose_bytes(num_rows, vocab_size), self.token_logprobs_bytes(num_rows, vocab_size))
 
     def logprobs_bytes(self, num_rows: int, vocab_size: int) -> int:
-        """Bounds the bytes that log probabilities of `num_rows` rows take, with their logits."""
+        """Returns an upper bound of the bytes for the log probabilities of `num_rows` rows, their logits included."""
         return num_rows * vocab_size * FLOAT_BYTES + self.token_logprobs_bytes(num_rows, vocab_size)
 
 
 def cpu_scratch(num_threads: int) -> SamplingScratch:
-    """Returns what the kernels for processors take."""
+    """Returns the scratch memory of the CPU kernels."""
 
     def count(num_rows: int, vocab_size: int) -> int:
         return num_threads * vocab_size * CPU_SCRATCH_BYTES
@@ -75,7 +75,7 @@ def cpu_scratch(num_threads: int) -> SamplingScratch:
 
 
 def torch_scratch() -> SamplingScratch:
-    """Returns what torch's ops take (`kernels.reference.sampling`), and about what kernels for GPUs do."""
+    """Returns the scratch memory of torch's ops (`kernels.reference.sampling`); GPU kernels take about as much."""
 
     def choose(num_rows: int, vocab_size: int) -> int:
         return SORTING_COPIES * min(num_rows * vocab_size, max(MAX_CHOSEN_LOGITS, vocab_size)) * FLOAT_BYTES
@@ -87,18 +87,18 @@ def torch_scratch() -> SamplingScratch:
 
 
 def max_prompt_rows(vocab_size: int) -> int:
-    """Returns how many rows of prompts get their log probabilities at a time."""
+    """Returns how many prompt rows are given log probabilities at a time."""
     return max(1, min(MAX_PROMPT_ROWS, MAX_PROMPT_LOGITS // vocab_size))
 
 
 def least_step_bytes(network: DecoderConfig, size: StepSize, scratch: SamplingScratch) -> int:
-    """Computes what any step holds at once: a layer's inner rows, logits and their working copies."""
+    """Computes the bytes that the largest step holds at least: a layer's inner rows, logits and their copies."""
     feed, hidden = network.layers[0].feed, network.hidden_size
     row = 4 * hidden + 3 * network.intermediate_size
     if isinstance(feed, Experts):
         row = 4 * hidden + feed.router.top_k * (3 * network.intermediate_size + 2 * hidden)
     if network.pooling is not None:
-        # Rows in float32, where they are added up or answered.
+        # Pooling adds rows up, or returns them, in float32.
         return size.num_tokens * (row * ITEM_BYTES[network.dtype_name] + 2 * hidden * FLOAT_BYTES)
     num_prompt_rows = min(max_prompt_rows(network.vocab_size), size.num_tokens)
     sampling = scratch.sampling_bytes(size.num_sequences, network.vocab_size)
@@ -107,10 +107,11 @@ def least_step_bytes(network: DecoderConfig, size: StepSize, scratch: SamplingSc
 
 
 def arena_bytes(network: DecoderConfig, share: Share, held: WeightFormat, max_rows: int) -> int:
-    """Bounds the arena of a captured step, and the rows that its products quantize.
+    """Returns an upper bound of a captured step's arena bytes and of the rows that its products quantize.
 
-    It is what lies beside one another where each buffer is put as low as it fits (`kernels.cpu.plan`): hidden rows, and
-    projections with what is attended, or the inner rows, or sums in float32 that ranks add; and always a row's angles.
+    The arena places each buffer as low as it fits (`kernels.cpu.plan`). At the peak it holds hidden rows, plus the
+    largest of: projections and attention output, the MLP's inner rows, float32 sums that ranks add. Rotary angles are
+    always held.
     """
     item, hidden = ITEM_BYTES[network.dtype_name], network.hidden_size
     queries = len(share.heads) * network.head_dim
@@ -119,7 +120,7 @@ def arena_bytes(network: DecoderConfig, share: Share, held: WeightFormat, max_ro
     fed, copies = len(share.mlp), 1
     feed = network.layers[0].feed
     if isinstance(feed, Experts):
-        # Copies of a row, or sums in float32, beside inner rows; logits of experts, and where copies are.
+        # Per chosen expert a row has inner features and a copy or a float32 sum; then the router's logits and indices.
         copies = feed.router.top_k
         routed = FLOAT_BYTES * (feed.num_experts + 3 * copies) // item
         fed = copies * (fed + hidden * FLOAT_BYTES // item) + routed
@@ -136,7 +137,7 @@ def arena_bytes(network: DecoderConfig, share: Share, held: WeightFormat, max_ro
 def step_bytes(
     network: DecoderConfig, share: Share, held: WeightFormat, request: ProfileRequest, scratch: SamplingScratch
 ) -> int:
-    """Counts what the largest step takes that a request allows."""
+    """Returns the peak bytes of the largest step that the profile request allows."""
     size = StepSize.largest(request.max_num_batched_tokens, request.max_num_seqs, network.max_model_len)
     max_rows = max(request.max_num_batched_tokens, request.max_num_seqs)
     return arena_bytes(network, share, held, max_rows) + least_step_bytes(network, size, scratch)

@@ -1,6 +1,6 @@
-"""Counts the weights that a rank holds, in numbers and in bytes: from a network's sizes and how its kernels hold them.
+"""Counts a rank's weights in elements and bytes, from a network's sizes and the kernels' weight format.
 
-The names and the reading of tensors are the worker's (`worker_service.models.decoder`); a test holds both together.
+The worker names and reads the tensors (`worker_service.models.decoder`); a test compares the two counts.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 BYTE_BITS, WORD_BYTES = 8, 4
-# Beside weights that a checkpoint has quantized (`kernels.cpu.quantized`, `kernels.reference.quantized`).
+# Per group or row of weights that a checkpoint has quantized (`kernels.cpu.quantized`, `kernels.reference.quantized`).
 SCALE_BYTES, SUM_BYTES, CPU_ZERO_BYTES = 4, 4, 2
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """The weight of a product, as far as a rank holds it."""
+    """A rank's part of the weight of a linear product."""
 
     num_rows: int
-    """Outputs; of a gated weight gates and ups."""
+    """Output features; for a gated weight those of gate and up together."""
     in_features: int
     has_bias: bool = False
     is_gated: bool = False
@@ -39,44 +39,44 @@ class Product:
     is_partial: bool = False
     """Whether other ranks hold the rest of its inner dimension."""
     is_router: bool = False
-    """Whether it is never quantized; where torch multiplies, it is in float32."""
+    """Whether it is a router: never quantized, and held in float32 if torch multiplies it."""
     module: str = ""
-    """The first of the modules that it is made of."""
+    """The name of the first checkpoint module that is fused into it."""
     stored: StoredWeights | None = None
-    """How its checkpoint has quantized it."""
+    """The checkpoint's quantization of it; None: it is not quantized."""
 
     @property
     def num_elements(self) -> int:
-        """Numbers of the weight and its bias."""
+        """Number of elements of the weight and its bias."""
         return self.num_rows * (self.in_features + self.has_bias)
 
 
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
-    """How kernels hold the weights of products."""
+    """The format in which kernels hold the weights of linear products."""
 
     panel_columns: int = 1
-    """Outputs are filled up to a multiple; of a gated weight gates and ups are, to half of it each."""
+    """Outputs are padded to a multiple of this; gate and up of a gated weight each to half of it."""
     scale_bytes: int = 0
-    """Beside numbers of one byte, for each output and leaf; 0: the weights are not quantized."""
+    """Bytes of scales for each output and leaf of a one-byte weight; 0: the weights are not quantized."""
     word_bytes: int = 1
-    """What the rows of quantized weights are filled up to a multiple of."""
+    """Rows of quantized weights are padded to a multiple of this many bytes."""
     keeps_leaves: bool = True
-    """Whether leaves are quantized apart."""
+    """Whether each leaf of the inner dimension has its own scales."""
     is_wide: bool = False
-    """Whether all are held in float32."""
+    """Whether all weights are held in float32."""
     widens_leaves: bool = False
-    """Whether those of several leaves or ranks are."""
+    """Whether weights with several leaves, or split along the inner dimension, are held in float32."""
     holds_tables: bool = True
-    """Whether an embedding can take rows of a weight, so that a tied table is held once."""
+    """Whether the embedding can read rows of the head's weight, so that a tied table is held once."""
 
     @property
     def is_quantized(self) -> bool:
-        """Whether numbers take one byte."""
+        """Whether weights are quantized to one byte each."""
         return self.scale_bytes > 0
 
     def held_bytes(self, product: Product, item_bytes: int) -> int:
-        """Returns the bytes of a product's weight and bias in a dtype of so many bytes a number."""
+        """Returns the bytes of a product's weight and bias. `item_bytes`: of the model's dtype."""
         if product.stored is not None:
             return self._stored_bytes(product, product.stored) + product.num_rows * item_bytes * product.has_bias
         is_torchs_router = product.is_router and self.panel_columns == 1
@@ -97,7 +97,7 @@ class WeightFormat:
         return sides * _up_to_multiple(product.num_rows // sides, max(1, self.panel_columns // sides))
 
     def _stored_bytes(self, product: Product, stored: StoredWeights) -> int:
-        """Returns those of a weight as its checkpoint has quantized it: in panels, or as it was given."""
+        """Returns the bytes of a weight that its checkpoint has quantized: in panels, or in the stored layout."""
         width, num_rows, is_given = product.in_features, self._num_columns(product), self.panel_columns == 1
         if stored.bits == BYTE_BITS:
             padded = width if is_given else _up_to_multiple(width, WORD_BYTES)
@@ -114,7 +114,7 @@ def _up_to_multiple(number: int, multiple: int) -> int:
 
 
 def layer_products(network: DecoderConfig, share: Share) -> tuple[Product, ...]:
-    """Lists the products of one layer that are no experts': all layers have the same."""
+    """Lists the products of one layer without the experts'. All layers have the same."""
     hidden, attention, feed = network.hidden_size, network.attention, network.layers[0].feed
     queries, keys = len(share.heads) * attention.head_dim, len(share.kv_heads) * attention.head_dim
     names, leaves = network.names, share.output_leaves
@@ -138,7 +138,7 @@ def feed_products(network: DecoderConfig, share: Share) -> tuple[Product, Produc
 
 
 def _products(network: DecoderConfig, share: Share) -> Iterator[tuple[int, Product]]:
-    """Lists the products of a rank, and how many of each there are."""
+    """Yields the products of a rank, each with how often it occurs."""
     for product in layer_products(network, share):
         if network.stored is None:
             yield len(share.layers), product
@@ -165,14 +165,14 @@ def _head(network: DecoderConfig, share: Share) -> Product:
 
 
 def _num_tables(network: DecoderConfig) -> int:
-    """Counts the tables of the vocabulary that are stored beside what is a product's weight."""
+    """Counts the stored vocabulary tables that are not a product's weight too."""
     if network.pooling is None:
         return 0 if network.head.is_tied else 1
     return 2 if network.pooling.kind is PoolingKind.LABEL_LOGITS and not network.head.is_tied else 1
 
 
 def _norm_elements(network: DecoderConfig, share: Share) -> Iterator[tuple[Norm, int]]:
-    """Lists the norms of a rank, and how many numbers the weight of each has."""
+    """Yields the norms of a rank, each with its weight's number of elements."""
     for layer in (network.layers[index] for index in share.layers):
         for _ in norms_of(layer.placement):
             yield layer.norm, network.hidden_size
@@ -206,13 +206,13 @@ def _num_sinks(network: DecoderConfig, share: Share) -> int:
 
 
 def _num_positions(network: DecoderConfig) -> int:
-    """Rows of the tables of positions and of token types."""
+    """Counts the rows of the tables of positions and of token types."""
     types = network.encoder.num_token_types if network.encoder else 0
     return types + (network.learned.num_positions if network.learned else 0)
 
 
 def count_elements(network: DecoderConfig) -> int:
-    """Counts the numbers of a whole network's tensors, as they are stored."""
+    """Counts the elements of all tensors of a network's checkpoint."""
     share = Share.of(network, ALONE)
     table = _num_tables(network) * network.vocab_size * network.hidden_size
     first_row = network.learned.first_row if network.learned else 0
@@ -222,7 +222,7 @@ def count_elements(network: DecoderConfig) -> int:
 
 
 def weights_bytes(network: DecoderConfig, share: Share, held: WeightFormat) -> int:
-    """Counts the bytes of a rank's weights as they are held: those that a worker then tells."""
+    """Counts the bytes of a rank's weights as the kernels hold them: what a worker reports once loaded."""
     item_bytes = ITEM_BYTES[network.dtype_name]
     products = sum(count * held.held_bytes(product, item_bytes) for count, product in _products(network, share))
     is_head = network.pooling is None and network.head.is_tied and share.is_last_stage and held.holds_tables
@@ -234,7 +234,7 @@ def weights_bytes(network: DecoderConfig, share: Share, held: WeightFormat) -> i
 
 
 def check_room(num_bytes: int, room_bytes: int, held: str, device_type: str) -> None:
-    """Refuses weights that the memory cannot hold: loading them would end the process without a message.
+    """Refuses weights that do not fit into memory: loading them would kill the process without a message.
 
     Raises:
         BlockyardError: MODEL_NOT_LOADED.

@@ -1,4 +1,4 @@
-"""`blockyard bench`: puts a load on a server and reports what its clients saw."""
+"""`blockyard bench`: puts load on a server and reports the latencies and rates that its clients measure."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MEASURES = ("time_to_first_token", "inter_token_latency", "time_per_output_token
 
 
 class ApiName(StrEnum):
-    """The front that the load is put on."""
+    """The API that the load is sent to."""
 
     GRPC = "grpc"
     HTTP = "http"
@@ -42,7 +42,7 @@ class ApiName(StrEnum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything that decides a run."""
+    """All settings of one run."""
 
     api: str
     target: str
@@ -135,7 +135,7 @@ async def _make_api(settings: Settings, client: AsyncClient) -> Api:
 
 
 class _progress:
-    """A bar on a terminal, nothing elsewhere. Enters as the function to call after each request."""
+    """A progress bar on a terminal, nothing elsewhere. `with` returns the function to call after each request."""
 
     def __init__(self, plan: Plan) -> None:
         columns = (BarColumn(), MofNCompleteColumn(), TextColumn("requests"), TimeElapsedColumn())
@@ -152,7 +152,7 @@ class _progress:
 
 
 def make_table(summary: Summary) -> Table:
-    """Makes the table that a person reads."""
+    """Builds the summary's table for the terminal."""
     title = f"{summary.num_requests} requests in {summary.elapsed_seconds:.2f} s, {summary.num_errors} failed"
     if summary.num_rejections:
         title += f", {summary.num_rejections} times refused with a time to come back"
@@ -167,7 +167,7 @@ def make_table(summary: Summary) -> Table:
 
 
 def report(settings: Settings, summary: Summary) -> dict[str, Any]:
-    """Makes the report with all that is needed to judge the numbers and to run them again. Times in seconds."""
+    """Returns the JSON report: results (times in seconds), settings, machine and command."""
     return {
         "command": shlex.join(["blockyard", *sys.argv[1:]]),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -184,7 +184,7 @@ def report(settings: Settings, summary: Summary) -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """The processor's name, which platform.processor() does not know on Linux."""
+    """Returns the processor's name, which platform.processor() does not know on Linux."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

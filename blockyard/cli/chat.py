@@ -38,7 +38,7 @@ class Conversation:
         self.messages = list(self._system)
 
     def ask(self, text: str) -> Generator[str]:
-        """Sends a message and yields the answer, piece by piece. Remembers what came even of a broken answer."""
+        """Sends a message and yields the answer piece by piece. Keeps the text of an interrupted answer too."""
         self.messages.append(Message(Role.USER, text))
         said: list[str] = []
         try:
@@ -50,7 +50,7 @@ class Conversation:
             if said:
                 self.messages.append(Message(Role.ASSISTANT, "".join(said)))
             else:
-                # A question without an answer would make two of the user's in a row.
+                # Drop the unanswered question: the next would make two user messages in a row.
                 self.messages.pop()
 
 
@@ -64,7 +64,7 @@ def chat(
 ) -> None:
     """Talk to a model."""
     with connection().make_client(target) as client:
-        # A gateway whose scheduler is away lists none, and says so when it is asked.
+        # A gateway without a scheduler lists no models; its answer to the first question says why.
         name = model or next((each.name for each in client.list_models()), "")
         options = ChatOptions(model=name)
         if max_tokens is not None:
@@ -91,7 +91,7 @@ def _talk(conversation: Conversation) -> None:
 
 
 def _read() -> str | None:
-    """Reads what the user says; None at the end of input."""
+    """Reads a line from the user; None at the end of input."""
     try:
         return input("> " if sys.stdin.isatty() else "").strip()
     except (EOFError, KeyboardInterrupt):

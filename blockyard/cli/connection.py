@@ -1,4 +1,4 @@
-"""Options by which all commands reach a server. They stand before a command's name or behind it."""
+"""Connection options of all commands; they may stand before or after the command's name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """The values of the options; each has its help there."""
+    """The values of the connection options; `read_options` has their help."""
 
     api_key: str = ""
     tls: bool = False
@@ -37,15 +37,15 @@ class Connection:
         return special if special != ClientTls() else self.tls
 
     def make_client(self, target: str) -> Client:
-        """Makes a client of these gateways."""
+        """Creates a client. `target`: a gateway's address, or several with commas between."""
         return Client(target, api_key=self.api_key, tls=self._client_tls())
 
     def make_async_client(self, target: str, tenant: str = "") -> AsyncClient:
-        """Makes a client for asyncio."""
+        """Creates a client for asyncio. `target`: as for `make_client`."""
         return AsyncClient(target, tenant=tenant, api_key=self.api_key, tls=self._client_tls())
 
     def make_access(self) -> ClientAccess:
-        """Makes the access that opens channels to the admin API."""
+        """Creates the credentials with which channels to the admin API are opened."""
         return ClientAccess(api_key=self.api_key, tls=self._client_tls())
 
 
@@ -53,7 +53,7 @@ _connection: ContextVar[Connection] = ContextVar("connection", default=Connectio
 
 
 def connection() -> Connection:
-    """Returns the values of the options of this run."""
+    """Returns the connection options of this run."""
     return _connection.get()
 
 
@@ -98,7 +98,7 @@ def read_options(
 
 
 def with_connection(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options of the connection to a command. One behind the command's name goes before one in front."""
+    """Adds the connection options to a command. An option after the command's name overrides one before it."""
     options = [each for each in named_parameters(read_options) if each.name != "version"]
 
     @functools.wraps(command)
@@ -111,7 +111,7 @@ def with_connection(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _behind_the_name(option: inspect.Parameter) -> inspect.Parameter:
-    """The option as a command has it. The environment has been read already, with those in front."""
+    """Returns the option for use after a command's name. The options before the name have read the environment."""
     kind, shown = get_args(option.annotation)
     shown = copy.copy(shown)
     shown.envvar, shown.show_default, shown.rich_help_panel = None, False, "Connection"

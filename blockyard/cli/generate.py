@@ -1,4 +1,4 @@
-"""`blockyard generate`: one prompt, its answer on standard output and nothing else."""
+"""`blockyard generate`: continues one prompt; only the answer goes to standard output."""
 
 from __future__ import annotations
 

@@ -80,6 +80,6 @@ def list_keys(file: File) -> None:
 
 @app.command()
 def revoke(name: Name, file: File) -> None:
-    """Take a key out of a file: its next call is refused, within a second."""
+    """Remove a key from a file: within a second its calls are refused."""
     revoke_key(file, name)
     typer.echo(f"{name} is not in {file} any more", err=True)

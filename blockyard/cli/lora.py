@@ -53,7 +53,7 @@ def load(
 @app.command()
 @with_connection
 def unload(name: Name, address: AdminAddress = DEFAULT_ADMIN_ADDRESS, json: AsJson = False) -> None:
-    """Let no new request have an adapter; those that run go on with it."""
+    """Unload an adapter: new requests cannot name it, running requests go on with it."""
     with admin_api(address) as api:
         answer = api.ask(api.stub.UnloadLora, admin_pb2.UnloadLoraRequest(name=name))
     typer.echo(as_json(answer) if json else f"{name} is unloaded")

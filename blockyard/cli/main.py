@@ -1,4 +1,4 @@
-"""The program `blockyard`: its commands, and the messages of their errors."""
+"""The program `blockyard`: assembles its commands and prints their errors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def version() -> None:
 
 
 def describe_error(error: Exception) -> str:
-    """Describes an error in one line, with advice where nothing answers."""
+    """Describes an error in one line; adds advice if no server answers."""
     if not isinstance(error, BlockyardError):
         return str(error)
     if error.metadata == TRANSPORT_ORIGIN and error.http_status == 503:
@@ -58,8 +58,8 @@ def describe_error(error: Exception) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The program: exits with 0, with 1 after an error, with 2 after a bad command line."""
-    # This process is ours, unlike one that uses the client library.
+    """Runs the program. Exits with 0, with 1 after an error, with 2 after a bad command line."""
+    # This process is Blockyard's own, unlike one that uses the client library: set gRPC's environment.
     grpc_environment.prepare()
     try:
         app(arguments, prog_name="blockyard")

@@ -1,4 +1,4 @@
-"""`blockyard embed`, `score` and `classify`: the numbers of some texts, on standard output and nothing else."""
+"""`blockyard embed`, `score` and `classify`: write vectors, scores or labels of texts to standard output."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def score(
     target: Target = DEFAULT_TARGET,
     model: Model = "",
 ) -> None:
-    """Say how well documents answer a query, the best first: a score, a tab and the document on each line."""
+    """Score how well documents answer a query; each line has a score, a tab and the document, the best first."""
     given = _read(documents)
     with connection().make_client(target) as client:
         for each in client.score(query, given, model=model, top_n=len(given)).documents:
@@ -49,7 +49,7 @@ def score(
 
 
 def classify(texts: Texts, target: Target = DEFAULT_TARGET, model: Model = "") -> None:
-    """Find the label of each text, and write it with its number: a line for each text."""
+    """Find each text's likeliest label; each line has its probability, a tab and the label."""
     with connection().make_client(target) as client:
         for each in client.classify(_read(texts), model=model).classifications:
             typer.echo(f"{max(each.probabilities):.6g}\t{each.label}")

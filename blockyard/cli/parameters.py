@@ -1,4 +1,4 @@
-"""Adds options to commands whose functions do not name each of them: those of settings and of a connection."""
+"""Adds options to commands that do not declare them as parameters: settings and connection options."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 
 def named_parameters(command: Callable[..., None]) -> list[inspect.Parameter]:
-    """The parameters that a function names."""
+    """Returns a function's parameters, without `**kwargs`."""
     signature = inspect.signature(command, eval_str=True)
     return [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
 
 
 def with_parameters(command: Callable[..., None], added: Iterable[inspect.Parameter]) -> Callable[..., None]:
-    """Wraps a command so that it has more parameters, which it gets by keyword, than it names."""
+    """Wraps a command so that it gets the added parameters by keyword."""
 
     @functools.wraps(command)
     def called(**given: Any) -> None:
@@ -36,9 +36,9 @@ def with_parameters(command: Callable[..., None], added: Iterable[inspect.Parame
 
 
 def settings_parameters(configuration: type[Any], chosen: Mapping[str, str]) -> list[inspect.Parameter]:
-    """Makes an option of each setting of a configuration class; None where it is not given.
+    """Creates an option for each setting of a configuration class; an option that is not given is None.
 
-    `chosen`: settings that cannot be given here, and why; the error of who tries says it.
+    `chosen`: settings that this command does not take, each with the reason for the error message.
     """
     options = [_make_option(setting) for setting in settings_of(configuration)]
     return [*options, *(_make_refused_option(name, why) for name, why in chosen.items())]
@@ -48,7 +48,7 @@ def _make_option(setting: Setting) -> inspect.Parameter:
     flag = setting.flag
     is_switch = setting.type is bool
     default = {True: "on", False: "off"}[setting.default] if is_switch else setting.default
-    # A text without a default says what none means.
+    # The help of a setting without a default explains the empty value itself.
     told_default = f" (default: {default})" if str(default) else ""
     shown = typer.Option(
         f"{flag}/--no-{flag[2:]}" if is_switch else flag,

@@ -1,4 +1,4 @@
-"""`blockyard plan`: what a model would take and what would fit, before anything starts."""
+"""`blockyard plan`: computes the memory that a model needs and what fits, before anything starts."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def plan(
     config: Annotated[str, typer.Option(metavar="FILE", help="YAML file with settings", show_default=False)] = "",
     **settings: Any,
 ) -> None:
-    """Say what a model would take and what would fit, from its config.json alone; nothing is started.
+    """Compute a model's memory and what fits beside it, from its config.json alone; nothing is started.
 
-    Takes the settings of `blockyard serve`. Exits with 1 where they would be refused.
+    Takes the settings of `blockyard serve`. Exits with 1 if they would be refused.
     """
     configuration = resolve_system(model_or_folder, config, settings)
     try:
@@ -84,7 +84,7 @@ def plan(
 
 
 def tell_outline(outline: Outline, *, as_json: bool) -> None:
-    """Tells what is known of a model that transformers' code computes: little, before its network is there."""
+    """Prints what is known of a model that transformers' code computes; its memory is unknown until it is loaded."""
     unknown = "what its weights, its KV and a step take is known once a worker has loaded it"
     if as_json:
         model = {"architecture": outline.architecture, "dtype": outline.dtype_name, "code": "transformers"}
@@ -96,7 +96,7 @@ def tell_outline(outline: Outline, *, as_json: bool) -> None:
 
 
 def _refuse(why: str, *, as_json: bool) -> None:
-    """Tells why nothing can be planned at all, and exits."""
+    """Prints why nothing can be planned, and exits with 1."""
     typer.echo(json.dumps({"refusal": why}, indent=2) if as_json else f"would be refused: {why}")
     raise typer.Exit(1)
 
@@ -125,7 +125,7 @@ def _plan(
 
 
 def _sizes(network: DecoderConfig, configuration: SystemConfiguration) -> list[ParallelSizes]:
-    """Lists the sizes to compare: all tensor-parallel ones that the model allows, in the stages that are asked for."""
+    """Lists the sizes to compare: every tensor-parallel size that the model allows, with the configured stages."""
     asked = _asked(configuration)
     tensor = sorted({*legal_tensor_sizes(network), asked.tensor_parallel_size})
     return [ParallelSizes(size, asked.pipeline_parallel_size) for size in tensor]
@@ -133,7 +133,7 @@ def _sizes(network: DecoderConfig, configuration: SystemConfiguration) -> list[P
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Plans of one model on one kind of device: the one that was asked for, and those of other parallel sizes."""
+    """Plans of one model on one device type: the configured one, and those of other parallel sizes."""
 
     network: DecoderConfig
     quantization: str
@@ -143,12 +143,12 @@ class Report:
 
     @property
     def lengths(self) -> list[int]:
-        """The lengths of sequences to tell of."""
+        """The sequence lengths to report."""
         longest = max(each.max_model_len for each in self.plans)
         return [length for length in LENGTHS if length < longest] + ([longest] if longest else [])
 
     def describe(self) -> dict[str, Any]:
-        """Describes all as JSON."""
+        """Returns the report as JSON values."""
         return {
             "model": {
                 "architecture": self.network.architecture,
@@ -191,7 +191,7 @@ class Report:
         }
 
     def show(self, console: Console) -> None:
-        """Prints all for a person."""
+        """Prints the report as tables."""
         network, hardware = self.network, self.hardware
         how = held_in(network, self.quantization)
         held = network.dtype_name + ("" if how == network.dtype_name else f", {how}")

@@ -1,4 +1,4 @@
-"""`blockyard serve`: the services in the foreground, in one terminal."""
+"""`blockyard serve`: runs all services in the foreground of one terminal."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def serve(
 ) -> None:
     """Serve a model: gateway, scheduler and workers together, until Ctrl-C.
 
-    What dies is started again. Each option is a setting: it may stand in the file of --config too, or in the
+    Services that die are restarted. Each option is a setting: it may also stand in the file of --config, or in the
     environment, where --max-num-seqs is BLOCKYARD_MAX_NUM_SEQS.
     """
     configuration = resolve_system(model_or_folder, config, settings)
@@ -63,7 +63,7 @@ def serve(
 
 
 def resolve_system(model_or_folder: str, config: str, settings: Mapping[str, Any]) -> SystemConfiguration:
-    """Makes a configuration of a command line's model, file and settings; raises typer.BadParameter."""
+    """Builds the configuration from a command line's model, file and settings; raises typer.BadParameter."""
     given = {name: value for name, value in settings.items() if value is not None}
     if model_or_folder and given.setdefault("model", model_or_folder) != model_or_folder:
         raise typer.BadParameter(
@@ -116,7 +116,7 @@ async def _is_ready(system: LocalSystem, status: Status | None) -> bool:
 
 
 def _writer(console: Console) -> Callable[[str], None]:
-    """Makes what writes the services' lines: above the spinner on a terminal, plainly anywhere else."""
+    """Returns a function that writes a service's line: above the spinner on a terminal, plainly elsewhere."""
     if not console.is_terminal:
         return lambda line: print(line, file=sys.stderr, flush=True)  # noqa: T201
     return lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Numbers as a person reads them on a terminal."""
+"""Formats numbers for a terminal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ _BLOCKS = " ▏▎▍▌▋▊▉█"
 
 
 def span(seconds: float) -> str:
-    """A duration in its two largest units; what is less than the second is left out."""
+    """Formats a duration in its two largest units, rounded down."""
     whole = int(seconds)
     for large, small, first, second in ((DAY, HOUR, "d", "h"), (HOUR, MINUTE, "h", "min"), (MINUTE, 1, "min", "s")):
         if whole >= large:
@@ -16,7 +16,7 @@ def span(seconds: float) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """A short duration, with about three digits."""
+    """Formats a short duration with about three digits."""
     if seconds >= 10:
         return f"{seconds:.0f} s"
     if seconds >= 1:
@@ -25,7 +25,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def size(num_bytes: float) -> str:
-    """Bytes in the largest unit that leaves at least one of it."""
+    """Formats bytes in the largest unit of which there is at least one."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if num_bytes < 1024:
             return f"{num_bytes:.0f} {unit}" if unit == "B" or num_bytes >= 100 else f"{num_bytes:.1f} {unit}"
@@ -34,19 +34,19 @@ def size(num_bytes: float) -> str:
 
 
 def count(number: int) -> str:
-    """A large number in words, with about three digits."""
+    """Formats a large number as millions or billions, with about three digits."""
     if number >= 1e9:
         return f"{number / 1e9:.2f} billion"
     return f"{number / 1e6:.3g} million" if number >= 1e6 else f"{number:,}"
 
 
 def rate(per_second: float) -> str:
-    """So many a second: with thousands apart, and a digit more where there are few."""
+    """Formats a rate per second: with commas between thousands, and one decimal below ten."""
     return f"{per_second:,.0f}" if per_second >= 10 or per_second == 0 else f"{per_second:.1f}"
 
 
 def bar(share: float, width: int) -> str:
-    """A share of 0 to 1 as a bar of so many characters, in eighths of one."""
+    """Draws a share of 0 to 1 as a bar of `width` characters, in eighths of a character."""
     eighths = round(min(max(share, 0.0), 1.0) * width * 8)
     full, rest = divmod(eighths, 8)
     return ("█" * full + (_BLOCKS[rest] if rest else "")).ljust(width)

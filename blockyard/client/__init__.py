@@ -1,4 +1,4 @@
-"""The client library. Imports nothing of the services: it needs grpcio and protobuf alone."""
+"""The client library. Imports no service: it needs only grpcio and protobuf."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Loaded on first use: commands that only read a client's options open no connection.
+    # Import on first use: commands that only read a client's options open no connection.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_MODULES.get(name, "blockyard.contract.events")), name)

@@ -1,4 +1,4 @@
-"""A client's credentials: its tenant, its key and TLS. Makes its channels."""
+"""A client's credentials (tenant, key and TLS), and the channels that carry them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ClientTls:
     """TLS of a client's connections.
 
     Attributes:
-        authority: PEM file: who has signed the server's certificate; empty: the authorities that gRPC knows.
+        authority: PEM file of the authority that signed the server's certificate; empty: gRPC's default authorities.
         certificate, key: PEM files, for a server that asks for a certificate.
         server_name: expected in the server's certificate; empty: the host of the address.
     """
@@ -34,12 +34,12 @@ class ClientTls:
 
 
 class ClientAccess:
-    """A client's credentials, and the channels that carry them. By default there are none, and no TLS."""
+    """A client's credentials, and the channels that carry them. By default no credentials and no TLS."""
 
     def __init__(self, tenant: str = "", api_key: str = "", tls: ClientTls | bool = False) -> None:
-        """Reads the files of TLS; True is TLS with gRPC's own authorities.
+        """Reads the files of `tls`; True: TLS with gRPC's default authorities.
 
-        Raises CertificateError, and BlockyardError (FIELD_INVALID) for what is no tenant or no key.
+        Raises CertificateError, and BlockyardError (FIELD_INVALID) for a malformed tenant or key.
         """
         self.metadata: Metadata = call_metadata(tenant, api_key)
         chosen = ClientTls() if tls is True else tls or None

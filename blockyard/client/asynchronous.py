@@ -1,6 +1,6 @@
 """The asynchronous client of the public API: `blockyard.client.sync` for asyncio."""
 
-# ruff: noqa: ASYNC109 - a timeout is sent to the server, and it covers all tries: more than asyncio.timeout can do.
+# ruff: noqa: ASYNC109 - the timeout is sent to the server and covers all tries, unlike asyncio.timeout.
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from blockyard.client.results import Completion, GenerationOptions
     from blockyard.contract.models import Model
 
-# The published stubs of grpc.aio lack it.
+# The published type stubs of grpc.aio lack EOF.
 _EOF: Any = cast("Any", grpc.aio).EOF
 
 
@@ -55,20 +55,20 @@ class AsyncConnections:
         self._cancellations: set[asyncio.Task[None]] = set()
 
     def _channel(self, target: str) -> grpc.aio.Channel:
-        # Not before: a channel belongs to the loop that runs when it is made.
+        # Opened on first use: a channel belongs to the event loop that runs when it is created.
         if target not in self._channels:
             self._channels[target] = self._access.make_aio_channel(target)
         return self._channels[target]
 
     def send(self, target: str, method: str, request: Any, seconds: float | None, extra: Metadata = ()) -> Any:
-        """Calls a gateway: returns the call, to be awaited or read; these raise grpc.RpcError. `extra`: metadata."""
+        """Calls a gateway. Awaiting or reading the returned call raises grpc.RpcError. `extra`: more metadata."""
         stub = inference_pb2_grpc.InferenceServiceStub(self._channel(target))
         return getattr(stub, method)(request, timeout=seconds, metadata=(*self._access.metadata, *extra))
 
     def cancel(self, request_id: str) -> None:
-        """Begins to cancel a request, and returns at once."""
+        """Starts to cancel a request and returns at once."""
         task = asyncio.create_task(self._cancel(request_id))
-        # The loop alone does not keep a task.
+        # The event loop holds only a weak reference to a task.
         self._cancellations.add(task)
         task.add_done_callback(self._cancellations.discard)
 
@@ -84,7 +84,7 @@ class AsyncConnections:
                 return
 
     async def is_ready(self, target: str, seconds: float | None) -> bool:
-        """Whether a gateway takes requests; raises BlockyardError where it cannot be reached."""
+        """Returns whether a gateway takes requests; raises BlockyardError if it cannot be reached."""
         check: Any = self._channel(target).unary_unary(HEALTH_METHOD, None, None)
         try:
             return await check(b"", timeout=seconds) == SERVING
@@ -92,7 +92,7 @@ class AsyncConnections:
             raise from_rpc_error(error) from None
 
     async def close(self) -> None:
-        """Closes the channels within a second; calls that run are cancelled. A later call opens them again."""
+        """Cancels running calls and closes the channels within a second. A later call opens them again."""
         if self._cancellations:
             await asyncio.wait(self._cancellations, timeout=CANCEL_SECONDS)
         channels, self._channels = self._channels, {}
@@ -101,7 +101,7 @@ class AsyncConnections:
 
 
 class AsyncStream:
-    """The events of one request, as they come: `blockyard.client.sync.Stream` for `async for` and `async with`.
+    """The events of one request: `blockyard.client.sync.Stream` for `async for` and `async with`.
 
     Cancelling the task that reads it cancels the request too.
     """
@@ -111,7 +111,7 @@ class AsyncStream:
         self._resumption = resumption
         self._closed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        # The span in which the stream began, wherever it is read.
+        # The trace of the span that opened the stream; another span may read it.
         self._trace = active_trace_metadata()
         self._open()
 
@@ -122,7 +122,7 @@ class AsyncStream:
         self.close()
 
     def __del__(self) -> None:
-        # The call ends by itself. This may run in any thread, and when the loop is no more.
+        # gRPC ends the call itself. This may run in any thread, or after the loop was closed.
         if not self._closed.is_set() and self._resumption.needs_cancel:
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._connections.cancel, self._resumption.request_id)
@@ -134,7 +134,7 @@ class AsyncStream:
         try:
             event = await self._next()
         except asyncio.CancelledError:
-            # A call that `close` cancelled looks as if this task had been.
+            # When `close` cancels the call, reading raises CancelledError though nobody cancelled this task.
             task = asyncio.current_task()
             if self._closed.is_set() and task is not None and not task.cancelling():
                 raise StopAsyncIteration from None
@@ -145,7 +145,7 @@ class AsyncStream:
         return event
 
     async def _next(self) -> Event | None:
-        """Waits for the next event, over as many calls as it takes; None after the last one, or after `close`."""
+        """Waits for the next event, resuming broken calls; None after the last event or after `close`."""
         while not self._closed.is_set():
             try:
                 response = await self._call.read()
@@ -161,14 +161,14 @@ class AsyncStream:
         return None
 
     def _open(self) -> None:
-        """Opens the call for what is still to come."""
+        """Opens a call for the rest of the answer."""
         request = self._resumption.next_request()
         self._target = self._connections.targets.current
         seconds = self._resumption.deadline.remaining()
         self._call = self._connections.send(self._target, method_of(request), request, seconds, self._trace)
 
     async def _go_on(self, error: BlockyardError) -> None:
-        """Opens the call anew after a failure that the answer outlives; else raises it."""
+        """Opens a new call if the request survives the failure; otherwise raises it."""
         if self._closed.is_set():
             return
         try:
@@ -185,7 +185,7 @@ class AsyncStream:
 
     @property
     def request_id(self) -> str:
-        """The request's name, under which `AsyncClient.resume` reads it from anywhere."""
+        """The request's id, with which `AsyncClient.resume` reads the answer from any process."""
         return self._resumption.request_id
 
     @property
@@ -194,13 +194,13 @@ class AsyncStream:
         return self._resumption.num_resumes
 
     async def text_deltas(self, index: int = 0) -> AsyncIterator[str]:
-        """Yields the text of one of the sequences, piece by piece."""
+        """Yields the text of the sequence `index`, piece by piece."""
         async for event in self:
             if isinstance(event, Delta) and event.index == index and event.text:
                 yield event.text
 
     async def result(self) -> Completion:
-        """Reads what is left, and returns the whole answer."""
+        """Reads the remaining events and returns the whole answer."""
         async for _ in self:
             pass
         return self._resumption.make_completion()
@@ -216,9 +216,9 @@ class AsyncStream:
 
 
 class AsyncClient(AsyncPoolingCalls):
-    """Talks to a gateway, or to one of several: `blockyard.Client` for asyncio.
+    """A client of one gateway or several: `blockyard.Client` for asyncio.
 
-    It connects in the first call, on the loop that makes it.
+    It connects on the first call, on the event loop that makes the call.
 
     async with blockyard.AsyncClient("127.0.0.1:50051") as client:
         completion = await client.generate("Once upon a time", max_tokens=50)
@@ -243,7 +243,7 @@ class AsyncClient(AsyncPoolingCalls):
 
     @property
     def target(self) -> str:
-        """Its addresses, with commas between."""
+        """The gateways' addresses, separated by commas."""
         return str(self._targets)
 
     async def __aenter__(self) -> Self:
@@ -253,7 +253,7 @@ class AsyncClient(AsyncPoolingCalls):
         await self.close()
 
     async def close(self) -> None:
-        """Closes the connections; what is running is cancelled. A later call opens them again."""
+        """Cancels running requests and closes the connections. A later call opens them again."""
         for stream in tuple(self._streams):
             stream.close()
         await self._connections.close()
@@ -261,7 +261,7 @@ class AsyncClient(AsyncPoolingCalls):
     async def generate(
         self, prompt: str | Sequence[int], *, timeout: float | None = None, **options: Unpack[GenerationOptions]
     ) -> Completion:
-        """Generates the whole answer to a prompt: text, or token ids to which nothing is added."""
+        """Generates the whole answer to a prompt: a text, or token ids, which are used unchanged."""
         async with self.stream(prompt, timeout=timeout, **options) as stream:
             return await stream.result()
 
@@ -285,7 +285,7 @@ class AsyncClient(AsyncPoolingCalls):
         return self._open_stream(Resumption(codec.make_chat_spec(messages, options), self._make_attempts(timeout)))
 
     def resume(self, request_id: str, *, timeout: float | None = None) -> AsyncStream:
-        """Reads a request from its beginning that was started elsewhere: as `Client.resume`."""
+        """Reads a request that another client started, from its beginning; see `Client.resume`."""
         return self._open_stream(Resumption(None, self._make_attempts(timeout), request_id=request_id))
 
     def _make_attempts(self, timeout: float | None) -> Attempts:
@@ -299,7 +299,8 @@ class AsyncClient(AsyncPoolingCalls):
     async def cancel(self, *request_ids: str, timeout: float | None = None) -> list[str]:
         """Cancels requests, and returns the ids of those that were running. An unknown id is no error.
 
-        With them are those of which a scheduler that has just begun does not know yet: it ends them if they come.
+        A scheduler that has just started may not know a request yet: it cancels the request if a gateway brings it, and
+        the id is returned too.
         """
         request = inference_pb2.CancelGenerateRequest(request_ids=request_ids)
         response = await self._call("CancelGenerate", request, timeout)
@@ -315,7 +316,7 @@ class AsyncClient(AsyncPoolingCalls):
     async def tokenize_chat(
         self, messages: Messages, *, timeout: float | None = None, **options: Unpack[ChatOptions]
     ) -> list[int]:
-        """Turns a conversation into the token ids of its prompt, to count them for one."""
+        """Turns a conversation into the token ids of its prompt, for example to count them."""
         spec = codec.make_chat_spec(messages, options)
         request = inference_pb2.TokenizeRequest(model=spec.model, conversation=spec.conversation)
         return list((await self._call("Tokenize", request, timeout)).token_ids)
@@ -340,7 +341,7 @@ class AsyncClient(AsyncPoolingCalls):
         return [MODEL.decode(model) for model in response.models]
 
     async def wait_until_ready(self, timeout: float | None = None) -> None:
-        """Returns when a gateway takes requests. Raises BlockyardError (NO_READY_WORKER) when time runs out."""
+        """Waits until a gateway takes requests. Raises BlockyardError (NO_READY_WORKER) after `timeout` seconds."""
         deadline = Deadline(timeout)
         cause: BlockyardError | None = None
         while True:

@@ -1,4 +1,4 @@
-"""Cancels requests from a thread of its own, so that nobody waits for it."""
+"""Cancels requests in a thread of its own, so that no caller waits."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ Queue = SimpleQueue["str | None"]
 
 
 class Canceller:
-    """Cancels requests in a thread. The thread finishes them before it ends, with this object or with the process.
+    """Cancels requests in a thread. When this object or the process ends, the thread first sends what is queued.
 
     Args:
-        send: cancels these requests, within so many seconds.
+        send: cancels a list of request ids, within the given number of seconds.
     """
 
     def __init__(self, send: Callable[[list[str], float], None]) -> None:
         self._send = send
         self._lock = threading.Lock()
-        # A queue that may be put into anywhere, even where the interpreter collects what was forgotten.
+        # SimpleQueue.put is reentrant: it may be called from a `__del__` during garbage collection.
         self._queue: Queue = SimpleQueue()
         self._finalizer: weakref.finalize[[Queue, threading.Thread], Canceller] | None = None
 
     def start(self) -> None:
-        """Starts the thread, unless it runs. To be called before `cancel`."""
+        """Starts the thread unless it runs. Call it before `cancel`."""
         with self._lock:
             if self._finalizer is None:
                 thread = threading.Thread(
@@ -43,11 +43,11 @@ class Canceller:
                 self._finalizer = weakref.finalize(self, _stop, self._queue, thread)
 
     def cancel(self, request_id: str) -> None:
-        """Asks for a request to be cancelled. May be called from anywhere; returns at once."""
+        """Queues a request to be cancelled and returns at once. May be called from any thread or from `__del__`."""
         self._queue.put(request_id)
 
     def stop(self) -> None:
-        """Ends the thread, within a second. May be called again."""
+        """Ends the thread within a second. May be called more than once."""
         with self._lock:
             finalizer, self._finalizer = self._finalizer, None
         if finalizer is not None:
@@ -58,7 +58,7 @@ def _run(queue: Queue, send: Callable[[list[str], float], None]) -> None:
     while (request_id := queue.get()) is not None:
         try:
             send([request_id], CANCEL_SECONDS)
-        except Exception:  # of one request: others are cancelled all the same
+        except Exception:  # a failure must not keep the other requests from being cancelled
             log.exception("a request was not cancelled", request_id=request_id)
 
 

@@ -1,4 +1,4 @@
-"""Options of a chat. Knows neither the API's messages nor connections."""
+"""Options of a chat. Imports neither protobuf messages nor connections."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ Messages = Sequence[Message | Mapping[str, Any]]
 
 
 class ChatOptions(GenerationOptions, total=False):
-    """Options of a chat: all of GenerationOptions, and these."""
+    """Options of a chat: those of GenerationOptions, and the following."""
 
     tools: Sequence[Tool | Mapping[str, Any]]
-    """Tools that the model may call; a mapping is one in OpenAI's form. [none]"""
+    """Tools that the model may call; a mapping is a tool in OpenAI's form. [none]"""
     tool_choice: ToolChoice | str
     """auto, none or required. [auto; required with a named_tool]"""
     named_tool: str
     """The tool that the model calls. [none]"""
     add_generation_prompt: bool
-    """The prompt ends where the assistant begins to speak. [True, unless a message is continued]"""
+    """End the prompt with the beginning of an assistant message. [True, unless a message is continued]"""
     continue_final_message: bool
-    """The answer goes on with the last message. [False]"""
+    """Continue the last message instead of beginning a new one. [False]"""
     template_arguments: Mapping[str, Any]
-    """Variables of the model's chat template, `enable_thinking` for one. [none]"""
+    """Variables of the model's chat template, such as `enable_thinking`. [none]"""
     parse_answer: bool
-    """Tell what the model thinks, and its calls of tools, apart from its text, by its dialect. [True]"""
+    """Split reasoning and tool calls from the answer's text, by the model's dialect. [True]"""
     one_tool_call: bool
-    """The model calls one tool at most; what it says behind that call is left out. [False]"""
+    """Allow at most one tool call; the text after the call is left out. [False]"""

@@ -1,6 +1,6 @@
-"""Makes a conversation of a client's messages and options, which may have OpenAI's form. Does no I/O.
+"""Builds a conversation from a client's messages and options, which may be in OpenAI's form. Does no I/O.
 
-Refuses only what a message of the API cannot hold: the gateway checks the rest.
+Refuses only values that the API's protobuf messages cannot hold: the gateway checks the rest.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from blockyard.client.chat import Messages
 
 WRONG = (TypeError, ValueError, AttributeError, KeyError, OverflowError)
-"""Errors of values that a message cannot hold."""
+"""Errors that a value raises if a protobuf message cannot hold it."""
 _MESSAGE_NAMES = frozenset(Message.__slots__)
-# In the order in which violations are listed.
+# Their order is the order in which violations are listed.
 _OPTIONS = tuple(name for name in Conversation.__slots__ if name in ChatOptions.__optional_keys__ - {"tools"})
 
 
 def problem_of(make: Callable[..., object], *args: Any) -> str:
-    """Returns why something cannot be made; empty if it can be. The text does not repeat the value."""
+    """Returns why `make(*args)` fails; empty if it succeeds. The text does not repeat the value."""
     try:
         make(*args)
     except WRONG as error:
@@ -35,7 +35,7 @@ def problem_of(make: Callable[..., object], *args: Any) -> str:
 
 
 def read_conversation(messages: Messages, options: Mapping[str, Any]) -> Conversation:
-    """Makes a conversation of messages and of the options that concern it; raises one of WRONG."""
+    """Builds a conversation from messages and the options that concern it; raises one of WRONG."""
     named = ToolChoice.REQUIRED if "named_tool" in options else ToolChoice.AUTO
     given: dict[str, Any] = {"parse_answer": True} | {name: options[name] for name in _OPTIONS if name in options}
     given["tool_choice"] = ToolChoice(given.get("tool_choice", named))
@@ -45,7 +45,7 @@ def read_conversation(messages: Messages, options: Mapping[str, Any]) -> Convers
 
 
 def find_chat_violations(messages: Messages, options: Mapping[str, Any]) -> Iterator[Violation]:
-    """Encodes each message, tool and option by itself, and names those that cannot be encoded."""
+    """Encodes each message, tool and option by itself; yields a violation for each that cannot be encoded."""
     for number, message in enumerate(messages):
         yield from _check(f"messages[{number}]", [message], {})
     for number, tool in enumerate(options.get("tools", ())):
@@ -56,13 +56,13 @@ def find_chat_violations(messages: Messages, options: Mapping[str, Any]) -> Iter
 
 
 def _check(place: str, messages: Sequence[Any], options: Mapping[str, Any]) -> Iterator[Violation]:
-    # Without the value: an error may be logged.
+    # Leave the value out of the text: an error may be logged.
     if problem := problem_of(lambda: encode_conversation(read_conversation(messages, options))):
         yield Violation(f"conversation.{place}", problem)
 
 
 def _read_message(given: Message | Mapping[str, Any]) -> Message:
-    """Reads OpenAI's form of a message."""
+    """Converts a message from OpenAI's form; a `Message` is returned unchanged."""
     if not isinstance(given, Mapping):
         return given
     fields = {name: value for name, value in given.items() if value is not None}
@@ -90,7 +90,7 @@ def _read_call(call: ToolCall | Mapping[str, Any]) -> ToolCall:
 
 
 def _read_tool(given: Tool | Mapping[str, Any]) -> Tool:
-    """Reads OpenAI's form of a tool."""
+    """Converts a tool from OpenAI's form; a `Tool` is returned unchanged."""
     if not isinstance(given, Mapping):
         return given
     function = given["function"]

@@ -1,6 +1,6 @@
-"""Makes the public API's requests of a client's options. Does no I/O, so both clients share it.
+"""Builds the public API's requests from a client's options. Does no I/O, so both clients share it.
 
-Refuses only what a message of the API cannot hold: the gateway checks the rest.
+Refuses only values that the API's protobuf messages cannot hold: the gateway checks the rest.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
 
 Member = TypeVar("Member", bound="StrEnum")
 
-# An option has its field's name, but for some that are read by themselves.
+# These options have the names of the fields; the excluded ones are converted separately.
 _SPEC = frozenset(field.name for field in fields(GenerationSpec)) - {"stop", "on_disconnect", "on_update"}
 _SAMPLING = frozenset(field.name for field in fields(SamplingParams))
 _STOP = frozenset(field.name for field in fields(StopCriteria))
 
 
 def make_spec(prompt: str | Sequence[int], options: GenerationOptions) -> inference_pb2.GenerationSpec:
-    """Makes a request. An option that is None counts as absent.
+    """Builds a request. An option that is None counts as absent.
 
-    Raises TypeError for an option with an unknown name, and BlockyardError (FIELD_INVALID) with a violation for every
-    value that its field cannot hold. All other checks are the gateway's.
+    Raises TypeError for an unknown option, and BlockyardError (FIELD_INVALID) with a violation for every value that its
+    field cannot hold. The gateway makes all other checks.
     """
     given = _given(options, GenerationOptions.__optional_keys__)
     prompt = prompt if isinstance(prompt, str) else tuple(prompt)
@@ -61,7 +61,7 @@ def make_spec(prompt: str | Sequence[int], options: GenerationOptions) -> infere
 
 
 def make_chat_spec(messages: Messages, options: ChatOptions) -> inference_pb2.GenerationSpec:
-    """Makes a request whose prompt is a conversation; raises as `make_spec` does."""
+    """Builds a request whose prompt is a conversation; raises the errors of `make_spec`."""
     if isinstance(messages, str):
         raise TypeError('messages must be a list: use [Message("user", text)]')
     given, messages = _given(options, ChatOptions.__optional_keys__), list(messages)
@@ -70,7 +70,7 @@ def make_chat_spec(messages: Messages, options: ChatOptions) -> inference_pb2.Ge
     except WRONG:
         raise invalid([*_find_violations(given), *find_chat_violations(messages, given)]) from None
     if given.get("add_special_tokens"):
-        # Though this is the default of texts: the gateway refuses it beside a conversation.
+        # Send it though it is the default: the gateway refuses it beside a conversation.
         spec.add_special_tokens = True
     return spec
 
@@ -83,7 +83,7 @@ def _given(options: GenerationOptions, known: frozenset[str]) -> dict[str, Any]:
 
 
 def _find_violations(given: Mapping[str, Any]) -> Iterator[Violation]:
-    """Encodes each option by itself, and names those that cannot be encoded."""
+    """Encodes each option by itself; yields a violation for each that cannot be encoded."""
     for name, value in given.items():
         if problem := problem_of(_encode, "", {name: value}):
             yield Violation(_place_of(name), f"{value!r:.100}: {problem}")
@@ -98,7 +98,7 @@ def _place_of(name: str) -> str:
 def _encode(prompt: str | tuple[int, ...] | Conversation, given: Mapping[str, Any]) -> inference_pb2.GenerationSpec:
     """Encodes a request; raises one of WRONG for a value that its field cannot hold."""
     if isinstance(given.get("bad_words"), str):
-        # Its characters would be the words.
+        # A string is a sequence too: each character would become a word.
         raise TypeError("bad_words must be a list of texts")
     stop = given.get("stop", ())
     spec = GenerationSpec(
@@ -130,7 +130,7 @@ def _read_format(params: StructuredOutputsParams) -> OutputFormat:
     if sum(given) + params.json_object != 1:
         raise ValueError("must be one of json, regex, choice, grammar and json_object")
     if isinstance(params.choice, str):
-        # Its characters would be the choices.
+        # A string is a sequence too: each character would become a choice.
         raise TypeError("choice must be a list of texts")
     if params.json is not None:
         schema = params.json if isinstance(params.json, str) else json.dumps(params.json, ensure_ascii=False)

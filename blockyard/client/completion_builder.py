@@ -28,7 +28,7 @@ class CompletionBuilder:
     _finished: dict[int, Finished] = field(default_factory=dict[int, Finished])
 
     def add(self, event: Event) -> None:
-        """Takes the next event."""
+        """Adds the next event of the stream."""
         match event:
             case Accepted():
                 self.accepted = event
@@ -42,7 +42,7 @@ class CompletionBuilder:
                 pass
 
     def build(self) -> Completion:
-        """Makes the answer of a stream that has ended."""
+        """Builds the answer of a stream that has ended; raises ValueError before its end."""
         if self.accepted is None or not self._finished:
             raise ValueError("the stream has not ended: there is no whole answer yet")
         choices = tuple(self._make_choice(self._finished[index]) for index in sorted(self._finished))

@@ -1,4 +1,4 @@
-"""Options of the calls for vectors, scores and labels of both clients."""
+"""Options of both clients' calls for embeddings, scores and labels."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from typing import TypedDict
 
 
 class PoolingOptions(TypedDict, total=False):
-    """Options of a call for numbers. One that is absent takes the API's default (in brackets)."""
+    """Options of all pooling calls. An absent option has the API's default (in brackets)."""
 
     request_id: str
-    """A name of your choice, for `cancel` and the logs. The same call, sent again under its name, has the same answer.
+    """An id of your choice, for `cancel` and the logs. The same call sent again with its id has the same answer.
     [made by the gateway]"""
     model: str
     """A name from `list_models`. [the model]"""
     priority: int
-    """Less is sooner, where the scheduler's policy is by priority. [0]"""
+    """The lowest number runs first, if the scheduler's policy is priority. [0]"""
     max_queue_seconds: float
-    """How long it may wait for its first step; then it fails with QUEUE_DEADLINE. [as long as it takes]"""
+    """Seconds that the call may wait for its first step before it fails with QUEUE_DEADLINE. [no limit]"""
     truncate_prompt_tokens: int
-    """Keep so many tokens of each input, -1: as many as the model takes. [one that is too long is refused]"""
+    """Tokens to keep of each input; -1: as many as the model takes. [inputs that are too long are refused]"""
     add_special_tokens: bool
     """Tokenize texts with the model's special tokens. [True]"""
 
@@ -27,24 +27,24 @@ class EmbedOptions(PoolingOptions, total=False):
     """Options of `embed`."""
 
     dimensions: int
-    """The first so many numbers of each vector alone, for models trained for it. [all]"""
+    """Return only this many leading numbers of each vector, for models trained for it. [all]"""
     normalise: bool
-    """Make vectors of length 1. [True]"""
+    """Scale vectors to length 1. [True]"""
     prompt_name: str
-    """A prompt of the model's files, by its name, to put before each text. [the one that they name as theirs]"""
+    """Name of a prompt in the model's files to put before each text. [the model's default prompt]"""
 
 
 class ScoreOptions(PoolingOptions, total=False):
     """Options of `score`."""
 
     instruction: str
-    """What the query is for, for models that take one. [the model's own]"""
+    """The purpose of the query, for models that take an instruction. [the model's own]"""
     top_n: int
-    """Tell the so many best alone, the best first. [all, in the order of the documents]"""
+    """Return only this many of the best documents, the best first. [all, in the order of the documents]"""
 
 
 class ClassifyOptions(PoolingOptions, total=False):
     """Options of `classify`."""
 
     raw: bool
-    """Tell the head's numbers as they are, no probabilities. [False]"""
+    """Return the head's raw outputs instead of probabilities. [False]"""

@@ -1,5 +1,5 @@
-"""The calls for vectors, scores and labels of both clients, and their messages."""
-# ruff: noqa: ASYNC109 - a timeout is sent to the server, and it covers all tries: more than asyncio.timeout can do.
+"""Both clients' calls for embeddings, scores and labels, and their protobuf requests."""
+# ruff: noqa: ASYNC109 - the timeout is sent to the server and covers all tries, unlike asyncio.timeout.
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _OWN = {
 
 
 class PoolingCalls(ABC):
-    """The calls of the synchronous client. Each is answered whole, and a pure function of what is asked.
+    """The pooling calls of the synchronous client. Each returns its whole answer, which depends only on the request.
 
-    Raises BlockyardError: FEATURE_DISABLED where the model is served for another task.
+    Raises BlockyardError (FEATURE_DISABLED) if the model is served for another task.
     """
 
     @abstractmethod
@@ -39,24 +39,24 @@ class PoolingCalls(ABC):
     def embed(
         self, inputs: Sequence[Input], *, timeout: float | None = None, **options: Unpack[EmbedOptions]
     ) -> Embeddings:
-        """Makes a vector of each input: texts, or lists of token ids, at most 2048."""
+        """Computes a vector for each input: a text or a list of token ids; at most 2048 inputs."""
         return decode_embeddings(self._call("Embed", _make_embed(inputs, options), timeout))
 
     def score(
         self, query: Input, documents: Sequence[Input], *, timeout: float | None = None, **options: Unpack[ScoreOptions]
     ) -> Scores:
-        """Says how well each of the documents, at most 2048, answers a query."""
+        """Scores how well each of the documents, at most 2048, answers a query."""
         return decode_scores(self._call("Score", _make_score(query, documents, options), timeout))
 
     def classify(
         self, inputs: Sequence[Input], *, timeout: float | None = None, **options: Unpack[ClassifyOptions]
     ) -> Classifications:
-        """Says how well the model's labels suit each input."""
+        """Computes the probability of each of the model's labels for each input."""
         return decode_classifications(self._call("Classify", _make_classify(inputs, options), timeout))
 
 
 class AsyncPoolingCalls(ABC):
-    """The same calls of the asynchronous client."""
+    """The pooling calls of the asynchronous client, as in `PoolingCalls`."""
 
     @abstractmethod
     async def _call(self, method: str, request: Any, timeout: float | None) -> Any: ...
@@ -64,19 +64,19 @@ class AsyncPoolingCalls(ABC):
     async def embed(
         self, inputs: Sequence[Input], *, timeout: float | None = None, **options: Unpack[EmbedOptions]
     ) -> Embeddings:
-        """Makes a vector of each input: texts, or lists of token ids, at most 2048."""
+        """Computes a vector for each input: a text or a list of token ids; at most 2048 inputs."""
         return decode_embeddings(await self._call("Embed", _make_embed(inputs, options), timeout))
 
     async def score(
         self, query: Input, documents: Sequence[Input], *, timeout: float | None = None, **options: Unpack[ScoreOptions]
     ) -> Scores:
-        """Says how well each of the documents, at most 2048, answers a query."""
+        """Scores how well each of the documents, at most 2048, answers a query."""
         return decode_scores(await self._call("Score", _make_score(query, documents, options), timeout))
 
     async def classify(
         self, inputs: Sequence[Input], *, timeout: float | None = None, **options: Unpack[ClassifyOptions]
     ) -> Classifications:
-        """Says how well the model's labels suit each input."""
+        """Computes the probability of each of the model's labels for each input."""
         return decode_classifications(await self._call("Classify", _make_classify(inputs, options), timeout))
 
 

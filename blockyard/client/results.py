@@ -1,4 +1,4 @@
-"""Options of a client, and whole answers, as plain values. Knows neither messages nor connections."""
+"""Options of a client, and whole answers, as plain values. Imports neither messages nor connections."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutputsParams:
-    """The form that an answer must have: one of these, under vLLM's names."""
+    """The form that an answer must have; set exactly one form. The names are vLLM's."""
 
     json: str | Mapping[str, Any] | bool | None = None
     """JSON that this JSON Schema allows."""
@@ -29,23 +29,23 @@ class StructuredOutputsParams:
     json_object: bool = False
     """Any JSON object."""
     disable_any_whitespace: bool = False
-    """JSON by a schema has no white space between its tokens."""
+    """JSON has no white space between its tokens."""
 
 
 class GenerationOptions(TypedDict, total=False):
-    """Options of a generation. One that is absent takes the model's default, then that of the API (in brackets)."""
+    """Options of a generation. An absent option has the model's default, else the API's (in brackets)."""
 
     request_id: str
-    """A name of your choice, for `cancel`, `resume` and the logs; at most 128 of [A-Za-z0-9._:-]. The same request,
-    sent again under its name while it runs or soon after, has the same answer. [made by the client]"""
+    """An id of your choice, for `cancel`, `resume` and the logs; at most 128 of [A-Za-z0-9._:-]. The same request,
+    sent again with its id while it runs or soon after, has the same answer. [made by the client]"""
     model: str
     """A name from `list_models`: the model's, or an adapter's. [the model]"""
     n: int
-    """How many continuations, 1 to 64. [1]"""
+    """Number of continuations, 1 to 64. [1]"""
     max_tokens: int
     """Tokens to generate at most. [as many as the model's length allows]"""
     min_tokens: int
-    """No end of any kind but the length before this many tokens. [0]"""
+    """Tokens before which only the length may end the answer. [0]"""
     temperature: float
     """Softmax temperature; 0 is greedy. [1]"""
     top_p: float
@@ -61,13 +61,13 @@ class GenerationOptions(TypedDict, total=False):
     repetition_penalty: float
     """Divides positive and multiplies negative logits of tokens in the prompt or the output, above 0. [1]"""
     seed: int
-    """Key of the random draws. [a hash of the request_id; the answer has it]"""
+    """Seed of the random draws. [a hash of the request_id; the answer has it]"""
     logit_bias: Mapping[int, float]
     """Added to the logits of these token ids, each in [-100, 100]. [none]"""
     stop: str | Sequence[str]
-    """The text ends before the first of these to complete. [none]"""
+    """Texts; the answer ends before the first of them that appears. [none]"""
     stop_token_ids: Sequence[int]
-    """A token of these ends the sequence. [none]"""
+    """Token ids that end the sequence. [none]"""
     ignore_eos: bool
     """Go on past the model's own end tokens. [False]"""
     include_stop_in_output: bool
@@ -79,38 +79,38 @@ class GenerationOptions(TypedDict, total=False):
     add_special_tokens: bool
     """Tokenize a text with the model's special tokens, a begin token for one. [True]"""
     truncate_prompt_tokens: int
-    """The last so many tokens of the prompt are its all; -1: as many as leave room for max_tokens. [not cut]"""
+    """Keep only this many of the prompt's last tokens; -1: as many as leave room for max_tokens. [not cut]"""
     on_disconnect: Literal["keep", "abort"]
     """keep: the answer outlives its connection, and the client reads on by itself at this gateway or another. abort: it
     ends with its connection. [keep]"""
     on_update: Literal["continue", "fail"]
-    """When the weights are updated before it is finished. continue: it goes on with the new ones. fail: it fails with
+    """If the weights are updated while it runs. continue: it goes on with the new weights. fail: it fails with
     SLEEPING. [continue]"""
     priority: int
-    """Less is sooner, where the scheduler's policy is by priority. [0]"""
+    """The lowest number runs first, if the scheduler's policy is priority. [0]"""
     max_queue_time: float
-    """Seconds that it may wait for its first step; then it fails with QUEUE_DEADLINE. [as long as it takes]"""
+    """Seconds that it may wait for its first step before it fails with QUEUE_DEADLINE. [no limit]"""
     structured_outputs: StructuredOutputsParams
-    """The form that the answer must have: JSON by a schema, say. [any]"""
+    """The form that the answer must have, such as JSON that follows a schema. [any]"""
     beam_search: BeamSearch
-    """Search for the likeliest continuations instead of sampling; the tokens come all at the end. [sampling]"""
+    """Search for the likeliest continuations instead of sampling; all tokens come at the end. [sampling]"""
     logprobs: int
-    """Return the log probability of each token, and of this many of the best beside it, 0 to 20. [none]"""
+    """Return each token's log probability and those of this many likeliest tokens, 0 to 20. [none]"""
     prompt_logprobs: int
-    """The same for the tokens of the prompt. [none]"""
+    """Return log probabilities for the prompt's tokens, as `logprobs` does for the answer's. [none]"""
     allowed_token_ids: Sequence[int]
-    """If any: no other token is ever chosen. [all]"""
+    """The only tokens that may be chosen. [all]"""
     bad_words: Sequence[str]
-    """Texts that are never completed. [none]"""
+    """Texts that the answer must not contain. [none]"""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One sequence of an answer. `token_ids` and `logprobs` are empty unless asked for; `score` is that of a beam.
+    """One sequence of an answer. `token_ids` and `logprobs` are empty unless asked for. `score`: of a beam.
 
-    `error` says why it failed, where `finish_reason` is ERROR: what came before is its text. Where every sequence fails
-    there is no answer, and the error is raised. `tool_calls` and `reasoning_text`: of a chat's answer that is parsed.
-    `calls_tools`: at least one call is whole.
+    `error` says why the sequence failed if `finish_reason` is ERROR; `text` is what was generated before. If every
+    sequence fails, the call raises the error instead of returning an answer. `tool_calls` and `reasoning_text` are
+    filled if a chat's answer is parsed. `calls_tools`: at least one tool call is complete.
     """
 
     index: int
@@ -131,10 +131,10 @@ class Choice:
 class Completion:
     """A whole answer, its choices by index. `prompt_logprobs` is empty unless asked for.
 
-    `warnings` say what was not done as the request asked, and what instead.
+    `warnings` name the options that were not followed, and what was done instead.
 
-    Two answers to equal requests with the same `determinism_id` and `seed` are equal bit for bit, where the model is
-    listed as batch-invariant.
+    Two answers to equal requests with the same `determinism_id` and `seed` are identical if the model is listed as
+    batch-invariant.
     """
 
     request_id: str
@@ -157,12 +157,12 @@ class Completion:
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
-        """The calls of tools of the first choice."""
+        """The tool calls of the first choice."""
         return self.choices[0].tool_calls
 
     @property
     def reasoning_text(self) -> str:
-        """What the first choice thinks before it speaks."""
+        """The reasoning of the first choice."""
         return self.choices[0].reasoning_text
 
     @property
@@ -172,7 +172,7 @@ class Completion:
 
     @property
     def usage(self) -> Usage:
-        """The prompt once, and the tokens of all choices."""
+        """The usage of all choices: the prompt's tokens once, and the completion tokens of every choice."""
         first = self.choices[0].usage
         total = sum(choice.usage.num_completion_tokens for choice in self.choices)
         return replace(first, num_completion_tokens=total)

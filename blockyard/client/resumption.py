@@ -1,6 +1,6 @@
-"""Follows one answer over all the calls that it takes: chooses what to send next and which events are new.
+"""Follows one answer over several calls: chooses the next request and filters out events that came before.
 
-Both clients read their streams through it. It does no I/O: they open the calls, wait, and bring what comes.
+Both clients read their streams through it. It does no I/O: the clients open the calls, wait, and pass in what arrives.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from blockyard.client.retry import Attempts
 
 Request = inference_pb2.StreamGenerateRequest | inference_pb2.StreamChatRequest | inference_pb2.ResumeGenerateRequest
-# Reasons that the transport gives for a broken connection. Without a word from the server they mean nothing.
+# Reasons that mean a broken connection if gRPC itself reports them: the request goes on at the server.
 _BREAKS = frozenset({Reason.CLIENT_CANCELLED, Reason.BUG})
 
 
 class EventsLost(BlockyardError):
-    """The events that came do not follow those before."""
+    """The received events do not continue the ones before."""
 
 
 def _lost(message: str) -> EventsLost:
@@ -37,22 +37,22 @@ def _lost(message: str) -> EventsLost:
 
 @dataclass(slots=True)
 class _Progress:
-    """How far one sequence has come."""
+    """The part of one sequence that was received."""
 
     num_tokens: int = 0
     num_text_bytes: int = 0
     token_ids: list[int] = field(default_factory=list[int])
     finished: bool = False
-    # The answer is parsed, or that is not known: some of what the model writes does not come out, or comes later.
+    # The answer is or may be parsed: some of the model's text is dropped or comes later, so byte counts may jump.
     is_parsed: bool = False
 
     def position(self, index: int) -> inference_pb2.Position:
-        # Ids are worth something only if all are there.
+        # Send ids only if all of them were received.
         token_ids = tuple(self.token_ids) if len(self.token_ids) == self.num_tokens else ()
         return encode_position(index, Position(self.num_tokens, self.num_text_bytes, self.finished, token_ids))
 
     def add(self, delta: Delta) -> None:
-        """Moves on by a delta. Raises EventsLost unless it begins just here."""
+        """Adds a delta. Raises EventsLost unless it begins where the sequence stands."""
         num_text_bytes = delta.num_text_bytes - len(delta.text.encode())
         num_tokens = delta.num_tokens - len(delta.token_ids) if delta.token_ids else self.num_tokens
         if self.is_parsed:
@@ -65,21 +65,21 @@ class _Progress:
 
 
 class Resumption:
-    """One answer, read until it has ended or cannot be read any more.
+    """One answer that is read until it ends or cannot be resumed any more.
 
-    Its owner sends `next_request()`, brings each response to `take` and the OK end of the call to `end`, and each
-    failure, of the call or of these two, to `delay_after`; then it begins again.
+    The owner sends `next_request()`, passes each response to `on_message`, the OK end of a call to `on_end`, and each
+    error (of the call or of these two) to `delay_after`; after the delay it begins again.
 
     Args:
-        spec: the request to start; what is sent is one that can be resumed, unless it says ABORT. None to read one that
-            somebody else has started.
-        request_id: its name, where there is no spec.
-        attempts: how long to try.
+        spec: the request to start; it is sent so that it can be resumed, unless `on_disconnect` is ABORT. None: read a
+            request that another client has started.
+        request_id: the request's id if there is no spec.
+        attempts: the retry policy's state, and the deadline.
 
     Attributes:
-        deadline: how much time is left for all calls together.
+        deadline: of all calls together.
         is_kept: whether the request outlives its connection.
-        num_resumes: how often it was asked for again after it had begun.
+        num_resumes: how often the answer was resumed after it had begun.
     """
 
     def __init__(self, spec: inference_pb2.GenerationSpec | None, attempts: Attempts, *, request_id: str = "") -> None:
@@ -98,7 +98,7 @@ class Resumption:
 
     @property
     def request_id(self) -> str:
-        """The request's name; empty before a request is accepted that ends with its connection and was given none."""
+        """The request's id; empty before acceptance if the request is not kept and was given no id."""
         return self._builder.accepted.request_id if self._builder.accepted else self._request_id
 
     @property
@@ -108,11 +108,11 @@ class Resumption:
 
     @property
     def needs_cancel(self) -> bool:
-        """Whether the request goes on if nobody cancels it. One that somebody else has started is theirs to cancel."""
+        """Whether the request goes on unless cancelled. A request of another client is not cancelled here."""
         return self.is_kept and self._spec is not None and not self._is_over
 
     def next_request(self) -> Request:
-        """Makes the request of the next call: the start of the answer, or its rest."""
+        """Builds the request of the next call: to start the answer, or to resume it."""
         self._next_seq = 0
         if self._spec is not None and not self.has_begun:
             is_chat = self._spec.HasField("conversation")
@@ -126,7 +126,7 @@ class Resumption:
         return request
 
     def on_message(self, message: inference_pb2.GenerationEvent) -> Event | None:
-        """Takes the next message; returns its event if it is new to the user. Raises EventsLost."""
+        """Handles the next message; returns its event, or None if the user has it already. Raises EventsLost."""
         if message.seq != self._next_seq:
             raise _lost(f"seq {message.seq} came, {self._next_seq} was due")
         self._next_seq += 1
@@ -143,7 +143,7 @@ class Resumption:
         return event
 
     def _is_new(self, event: Event) -> bool:
-        """Notes an event; returns whether it has not come before."""
+        """Records an event; returns whether it is new."""
         match event:
             case Accepted():
                 return not self.has_begun
@@ -165,7 +165,7 @@ class Resumption:
         return self._sequences.setdefault(index, _Progress(is_parsed=is_parsed))
 
     def on_end(self) -> None:
-        """Takes the OK end of a call. Raises EventsLost when a sequence had not finished."""
+        """Handles the OK end of a call. Raises EventsLost if a sequence has not finished."""
         num_finished = sum(progress.finished for progress in self._sequences.values())
         num_sequences = len(self._sequences) or 1
         if self._spec is not None:
@@ -175,13 +175,13 @@ class Resumption:
         self._is_over = True
 
     def delay_after(self, error: BlockyardError) -> float:
-        """Takes a failure and returns the seconds to wait before the next call; raises it where there is none."""
+        """Handles a failure; returns the seconds to wait before the next call, or raises it if there is none."""
         if not self._outlives(error):
-            # An error of the transport alone, such as a call that took too long, does not end the request.
+            # A transport error alone, such as an expired deadline, does not end the request on the server.
             self._is_over = not _is_of_transport(error)
             raise error
-        # A server that does not keep its word has less patience coming than one that is away.
-        # A request that another client started exists or was refused, so a server that says when to ask again is asked.
+        # Lost events are a server's bug and do not earn the longer patience of a begun answer. A request of another
+        # client may or may not exist, so `has_begun` is assumed if the server says when to ask again.
         is_asked_back = self._spec is None and error.retry_after_seconds is not None
         has_begun = (self.has_begun or is_asked_back) and not isinstance(error, EventsLost)
         return self._attempts.delay_after(error, has_begun=has_begun)
@@ -193,7 +193,7 @@ class Resumption:
         return may_pass(error) or is_break or isinstance(error, EventsLost)
 
     def make_completion(self) -> Completion:
-        """Makes the whole answer, once it has ended; raises ValueError before."""
+        """Builds the whole answer; raises ValueError before it has ended."""
         return self._builder.build()
 
 
@@ -202,7 +202,7 @@ def _is_of_transport(error: BlockyardError) -> bool:
 
 
 def _resumable(spec: inference_pb2.GenerationSpec) -> inference_pb2.GenerationSpec:
-    """Copies a request so that it outlives its connection: kept, with a name, and with the ids that resuming needs."""
+    """Copies a request so that it can be resumed: kept on disconnect, with an id, and returning token ids."""
     kept = inference_pb2.GenerationSpec()
     kept.CopyFrom(spec)
     kept.on_disconnect = inference_pb2.ON_DISCONNECT_KEEP

@@ -1,4 +1,4 @@
-"""Decides whether a failed call is tried again, and after how long. The caller does the sleeping."""
+"""Decides whether and after what delay a failed call is tried again. The caller sleeps."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import grpc
 if TYPE_CHECKING:
     from blockyard.errors import BlockyardError
 
-# 0.1 s doubled so often is a month: more would only overflow.
+# 0.1 s doubled 24 times is nearly three weeks: more doublings would only overflow.
 _MAX_DOUBLINGS = 24
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """The number of tries of a call, and the time between them.
+    """The number of attempts of a call, and the delays between them.
 
-    The server's own hint goes first, within `max_delay_seconds`; without one the delay doubles from
-    `initial_delay_seconds`. Either is spread by a quarter, so that clients that failed together do not come back
-    together. Of several gateways all are tried, without delay in between, before that counts as one attempt.
+    The delay is the server's hint; without a hint it doubles from `initial_delay_seconds`. It is at most
+    `max_delay_seconds`, plus up to a quarter at random, so that clients that failed together do not return together.
+    With several gateways one attempt tries all of them, without delay in between.
 
-    A stream that has begun is worth more patience: it is given up after `max_attempts` and, at the earliest,
-    `resume_seconds` after it broke, which is as long as gateways keep a request that nobody reads.
+    A stream that has begun is tried for longer: it is given up after `max_attempts`, but not before `resume_seconds`
+    after it broke, which is as long as gateways keep a request without a reader.
     """
 
     max_attempts: int = 4
@@ -42,29 +42,29 @@ class RetryPolicy:
 
 
 def may_pass(error: BlockyardError) -> bool:
-    """Whether the same call may succeed a little later, or at another gateway."""
+    """Returns whether the same call may succeed a little later, or at another gateway."""
     return error.code is grpc.StatusCode.UNAVAILABLE
 
 
 class Deadline:
-    """The rest of a caller's time."""
+    """The deadline of a caller's timeout."""
 
     def __init__(self, timeout: float | None) -> None:
         self._end = None if timeout is None else time.monotonic() + timeout
 
     def remaining(self, at_most: float | None = None) -> float | None:
-        """Seconds that are left, at least 0; None: as many as it takes."""
+        """Returns the seconds left, at least 0 and at most `at_most`; None: no limit."""
         left = None if self._end is None else max(0.0, self._end - time.monotonic())
         return min((seconds for seconds in (left, at_most) if seconds is not None), default=None)
 
     def allows(self, delay_seconds: float) -> bool:
-        """Whether there is time for anything after this delay."""
+        """Returns whether time is left after this delay."""
         remaining = self.remaining()
         return remaining is None or delay_seconds < remaining
 
 
 class Attempts:
-    """The tries of one call at a number of gateways."""
+    """Counts the attempts of one call at `num_targets` gateways."""
 
     def __init__(self, policy: RetryPolicy, timeout: float | None, num_targets: int = 1) -> None:
         self._policy = policy
@@ -74,11 +74,11 @@ class Attempts:
         self.deadline = Deadline(timeout)
 
     def on_progress(self) -> None:
-        """Notes that the call made progress: forgets the failures before it."""
+        """Forgets earlier failures, since the call made progress."""
         self._num_failures = 0
 
     def delay_after(self, error: BlockyardError, *, has_begun: bool = False) -> float:
-        """Counts a failure and returns the seconds to wait; raises it when it is the last."""
+        """Counts a failure and returns the seconds to wait; raises the error if no attempt or time is left."""
         if self._num_failures == 0:
             self._first_failure = time.monotonic()
         self._num_failures += 1

@@ -50,7 +50,7 @@ class Connections:
         }
 
     def send(self, target: str, method: str, request: Any, seconds: float | None, extra: Metadata = ()) -> Any:
-        """Calls a gateway: returns its answer, or a stream of them; raises grpc.RpcError. `extra`: metadata."""
+        """Calls a gateway and returns its response or response stream; raises grpc.RpcError. `extra`: more metadata."""
         return getattr(self._stubs[target], method)(request, timeout=seconds, metadata=(*self._metadata, *extra))
 
     def cancel(self, request_ids: list[str], seconds: float) -> None:
@@ -66,28 +66,28 @@ class Connections:
                 return
 
     def is_ready(self, target: str, seconds: float | None) -> bool:
-        """Whether a gateway takes requests; raises BlockyardError where it cannot be reached."""
+        """Returns whether a gateway takes requests; raises BlockyardError if it cannot be reached."""
         try:
             return self._channels[target].unary_unary(HEALTH_METHOD, None, None)(b"", timeout=seconds) == SERVING
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
 
     def close(self) -> None:
-        """Closes the channels; calls that run are cancelled."""
+        """Cancels running calls and closes the channels."""
         for channel in self._channels.values():
             channel.close()
 
 
 class Stream:
-    """The events of one request, as they come: an `Accepted`, `Delta`s, and a `Finished` for each sequence.
-    A `Recovered` among them reports a failure inside the system that the request has outlived.
+    """The events of one request: an `Accepted`, `Delta`s, and a `Finished` for each sequence.
+    A `Recovered` reports an internal failure that the request survived.
 
-    A connection that breaks, and a gateway that is gone, cost a pause: the stream reads on where it was, at another
-    gateway if the client has several. `num_resumes` counts it. Each event comes once.
+    If a connection breaks or a gateway fails, the stream resumes where it was after a pause, at another gateway if the
+    client has several. `num_resumes` counts the resumptions. Each event comes once.
 
-    Iterate over it, or over `text_deltas()`. Raises BlockyardError where the server ends the request with an error, or
-    where no gateway answered for as long as the client's RetryPolicy says. Leaving it early (`close`, the end of its
-    `with` block, forgetting it) cancels the request; a stream of `Client.resume` is only left.
+    Iterate over it, or over `text_deltas()`. Raises BlockyardError if the server ends the request with an error, or if
+    no gateway answers for as long as the client's RetryPolicy allows. Leaving it early (`close`, the end of its `with`
+    block, or garbage collection) cancels the request; leaving a stream of `Client.resume` cancels nothing.
     """
 
     def __init__(self, connections: Connections, resumption: Resumption, canceller: Canceller) -> None:
@@ -96,7 +96,7 @@ class Stream:
         self._canceller = canceller
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        # The span in which the stream began, wherever it is read.
+        # The trace of the span that opened the stream; another span may read it.
         self._trace = active_trace_metadata()
         self._open()
 
@@ -107,7 +107,7 @@ class Stream:
         self.close()
 
     def __del__(self) -> None:
-        # The call ends by itself, and nothing here may wait: this may run in the midst of anything.
+        # gRPC ends the call itself. Do not block: garbage collection may run this at any point of any thread.
         if not self._closed.is_set() and self._resumption.needs_cancel:
             self._canceller.cancel(self._resumption.request_id)
 
@@ -130,7 +130,7 @@ class Stream:
         raise StopIteration
 
     def _open(self) -> None:
-        """Opens the call for what is still to come."""
+        """Opens a call for the rest of the answer."""
         with self._lock:
             if self._closed.is_set():
                 return
@@ -140,7 +140,7 @@ class Stream:
             self._call = self._connections.send(self._target, method_of(request), request, seconds, self._trace)
 
     def _go_on(self, error: BlockyardError) -> None:
-        """Opens the call anew after a failure that the answer outlives; else raises it."""
+        """Opens a new call if the request survives the failure; otherwise raises it."""
         if self._closed.is_set():
             return
         try:
@@ -155,7 +155,7 @@ class Stream:
 
     @property
     def request_id(self) -> str:
-        """The request's name, under which `Client.resume` reads it from anywhere."""
+        """The request's id, with which `Client.resume` reads the answer from any process."""
         return self._resumption.request_id
 
     @property
@@ -164,19 +164,19 @@ class Stream:
         return self._resumption.num_resumes
 
     def text_deltas(self, index: int = 0) -> Iterator[str]:
-        """Yields the text of one of the sequences, piece by piece."""
+        """Yields the text of the sequence `index`, piece by piece."""
         for event in self:
             if isinstance(event, Delta) and event.index == index and event.text:
                 yield event.text
 
     def result(self) -> Completion:
-        """Reads what is left, and returns the whole answer."""
+        """Reads the remaining events and returns the whole answer."""
         for _ in self:
             pass
         return self._resumption.make_completion()
 
     def close(self) -> None:
-        """Cancels the request, unless it has ended. Does not wait. May be called from any thread, and again."""
+        """Cancels the request unless it has ended. Does not wait. May be called from any thread, more than once."""
         with self._lock:
             if self._closed.is_set():
                 return
@@ -187,24 +187,23 @@ class Stream:
 
 
 def method_of(request: Request) -> str:
-    """Names the rpc that a stream's request belongs to."""
+    """Returns the name of the rpc that takes this request."""
     return request.DESCRIPTOR.name.removesuffix("Request")
 
 
 class Client(PoolingCalls):
-    """Talks to a gateway, or to one of several: to the next one when one fails.
+    """A client of one gateway, or of several: if one fails, it calls the next.
 
-    Every method raises BlockyardError, and none other, when the server refuses or the connection fails. A call that
-    fails with UNAVAILABLE is tried again a few times, after the delay that the server asks for; an answer that has
-    begun is read on after a break, for a minute and more (`RetryPolicy`). `timeout` is in seconds, over all tries;
-    None: no limit.
+    Every method raises BlockyardError, and no other error, if the server refuses or the connection fails. A call that
+    fails with UNAVAILABLE is tried again a few times, after the delay that the server asks for; a broken stream is
+    resumed for a minute or longer (`RetryPolicy`). `timeout` is in seconds, over all tries; None: no limit.
 
     Args:
-        target: one address or several: a list, or one text with commas between.
-        retry: how often to try.
-        tenant: on whose behalf requests are sent, at most 64 of [A-Za-z0-9._-]; not needed with a key, which has one.
-        api_key: where the server asks for one.
-        tls: speak TLS; a `ClientTls` says with which certificates.
+        target: one address or several, as a list or a text with commas between.
+        retry: how often and how long to try; None: the default policy.
+        tenant: the tenant that requests are counted for, at most 64 of [A-Za-z0-9._-]; a key brings its own.
+        api_key: the key, if the server requires one.
+        tls: whether to use TLS, or a `ClientTls` with its certificates.
 
         with blockyard.Client("127.0.0.1:50051") as client:
             print(client.generate("Once upon a time", max_tokens=50).text)
@@ -231,7 +230,7 @@ class Client(PoolingCalls):
 
     @property
     def target(self) -> str:
-        """Its addresses, with commas between."""
+        """The gateways' addresses, separated by commas."""
         return str(self._targets)
 
     def __enter__(self) -> Self:
@@ -241,7 +240,7 @@ class Client(PoolingCalls):
         self.close()
 
     def close(self) -> None:
-        """Closes the connections; what is running is cancelled."""
+        """Cancels running requests and closes the connections."""
         for stream in tuple(self._streams):
             stream.close()
         self._canceller.stop()
@@ -250,7 +249,7 @@ class Client(PoolingCalls):
     def generate(
         self, prompt: str | Sequence[int], *, timeout: float | None = None, **options: Unpack[GenerationOptions]
     ) -> Completion:
-        """Generates the whole answer to a prompt: text, or token ids to which nothing is added."""
+        """Generates the whole answer to a prompt: a text, or token ids, which are used unchanged."""
         with self.stream(prompt, timeout=timeout, **options) as stream:
             return stream.result()
 
@@ -272,11 +271,11 @@ class Client(PoolingCalls):
         return self._open_stream(Resumption(codec.make_chat_spec(messages, options), self._make_attempts(timeout)))
 
     def resume(self, request_id: str, *, timeout: float | None = None) -> Stream:
-        """Reads a request from its beginning that another client has started, of this process or another.
+        """Reads a request that another client started, in this process or another, from its beginning.
 
-        It is known as long as it runs and a minute after; then this is REQUEST_EXPIRED. A request that has to be
-        answered in any case is sent again instead: the same prompt and options with its `request_id`. The deltas have
-        the token ids if whoever started it was sent them, as a client is that resumes.
+        The system keeps a request while it runs and for a minute after; later this raises REQUEST_EXPIRED. If an answer
+        is needed in any case, send the same prompt and options with the same `request_id` instead. The deltas have
+        token ids if the client that started the request asked for them, as resuming clients do.
         """
         return self._open_stream(Resumption(None, self._make_attempts(timeout), request_id=request_id))
 
@@ -293,7 +292,8 @@ class Client(PoolingCalls):
     def cancel(self, *request_ids: str, timeout: float | None = None) -> list[str]:
         """Cancels requests, and returns the ids of those that were running. An unknown id is no error.
 
-        With them are those of which a scheduler that has just begun does not know yet: it ends them if they come.
+        A scheduler that has just started may not know a request yet: it cancels the request if a gateway brings it, and
+        the id is returned too.
         """
         request = inference_pb2.CancelGenerateRequest(request_ids=request_ids)
         response = self._call("CancelGenerate", request, timeout)
@@ -309,7 +309,7 @@ class Client(PoolingCalls):
     def tokenize_chat(
         self, messages: Messages, *, timeout: float | None = None, **options: Unpack[ChatOptions]
     ) -> list[int]:
-        """Turns a conversation into the token ids of its prompt, to count them for one."""
+        """Turns a conversation into the token ids of its prompt, for example to count them."""
         spec = codec.make_chat_spec(messages, options)
         request = inference_pb2.TokenizeRequest(model=spec.model, conversation=spec.conversation)
         return list(self._call("Tokenize", request, timeout).token_ids)
@@ -334,7 +334,7 @@ class Client(PoolingCalls):
         return [MODEL.decode(model) for model in response.models]
 
     def wait_until_ready(self, timeout: float | None = None) -> None:
-        """Returns when a gateway takes requests. Raises BlockyardError (NO_READY_WORKER) when time runs out."""
+        """Waits until a gateway takes requests. Raises BlockyardError (NO_READY_WORKER) after `timeout` seconds."""
         deadline = Deadline(timeout)
         cause: BlockyardError | None = None
         while True:

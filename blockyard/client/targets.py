@@ -1,4 +1,4 @@
-"""The gateways of a client, which of them is in use, and the metadata of every call."""
+"""A client's gateways, the choice between them, and the metadata of every call."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 DEFAULT_TARGET = "127.0.0.1:50051"
-# A call of grpc.health.v1 without its messages: the empty question is about the server, and this answer says SERVING.
+# grpc.health.v1 as raw bytes: an empty request asks about the whole server; these response bytes mean SERVING.
 HEALTH_METHOD = "/grpc.health.v1.Health/Check"
 SERVING = b"\x08\x01"
 POLL_SECONDS = 0.1
-# How long a client that is closed goes on cancelling its requests.
+# How long closing a client waits for its requests to be cancelled.
 CANCEL_SECONDS = 1.0
-# A request that is kept must be read again within a minute: a frozen gateway is noticed in a third of that.
+# A kept request must be resumed within a minute: this detects a frozen gateway in a third of that.
 _KEEPALIVE_SECONDS = 10.0
 _LOOPBACK = ("127.", "localhost:", "[::1]:", "unix:")
 Metadata = tuple[tuple[str, str], ...]
@@ -28,12 +28,12 @@ _API_KEY = re.compile(r"[!-~]{1,512}")
 
 
 class Targets:
-    """The gateways of a client. Calls go to the current one, until it fails one of them.
+    """A client's gateways. Calls go to the current gateway until one of them fails.
 
     Args:
         targets: `host:port`, `unix:/path` or another gRPC target; several as a list, or in one text with commas.
 
-    Raises ValueError where there is none.
+    Raises ValueError if there is no target.
     """
 
     def __init__(self, targets: str | Sequence[str]) -> None:
@@ -58,7 +58,7 @@ class Targets:
         return self._targets[self._current]
 
     def on_failure(self, target: str) -> None:
-        """Makes the next gateway the current one if this one, which failed a call, still is."""
+        """Switches to the next gateway if `target`, which failed a call, is still the current one."""
         if target == self.current:
             self._current = (self._current + 1) % len(self._targets)
 
@@ -68,24 +68,24 @@ class Targets:
 
 
 def client_channel_options(target: str) -> Options:
-    """Options of a client's channel: a server on the same machine is never behind a proxy."""
+    """Returns a client channel's options; for a server on the same machine no proxy is used."""
     use_proxy = not target.startswith(_LOOPBACK)
     return channel_options(PUBLIC_MESSAGE_BYTES, keepalive_seconds=_KEEPALIVE_SECONDS, use_proxy=use_proxy)
 
 
 def call_metadata(tenant: str, api_key: str = "") -> Metadata:
-    """Makes a call's metadata: tenant and key, each left out if empty. Raises BlockyardError (FIELD_INVALID)."""
+    """Returns a call's metadata: tenant and key, unless empty. Raises BlockyardError (FIELD_INVALID)."""
     if tenant and not _TENANT.fullmatch(tenant):
         raise invalid([Violation("tenant", f"must be 1 to 64 characters of A-Z a-z 0-9 . _ -, not {tenant!r:.100}")])
     if api_key and not _API_KEY.fullmatch(api_key):
-        # Without the key: an error is shown and logged.
+        # Leave the key out of the text: errors are shown and logged.
         raise invalid([Violation("api_key", "is not made of visible ASCII characters")])
     headers = ((TENANT_KEY, tenant), (AUTHORIZATION_KEY, f"Bearer {api_key}" if api_key else ""))
     return tuple((name, value) for name, value in headers if value)
 
 
 def make_never_ready_error(targets: Targets, cause: BlockyardError | None) -> BlockyardError:
-    """Makes the error of a wait that was too short."""
+    """Creates the error for a wait that ended before a gateway was ready."""
     problem = cause.message if cause else "it answers, and has no worker that takes requests"
     return BlockyardError(
         Reason.NO_READY_WORKER, f"{targets} is not ready: {problem}", metadata=cause.metadata if cause else {}

@@ -1,7 +1,8 @@
-"""Sends new weights to the workers of a running system, for whoever trains them.
+"""Sends new weights from a trainer to the workers of a running system.
 
-A gateway's admin API is told what will come, and says where to send it: the bytes go to the workers, and to nobody
-else. Weights are safetensors: files, or what `safetensors.torch.save` makes. Imports neither torch nor numpy.
+The gateway's admin API is sent the tensors' names and shapes, and returns the workers' addresses; the bytes go straight
+to the workers. Weights are safetensors: files, or the bytes of `safetensors.torch.save`. Imports neither torch nor
+numpy.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ if TYPE_CHECKING:
 
     Buffer = bytes | bytearray | memoryview | mmap.mmap
 
-# At most 8 MiB. Larger ones leave the processor's caches, and take fresh pages of memory at every copy.
+# At most 8 MiB: larger pieces fall out of the processor's caches and need fresh memory pages at every copy.
 PIECE_BYTES = 1 << 20
 UPDATE_SECONDS = 3600.0
 UPDATE_WEIGHTS = "/blockyard.worker.v1.WorkerService/UpdateWeights"
-# Field 2 of UpdateWeightsRequest, of which the length follows.
+# The protobuf tag of field 2 (bytes) of UpdateWeightsRequest; the length follows it.
 DATA_TAG = b"\x12"
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor: `dtype` as safetensors names it; `data` its bytes, little-endian, without gaps."""
+    """A tensor. `dtype`: safetensors' name; `data`: the bytes, little-endian and contiguous."""
 
     name: str
     dtype: str
@@ -47,7 +48,7 @@ class Tensor:
     data: memoryview
 
     def head(self) -> administration_pb2.TensorHead:
-        """Makes what is told of it first."""
+        """Returns the description that is sent before the data."""
         return administration_pb2.TensorHead(
             name=self.name,
             dtype=self.dtype,
@@ -58,9 +59,9 @@ class Tensor:
 
 
 def read_tensors(weights: Path | str | Buffer) -> list[Tensor]:
-    """Finds the tensors of a folder's safetensors files, of one such file, or of its bytes; copies none.
+    """Lists the tensors of a folder's safetensors files, of one file, or of a file's bytes, without copying.
 
-    Raises ValueError for what is no such file.
+    Raises ValueError if it is not a safetensors file, or the folder has none.
     """
     if not isinstance(weights, Path | str):
         return list(_parse(memoryview(weights)))
@@ -77,7 +78,7 @@ def _map(path: Path) -> memoryview:
 
 
 def _parse(content: memoryview) -> Iterator[Tensor]:
-    """The format: https://huggingface.co/docs/safetensors#format."""
+    """Yields the tensors of a file's bytes. See https://huggingface.co/docs/safetensors#format."""
     try:
         (header_bytes,) = struct.unpack_from("<Q", content)
         header = cast("dict[str, Any]", json.loads(bytes(content[8 : 8 + header_bytes])))
@@ -102,25 +103,25 @@ def update_weights(
     access: ClientAccess | None = None,
     worker_access: ClientAccess | None = None,
 ) -> dict[int, str]:
-    """Has replicas compute with other weights, and returns the determinism id of each by its number.
+    """Updates the weights of replicas; returns each replica's new determinism id by its number.
 
     Args:
         admin_address: the gateway's admin port, host:port.
-        weights: see `read_tensors`; or tensors.
-        version: the name that they get: `Finished.weight_versions` of answers has it.
-        replicas: which, as `blockyard admin status` names them; empty: all, one after another.
-        mode: their requests go on elsewhere or afterwards (keep), are finished first (wait), or fail (abort).
-        together: all replicas at once.
+        weights: as for `read_tensors`, or tensors.
+        version: the name of the new weights, as reported in `Finished.weight_versions`.
+        replicas: the replicas, as `blockyard admin status` names them; empty: all.
+        mode: running requests go on elsewhere or afterwards (keep), are finished first (wait), or fail (abort).
+        together: update all replicas at once instead of one after another.
         shared: `weights` is a folder that the workers read themselves: on their machines, below --worker-model-root,
-            with the model's config.json. In memory (/dev/shm) it is the fastest way between processes of one machine.
+            with the model's config.json. On one machine a folder in memory (/dev/shm) is the fastest way.
         access: credentials for the gateway.
-        worker_access: credentials for the workers: with TLS between services a certificate of `trainer.` and the
-            services' domain, and `worker.` and that domain as the expected name.
+        worker_access: credentials for the workers. With TLS between services: a certificate for `trainer.` plus the
+            services' domain, and `worker.` plus that domain as the expected server name.
 
     Raises:
-        BlockyardError: what a service says. What broke off leaves a replica stale until it is updated again or woken
-            with `reload`.
-        ValueError: for what are no safetensors; for what is shared and no folder.
+        BlockyardError: a service's error. An update that broke off leaves a replica stale until it is updated again, or
+            woken with `reload`.
+        ValueError: `weights` is not a safetensors file, or `shared` is set and it is not a folder.
     """
     tensors = [] if shared else _list_tensors(weights)
     request = admin_pb2.UpdateWeightsRequest(
@@ -146,7 +147,7 @@ def update_weights(
                     sending.add_done_callback(lambda done: call.cancel() if done.exception() else None)
                     sendings.append(sending)
     except grpc.RpcError as error:
-        # A worker's error says more than the one that its scheduler makes of it.
+        # A worker's own error says more than the error that the scheduler derives from it.
         failures = [failure for sending in sendings if isinstance(failure := sending.exception(), grpc.RpcError)]
         raise from_rpc_error(failures[0] if failures else error) from None
     return identities
@@ -185,13 +186,13 @@ def _begin_sending(
 def _send(access: ClientAccess, address: str, pieces: Iterator[bytes]) -> None:
     with access.make_channel(address) as channel:
         read = worker_pb2.UpdateWeightsResponse.FromString
-        # The pieces are bytes already.
+        # The pieces are encoded messages already.
         send = channel.stream_unary(UPDATE_WEIGHTS, request_serializer=bytes, response_deserializer=read)
         send(pieces, timeout=UPDATE_SECONDS)
 
 
 def _make_pieces(ticket: bytes, order: Iterable[int], tensors: Sequence[Tensor]) -> Iterator[bytes]:
-    """Makes encoded messages, each by a single copy of what it sends: protobuf's own encoding makes three."""
+    """Yields encoded messages. Each copies its data once; protobuf's own encoding would copy three times."""
     for index in order:
         data = tensors[index].data
         for begin in range(0, len(data), PIECE_BYTES):
@@ -202,7 +203,7 @@ def _make_pieces(ticket: bytes, order: Iterable[int], tensors: Sequence[Tensor])
 
 
 def _varint(number: int) -> bytes:
-    """The format: https://protobuf.dev/programming-guides/encoding/#varints."""
+    """Encodes a varint: https://protobuf.dev/programming-guides/encoding/#varints."""
     encoded = bytearray()
     while number > 0x7F:
         encoded.append(number & 0x7F | 0x80)

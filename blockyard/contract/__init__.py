@@ -1,1 +1,1 @@
-"""The values that cross a wire, each declared once: plain dataclasses and enums. Does no I/O and knows no messages."""
+"""The values that services exchange, each declared once as a plain dataclass or enum. Imports no protobuf."""

@@ -26,7 +26,7 @@ class Role(StrEnum):
 
     SYSTEM = "system"
     DEVELOPER = "developer"
-    """The name that newer models have for the system; the model's chat template gets it under the old name."""
+    """Newer models' name for the system role; the chat template is given it as `system`."""
     USER = "user"
     ASSISTANT = "assistant"
     TOOL = "tool"
@@ -54,15 +54,15 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message. `content` is a text or several, which become lines of one.
+    """One message. `content` is one text, or several parts that are joined by newlines.
 
     Args:
-        role: a Role, or its name. A decoded message of an unknown role has an empty one.
-        content: None if there is none, beside calls of tools.
-        name: the name of one of several authors, or of the tool.
-        tool_calls: the calls that the assistant makes with it.
-        tool_call_id: the call that a tool answers with it.
-        reasoning_content: what the assistant thought before it, for templates that show it.
+        role: a Role, or its name. In a decoded message an unknown role is empty.
+        content: None if the message has only tool calls.
+        name: the author's name if a role has several, or the tool's.
+        tool_calls: the assistant's tool calls.
+        tool_call_id: the id of the call that this message answers.
+        reasoning_content: the assistant's reasoning before the message, for templates that show it.
     """
 
     role: Role | str
@@ -79,7 +79,7 @@ class Message:
 
 
 def join_parts(parts: Sequence[str]) -> str | None:
-    """Makes one content of its parts, a line for each; None if there are none."""
+    """Joins the parts of a content by newlines; None if there are none."""
     return "\n".join(parts) if parts else None
 
 
@@ -110,20 +110,21 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A prompt in messages, of which the model's chat template makes one text.
+    """A prompt in messages, which the model's chat template turns into one text.
 
     Attributes:
-        messages: in order.
+        messages: the messages, oldest first.
         tools: the tools that the chat template shows to the model.
-        tool_choice: None for a choice that a later version knows.
-        add_generation_prompt: the prompt ends where the assistant begins to speak; None: unless a message is continued.
-        continue_final_message: the prompt ends where the last message does, and the answer goes on with it.
-        template_arguments: variables of the template beside those that it always has.
-        parse_answer: reasoning and calls of tools are kept apart from the text of the answer.
+        tool_choice: None for a value of a later version that this one does not know.
+        add_generation_prompt: end the prompt with the beginning of an assistant message; None: unless a message is
+            continued.
+        continue_final_message: the answer continues the last message.
+        template_arguments: extra variables of the chat template.
+        parse_answer: split reasoning and tool calls from the answer's text.
         named_tool: with REQUIRED, the tool that the model calls; empty: any.
         one_tool_call: the model calls at most one tool.
-        allowed_tools: names of the tools that the model may call, though it sees all; empty: all. It does not cross the
-            wire of the public API.
+        allowed_tools: names of the tools that the model may call, though it sees all; empty: all. The public API's
+            messages do not have it.
     """
 
     messages: tuple[Message, ...]

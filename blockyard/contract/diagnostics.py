@@ -1,4 +1,4 @@
-"""Names the operations that every worker can do for an operator: those of the extension `diagnostics`."""
+"""The built-in operations of every worker: those of the extension `diagnostics`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ OPERATIONS = (
 
 
 def find_operation(name: str) -> tuple[str, str]:
-    """Returns the extension and the operation of a name: `extension.operation`, or one of OPERATIONS alone.
+    """Splits `extension.operation`; a name without an extension must be one of OPERATIONS.
 
-    A name alone may have dashes; TypeError is raised for one that is not in the list.
+    Such a name may have dashes instead of underscores; raises TypeError if it is unknown.
     """
     extension, _, operation = name.rpartition(".")
     if extension:

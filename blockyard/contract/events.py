@@ -1,4 +1,4 @@
-"""The events of a request, in the order in which its stream has them."""
+"""The events of a request's stream, in their order."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The tokens that were computed. `num_cached_tokens` of the prompt were found in the prefix cache.
+    """Token counts of a request. `num_cached_tokens` of the prompt's tokens were found in the prefix cache.
 
-    `num_virtual_tokens`: those of the adapter, where it is a soft prompt; they do not count as the prompt's.
+    `num_virtual_tokens`: tokens of a soft-prompt adapter; they do not count as prompt tokens.
     """
 
     num_prompt_tokens: int = 0
@@ -27,12 +27,12 @@ class Usage:
     num_virtual_tokens: int = 0
 
 
-# Not frozen: that takes four times as long to make, and each token may have twenty-one of these.
+# Not frozen: a frozen instance takes four times as long to create, and each token may have 21 of them.
 @dataclass(slots=True)
 class TokenLogprob:
     """A token and how likely it was: the natural logarithm of its probability, and its rank, 1 for the most likely.
 
-    `text` is the token's by itself; U+FFFD stands for a part of a character.
+    `text` is the token's own text; U+FFFD stands for a part of a character.
     """
 
     token_id: int
@@ -42,9 +42,9 @@ class TokenLogprob:
 
 
 class TokenLogprobs(NamedTuple):
-    """The log probability of a token, and the likeliest ones in its place, best first.
+    """The log probability of a token, and those of the likeliest tokens at its position, best first.
 
-    `chosen` is None for the first token of a prompt alone.
+    `chosen` is None only for the first token of a prompt.
     """
 
     chosen: TokenLogprob | None
@@ -53,10 +53,10 @@ class TokenLogprobs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The request is queued. The first event, once.
+    """The request is queued. This is the first event; it comes once.
 
-    `warnings`: what is not done as the request asked, and what instead, a sentence each. `weight_version`: the name of
-    the weights that it begins with; empty if they have none.
+    `warnings`: options that are not followed, and what is done instead, one sentence each. `weight_version`: the name
+    of the weights that the request begins with; empty if they have no name.
     """
 
     request_id: str
@@ -69,14 +69,14 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """The log probabilities of the prompt's tokens, an entry each; once, before the first delta, if asked for."""
+    """The log probabilities of the prompt's tokens, if asked for. The event comes once, before the first delta."""
 
     logprobs: tuple[TokenLogprobs, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """More of the call number `index` of a sequence; `id` and `name` in its first piece."""
+    """A piece of the tool call `index` of a sequence; only the first piece has `id` and `name`."""
 
     index: int
     id: str = ""
@@ -84,14 +84,14 @@ class ToolCallDelta:
     arguments: str = ""
 
 
-# Not frozen: that takes four times as long to make, and one is made for each token.
+# Not frozen: a frozen instance takes four times as long to create, and each token has one.
 @dataclass(slots=True)
 class Delta:
-    """More of the sequence `index`. Both totals include this delta.
+    """A piece of the sequence `index`. `num_tokens` and `num_text_bytes` are totals up to and including this delta.
 
-    `token_ids` and `logprobs`, an entry for each new token, are empty unless asked for. If the answer is parsed, `text`
-    is what the model says, beside what it thinks and the tools that it calls; `num_text_bytes` counts all of it, as the
-    model wrote it. Within one delta the order is: the rest of a call, reasoning, text, calls that begin.
+    `token_ids` and `logprobs` have an entry for each new token, and are empty unless asked for. If the answer is
+    parsed, `text` leaves reasoning and tool calls out, but `num_text_bytes` counts all text that the model wrote.
+    Within one delta the order is: the rest of a call, reasoning, text, calls that begin.
     """
 
     index: int
@@ -108,9 +108,9 @@ class Delta:
 class Finished:
     """The sequence `index` has ended. `matched_stop`: the stop string or stop token; None for a model's end token.
 
-    `score` is that of a beam. `error` says why the sequence failed, where the reason is ERROR; its neighbours go on.
-    `weight_versions`: (first token, name of the weights), where weights were given names. `calls_tools`: at least one
-    call of a tool is whole.
+    `score` is a beam's score. `error` says why the sequence failed if the reason is ERROR; the other sequences go on.
+    `weight_versions`: pairs of (index of the first token, name of the weights), if the weights have names.
+    `calls_tools`: at least one tool call is complete.
     """
 
     index: int
@@ -126,10 +126,10 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """The request went on after a failure inside the system; nothing is to be done about it.
+    """The request survived an internal failure; the client need not do anything.
 
-    The deltas go on where they were, and no token comes twice. `num_replayed_tokens` were computed once more. If it was
-    `exact` the answer goes on as it would have without the failure, token by token.
+    The deltas go on where they stopped, and no token comes twice. `num_replayed_tokens` were computed again. `exact`:
+    the answer is the same, token by token, as without the failure.
     """
 
     cause: str
@@ -141,7 +141,7 @@ Event = Accepted | PromptLogprobs | Delta | Finished | Recovered
 
 
 def join_calls(deltas: Iterable[Delta]) -> tuple[ToolCall, ...]:
-    """Joins the pieces of the calls in all deltas of a sequence; by index."""
+    """Joins the pieces of the tool calls in all deltas of a sequence, in the order of the calls."""
     calls: dict[int, list[ToolCallDelta]] = {}
     for delta in deltas:
         for piece in delta.tool_calls:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Candidates(NamedTuple):
-    """The log probabilities in one token's place, in columns of one length: the token's own first, then the likeliest.
+    """Log probabilities at one position, as columns of equal length: the chosen token first, then the likeliest.
 
     `ranks` may be empty; the likeliest token has rank 1.
     """

@@ -17,7 +17,7 @@ class Task(StrEnum):
 
     @property
     def pools(self) -> bool:
-        """Whether the model makes numbers of prompts instead of tokens."""
+        """Whether the model turns prompts into vectors, scores or labels instead of generating tokens."""
         return self in (Task.EMBED, Task.CLASSIFY, Task.SCORE)
 
 
@@ -26,7 +26,7 @@ TASKS = ("auto", *(task.value for task in Task if task is not Task.UNSPECIFIED))
 
 
 def parse_task(name: str) -> Task:
-    """Returns the task of a setting's name; auto is UNSPECIFIED."""
+    """Returns the task of a `--task` value; auto is UNSPECIFIED."""
     return Task.UNSPECIFIED if name == "auto" else Task(name)
 
 
@@ -44,8 +44,8 @@ class Model:
     task: Task = Task.UNSPECIFIED
     """The task that the model is served for; its value is its name: "generate", "embed", "classify" or "score"."""
     embedding_size: int = 0
-    """Numbers of a vector; 0: the model makes none, or its files do not say."""
+    """Length of the model's vectors; 0: it makes no vectors, or its files do not say."""
     warnings: tuple[str, ...] = ()
     """Warnings for users of the model, a sentence each."""
     dialect: str = ""
-    """How the model writes calls of tools and reasoning; empty: not known, and its answers are text."""
+    """Format of the model's tool calls and reasoning; empty: not known, answers are plain text."""

@@ -1,4 +1,4 @@
-"""How the workers of a replica share a model: the sizes, and the place of one of them. Knows no transport."""
+"""How the workers of a replica share a model: the parallel sizes, and a worker's rank."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ParallelSizes:
-    """The workers that share each layer, and the stages, each of which has a run of the layers."""
+    """The number of workers that share each layer, and the number of pipeline stages."""
 
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
 
     @property
     def world_size(self) -> int:
-        """The workers of a replica."""
+        """The number of workers of a replica."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def num_virtual_engines(self) -> int:
-        """The steps that share the decodes: with several stages one more than these, which hides the way between."""
+        """The number of steps that the decodes are split into; with a pipeline stages + 1, to hide the transfers."""
         return self.pipeline_parallel_size + 1 if self.pipeline_parallel_size > 1 else 1
 
 
@@ -31,22 +31,22 @@ class Parallel(ParallelSizes):
 
     @property
     def tensor_rank(self) -> int:
-        """The place among those that share this worker's layers."""
+        """The worker's rank among the workers that share its layers."""
         return self.rank % self.tensor_parallel_size
 
     @property
     def pipeline_rank(self) -> int:
-        """The place of this worker's stage."""
+        """The index of the worker's pipeline stage."""
         return self.rank // self.tensor_parallel_size
 
     @property
     def is_last_stage(self) -> bool:
-        """Whether this worker has the last layers, and so sees what is sampled."""
+        """Whether this worker has the last layers, and so the logits."""
         return self.pipeline_rank == self.pipeline_parallel_size - 1
 
     @property
     def is_sampling_rank(self) -> bool:
-        """Whether this worker answers what was sampled."""
+        """Whether this worker returns the sampled tokens."""
         return self.is_last_stage and self.tensor_rank == 0
 
 

@@ -1,4 +1,4 @@
-"""The kinds of numbers that are made of a prompt instead of tokens after it."""
+"""The kinds of pooling: numbers computed from a prompt instead of generated tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class PoolingKind(StrEnum):
-    """The kinds of numbers that are made of a sequence's rows: see pooling.proto."""
+    """How a sequence's hidden rows are pooled; see pooling.proto."""
 
     LAST = "last"
     FIRST = "first"
@@ -19,9 +19,9 @@ class PoolingKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Pooling:
-    """What to make of a prompt instead of tokens after it: see Pooling in pooling.proto.
+    """What to compute from a prompt instead of generating tokens; see Pooling in pooling.proto.
 
-    `kind` is None for one that a later version knows.
+    `kind` is None for a value of a later version that this one does not know.
     """
 
     kind: PoolingKind | None

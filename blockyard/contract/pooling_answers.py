@@ -1,4 +1,4 @@
-"""The answers to calls for vectors, scores and labels."""
+"""The answers of the calls for embeddings, scores and labels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingFacts:
-    """The model and the cost of a call. `usage` has the tokens of all its inputs."""
+    """The model and the token usage of a call. `usage` counts all inputs."""
 
     request_id: str
     model: str
@@ -24,14 +24,14 @@ class PoolingFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Embeddings(PoolingFacts):
-    """A vector for each input, and what made them."""
+    """A vector for each input, in the order of the inputs."""
 
     vectors: Sequence[Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredDocument:
-    """A document, by its place in the call, and how well it answers: more is better."""
+    """A document's index in the call, and its score: higher is better."""
 
     index: int
     score: float
@@ -39,14 +39,14 @@ class ScoredDocument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores(PoolingFacts):
-    """How well documents answer, and what says so. Equal scores are in the order of the documents."""
+    """The scored documents. Documents with equal scores keep their order in the call."""
 
     documents: list[ScoredDocument]
 
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """How well each label suits a text, and the name of the likeliest; of equal ones, of the first."""
+    """The probability of each label for a text, and the likeliest label; of equal ones the first."""
 
     probabilities: list[float]
     label: str
@@ -54,7 +54,7 @@ class Classification:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Classifications(PoolingFacts):
-    """The labels of each input, the names of all labels, and what says so."""
+    """The classification of each input, and the names of all labels."""
 
     classifications: list[Classification]
     labels: Sequence[str]

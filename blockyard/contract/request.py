@@ -1,4 +1,4 @@
-"""What a client asks for: one generation, and where to go on reading its answer."""
+"""A client's generation request, and the position from which it resumes an answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class JsonSchema:
-    """JSON that a schema, which is JSON itself, allows; `compact`: without white space between its tokens."""
+    """JSON that follows a JSON Schema (as JSON text). `compact`: no white space between tokens."""
 
     schema: str
     compact: bool = False
@@ -51,14 +51,14 @@ OutputFormat = JsonSchema | JsonObject | Regex | Choices | Lark
 
 
 class OnDisconnect(StrEnum):
-    """The fate of a request whose last reader leaves."""
+    """What happens to a request when its last reader disconnects."""
 
     ABORT = "abort"
     KEEP = "keep"
 
 
 class OnUpdate(StrEnum):
-    """The fate of a request that has begun when only other weights can go on with it."""
+    """What happens to a running request when the weights are updated."""
 
     CONTINUE = "continue"
     FAIL = "fail"
@@ -69,9 +69,9 @@ class GenerationSpec:
     """One request.
 
     Attributes:
-        prompt: text, or token ids or a conversation, to which nothing is added.
-        request_id: the client's name for it; empty: the gateway makes one.
-        model: a name that is served; empty: the only model.
+        prompt: a text, token ids (used unchanged), or a conversation.
+        request_id: the client's id for the request; empty: the gateway makes one.
+        model: the name of a served model or adapter; empty: the model.
         sampling: how tokens are chosen.
         stop: when a sequence ends.
         n: how many continuations.
@@ -80,10 +80,10 @@ class GenerationSpec:
         add_special_tokens: tokenize a text with the model's special tokens; false for a text that holds them already.
         truncate_prompt_tokens: how many of the prompt's last tokens are kept; -1: as many as leave room for max_tokens,
             or for one token; None: all.
-        on_disconnect: what a lost connection means.
-        on_update: what an update of the weights means.
-        priority: less is sooner, where the scheduler's policy is by priority.
-        max_queue_seconds: how long it may wait for its first step; None: without a limit.
+        on_disconnect: what happens when the connection is lost.
+        on_update: what happens when the weights are updated.
+        priority: the lowest number runs first, if the scheduler's policy is priority.
+        max_queue_seconds: how long the request may wait for its first step; None: no limit.
         beam_search: search instead of sampling.
         format: the form that the answer must have; None: any.
     """
@@ -108,7 +108,7 @@ class GenerationSpec:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """What a client has of one sequence. `token_ids`: all of these `num_tokens`, or none where they are not known."""
+    """What a client has received of one sequence. `token_ids`: all `num_tokens` ids, or empty if not known."""
 
     num_tokens: int = 0
     num_text_bytes: int = 0

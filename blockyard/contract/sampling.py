@@ -24,14 +24,14 @@ class FinishReason(StrEnum):
 
 
 class EarlyStopping(StrEnum):
-    """When a beam search ends, where max_tokens does not end it before."""
+    """When a beam search ends, unless max_tokens ends it earlier."""
 
     HEURISTIC = "heuristic"
-    """When no better beam is likely: by the best running one at its present length."""
+    """When the best running beam, scored at its present length, is no better than the finished ones."""
     FIRST = "first"
-    """As soon as there are `width` finished ones."""
+    """As soon as `width` beams have finished."""
     NEVER = "never"
-    """When no better one is possible."""
+    """When no running beam can become better than the finished ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ MAX_FLOAT32 = 3.4028234663852886e38
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The values that a number may have. `low_is_open`: `low` itself is not among them."""
+    """The range of a number. `low_is_open`: `low` itself is excluded."""
 
     low: float
     high: float
@@ -64,7 +64,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Number(Range):
-    """A number of SamplingParams. `neutral`: its value where neither the request nor the model gives one."""
+    """A numeric field of SamplingParams. `neutral`: its value if neither the request nor the model sets it."""
 
     neutral: float = 0.0
 
@@ -102,10 +102,10 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     grammar: str = ""
-    """A grammar for llguidance, which the gateway makes of a request's format. Empty: none."""
+    """An llguidance grammar that the gateway compiles from the request's format. Empty: none."""
 
     def value(self, name: str) -> float:
-        """Returns a parameter of `NUMBERS`, its neutral value where it is None."""
+        """Returns a parameter of `NUMBERS`, or its neutral value if it is None."""
         given: float | None = getattr(self, name)
         return NUMBERS[name].neutral if given is None else given
 
@@ -118,7 +118,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class StopCriteria:
-    """When a sequence ends. None: as long as the model's length allows; no minimum."""
+    """When a sequence ends. None: `max_tokens` is what the model's length allows, `min_tokens` is 0."""
 
     max_tokens: int | None = None
     min_tokens: int | None = None

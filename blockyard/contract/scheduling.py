@@ -1,4 +1,4 @@
-"""What a gateway and the scheduler say to each other over their stream (`scheduler.proto`)."""
+"""The messages of the stream between a gateway and the scheduler (`scheduler.proto`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from blockyard.contract.trace import TraceContext
     from blockyard.errors import BlockyardError
 
-# The first row, or all rows, of the prompt are read: none may come from the prefix cache.
+# These kinds read the prompt's first row or all rows, so none may come from the prefix cache.
 _WHOLE_PROMPT_KINDS = (PoolingKind.FIRST, PoolingKind.MEAN, PoolingKind.TOKENS)
 
 
@@ -26,13 +26,13 @@ class Adapter:
     """An adapter that requests may name as their model.
 
     Attributes:
-        lora_id: from 1 on, and never used again: under one name there may be another adapter later.
-        name: the model's name in requests.
+        lora_id: at least 1 and never reused, unlike names, which may later mean another adapter.
+        name: what requests give as their model.
         path: its folder on the workers' machines.
         digest: SHA-256 of its content, in hex; empty before a worker has read it.
-        pinned: it stays in the workers' caches.
-        num_virtual_tokens: of a soft prompt, which the scheduler puts before prompts; 0: it is none.
-        rank, targets, num_bytes: as workers found them; 0 and empty where that is not known, as at gateways.
+        pinned: whether the adapter stays in the workers' caches.
+        num_virtual_tokens: length of a soft prompt, which the scheduler puts before prompts; 0: not a soft prompt.
+        rank, targets, num_bytes: as workers read them; 0 and empty if not known, as at gateways.
     """
 
     lora_id: int
@@ -46,16 +46,17 @@ class Adapter:
     num_bytes: int = 0
 
     def identify(self, determinism_id: str) -> str:
-        """Returns the determinism id of the model with this adapter, from the model's; empty if that is empty."""
+        """Returns the determinism id of the model with this adapter; empty if the model's own is empty."""
         return determinism_id and f"{determinism_id}+{self.digest[:16]}"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a gateway must know of the model to validate requests.
+    """The facts about the model that a gateway needs to validate requests.
 
     `model_digest` is the SHA-256 of its config.json, in hex. A request has at most `max_num_seqs` sequences or beams;
-    0: not known. `max_prompt_len` limits prompts that are computed in one step; 0: `max_model_len` alone does.
+    0: not known. `max_prompt_len` limits prompts that must be computed in one step; 0: only `max_model_len` limits
+    them.
     """
 
     model_digest: str
@@ -87,8 +88,8 @@ class Readiness:
 class Submission:
     """A validated request. Every number of `sampling` is set; its bad words are token ids.
 
-    `request_id` has the tenant in it. `gateway_state` is what another gateway needs to go on with the request.
-    Submissions with one `digest` ask for the same.
+    `request_id` contains the tenant. `gateway_state` lets another gateway take the request over.
+    Submissions with the same `digest` are the same request.
     """
 
     request_id: str
@@ -131,10 +132,10 @@ class SequenceError(NamedTuple):
 
 
 class SequenceRecord(NamedTuple):
-    """All that is known of one sequence.
+    """The full state of one sequence.
 
-    `reason` is None while it runs. `logprobs` has an entry for each token, if they were asked for. `pooled_values`:
-    float32, little endian, of a sequence with pooling that has ended.
+    `reason` is None while the sequence runs. `logprobs` has an entry for each token if they were asked for.
+    `pooled_values`: little-endian float32 numbers of a pooling sequence that has ended.
     """
 
     token_ids: Sequence[int]
@@ -147,9 +148,9 @@ class SequenceRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Resubmission:
-    """The record of a request that a scheduler had accepted before, and that goes on there.
+    """The record of a request that an earlier scheduler had accepted, for a new one to continue.
 
-    A request whose sequences have all ended is only kept for others to read.
+    If all sequences have ended, the request is only kept for clients to read.
     """
 
     age_seconds: float
@@ -159,9 +160,9 @@ class Resubmission:
 
 @dataclass(frozen=True, slots=True)
 class Add:
-    """Sends a request under a handle of this gateway, which the scheduler repeats in its answers.
+    """Submits a request. `handle`: the gateway's number for it, which the scheduler repeats in its answers.
 
-    `age_seconds`: how long a request that no scheduler has accepted has waited for one.
+    `age_seconds`: how long a request has waited for a scheduler to accept it.
     """
 
     handle: int
@@ -172,26 +173,26 @@ class Add:
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Asks for a request that is live or retained at the scheduler."""
+    """Asks the scheduler for a request that is live or retained."""
 
     handle: int
     request_id: str
 
 
 class AbortReason(StrEnum):
-    """Why a gateway ends something."""
+    """Why a gateway ends a request or a sequence."""
 
     CLIENT = "client"
-    """The client cancelled the request, or is gone."""
+    """The client cancelled the request or disconnected."""
     STOP_STRING = "stop_string"
     """A stop string ends the sequence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Ends a request, or one of its sequences, of which the first `num_tokens` count.
+    """Ends a request, or one of its sequences; then only the sequence's first `num_tokens` tokens count.
 
-    With a handle: only the request that was sent under it.
+    With a handle it ends only the request that was sent with this handle.
     """
 
     handle: int
@@ -218,7 +219,7 @@ class Failure(NamedTuple):
 
 
 class Recovery(NamedTuple):
-    """A request that goes on after its worker was lost. `exact`: with the tokens that it would have had."""
+    """A request that goes on after its worker was lost. `exact`: its tokens are the same as without the loss."""
 
     request_id: str
     cause: str
@@ -227,7 +228,7 @@ class Recovery(NamedTuple):
 
 
 class Ending(NamedTuple):
-    """A sequence that ended. `score`: of a beam. `error`: of a sequence that failed."""
+    """A sequence that ended. `score`: a beam's score. `error`: why it failed; None if it did not."""
 
     sequence_id: int
     reason: FinishReason
@@ -236,7 +237,7 @@ class Ending(NamedTuple):
 
 
 class Prefill(NamedTuple):
-    """A request whose prompt is computed, by its first sequence; the cached tokens came from the prefix cache."""
+    """A request whose prompt was computed. `sequence_id`: its first sequence. Cached tokens: from the prefix cache."""
 
     sequence_id: int
     num_cached_tokens: int
@@ -244,7 +245,7 @@ class Prefill(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """A request with all that it has generated. `submission`: the bytes that its gateway sent."""
+    """A resumed request with all its generated tokens. `submission`: the serialized request that a gateway sent."""
 
     handle: int
     submission: bytes
@@ -254,15 +255,15 @@ class Resumed:
     prompt_logprobs: Sequence[PromptPiece] = ()
 
 
-# Not frozen: a step makes one for each gateway, and steps merge by extending its columns. `list` as a factory takes an
-# eighth of the time of `list[int]`.
+# Not frozen: each step creates one per gateway, and steps are merged by extending its columns. The factory `list` takes
+# an eighth of the time of `list[int]`.
 @dataclass(slots=True)
 class TokenUpdate:
-    """What a step, or several, generated for one gateway. The first two columns have one length.
+    """The results of one or more steps for one gateway. `sequence_ids` and `token_ids` have the same length.
 
-    `ended` and `prefilled` come behind these tokens. `logprobs`: (sequence id, candidates) of the tokens that have
-    some, in their order. `prompt_logprobs`: (first sequence id, piece of the prompt). `pooled`: (sequence id, numbers)
-    of sequences that ended: float32, little endian.
+    `ended` and `prefilled` happened after these tokens. `logprobs`: (sequence id, candidates) for the tokens that have
+    log probabilities, in order. `prompt_logprobs`: (first sequence id, piece of the prompt). `pooled`: (sequence id,
+    little-endian float32 numbers) of sequences that ended.
     """
 
     sequence_ids: list[int] = field(default_factory=list)
@@ -278,8 +279,8 @@ class TokenUpdate:
 class Progress:
     """One message from the scheduler to a gateway.
 
-    Requests that are `recovered` or `resumed`, and changes of `weights` (request id, version), come before the tokens
-    of the update; failures come behind them.
+    `recovered` and `resumed` requests and changes of `weights` (request id, version) apply before the tokens of
+    `update`; failures apply after them.
     """
 
     facts: ModelFacts | None = None

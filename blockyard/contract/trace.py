@@ -1,4 +1,4 @@
-"""Where a span hangs in a trace: the context that calls carry, in the W3C's form."""
+"""The trace context that calls carry, in W3C Trace Context's form."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# Level 1 of W3C Trace Context. Later versions may have more behind the flags.
+# Level 1 of W3C Trace Context. Later versions may append fields after the flags.
 _TRACEPARENT = re.compile(
     r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.{0,64})?", re.ASCII
 )
@@ -16,7 +16,7 @@ _MAX_TRACESTATE = 512
 
 
 class TraceContext(NamedTuple):
-    """The span that later spans belong under. `tracestate` is passed on unread."""
+    """The parent of later spans. `tracestate` is passed on unread."""
 
     traceparent: str
     tracestate: str = ""
@@ -28,7 +28,7 @@ class TraceContext(NamedTuple):
 
 
 def read_trace_context(headers: Iterable[tuple[str | bytes, str | bytes]]) -> TraceContext | None:
-    """Finds the caller's span among headers or gRPC metadata; None where there is none, or it is malformed."""
+    """Reads the caller's span from headers or gRPC metadata; None if it is missing or malformed."""
     found = {name: _text(value) for key, value in headers if (name := _text(key).lower()) in TraceContext._fields}
     traceparent, tracestate = found.get("traceparent", "").strip(), found.get("tracestate", "").strip()
     if not _TRACEPARENT.fullmatch(traceparent):

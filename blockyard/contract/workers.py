@@ -1,6 +1,6 @@
-"""What a scheduler and its workers tell each other of a worker: device, model, memory, pools, group and adapters.
+"""The values that a scheduler and its workers exchange: device, model, memory, pools, group and adapters.
 
-worker.proto says what each field means. A number of a later version, where an enum has none for it, is UNSPECIFIED.
+worker.proto documents the fields. An enum number of a later version is decoded as UNSPECIFIED if the enum has that.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class DeviceType(StrEnum):
-    """Where to compute; the values are those of `--device`."""
+    """The device to compute on; the values are those of `--device`."""
 
     UNSPECIFIED = "auto"
     CPU = "cpu"
@@ -25,7 +25,7 @@ class DeviceType(StrEnum):
 
 
 class Dtype(StrEnum):
-    """The type of the numbers that a model is computed in; the values are those of `--dtype`, and torch's names."""
+    """The dtype that a model computes in; the values are those of `--dtype` and torch's names."""
 
     UNSPECIFIED = "auto"
     FLOAT32 = "float32"
@@ -34,7 +34,7 @@ class Dtype(StrEnum):
 
 
 class Quantization(StrEnum):
-    """How the weights of products are held; the values are those of `--quantization`, and int4 for some checkpoints."""
+    """The quantization of weights; the values are those of `--quantization`, and int4 for some checkpoints."""
 
     UNSPECIFIED = "none"
     INT8 = "int8"
@@ -43,7 +43,7 @@ class Quantization(StrEnum):
 
 
 class LoadFormat(StrEnum):
-    """Where weights come from; the values are those of `--load-format`."""
+    """The source of weights; the values are those of `--load-format`."""
 
     AUTO = "auto"
     RANDOM = "random"
@@ -67,7 +67,7 @@ class CollectivesKind(StrEnum):
 
 
 class WorkerState(StrEnum):
-    """What a worker process is doing. UNREACHABLE: it does not answer; no worker says that of itself."""
+    """The state of a worker process. UNREACHABLE is set by others if the worker does not answer."""
 
     UNSPECIFIED = "UNSPECIFIED"
     CREATED = "CREATED"
@@ -81,7 +81,7 @@ class WorkerState(StrEnum):
 
 
 class MemoryTag(StrEnum):
-    """Memory of a worker that can be given up."""
+    """Memory of a worker that can be freed."""
 
     WEIGHTS = "weights"
     KV_CACHE = "kv_cache"
@@ -89,7 +89,7 @@ class MemoryTag(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DeviceRequest:
-    """The device to compute on, and this worker's place in its replica. `configuration_digest`: see worker.proto."""
+    """The device to compute on, and this worker's rank in its replica. `configuration_digest`: see worker.proto."""
 
     device_type: DeviceType = DeviceType.UNSPECIFIED
     dtype: Dtype = Dtype.UNSPECIFIED
@@ -99,9 +99,9 @@ class DeviceRequest:
 
 @dataclass(frozen=True, slots=True)
 class LoraLimits:
-    """Slots on the device, the largest rank of an adapter, and adapters in the host's cache; 0 slots: no adapters.
+    """Limits: slots on the device (0: no adapters), an adapter's LoRA rank, and adapters in the host's cache.
 
-    `max_prompt_adapter_tokens`: the longest soft prompt; 0: there is none. Without LoRA the rank is 0.
+    `max_prompt_adapter_tokens`: the longest soft prompt; 0: no soft prompts. `max_lora_rank` 0: soft prompts only.
     """
 
     max_loras: int = 0
@@ -115,7 +115,7 @@ NO_LORAS = LoraLimits()
 
 @dataclass(frozen=True, slots=True)
 class LoadRequest:
-    """The model to load, what it is served for, and how its weights are held. Empty `model`: the demo model."""
+    """The model to load, its task, and the format of its weights. Empty `model`: the demo model."""
 
     model: str = ""
     revision: str = ""
@@ -127,7 +127,7 @@ class LoadRequest:
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
-    """How far loading or saving is."""
+    """The progress of loading or saving."""
 
     done_bytes: int
     total_bytes: int
@@ -135,9 +135,9 @@ class LoadProgress:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model as its worker loaded it. `max_model_len` is that of the model's configuration.
+    """A loaded model as its worker reports it. `max_model_len`: from the model's configuration.
 
-    `whole_prompts`: it computes a prompt in one step, and nothing of it is kept.
+    `whole_prompts`: each prompt is computed in one step, and none of its KV is kept.
     """
 
     architecture: str
@@ -157,7 +157,7 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class WeightsSource:
-    """Where weights are read from, and their name: what the worker was set up with, unless it says more."""
+    """The source and the name of weights. Empty fields: those that the worker was set up with."""
 
     model: str = ""
     revision: str = ""
@@ -166,7 +166,7 @@ class WeightsSource:
 
 @dataclass(frozen=True, slots=True)
 class ProfileRequest:
-    """The steps and the memory to count blocks for. `block_size` 0: what suits the device."""
+    """The step limits and the memory to count blocks for. `block_size` 0: the device's default."""
 
     block_size: int
     device_memory_utilization: float
@@ -177,7 +177,7 @@ class ProfileRequest:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBreakdown:
-    """Where a device's memory goes, in bytes: `budget_bytes` may be used, `cache_bytes` are left for blocks."""
+    """The use of a device's memory in bytes: `budget_bytes` may be used in total, `cache_bytes` by KV blocks."""
 
     total_bytes: int = 0
     budget_bytes: int = 0
@@ -189,7 +189,7 @@ class MemoryBreakdown:
 
 @dataclass(frozen=True, slots=True)
 class AvailableBlocks:
-    """The blocks that fit into a worker's memory. `kv_windows`: of each KV group the keys that a query sees; 0: all."""
+    """The blocks that fit into a worker's memory. `kv_windows`: the keys that a query sees, per KV group; 0: all."""
 
     block_size: int
     num_device_blocks: int
@@ -201,7 +201,7 @@ class AvailableBlocks:
 
 @dataclass(frozen=True, slots=True)
 class CachePlan:
-    """The pools that a worker is asked for, and the largest step that they are for.
+    """The block pools to allocate, and the limits of a step.
 
     Block 0 (scratch) counts among the device blocks.
     """
@@ -216,7 +216,7 @@ class CachePlan:
 
 @dataclass(frozen=True, slots=True)
 class CacheInfo:
-    """The pools that a worker has, and how far its results can be repeated. `kv_windows`: as in AvailableBlocks."""
+    """The allocated block pools, and the determinism of results. `kv_windows`: as in AvailableBlocks."""
 
     block_size: int
     num_device_blocks: int
@@ -230,9 +230,9 @@ class CacheInfo:
 
 @dataclass(frozen=True, slots=True)
 class SleepInfo:
-    """What of a worker's memory is given up, by a level of 1 or 2 (0: nothing is).
+    """The memory that a sleeping worker has freed, and its sleep level, 1 or 2 (0: awake).
 
-    `weights_are_stale`: its weights are no model's as a whole.
+    `weights_are_stale`: the weights are incomplete or mixed, and must be loaded again.
     """
 
     level: int = 0
@@ -242,7 +242,7 @@ class SleepInfo:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """Bytes of the device that a worker gave up, and those that its process has there still."""
+    """Device bytes that a worker freed, and those that its process still uses."""
 
     freed_bytes: int
     used_bytes: int
@@ -268,9 +268,9 @@ class SavedState:
 
 @dataclass(frozen=True, slots=True)
 class GroupRequest:
-    """A group to join; `members` are the incarnations of the workers, by rank.
+    """A worker group to join. `members`: the workers' incarnations, ordered by rank.
 
-    `reuse`: the present group is taken over; then the address and the secret are not used.
+    `reuse`: keep the present group's connections; then the address and the secret are not used.
     """
 
     epoch: int
@@ -283,7 +283,7 @@ class GroupRequest:
 
 @dataclass(frozen=True, slots=True)
 class GroupInfo:
-    """The group of ranks that a worker is in, or was in last; `reusable`: it is whole and idle."""
+    """The group that a worker is in or was in last. `reusable`: all its members are connected and idle."""
 
     epoch: int
     reusable: bool
@@ -293,7 +293,7 @@ class GroupInfo:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a worker belongs, as whoever started it says; an empty `group` says nothing. `node`: its machine."""
+    """The replica group and index that a worker was started with; empty `group`: not set. `node`: its machine."""
 
     group: str = ""
     index: int = 0
@@ -302,7 +302,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class LoraInfo:
-    """A worker's room for adapters, and those in its cache, by `lora_id`."""
+    """A worker's adapter limits, and the adapters in its cache, ordered by `lora_id`."""
 
     limits: LoraLimits = NO_LORAS
     adapters: tuple[Adapter, ...] = ()
@@ -310,7 +310,7 @@ class LoraInfo:
 
 @dataclass(frozen=True, slots=True)
 class WorkerInfo:
-    """Who a worker is and how far it is set up; `model`, `cache`, `group` and `lora` are None before they exist."""
+    """A worker's identity and state. `model`, `cache`, `group` and `lora` are None before they exist."""
 
     worker_id: str
     incarnation: str

@@ -1,1 +1,1 @@
-"""Generated from `protos/blockyard/gateway`: kept for one another by gateways. The service is `gateway`."""
+"""Generated from `protos/blockyard/gateway`: request state that gateways keep for each other."""

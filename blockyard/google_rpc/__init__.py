@@ -1,7 +1,7 @@
-"""Google's messages of errors: those of googleapis-common-protos where it is installed, else our copy of them.
+"""Google's error messages: those of googleapis-common-protos if it is installed, else Blockyard's copy.
 
-A process can have but one description of a message. Who has that package may have loaded it already, another version of
-it perhaps; who has it not needs no package more than grpcio and protobuf.
+A process may register a protobuf message only once. If that package is installed, another library may have loaded it
+already, perhaps in another version; if not, the copy saves a dependency beside grpcio and protobuf.
 """
 
 try:

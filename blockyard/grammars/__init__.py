@@ -1,1 +1,1 @@
-"""What gateways and workers have to agree on about grammars."""
+"""Limits of grammars, which gateways and workers must share."""

@@ -1,6 +1,6 @@
-"""The limits of grammars: counts, the same in gateways and workers, so that what one takes no other refuses.
+"""Limits of grammars. Gateways and workers share them, so that no worker refuses what a gateway accepted.
 
-Knows nothing of llguidance but how its limits are called, and whether it is there: it is an extra.
+Does not import llguidance, which is an extra; uses the names of its limits and checks whether it is installed.
 """
 
 from __future__ import annotations
@@ -13,85 +13,85 @@ from typing import Any
 MAX_SCHEMA_BYTES = 256 * 1024
 MAX_SCHEMA_DEPTH = 64
 MAX_GRAMMAR_BYTES = 320 * 1024
-"""Of the text that the worker reads: a schema and what stands around it."""
+"""Bytes of the grammar's text that a worker reads: a schema and its wrapping."""
 MAX_CHOICES = 4096
 MAX_RULES = 1_000
-"""Of a grammar that a request brings: the work for terminals made of terminals grows much faster than their number."""
+"""Rules of a request's own grammar: the work for nested terminals grows much faster than their number."""
 MAX_INTERSECTION = 100_000
-"""The states of patterns that hold of the same text, multiplied: the automata of an intersection are a product."""
+"""Product of the state counts of patterns that apply to one text: an intersection is a product automaton."""
 MAX_MULTIPLE = 25_000
-"""The remainders that multiples tell apart, which are the states of their automata, multiplied likewise."""
+"""Product of the `multipleOf` automata's state counts; each has one state per remainder."""
 MAX_NAME_PATTERNS = 500
-"""Characters of the patterns of one object's names: llguidance compares each with each, and with each name."""
+"""Characters of one object's `patternProperties`: llguidance compares all of them with each other and each name."""
 MAX_MEETINGS = 20_000
-"""How many parts of a schema may be compared for that."""
+"""How many parts of a schema may be compared to find intersections."""
 MAX_CHECK_SECONDS = 1.0
-"""Of processor time, to compile a grammar in a gateway: behind the counts, so that few reach it on any machine."""
+"""CPU seconds to compile one grammar in a gateway. The counts above refuse most slow grammars before."""
 MAX_REQUEST_SECONDS = 2.0
-"""Likewise, of all checks for one request."""
+"""CPU seconds for all grammars of one request."""
 MAX_CHECK_BYTES = 256 * 1024 * 1024
-"""Of memory, to compile a grammar in a gateway."""
+"""Bytes of memory to compile one grammar in a gateway."""
 
 PARSER_LIMITS: dict[str, Any] = {
     "max_items_in_row": 2_000,
     "initial_lexer_fuel": 100_000,
     "step_lexer_fuel": 200_000,
     "step_max_items": 50_000,
-    # Each state takes one to two kilobytes, for each sequence.
+    # Each state takes one to two kilobytes per sequence.
     "max_lexer_states": 25_000,
     "max_grammar_size": 60_000,
-    # No grammars and no output in what is told and logged.
+    # Keep grammars and output out of errors and logs.
     "verbose_errors": False,
 }
-"""Arguments of llguidance.LLParserLimits for every grammar. At full use a mask takes some 20 ms."""
+"""Arguments of llguidance.LLParserLimits for every grammar. At these limits one mask takes about 20 ms."""
 RULE_LIMITS: dict[str, Any] = {"max_items_in_row": 300, "step_max_items": 5_000}
-"""Arguments in place of those above for rules that may be ambiguous.
+"""Replacements for PARSER_LIMITS in grammars whose rules may be ambiguous.
 
-The work for a row grows with the cube of its items, and more: with 300 a mask takes 0.15 s, with 1,000 it takes 5.
+The work for a row grows at least with the cube of its items: with 300 a mask takes 0.15 s, with 1,000 it takes 5 s.
 """
 MAX_LEXER_BYTES = 16 * 1024 * 1024
-"""Of what the texts of all rows make of a grammar's patterns."""
+"""Bytes of a grammar's lexer states."""
 _STATE_BYTES, _PATTERN_BYTES = 600, 8
-# Compiled, a grammar takes up to 300 times its text.
+# A compiled grammar takes up to 300 times the bytes of its text.
 _COMPILED_FACTOR = 300
-# Comments and texts are skipped before a pattern is looked for; texts hold the patterns of schemas, too.
+# Matches comments and strings first, so that slashes in them are not taken for patterns.
 _PATTERN = re.compile(r'(?:#|//)[^\n]*|"(?:\\.|[^"\\])*"|(?P<pattern>/(?:\\.|[^/\\])+/)', re.DOTALL)
 
-# Ends a grammar of rules that may be ambiguous, as a comment.
+# A comment at the end of a grammar that marks its rules as possibly ambiguous.
 _RULES_MARK = "\n// rules"
 
 HINT = 'install it: pip install "blockyard[grammar]"'
 
 
 def mark_rules(grammar: str) -> str:
-    """Returns a grammar as one whose rules may be ambiguous: RULE_LIMITS hold of it, wherever it is compiled."""
+    """Marks a grammar as possibly ambiguous, so that RULE_LIMITS apply wherever it is compiled."""
     return grammar if has_rules(grammar) else grammar + _RULES_MARK
 
 
 def has_rules(grammar: str) -> bool:
-    """Returns whether a grammar is marked as one whose rules may be ambiguous, or nobody could look for them."""
-    # In llguidance's form of several grammars nobody does.
+    """Returns whether a grammar is marked as possibly ambiguous, or in a form that is not searched for rules."""
+    # llguidance's JSON form of several grammars is not searched for rules.
     return grammar.endswith(_RULES_MARK) or grammar.lstrip().startswith("{")
 
 
 def parser_limits(grammar: str) -> dict[str, Any]:
-    """Returns the arguments of llguidance.LLParserLimits: the more patterns, the fewer states of the lexer.
+    """Returns the arguments of llguidance.LLParserLimits; more patterns allow fewer lexer states.
 
-    A state has a place for each pattern that goes on beside the others: with 900 of them 25,000 states take 200 MB, and
-    those that one mask makes half a second.
+    A lexer state has an entry for each pattern that is still matching: with 900 patterns 25,000 states take 200 MB, and
+    the states for one mask take half a second.
     """
     states = min(PARSER_LIMITS["max_lexer_states"], MAX_LEXER_BYTES // _bytes_of_state(grammar))
     return {**PARSER_LIMITS, **(RULE_LIMITS if has_rules(grammar) else {}), "max_lexer_states": states}
 
 
 def full_size(grammar: str) -> int:
-    """Returns how many bytes a compiled grammar takes when its lexer is full, some."""
+    """Estimates the bytes of a compiled grammar whose lexer has all its states."""
     return parser_limits(grammar)["max_lexer_states"] * _bytes_of_state(grammar) + _COMPILED_FACTOR * len(grammar)
 
 
 def _bytes_of_state(grammar: str) -> int:
     if grammar.lstrip().startswith("{"):
-        # Grammars in JSON, and patterns in its texts.
+        # Grammars in JSON have their patterns inside strings: count slashes.
         return _STATE_BYTES + _PATTERN_BYTES * (grammar.count("/") // 2)
     return _STATE_BYTES + _PATTERN_BYTES * sum(each["pattern"] is not None for each in _PATTERN.finditer(grammar))
 
@@ -106,26 +106,26 @@ def library_version() -> str:
 
 
 def identity() -> str:
-    """Returns what masks depend on beside grammar and tokens: the library and its limits."""
+    """Returns the library version and the limits, on which masks depend beside grammar and tokens."""
     return f"llguidance {library_version()} {PARSER_LIMITS} {RULE_LIMITS} {MAX_LEXER_BYTES}"
 
 
-# Words of llguidance's messages about limits, and its quotations, which are the client's names.
+# Words in llguidance's messages about limits. Quoted parts are removed first: they are the client's names.
 _QUOTED = re.compile(r"(['\"]).*?\1")
 _LIMIT_WORDS = ("fuel", "limit", "max is", "too many", "too big", "too large", "too complex")
 
 
 def is_limit(complaint: str) -> bool:
-    """Returns whether a complaint of llguidance is of a limit, and not of what the grammar says."""
+    """Returns whether an error of llguidance is about a limit rather than the grammar's content."""
     lower = _QUOTED.sub("", complaint.lower())
     return any(word in lower for word in _LIMIT_WORDS)
 
 
 def is_panic(complaint: str) -> bool:
-    """Returns whether a complaint of llguidance is that it panicked, with where it was: no client's business."""
+    """Returns whether an error of llguidance is a panic; its text has source locations, not for clients."""
     return complaint.startswith("panic:")
 
 
 def is_dead_end(complaint: str) -> bool:
-    """Returns whether a complaint of llguidance is that no token at all may follow a text that cannot end yet."""
+    """Returns whether an error of llguidance means that no token may follow, though the text must not end yet."""
     return complaint.startswith("NoExtensionBias")

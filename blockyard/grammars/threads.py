@@ -1,6 +1,6 @@
-"""Threads that llguidance works in. It follows rules and references by calling itself, as deep as they lead.
+"""Threads with large stacks for llguidance, which follows rules and references recursively.
 
-A thread of the usual 8 MB ends, and the whole process with it, behind some 2,000 of them, which 30 KB of text can hold.
+A stack of the usual 8 MB overflows, and kills the process, at a depth of about 2,000, which 30 KB of text can reach.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-# Twice the stack that the deepest grammar of MAX_GRAMMAR_BYTES needs. It costs memory only as far as it is used.
+# Twice the stack that the deepest grammar of MAX_GRAMMAR_BYTES needs. Only the used part takes memory.
 STACK_BYTES = 512 * 1024 * 1024
 
 
 def make_executor(num_threads: int, name: str) -> ThreadPoolExecutor:
-    """Makes an executor all of whose threads run already, with stacks of STACK_BYTES."""
+    """Creates an executor whose threads are all started, with stacks of STACK_BYTES."""
     executor, all_run = ThreadPoolExecutor(num_threads, name), threading.Barrier(num_threads)
     usual = threading.stack_size(STACK_BYTES)
     try:

@@ -1,1 +1,1 @@
-"""Puts a load on a server and measures what its clients see."""
+"""Puts load on a server and measures latencies and rates from the clients' side."""

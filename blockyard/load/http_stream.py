@@ -1,4 +1,4 @@
-"""A small HTTP client for the OpenAI API: one request a connection, the answer read as it comes. No dependencies."""
+"""A small streaming HTTP client for the OpenAI API, with one connection per request and no dependencies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_LINE_BYTES = 16 * 1024 * 1024
 async def _open(url: str, body: Any, extra: Mapping[str, str]) -> AsyncGenerator[AsyncGenerator[bytes]]:
     """Sends a request (GET without a body, else POST) and yields the pieces of the answer's body.
 
-    Raises BlockyardError: the server's own, or NO_READY_WORKER where it cannot be reached.
+    Raises BlockyardError: the server's error, or NO_READY_WORKER if the server cannot be reached.
     """
     parts = urlsplit(url if "//" in url else f"http://{url}")
     secure = parts.scheme == "https"
@@ -100,7 +100,7 @@ def _make_error(status: int, headers: dict[str, str], content: bytes) -> Blockya
 
 
 async def get_json(url: str, headers: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
-    """Gets a JSON object. `headers` are sent beside our own. Raises BlockyardError."""
+    """Gets a JSON object. `headers`: additional request headers. Raises BlockyardError."""
     async with _open(url, None, headers) as pieces:
         return cast("dict[str, Any]", json.loads(b"".join([piece async for piece in pieces])))
 
@@ -110,9 +110,9 @@ async def post_events(
 ) -> AsyncGenerator[dict[str, Any]]:
     """Posts a request and yields its server-sent events, up to `[DONE]`. Closing it early closes the connection.
 
-    `headers` are sent beside our own.
+    `headers`: additional request headers.
 
-    Raises BlockyardError for a refusal, for an error in the midst of the stream, and for a stream that breaks off.
+    Raises BlockyardError if the server refuses the request, sends an error within the stream, or breaks the stream off.
     """
     async with _open(url, body, headers) as pieces:
         rest = b""

@@ -1,8 +1,8 @@
-"""Puts a load on a server and measures what its clients see. Knows no terminal.
+"""Puts load on a server and measures latencies and rates. Prints nothing.
 
-Closed loop: so many clients, each sending its next request when the last is answered. Open loop: requests arrive as a
-Poisson process, however slow the answers are; this is how a server meets its users, and it shows queueing, which a
-closed loop hides.
+Closed loop: a number of clients, each sending its next request when the last is answered. Open loop: requests arrive as
+a Poisson process, however slow the answers are. Real users arrive like that, and queueing shows, which a closed loop
+hides.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
     from blockyard.client.asynchronous import AsyncClient
 
-# Common words, most of them one token in most vocabularies.
+# Common words; most are a single token in most vocabularies.
 _WORDS = ("the", "of", "and", "to", "in", "is", "was", "for", "on", "that", "with", "as", "at", "by", "it", "from")
 PERCENTILES = (50, 90, 99)
-# Reasons of a server that is full for now.
+# Reasons with which a server refuses because it is full for now.
 _REJECTIONS = frozenset({Reason.QUEUE_FULL, Reason.TOKEN_BACKLOG, Reason.TENANT_QUOTA})
-# A request that was sent so often has failed.
+# A request that is refused this often has failed.
 MAX_REJECTIONS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The lengths of requests and answers: they are drawn evenly from the ranges, both ends included, in tokens."""
+    """Ranges of prompt and output lengths in tokens, both ends included; lengths are drawn uniformly."""
 
     prompt_tokens: tuple[int, int]
     output_tokens: tuple[int, int]
@@ -45,7 +45,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request of a load. `prompt_seed` makes its prompt."""
+    """One request of a load. Its prompt is generated from `prompt_seed`."""
 
     prompt_seed: int
     num_prompt_tokens: int
@@ -55,7 +55,7 @@ class Request:
 
 
 def draw_requests(shape: Shape, seed: int) -> Iterator[Request]:
-    """Draws requests for ever; the same seed gives the same ones."""
+    """Yields requests without end; the same seed yields the same requests."""
     draws = random.Random(seed)
     while True:
         yield Request(
@@ -69,9 +69,9 @@ def draw_requests(shape: Shape, seed: int) -> Iterator[Request]:
 
 @dataclass(slots=True)
 class Sample:
-    """A request as its client saw it. Times are seconds of the monotonic clock; `gaps_seconds` lie between tokens.
+    """The measurements of one request. Times are monotonic seconds; `gaps_seconds`: between tokens.
 
-    `num_rejections`: how often it was refused for now, and sent again.
+    `num_rejections`: how often the server was full and the request was sent again.
     """
 
     arrival: float
@@ -85,7 +85,7 @@ class Sample:
     error: str = ""
 
     def on_tokens(self) -> None:
-        """Notes that one or more tokens have just come."""
+        """Records the arrival of one or more tokens now."""
         now = time.monotonic()
         if self.first_token:
             self.gaps_seconds.append(now - self.last_token)
@@ -103,7 +103,7 @@ class Api(Protocol):
 
 
 class GrpcApi:
-    """StreamGenerate, with random token ids as the prompt."""
+    """Sends requests by StreamGenerate, with random token ids as the prompt."""
 
     def __init__(self, client: AsyncClient, model: str, vocab_size: int) -> None:
         self._client = client
@@ -135,7 +135,7 @@ class GrpcApi:
 
 
 class HttpApi:
-    """/v1/completions, streamed, with about as many words as tokens are asked for as the prompt."""
+    """Sends streamed requests to /v1/completions; a prompt has one word per requested token."""
 
     def __init__(self, base_url: str, model: str, headers: Mapping[str, str]) -> None:
         self._url = f"{base_url}/v1/completions"
@@ -165,14 +165,14 @@ class HttpApi:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A load: one of `concurrency` and `rate`, and an end by one of the others, or both.
+    """A load: a closed loop by `concurrency` or an open one by `rate`, limited by number or duration or both.
 
     Attributes:
         concurrency: clients of a closed loop.
         rate: requests a second of an open loop; 0: a closed one.
-        num_requests: send so many; 0: no limit.
-        duration_seconds: send for so long, and wait for what is under way; 0: no limit.
-        seed: of arrivals.
+        num_requests: requests to send; 0: no limit.
+        duration_seconds: how long to send; running requests are then waited for; 0: no limit.
+        seed: of the random arrival times.
     """
 
     concurrency: int = 1
@@ -183,7 +183,7 @@ class Plan:
 
 
 async def _send(api: Api, request: Request, sample: Sample) -> None:
-    """Sends a request, again whenever the server said to; raises BlockyardError."""
+    """Sends a request, and sends it again after each rejection with a retry time; raises BlockyardError."""
     while True:
         try:
             return await api.send(request, sample)
@@ -192,14 +192,14 @@ async def _send(api: Api, request: Request, sample: Sample) -> None:
             if error.reason not in _REJECTIONS or hint is None or sample.num_rejections == MAX_REJECTIONS:
                 raise
         sample.num_rejections += 1
-        # Requests that were refused at the same time must not come back at the same time.
+        # Requests that were refused together must not come back together.
         await asyncio.sleep(hint * random.uniform(1.0, 1.25))
 
 
 async def run_load(
     api: Api, requests: Iterator[Request], plan: Plan, on_done: Callable[[Sample], None] = lambda sample: None
 ) -> list[Sample]:
-    """Runs a load to its end, and returns its samples in the order of their ends."""
+    """Runs a load to its end; returns the samples in the order in which requests ended."""
     samples: list[Sample] = []
     start = time.monotonic()
 
@@ -237,7 +237,7 @@ async def run_load(
             await asyncio.sleep(due - time.monotonic())
             if (request := next_request()) is None:
                 break
-            # From when it was due: a client that comes late because this process was busy has waited all the same.
+            # Measure from the due time: if this process was busy and sends late, the client has waited too.
             group.create_task(send(request, due))
     return samples
 
@@ -251,7 +251,7 @@ class Distribution:
 
 
 def distribution(values: Sequence[float]) -> Distribution | None:
-    """Summarizes values; None where there are none. Percentiles are interpolated linearly, as numpy's are."""
+    """Summarizes values; None if there are none. Percentiles are interpolated linearly, as in numpy."""
     if not values:
         return None
     ordered = sorted(values)
@@ -267,10 +267,10 @@ def distribution(values: Sequence[float]) -> Distribution | None:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A load in numbers. Rates are over the time from the first arrival to the last end, errors left out.
+    """The results of a load. Rates are over the time from first arrival to last end, without failed requests.
 
     Attributes:
-        num_rejections: times that a request was refused for now; it was sent again, and its times count on.
+        num_rejections: how often requests were refused and sent again; their latencies include the waiting.
         time_to_first_token: from arrival.
         inter_token_latency: gaps between arrivals of tokens, of all requests together; tokens that came at once make
             one arrival.

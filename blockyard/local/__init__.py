@@ -1,1 +1,1 @@
-"""The services on one machine: `LLM`, and the processes behind it and behind `blockyard serve`."""
+"""Runs the services on one machine: `LLM`, and the processes behind `LLM` and `blockyard serve`."""

@@ -2,8 +2,8 @@
 
 `python -m blockyard.local.child PARENT_PID MODULE [FLAG ...]`
 
-Linux sends SIGTERM to this process when its parent dies, however that happens. It is asked for here, after exec, and
-not in the parent between fork and exec, where a process with threads must not run Python.
+Linux sends SIGTERM to this process when its parent dies, however that happens. The process asks for it here, after
+exec, since a process with threads must not run Python between fork and exec.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent_pid: int, signal_number: int = signal.SIGTERM) -> None:
-    """Asks for a signal on the parent's death, and exits if it is dead already. Only Linux has this."""
+    """Asks Linux for a signal when the parent dies; exits if it is dead already. Other systems have no such call."""
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(PR_SET_PDEATHSIG, signal_number, 0, 0, 0) != 0:

@@ -1,6 +1,6 @@
-"""Finds what there is to compute on: this machine's memory and GPUs, or a GPU that is only named.
+"""Describes the hardware to compute on: this machine's memory and GPUs, or a GPU given by name.
 
-Asks the system and NVIDIA's driver: no torch.
+Asks the system and NVIDIA's driver; does not import torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 _UNITS = {"": GIB, "gib": GIB, "g": GIB, "gb": 10**9, "mib": 2**20, "m": 2**20, "mb": 10**6, "tib": 2**40}
-# The driver's name of each GPU, its memory in GiB, rounded down, and its compute capability.
+# For each GPU the driver's name, its memory in GiB, rounded down, and its compute capability.
 NAMED_GPUS = {
     "t4": ("Tesla T4", 14.5, (7, 5)),
     "v100": ("V100", 31.7, (7, 0)),
@@ -34,7 +34,7 @@ NAMED_GPUS = {
     "h100": ("H100", 79.1, (9, 0)),
     "h200": ("H200", 139.7, (9, 0)),
 }
-# As many as any replica has workers: of what is only named there is enough.
+# More GPUs than any replica has workers: named GPUs are assumed to be enough.
 ENOUGH = 2**16
 _QUERY = ("--query-gpu=name,memory.total,memory.free,compute_cap", "--format=csv,noheader,nounits")
 
@@ -48,15 +48,15 @@ def read_size(text: str) -> int:
 
 
 def find_hardware(device: DeviceSettings, memory: str = "", gpu: str = "") -> Hardware:
-    """Finds what workers would compute on.
+    """Returns the hardware that workers would compute on.
 
     Args:
-        device: says whether it is a GPU of this machine.
-        memory: a size of memory instead of this machine's; of each GPU, where there are GPUs.
-        gpu: one of NAMED_GPUS instead of this machine's.
+        device: whether to use this machine's GPUs.
+        memory: a memory size that replaces this machine's (with GPUs: that of each GPU); empty: no change.
+        gpu: one of NAMED_GPUS instead of this machine's devices; empty: this machine's.
 
     Raises:
-        SettingsError: one of them is not known.
+        SettingsError: the memory size is malformed, or the GPU is not known.
     """
     if gpu:
         hardware = _named_gpu(gpu)
@@ -89,7 +89,7 @@ def read_processors() -> Hardware:
 
 
 def _read_gpus() -> Hardware | None:
-    """Reads this machine's GPUs as the one of them with the least memory; None: there is none, or no driver."""
+    """Returns the GPU with the least memory, with the number of GPUs; None: no GPU or no driver."""
     found = query_gpus()
     if not found:
         return None
@@ -98,7 +98,7 @@ def _read_gpus() -> Hardware | None:
 
 
 def query_gpus() -> list[Hardware]:
-    """Asks NVIDIA's driver for each GPU; empty where there is none."""
+    """Asks nvidia-smi for every GPU; empty if there is no GPU or no driver."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return []

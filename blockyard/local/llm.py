@@ -1,4 +1,4 @@
-"""The three services behind one object, for a script or a notebook."""
+"""`LLM`: runs the three services behind one object, for a script or a notebook."""
 
 from __future__ import annotations
 
@@ -41,31 +41,31 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Prompt = str | list[int] | tuple[int, ...]
-# More would only wait, in the gateway instead of here.
+# More concurrent requests would only wait in the gateway instead of here.
 MAX_CONCURRENT_REQUESTS = 512
-# Inputs of one call for numbers.
+# Inputs of one pooling call.
 MAX_INPUTS = 2048
-# As long as a service that died takes to come back.
+# Retries for as long as a service that died takes to come back.
 PATIENT = RetryPolicy(max_attempts=30, max_delay_seconds=1.0)
-# The largest models are read from a disk in this time.
+# Enough to read the largest models from a disk.
 START_SECONDS = 1800.0
 
 
 class LLM:
     """A model, served by a gateway, a scheduler and workers that this object starts and stops.
 
-    They listen on free ports of this machine's loopback and on private sockets, and end with this object, at the
-    latest with this process.
+    The services listen on free ports of the loopback interface and on private sockets. They end with this object, or at
+    the latest with this process.
 
     Args:
         model: a folder or hub id; empty: the demo model.
         start_timeout_seconds: how long the services may take until all replicas are ready.
-        settings: as the options of `blockyard serve`, with underscores: `device="cpu", data_parallel_size=2`. Ports are
-            free ones by default, and the log has errors only unless `log_level` says otherwise.
+        settings: the options of `blockyard serve`, with underscores: `device="cpu", data_parallel_size=2`. By default
+            ports are free ones, and only errors are logged.
 
-    Raises TypeError for an unknown setting, SettingsError for a bad value, BlockyardError for a model
-    that cannot be served, with every reason that config.json gives, StartError when a service does not start, or a
-    replica is not ready in time.
+    Raises TypeError for an unknown setting, SettingsError for a bad value, BlockyardError for a model that cannot be
+    served (with every reason that config.json gives), and StartError if a service does not start or a replica is not
+    ready in time.
 
         with blockyard.LLM("Qwen/Qwen3-0.6B") as llm:
             for completion in llm.generate(["Once upon a time", "2 + 2 ="], max_tokens=30, temperature=0):
@@ -80,7 +80,7 @@ class LLM:
         defaults = {**public, **metrics, "log_level": "error"}
         configuration = resolve(SystemConfiguration, {**defaults, **settings, **({"model": model} if model else {})})
         self._system = _RunningSystem(LocalSystem(configuration))
-        # Stops everything when this object is forgotten, and at the interpreter's exit.
+        # Stops the services when this object is garbage-collected, or at the interpreter's exit.
         self._finalizer = weakref.finalize(self, self._system.stop)
         self._system.start(start_timeout_seconds)
         self._client = Client(self._system.local.endpoints.local, retry=PATIENT)
@@ -102,7 +102,7 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Stops the services. May be called again."""
+        """Stops the services. May be called more than once."""
         if self._finalizer.alive:
             self._client.close()
         self._finalizer()
@@ -115,16 +115,16 @@ class LLM:
         lora_request: LoRARequest | None = None,
         **options: Unpack[GenerationOptions],
     ) -> list[Completion]:
-        """Generates an answer to each prompt, all together, and returns them in the order of the prompts.
+        """Generates answers to all prompts concurrently; returns them in the order of the prompts.
 
         Args:
             prompts: texts, or lists of token ids.
-            progress: show a bar, where standard error is a terminal.
-            lora_request: the adapter for all of them; see `load_lora`. One that is loaded may be named by `model` too.
-            options: for all of them. A seed makes equal prompts equal answers; a request_id goes with one prompt only.
+            progress: show a progress bar if standard error is a terminal.
+            lora_request: an adapter for all prompts; see `load_lora`. A loaded adapter may be named by `model` instead.
+            options: of every request. With a seed equal prompts have equal answers. A request_id needs a single prompt.
 
-        Answers whose worker, scheduler or gateway dies go on when it is back. Raises BlockyardError, of the first
-        prompt that failed otherwise; the others are cancelled.
+        If a worker, the scheduler or the gateway dies, answers go on when it is back. Otherwise the first error is
+        raised as BlockyardError, and the other requests are cancelled.
         """
         if isinstance(prompts, str):
             raise TypeError("prompts must be a list: use generate([prompt])")
@@ -140,7 +140,7 @@ class LLM:
         lora_request: LoRARequest | None = None,
         **options: Unpack[ChatOptions],
     ) -> list[Completion]:
-        """Answers conversations, all together, in their order: as `generate`, with messages as `Client.chat` has."""
+        """Answers conversations concurrently, in their order. See `generate`, and `Client.chat` for messages."""
         if conversations and isinstance(conversations[0], Message | Mapping):
             raise TypeError("conversations must be a list of conversations: use chat([messages])")
         if lora_request:
@@ -168,28 +168,28 @@ class LLM:
         return self._client.stream(prompt, **options)
 
     def embed(self, inputs: Sequence[Prompt], **options: Unpack[EmbedOptions]) -> list[list[float]]:
-        """Makes a vector of each input: texts, or lists of token ids, as many as there are.
+        """Computes a vector for each input: a text, or a list of token ids. Any number of inputs.
 
-        A vector's bits depend on its input and the model alone. Raises BlockyardError FEATURE_DISABLED for a model that
-        is not served to embed (the setting `task`).
+        A vector's bits depend only on its input and the model. Raises BlockyardError FEATURE_DISABLED if the model is
+        not served to embed (the setting `task`).
         """
         return [list(vector) for some in _split(inputs) for vector in self._client.embed(some, **options).vectors]
 
     def score(self, query: Prompt, documents: Sequence[Prompt], **options: Unpack[ScoreOptions]) -> list[float]:
-        """Says how well each document answers: a reranker itself, a model of vectors by their cosine."""
+        """Scores how well each document answers the query: a reranker's score, or the cosine of vectors."""
         if "top_n" in options:
             raise TypeError("score has no top_n: it returns the scores of all documents in their order, to be sorted")
         pieces = [self._client.score(query, some, **options) for some in _split(documents)]
         return [document.score for piece in pieces for document in piece.documents]
 
     def classify(self, inputs: Sequence[Prompt], **options: Unpack[ClassifyOptions]) -> list[Classification]:
-        """Says how well the model's labels suit each input."""
+        """Computes the probability of each of the model's labels for each input."""
         return [each for some in _split(inputs) for each in self._client.classify(some, **options).classifications]
 
     def load_lora(self, lora_request: LoRARequest) -> str:
-        """Loads an adapter at all replicas, unless it is loaded, and returns the `model` by which requests name it.
+        """Loads an adapter at all replicas unless it is loaded; returns the `model` name for requests.
 
-        Needs the settings `max_loras` and `lora_root`. Raises BlockyardError with what is wrong with the adapter.
+        Needs the settings `max_loras` and `lora_root`. Raises BlockyardError if the adapter cannot be loaded.
         """
         return self._system.run(self._system.local.load_lora(lora_request))
 
@@ -204,18 +204,18 @@ class LLM:
     # Operators' calls.
 
     def sleep(self, level: int = 1) -> None:
-        """Gives the workers' memory up, until `wake_up`: level 1 keeps the weights in the host's memory, 2 nothing.
+        """Frees the workers' memory until `wake_up`. Level 1 keeps the weights in host memory, 2 keeps nothing.
 
-        Requests that run go on afterwards, with the tokens that they would have had. A GPU's memory can be given up if
+        Running requests go on afterwards with the same tokens as without the sleep. GPU memory can be freed only if
         `enable_sleep` was set. Raises BlockyardError.
         """
         self._system.run(self._system.local.make_operator().sleep(level))
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
-        """Takes the memory again: that of `tags`, "weights" and "kv_cache", or all that was given up.
+        """Allocates freed memory again: that of `tags` ("weights", "kv_cache"), or all if None.
 
-        Weights that were given up for good are loaded anew. Raises BlockyardError, FIELD_INVALID for a tag that is
-        awake, and TypeError for one that there is not.
+        Weights that were dropped are loaded again. Raises BlockyardError (FIELD_INVALID for a tag that is awake), and
+        TypeError for an unknown tag.
         """
         self._system.run(self._system.local.make_operator().wake_up(tags or ()))
 
@@ -226,20 +226,20 @@ class LLM:
         args: Sequence[bytes] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
-        """Has every worker do the same between its steps, and returns what each answers: by replica, then by rank.
+        """Runs an operation on every worker between its steps; returns the answers by replica, then by rank.
 
         Args:
-            method: `extension.operation`, of an extension that `worker_extension` names; or the name alone of an
-                operation that every worker has: see `blockyard.contract.diagnostics.OPERATIONS`.
-            timeout: seconds that it may take, at most 120. [30]
-            args: of an extension's operation: its payload, bytes.
-            kwargs: of the others: their fields, such as `{"names": ["lm_head.weight"]}` of weight_norms.
+            method: `extension.operation` of an extension in the setting `worker_extension`, or the name of a built-in
+                operation: see `blockyard.contract.diagnostics.OPERATIONS`.
+            timeout: seconds that the operation may take, at most 120. [30]
+            args: for an extension's operation: a single payload, bytes.
+            kwargs: for a built-in operation: its fields, such as `{"names": ["lm_head.weight"]}` for weight_norms.
 
         Returns:
-            Of an extension's operation: bytes; of the others: dictionaries.
+            Bytes for an extension's operation, dictionaries for a built-in one.
 
         Raises:
-            TypeError: a function is given, which no worker takes; an unknown name; arguments of the wrong kind.
+            TypeError: `method` is a function or an unknown name, or arguments have the wrong type.
             BlockyardError: OPERATION_DEADLINE with the ranks that did not answer in time, EXTENSION_FAILED, and
                 FIELD_INVALID for an unknown extension or operation.
         """
@@ -262,27 +262,27 @@ class LLM:
         return await operator.call(extension, operation, payload, seconds)
 
     def apply_model(self, func: str, payload: bytes = b"") -> list[bytes]:
-        """Has every worker do an operation of an extension, `extension.operation`, which sees the model's weights.
+        """Runs an extension's operation, `extension.operation`, on every worker; it can access the model.
 
-        As `collective_rpc`; for the name by which vLLM's users know it.
+        The same as `collective_rpc` with one payload, under vLLM's name.
         """
         if not isinstance(cast("object", func), str) or "." not in func:
             raise TypeError(WRITE_AN_EXTENSION)
         return self.collective_rpc(func, args=(payload,))
 
     def start_profile(self) -> None:
-        """Begins to record what the workers' steps do; raises BlockyardError WRONG_STATE while that is done already."""
+        """Starts to profile the workers' steps; raises BlockyardError WRONG_STATE if a profile is running."""
         self._system.run(self._system.local.make_operator().start_profile())
 
     def stop_profile(self, folder: str | Path = ".") -> list[Path]:
-        """Ends the recording and writes a file for each worker, which Perfetto (ui.perfetto.dev) opens.
+        """Ends the profile and writes a file for each worker, which Perfetto (ui.perfetto.dev) opens.
 
-        Raises BlockyardError WRONG_STATE if nothing is recorded, OSError where the folder cannot be written.
+        Raises BlockyardError WRONG_STATE if no profile is running, and OSError if the folder cannot be written.
         """
         return self._system.run(self._system.local.make_operator().stop_profile(Path(folder)))
 
     def reset_prefix_cache(self) -> bool:
-        """Forgets what prefix caches hold; returns False where blocks of requests that run were kept."""
+        """Empties the prefix caches; returns False if blocks of running requests were kept."""
         return self._system.run(self._system.local.make_operator().reset_prefix_cache())
 
     @property
@@ -292,7 +292,7 @@ class LLM:
 
 
 def _split(inputs: Sequence[Prompt]) -> list[Sequence[Prompt]]:
-    """Splits inputs into as many calls as they need."""
+    """Splits inputs into parts of at most MAX_INPUTS, one for each call."""
     if isinstance(inputs, str):
         raise TypeError("inputs must be a list: use [text]")
     return [inputs[start : start + MAX_INPUTS] for start in range(0, len(inputs), MAX_INPUTS)]
@@ -327,18 +327,18 @@ async def _answer_all(target: str, prompts: Sequence[Any], ask: Ask, advance: Ca
 
 
 class _RunningSystem:
-    """A supervised system on an event loop in a thread of its own, so that a script need not have a loop."""
+    """A supervised system on an event loop in its own thread, so that a script needs no loop."""
 
     def __init__(self, local: LocalSystem) -> None:
         self.local = local
         self._loop = asyncio.new_event_loop()
-        # A daemon, since the interpreter waits for other threads before it calls what is to stop this one. It lives as
-        # long as the children: they get SIGTERM when the thread that started them does.
+        # A daemon thread, since the interpreter joins other threads before it calls the finalizer that stops this one.
+        # It lives as long as the child processes: they get SIGTERM when the thread that started them ends.
         self._thread = threading.Thread(target=self._loop.run_forever, name="blockyard-llm", daemon=True)
         self._supervisor: Supervisor | None = None
 
     def start(self, timeout_seconds: float) -> None:
-        """Starts the services and returns when they and all replicas are ready; raises StartError."""
+        """Starts the services and waits until all replicas are ready; raises StartError."""
         self._thread.start()
         try:
             self.run(self._start(timeout_seconds))
@@ -361,7 +361,7 @@ class _RunningSystem:
             raise StartError("the system stopped before it was ready")
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs a coroutine on the loop, and waits for it; an interrupt cancels it."""
+        """Runs a coroutine on the loop and returns its result; an interrupt cancels it."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()

@@ -1,6 +1,6 @@
-"""Prepares the services to run on this machine: flags, private sockets, public ports, and a check of readiness.
+"""Prepares the services to run on this machine: flags, private sockets, public ports and readiness checks.
 
-Makes the flags from sections of a configuration, and knows the services by the names of their modules alone.
+Builds the flags from sections of a configuration; services are started by module name and never imported.
 """
 
 from __future__ import annotations
@@ -48,25 +48,26 @@ if TYPE_CHECKING:
     from blockyard.contract.parallel import ParallelSizes
     from blockyard.lora.request import LoRARequest
 
-# A worker's settings, with or without those that it alone has.
+# WorkerProcessSettings or a subclass with more settings.
 Settings = TypeVar("Settings", bound=WorkerProcessSettings)
-# The kernel's limit for the path of a Unix socket, less the longest name in the folder.
+# The kernel's limit for a Unix socket's path, less the longest file name in the folder.
 MAX_FOLDER_BYTES = 107 - len("/scheduler")
-# Between sockets that only this user can open nobody needs a certificate, whatever the environment says.
+# Only this user can open the private sockets, so no certificates are used, whatever the environment says.
 _PRIVATE = InternalSecuritySettings()
-# This package came by pip: nobody has run what `make setup` runs.
+# Whether the package was installed by pip, so that `make setup` has not built the kernels.
 IS_INSTALLED = bool({"site-packages", "dist-packages"} & set(ROOT.parts))
 DEVICES = Path("/dev")
-# The time that a gateway gets to stop after it has drained.
+# The time that a gateway has to stop after it has drained.
 GRACE_SECONDS = 10.0
 LOAD_LORA_SECONDS = 150.0
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """The addresses of a system: its public APIs as host:port, and all of them over gRPC on a private socket.
+    """The addresses of a system: its public APIs as host:port; `local`: a private socket with all gRPC APIs.
 
-    `metrics`: where Prometheus reaches the scheduler and the workers, by their names; without those that do not listen.
+    `metrics`: the metrics addresses of the scheduler and the workers by name; without services that have no metrics
+    port.
     """
 
     grpc: str
@@ -77,14 +78,14 @@ class Endpoints:
 
 
 class LocalSystem:
-    """A configuration prepared to run: with a private folder for sockets, and with ports that were free just now."""
+    """A configuration that is ready to run: with a private folder for sockets, and with free ports chosen."""
 
     def __init__(self, configuration: SystemConfiguration) -> None:
-        """Raises PortTaken, SettingsError for an open admin API, BlockyardError when there is no such model.
+        """Raises PortTaken, SettingsError if the admin API is unprotected, and BlockyardError for a bad model.
 
-        A model of which config.json already says that it cannot be served is such an error too, with every reason.
+        A bad model is not found, or cannot be served; the error lists every reason that config.json shows.
         """
-        # The services do the same; here it costs a moment, and fails before anything has started.
+        # The services check the same; checking here is quick, and fails before anything has started.
         folder = resolve_model(configuration.model.model, configuration.model.revision, "config")
         read_model(folder, configuration)
         check_num_gpus(configuration.device, configuration.parallel)
@@ -112,7 +113,7 @@ class LocalSystem:
         return max(1, count_gpus(os.environ)) if uses_gpu(self.configuration.device) else 1
 
     def _choose_metrics_ports(self) -> dict[str, int]:
-        """Gives each service that is not the gateway its port; -1: none. Raises PortTaken."""
+        """Chooses the metrics port of the scheduler and of each worker; -1: none. Raises PortTaken."""
         metrics, choose = self.configuration.metrics, self._metrics_ports.choose
         ports = {"scheduler": choose(metrics.scheduler_metrics_port, FIRST_SCHEDULER_PORT)}
         first = metrics.worker_metrics_port
@@ -122,15 +123,15 @@ class LocalSystem:
         return ports
 
     def make_services(self) -> list[Service]:
-        """Makes the list of child processes, in the order of their start."""
+        """Returns the child processes to run, in the order in which they are started."""
         configuration = self.configuration
         workers = [f"unix:{self._folder}/worker-{number}" for number in range(self._num_workers)]
         world_size = configuration.parallel.world_size
         replicas = ["+".join(workers[first : first + world_size]) for first in range(0, len(workers), world_size)]
         scheduler = f"--scheduler-address=unix:{self._folder}/scheduler"
-        # Whoever started this system waits for it: an error that needs repair ends it at once.
+        # The user waits for the start: end it at once if an error needs repair, instead of waiting for the repair.
         scheduling = [scheduler, f"--worker-address={','.join(replicas)}", "--no-wait-for-repair"]
-        # Workers of one GPU share its memory, all of those on processors the machine's.
+        # Workers on one GPU share its memory; workers on the CPU share the machine's.
         device = divide_memory(configuration.device, -(-len(workers) // self._num_devices))
         own = (
             configuration.model,
@@ -176,7 +177,7 @@ class LocalSystem:
 
     def _worker(self, number: int, address: str) -> Service:
         configuration = self.configuration
-        # Here a worker's folders are the scheduler's.
+        # On one machine the workers read the same folders as the scheduler.
         root = configuration.worker.worker_lora_root or configuration.lora.lora_root
         worker = dataclasses.replace(configuration.worker, worker_lora_root=root)
         settings = divide_processors(worker, self._num_workers)
@@ -188,7 +189,7 @@ class LocalSystem:
         return Service(f"worker-{number}", "worker_service", tuple(flags))
 
     async def prepare(self, write_line: Callable[[str], None]) -> None:
-        """Compiles the kernels for CPUs, once, where this is an installed package: a wheel has their source alone."""
+        """Compiles the CPU kernels once if the package is installed: a wheel has only their source."""
         configuration = self.configuration
         if not IS_INSTALLED or uses_gpu(configuration.device) or configuration.worker.cpu_kernels == "reference":
             return
@@ -206,15 +207,15 @@ class LocalSystem:
             write_line("the CPU kernels cannot be compiled here: torch computes, which is slower")
 
     def make_environment(self) -> dict[str, str]:
-        """Makes the children's environment: ours without settings, which they get as flags, each only its own."""
+        """Returns the children's environment: this process's without settings, which are passed as flags."""
         return without_settings(os.environ)
 
     def make_operator(self) -> Operator:
-        """Makes what asks this system's gateway as an operator does; for the loop that runs."""
+        """Creates an operator of this system, for the running event loop."""
         return Operator(self._channel(self.endpoints.local))
 
     def _channel(self, address: str) -> grpc.aio.Channel:
-        # Made on the loop that uses it.
+        # Created on the event loop that uses it.
         if address not in self._channels:
             self._channels[address] = internal_channel(address)
         return self._channels[address]
@@ -229,7 +230,7 @@ class LocalSystem:
         return response.status == health_pb2.HealthCheckResponse.SERVING
 
     async def ask_status(self) -> admin_pb2.GetStatusResponse | None:
-        """Asks the gateway how the system is; None: it does not answer."""
+        """Asks the gateway for the system's status; None: it does not answer."""
         stub = admin_pb2_grpc.AdminServiceStub(self._channel(self.endpoints.local))
         try:
             return await stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=1.0)
@@ -237,7 +238,7 @@ class LocalSystem:
             return None
 
     async def find_missing(self) -> str:
-        """Says what is missing until the gateway and all replicas are ready, in a sentence; empty: nothing is."""
+        """Returns a sentence that says why the gateway or a replica is not ready; empty: all are ready."""
         status = await self.ask_status()
         if status is None:
             return "the gateway does not answer"
@@ -251,7 +252,7 @@ class LocalSystem:
         return ""
 
     async def are_all_ready(self) -> bool:
-        """Whether the gateway takes requests and all replicas do."""
+        """Returns whether the gateway and all replicas take requests."""
         return not await self.find_missing()
 
     async def load_lora(self, request: LoRARequest) -> str:
@@ -267,7 +268,7 @@ class LocalSystem:
         return answer.lora.name
 
     async def close(self) -> None:
-        """Closes its channels and removes its folder."""
+        """Closes the channels and removes the private folder."""
         for channel in self._channels.values():
             await channel.close(None)
         self._metrics_ports.close()
@@ -280,14 +281,14 @@ def uses_gpu(device: DeviceSettings) -> bool:
 
 
 def count_gpus(environment: Mapping[str, str]) -> int:
-    """Counts the GPUs that CUDA shows to a process with this environment."""
+    """Counts the GPUs that CUDA offers to a process with this environment."""
     if (visible := environment.get("CUDA_VISIBLE_DEVICES")) is not None:
         return len([name for name in visible.split(",") if name.strip()])
     return len(list(DEVICES.glob("nvidia[0-9]*")))
 
 
 def check_num_gpus(device: DeviceSettings, parallel: ParallelSizes) -> None:
-    """Raises SettingsError for a replica of more workers than this machine has GPUs: NCCL connects no two on one."""
+    """Raises SettingsError if a replica needs more GPUs than there are: NCCL needs one GPU per worker."""
     if uses_gpu(device) and 1 < parallel.world_size > (num_gpus := count_gpus(os.environ)):
         raise SettingsError(
             f"a replica of {parallel.world_size} workers needs as many GPUs, and there are {num_gpus} here:"
@@ -296,12 +297,12 @@ def check_num_gpus(device: DeviceSettings, parallel: ParallelSizes) -> None:
 
 
 def divide_memory(device: DeviceSettings, num_workers: int) -> DeviceSettings:
-    """Gives each of the workers on one device its part of the memory."""
+    """Returns the settings with an equal part of the device's memory for each worker."""
     return dataclasses.replace(device, device_memory_utilization=device.device_memory_utilization / num_workers)
 
 
 def divide_processors(worker: Settings, num_workers: int) -> Settings:
-    """Gives each of several workers its part of the processors. One alone finds out how many it gains from."""
+    """Gives each of several workers an equal part of the processors. A single worker measures how many help."""
     if worker.num_threads or num_workers == 1:
         return worker
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -309,14 +310,14 @@ def divide_processors(worker: Settings, num_workers: int) -> Settings:
 
 
 def reachable_host(host: str) -> str:
-    """Returns the host to connect to for a host to listen on: nobody can connect to a wildcard."""
+    """Returns the host to connect to for a listening host: the loopback address for a wildcard."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
 def choose_ports(public: PublicSettings) -> PublicSettings:
-    """Replaces each port 0 by a free one. Raises PortTaken for one that is not free."""
+    """Replaces each port 0 by a free port. Raises PortTaken if a given port is not free."""
     chosen: dict[str, int] = {}
-    # All are held until the last is chosen, so that no two are the same.
+    # Hold all ports until the last is chosen, so that no two are the same.
     with ExitStack() as held:
         for name in ("grpc_port", "http_port", "admin_port"):
             host = public.admin_host if name == "admin_port" else public.host
@@ -332,7 +333,7 @@ def _listen(host: str, port: int, name: str) -> socket.socket:
     except OSError as error:
         raise PortTaken(f"cannot listen on {host}: {error.strerror or error}") from None
     try:
-        # Connections of an earlier run that linger do not count; a listener does.
+        # Ignore lingering connections of an earlier run, but not a listener.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
         listener.listen()
@@ -352,6 +353,6 @@ def _private_folder() -> Path:
 
 
 def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """Leaves the variables of settings out of an environment."""
+    """Returns the environment without the variables of settings."""
     variables = {setting.variable for setting in settings_of(SystemConfiguration)} | {ENVIRONMENT_PREFIX + "CONFIG"}
     return {name: value for name, value in environment.items() if name not in variables}

@@ -1,4 +1,4 @@
-"""Chooses the ports at which a scheduler and workers that run together answer Prometheus. Starts nothing."""
+"""Chooses the metrics ports of a scheduler and workers that run together. Starts no server."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from blockyard.service.servers import PortTaken
 
 HOST = "127.0.0.1"
 FIRST_SCHEDULER_PORT, FIRST_WORKER_PORT = 50062, 50072
-# Systems of one machine beside one another.
+# The number of ports to try: as many systems may run on one machine.
 _MAX_TRIES = 1000
 
 
 class MetricsPorts:
-    """The ports of one system. Holds those that it chose until `close`.
+    """The metrics ports of one system. Chosen ports are reserved until `close`.
 
-    A port is free until its service listens, seconds later. So that no system chooses that of another one which is
-    still starting, each holds its ports with UDP sockets of the same numbers, which nobody else uses.
+    A chosen port stays free until its service listens, seconds later. To keep other systems that start meanwhile from
+    choosing it, the port is reserved by a UDP socket of the same number, which nothing else uses.
     """
 
     def __init__(self) -> None:
         self._held: list[socket.socket] = []
 
     def choose(self, wanted: int, first: int) -> int:
-        """Returns the port that is wanted (-1: none), or for 0 the first free one from `first` on; raises PortTaken."""
+        """Returns `wanted` (-1: none), or for 0 the first free port from `first` on; raises PortTaken."""
         if wanted:
             return wanted
         for port in range(first, min(first + _MAX_TRIES, 1 << 16)):
@@ -40,12 +40,12 @@ class MetricsPorts:
 
 
 def _hold(port: int) -> socket.socket | None:
-    """Takes a port that nobody has or is about to have; None for any other."""
+    """Reserves a port if it is neither in use nor reserved; otherwise returns None."""
     held = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     try:
         held.bind((HOST, port))
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
-            # Connections of an earlier run that linger do not count.
+            # Ignore lingering connections of an earlier run.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((HOST, port))
             listener.listen()

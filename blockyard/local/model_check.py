@@ -1,4 +1,4 @@
-"""Looks at a model's config.json before anything starts: who would compute it, and whether that is refused."""
+"""Checks a model's config.json before anything starts, whether Blockyard's or transformers' code computes it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def read_model(folder: Path, configuration: SystemConfiguration) -> DecoderConfig | Outline:
-    """Reads a model as workers with these settings do: its network, or what is known where transformers' code has it.
+    """Reads a model as workers would: its network, or an outline if transformers' code computes it.
 
     Raises:
         BlockyardError: MODEL_NOT_LOADED, with every reason that config.json shows.

@@ -1,4 +1,4 @@
-"""Has a process of the worker's code try a network of transformers', which this one imports nothing of."""
+"""Tries a model of transformers' code in a process of the worker's code; imports no transformers here."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ SECONDS = 120.0
 
 @cache
 def find_refusal(folder: Path, dtype: str) -> str | None:
-    """Finds why a worker would refuse a model that transformers' code computes, by its config.json alone.
+    """Returns why a worker would refuse a model that transformers' code computes, from config.json alone.
 
     Args:
-        folder: of the model.
-        dtype: as of `read_outline`.
+        folder: the model's folder.
+        dtype: as for `read_outline`.
 
     Returns:
-        The sentence; empty: it would not. None: it cannot be tried here.
+        The reason as a sentence; empty: it would not be refused. None: it cannot be tried here.
     """
     command = [sys.executable, "-m", MODULE, str(folder.absolute()), dtype]
     try:

@@ -1,6 +1,6 @@
-"""Asks a system for what operators ask, through its gateway's admin API: profiles, prefix caches, operations.
+"""Calls a gateway's admin API for `blockyard.LLM`: profiles, prefix caches, memory and worker operations.
 
-Answers are for people who hold a `blockyard.LLM`: lists and dictionaries, of all replicas in their order, each by rank.
+Answers are plain lists, ordered by replica and then by rank.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
     from pathlib import Path
 
-# For what needs no time of its own.
+# The deadline of calls that only read or change a little state.
 CALL_SECONDS = 30.0
 PROFILE_SECONDS = 150.0
-# Requests may be finished first, or weights loaded.
+# The call may wait for requests to finish, or load weights.
 MEMORY_SECONDS = 3600.0
-# Beyond the time that workers have.
+# The call's deadline exceeds the workers' own timeout by this much.
 GRACE_SECONDS = 10.0
 _TAGS = {"weights": administration_pb2.MEMORY_TAG_WEIGHTS, "kv_cache": administration_pb2.MEMORY_TAG_KV_CACHE}
 WRITE_AN_EXTENSION = (
@@ -37,7 +37,7 @@ WRITE_AN_EXTENSION = (
 
 
 def make_timeout(seconds: float | None) -> Duration | None:
-    """Makes the time that workers have; None: theirs."""
+    """Encodes the workers' timeout; None: their default."""
     if seconds is None:
         return None
     timeout = Duration()
@@ -54,7 +54,7 @@ def _translated() -> Generator[None]:
 
 
 class Operator:
-    """An operator of the system behind a channel. Every call raises BlockyardError."""
+    """Operator's calls to the system behind a channel. Every call raises BlockyardError."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = admin_pb2_grpc.AdminServiceStub(channel)
@@ -67,7 +67,7 @@ class Operator:
         return list(status.scheduler.replicas)
 
     async def call(self, extension: str, operation: str, payload: bytes, seconds: float | None) -> list[bytes]:
-        """Has every worker do an operation of an extension, and returns what each answers."""
+        """Runs an extension's operation on every worker and returns their answers."""
 
         def ask(replica: str) -> Any:
             request = admin_pb2.CallExtensionRequest(
@@ -85,16 +85,16 @@ class Operator:
         return [each.result for answer in answers for each in answer.results]
 
     async def sleep(self, level: int) -> None:
-        """Has every replica give its memory up; what runs goes on afterwards."""
+        """Makes every replica free its memory; running requests go on after `wake_up`."""
         with _translated():
             for replica in await self._replicas():
                 request = admin_pb2.SleepReplicaRequest(replica=str(replica.replica_id), level=level)
                 await self._stub.SleepReplica(request, timeout=MEMORY_SECONDS)
 
     async def wake_up(self, tags: Sequence[str]) -> None:
-        """Has every replica take memory again, and load weights anew that were given up for good.
+        """Makes every replica allocate its memory again and reload dropped weights.
 
-        Raises TypeError for a tag that there is not.
+        Raises TypeError for an unknown tag.
         """
         if unknown := sorted(set(tags).difference(_TAGS)):
             raise TypeError(f"unknown tags: {', '.join(unknown)}; there are {', '.join(_TAGS)}")
@@ -105,7 +105,7 @@ class Operator:
                 await self._stub.WakeReplica(request, timeout=MEMORY_SECONDS)
 
     async def reset_prefix_cache(self) -> bool:
-        """Forgets what prefix caches hold; returns False where blocks in use were kept."""
+        """Empties the prefix caches; returns False if blocks in use were kept."""
         with _translated():
             answer = await self._stub.ResetPrefixCache(admin_pb2.ResetPrefixCacheRequest(), timeout=CALL_SECONDS)
         return not any(each.num_kept_device_blocks + each.num_kept_host_blocks for each in answer.replicas)
@@ -115,14 +115,14 @@ class Operator:
         return [worker.address for replica in replicas for worker in replica.workers]
 
     async def start_profile(self) -> None:
-        """Begins a profile of every worker."""
+        """Starts a profile of every worker."""
         with _translated():
             for worker in await self._workers():
                 request = admin_pb2.StartProfileRequest(replica=worker)
                 await self._stub.StartProfile(request, timeout=PROFILE_SECONDS)
 
     async def stop_profile(self, folder: Path) -> list[Path]:
-        """Ends the profiles and writes them into a folder, a file a worker; returns their paths."""
+        """Ends the profiles and writes one file per worker into a folder; returns the paths."""
         files: list[Path] = []
         with _translated():
             for number, worker in enumerate(await self._workers()):

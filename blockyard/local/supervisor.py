@@ -1,6 +1,6 @@
-"""Starts services as child processes, keeps one log of them, brings back what dies, and stops them in order.
+"""Starts services as child processes, merges their logs, restarts the ones that die, and stops them in order.
 
-Knows processes alone: its caller says what they are and when they are ready.
+Handles processes only: its caller defines them and says when they are ready.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class StartError(Exception):
-    """A service ended before all were ready; the message has the last lines that it wrote."""
+    """A service ended before all were ready; the message has the service's last lines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One child: `python -m module flags`. It is killed when it takes longer than `grace_seconds` to stop."""
+    """One child process: `python -m module flags`. It is killed if it takes longer than `grace_seconds` to stop."""
 
     name: str
     module: str
@@ -45,9 +45,9 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """The time before a restart: doubled with each, and back to the first after a long life.
+    """The delay before a restart: doubled with each restart, and reset after a long life.
 
-    The first comes at once, since clients wait for it; only one who dies again and again is made to wait.
+    The first restart comes almost at once, since clients wait for it; only repeated deaths are delayed.
     """
 
     first_seconds: float = 0.05
@@ -56,7 +56,7 @@ class Backoff:
 
 
 class Child:
-    """The process of a service. Its output goes to `write_line`, whole lines only."""
+    """The process of a service. Its output is passed to `write_line`, line by line."""
 
     def __init__(
         self, service: Service, write_line: Callable[[str], None], environment: Mapping[str, str] | None = None
@@ -70,11 +70,11 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Its process id, while it runs or has run; else 0."""
+        """The process id, also after its end; 0 before the start."""
         return self._process.pid if self._process else 0
 
     async def start(self) -> None:
-        """Starts the process. It gets no signal from the terminal, and dies with this one."""
+        """Starts the process. It gets no signals from the terminal, and ends if this process dies."""
         self.last_lines.clear()
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "blockyard.local.child", str(os.getpid()), self.service.module),
@@ -104,23 +104,23 @@ class Child:
     def _on_line(self, line: bytes) -> None:
         text = line.decode("utf-8", "replace").rstrip("\r")
         self.last_lines.append(text)
-        # The reader may be gone: the service must not wait for room in its pipe for ever.
+        # Keep reading if the log's reader is gone: the service would block on a full pipe.
         with suppress(OSError, ValueError):
             self._write_line(text)
 
     async def wait(self) -> int:
-        """Waits until it has ended and all that it wrote is in the log. Returns its exit code; -15 after SIGTERM."""
+        """Waits until the process has ended and its output is read. Returns its exit code, -15 after SIGTERM."""
         assert self._process is not None
         assert self._reading is not None
         code = await self._process.wait()
-        # A grandchild may hold the pipe open for ever.
+        # A grandchild may hold the pipe open for ever: wait a second at most.
         with suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(self._reading), 1.0)
         self._reading.cancel()
         return code
 
     async def stop(self, hurry: asyncio.Event) -> None:
-        """Ends it: SIGTERM, again when in a hurry, and SIGKILL to all that it started when its grace is over."""
+        """Sends SIGTERM, a second one if `hurry` is set, and SIGKILL to the process group after the grace time."""
         if self._process is None or self._process.returncode is not None:
             return
         ended = asyncio.create_task(self.wait())
@@ -144,7 +144,7 @@ class Child:
 
 
 def child_environment(environment: Mapping[str, str] | None) -> dict[str, str]:
-    """Makes the environment of a child, which finds the package that runs here from any folder."""
+    """Returns a child's environment, in which it imports this same package from any folder."""
     inherited = dict(os.environ if environment is None else environment)
     if "site-packages" not in ROOT.parts:
         paths = [str(ROOT), *filter(None, inherited.get("PYTHONPATH", "").split(os.pathsep))]
@@ -155,7 +155,7 @@ def child_environment(environment: Mapping[str, str] | None) -> dict[str, str]:
 class Supervisor:
     """Runs services together: `start`, then `wait` for a request to end, then `stop`.
 
-    A service that dies once all were ready is started again. One that cannot be executed any more ends everything.
+    A service that dies after all were ready is restarted. If a service cannot be started again, all are stopped.
     """
 
     def __init__(
@@ -173,9 +173,9 @@ class Supervisor:
         Args:
             services: started in this order, stopped in the reverse.
             is_ready: asked every `poll_seconds` whether all of them together can be used.
-            write_line: gets every line that they write, and runs on the event loop.
-            backoff: of restarts.
-            environment: theirs, instead of this process's.
+            write_line: called on the event loop with every line that the services write.
+            backoff: the delays of restarts.
+            environment: of the services, instead of this process's.
             poll_seconds: see `is_ready`.
         """
         self.children = [Child(service, write_line, environment) for service in services]
@@ -189,15 +189,15 @@ class Supervisor:
         self._exit_code = 0
 
     def request_stop(self) -> None:
-        """Ends `start` and `wait`; a second time, makes `stop` hurry. For signal handlers, on the loop."""
+        """Makes `start` and `wait` return; a second call makes `stop` hurry. For signal handlers, on the loop."""
         if self._stop_requested.is_set():
             self._hurry.set()
         self._stop_requested.set()
 
     async def start(self) -> bool:
-        """Starts all, and waits until they are ready: True. False: a stop was requested before.
+        """Starts all services and waits until they are ready. Returns False if a stop was requested before.
 
-        Raises StartError when one of them ends before that; the others are stopped.
+        Raises StartError if a service ends before all are ready; the others are stopped.
         """
         starting = asyncio.create_task(self._start_all())
         stopping = asyncio.create_task(self._stop_requested.wait())
@@ -206,7 +206,7 @@ class Supervisor:
         finally:
             stopping.cancel()
             starting.cancel()
-            # To its end, so that no child is half started when it comes to stopping them.
+            # Wait for the cancelled task to end, so that no child is half started when all are stopped.
             await asyncio.gather(stopping, starting, return_exceptions=True)
         if starting.cancelled():
             return False
@@ -236,19 +236,19 @@ class Supervisor:
             await asyncio.sleep(self._poll_seconds)
 
     async def _watch(self, child: Child) -> None:
-        """Brings a child back for ever; ends everything when that cannot be done."""
+        """Restarts a child whenever it ends; requests a stop of all if that fails."""
         try:
             while True:
                 await self._restart(child)
         except OSError as error:
             log.error("a service cannot be started: stopping", service=child.service.name, error=error)
-        except Exception:  # else it would be down for ever, and nobody knew
+        except Exception:  # otherwise the service would stay down unnoticed
             log.exception("a service is not watched any more: stopping", service=child.service.name)
         self._exit_code = 1
         self._stop_requested.set()
 
     async def _restart(self, child: Child) -> None:
-        """Waits for the end of a child and starts it again, later each time that it did not live long."""
+        """Waits for the end of a child and starts it again, after a delay that grows with short lives."""
         loop = asyncio.get_running_loop()
         started = loop.time()
         code = await child.wait()
@@ -270,7 +270,7 @@ class Supervisor:
         return self._exit_code
 
     async def stop(self) -> None:
-        """Stops all, the last started first, and those of one module together: they need nothing of each other."""
+        """Stops all services, the last started first; services of one module are stopped together."""
         self._stop_requested.set()
         for task in self._watchers:
             task.cancel()

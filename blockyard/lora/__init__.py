@@ -1,1 +1,1 @@
-"""Adapters, of low rank (LoRA) and soft prompts: what the services and users of `LLM` know of them."""
+"""Adapters (LoRA and soft prompts): settings and requests that services and users of `LLM` share."""

@@ -1,4 +1,4 @@
-"""An adapter as users of `LLM` name it: vLLM's LoRARequest."""
+"""An adapter for requests of `LLM`: the same as vLLM's LoRARequest."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ LONG_LORA = "must be 0 or absent: adapters that stretch positions are not served
 
 @dataclass(frozen=True, slots=True)
 class LoRARequest:
-    """An adapter for requests of `LLM`, which loads it when it is named first.
+    """An adapter for requests of `LLM`, which loads it on first use.
 
     Attributes:
-        lora_name: names it: requests with one name have one adapter.
-        lora_int_id: at least 1; taken for users of vLLM. The scheduler numbers adapters itself.
-        lora_path: its folder, below `lora_root` or relative to it.
-        load_inplace: load it anew, in place of the one that has its name.
-        long_lora_max_len: 0 or None; an adapter has the model's length.
+        lora_name: identifies the adapter: requests with the same name use the same adapter.
+        lora_int_id: at least 1; accepted for compatibility with vLLM and not used.
+        lora_path: the adapter's folder, below `lora_root` or relative to it.
+        load_inplace: load the adapter again, replacing a loaded one of the same name.
+        long_lora_max_len: must be 0 or None; adapters have the model's maximum length.
 
-    Raises ValueError for an empty name or path, a number below 1, or a length of its own.
+    Raises ValueError for an empty name or path, a `lora_int_id` below 1, or a `long_lora_max_len`.
     """
 
     lora_name: str

@@ -12,7 +12,7 @@ from blockyard.settings import option
 
 
 def _check_modules(text: str) -> str:
-    """Refuses what does not name an adapter and its folder."""
+    """Refuses an entry without a name or a folder."""
     wrong = [each for each in split_modules(text) if not all(each)]
     if wrong:
         raise ValueError(
@@ -29,7 +29,7 @@ def split_modules(text: str) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class LoraSettings:
-    """Adapters. Read by the scheduler, which passes it on to the workers."""
+    """Settings of adapters. Read by the scheduler, which passes them on to the workers."""
 
     max_loras: Annotated[int, Field(ge=0, le=256)] = option(
         0, "adapters that sequences of one step may have together: slots on the device; 0: no adapters"

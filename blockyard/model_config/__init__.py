@@ -1,4 +1,4 @@
-"""Reads a network from config.json and refuses what cannot be served, for the worker and before it starts.
+"""Reads a network from config.json and refuses models that cannot be served.
 
-Standard library only, no torch: `blockyard serve` refuses a model with it before any process starts.
+Uses the standard library only, no torch: `blockyard serve` checks a model before any process starts.
 """

@@ -1,4 +1,4 @@
-"""The functions between two products."""
+"""The activation functions of MLPs and pooling heads."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from enum import StrEnum
 
 
 class Activation(StrEnum):
-    """What is made of each number of a product."""
+    """An elementwise function between two linear products."""
 
     SILU = "silu"
     GELU_TANH = "gelu_tanh"
     GELU_ERF = "gelu_erf"
     RELU = "relu"
     RELU2 = "relu2"
-    """The square of what is above 0."""
+    """`max(x, 0) ** 2`."""
     TANH = "tanh"

@@ -1,6 +1,7 @@
-"""What a decoder is made of: its layers as records, and what stands before and after them. No weights, no tensors.
+"""The architecture of a decoder as records: layers, embedding and head. No weights, no tensors.
 
-A family's reader (`families`) makes it of config.json; the worker builds the network from it, and plans count it.
+A family's reader (`families`) builds it from config.json; the worker builds the network from it, and `capacity` counts
+its memory.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 class NormKind(StrEnum):
-    """How a norm measures its rows."""
+    """The kinds of norms."""
 
     RMS = "rms"
     LAYER = "layer"
@@ -32,20 +33,20 @@ class NormKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """A norm of rows."""
+    """A normalization of rows."""
 
     kind: NormKind = NormKind.RMS
     epsilon: float = 1e-6
     offset: float = 0.0
-    """Added to the weight, in float32, when it is loaded."""
+    """Added to the weight in float32 when it is loaded."""
     has_weight: bool = True
     has_bias: bool = False
     is_wide: bool = False
-    """The weight multiplies in float32, before the one rounding; else after it, in the model's dtype."""
+    """True: multiply by the weight in float32, then round. False: round first, then multiply in the model's dtype."""
 
     @property
     def is_held_wide(self) -> bool:
-        """Whether its weights are held in float32."""
+        """Whether the norm's weights are held in float32."""
         return self.is_wide or self.kind is NormKind.LAYER
 
 
@@ -58,21 +59,21 @@ class Attention:
     head_dim: int
     scale: float
     rotary: int | None = 0
-    """Index into `DecoderConfig.rotaries`; None: positions do not turn queries and keys."""
+    """Index into `DecoderConfig.rotaries`; None: queries and keys are not rotated."""
     window: int | None = None
-    """Keys that a query sees, its own among them; None: all."""
+    """Size of the sliding window: keys that a query sees, its own included; None: all."""
     softcap: float = 0.0
-    """Scores are `softcap * tanh(score / softcap)`; 0: they are as they are."""
+    """Scores become `softcap * tanh(score / softcap)`; 0: no softcap."""
     qk_norm: Norm | None = None
-    """Of each head's queries and keys, before they are turned."""
+    """Norm of each head's queries and keys before rotation; None: none."""
     norms_whole_rows: bool = False
-    """Whether that norm is of all heads' numbers together."""
+    """Whether `qk_norm` is over all heads' features together."""
     norms_turned: bool = False
-    """Whether that norm is of queries and keys that are turned already."""
+    """Whether `qk_norm` comes after rotation."""
     qkv_bias: bool = False
     output_bias: bool = False
     has_sinks: bool = False
-    """Each head has a score of its own beside those of its keys, of which no value comes."""
+    """Whether each head has an attention sink: one more learned score in the softmax, without a value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,53 +83,53 @@ class Mlp:
     inner_features: int
     activation: Activation = Activation.SILU
     is_gated: bool = True
-    """The first product has gates and ups; the second multiplies `activation(gate) * up`."""
+    """The first product yields gate and up; the second is applied to `activation(gate) * up`."""
     has_bias: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Router:
-    """How a row's experts are chosen, and what each counts: a softmax of one product."""
+    """How experts are chosen and weighted for a row: by a softmax over one product."""
 
     top_k: int
     renormalises: bool
-    """Whether the softmax is that of the chosen alone; else of all experts."""
+    """True: the softmax is over the chosen experts only. False: over all experts."""
     has_bias: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """Many gated MLPs, of which each row goes through some: their weighted sum."""
+    """A mixture of gated MLPs: each row's result is the weighted sum of its chosen experts' results."""
 
     num_experts: int
     inner_features: int
-    """Of one expert."""
+    """Inner features of one expert."""
     router: Router
     activation: Activation = Activation.SILU
     limit: float = 0.0
-    """If not 0, gates are cut there, ups on both sides, and the product is `(up + 1) * gate * sigmoid(1.702 gate)`."""
+    """If not 0: gates are clamped from above and ups on both sides; result: `(up + 1) * gate * sigmoid(1.702 gate)`."""
     has_bias: bool = False
 
     is_gated = True
 
 
 class Placement(StrEnum):
-    """Where a layer's norms stand."""
+    """The positions of a layer's norms."""
 
     PRE = "pre"
-    """Before attention and before the MLP."""
+    """Norms before attention and before the MLP."""
     POST = "post"
-    """After each, before its result is added."""
+    """Norms of the results of attention and MLP, before the residual addition."""
     SANDWICH = "sandwich"
-    """Before and after each."""
+    """Norms before and after both attention and MLP."""
     AFTER_SUMS = "after_sums"
-    """After the sum of attention and what it read, and after that of the MLP and what it read."""
+    """Norms after each residual addition (post-norm, as in BERT)."""
     PRE_FEED = "pre_feed"
-    """Before the MLP alone: what attention reads is normed already."""
+    """A norm before the MLP only: attention's input is normalized already."""
     PARALLEL = "parallel"
-    """One before both, which read the same rows."""
+    """One norm; attention and MLP both read its result in parallel."""
     PARALLEL_TWO = "parallel_two"
-    """One for each, of the same rows."""
+    """Two norms of the same rows, one for attention and one for the MLP, which run in parallel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,41 +139,41 @@ class Layer:
     attention: Attention
     feed: Mlp | Experts
     norm: Norm
-    """Of all its norms but those of queries and keys."""
+    """The kind of all the layer's norms except `qk_norm`."""
     placement: Placement = Placement.PRE
     residual_scale: float = 1.0
-    """Factor of what attention and MLP add."""
+    """Factor of attention's and MLP's results in the residual addition."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learned:
-    """Positions that have a row of a table each, which is added to the embedding."""
+    """Learned position embeddings: a table with one row per position, added to the token embedding."""
 
     num_positions: int
     first_row: int = 0
-    """The table's row of position 0."""
+    """The index of position 0's row in the table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoder:
-    """What a network has whose rows see those behind them too."""
+    """Parts that only an encoder, with bidirectional attention, has."""
 
     embedding_norm: Norm | None = None
     num_token_types: int = 0
-    """Rows of a table of which one is added to each row of the embedding."""
+    """Rows of the token-type table, of which the token's row is added to its embedding; 0: there is no table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """What makes logits of the last rows."""
+    """The language-model head, which computes logits."""
 
     is_tied: bool = False
-    """It is the embedding's table."""
+    """Whether its weight is the embedding table."""
     has_bias: bool = False
     scale: float = 1.0
     """Factor of the logits."""
     softcap: float = 0.0
-    """Then they are `softcap * tanh(logit / softcap)`; 0: they are as they are."""
+    """Logits become `softcap * tanh(logit / softcap)` after scaling; 0: no softcap."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +182,7 @@ class DecoderConfig:
 
     architecture: str = ""
     dtype_name: str = "float32"
-    """What the model computes in, one of DTYPES."""
+    """The dtype that the model computes in, one of DTYPES."""
     vocab_size: int
     hidden_size: int
     max_model_len: int
@@ -193,65 +194,65 @@ class DecoderConfig:
     embedding_scale: float = 1.0
     """Factor of the embedding's rows."""
     rounds_embedding_scale: bool = True
-    """Whether that is rounded to the dtype before it multiplies."""
+    """Whether `embedding_scale` is rounded to the dtype before it multiplies."""
     learned: Learned | None = None
     encoder: Encoder | None = None
-    """None: rows see none behind them."""
+    """Not None for an encoder, whose attention is bidirectional; None: attention is causal."""
     pooling: PoolingRule | None = None
-    """What is made of its rows instead of tokens; None: tokens are, and its head makes logits."""
+    """How the rows are pooled; None: the model generates tokens by its head."""
     stored: StoredWeights | None = None
-    """How the checkpoint has quantized its weights; None: it has not."""
+    """How the checkpoint's weights are quantized; None: they are not."""
     remarks: tuple[str, ...] = field(default=(), repr=False, compare=False)
-    """Sentences for the log: what was passed over."""
+    """Sentences for the log about parts of the checkpoint that are ignored."""
 
     @property
     def task(self) -> Task:
-        """What it is served for."""
+        """The task that the model is served for."""
         return self.pooling.task if self.pooling else Task.GENERATE
 
     @property
     def num_layers(self) -> int:
-        """Layers of the whole network."""
+        """Number of layers of the whole network."""
         return len(self.layers)
 
     @property
     def attention(self) -> Attention:
-        """The first layer's attention: heads and their width are those of all layers."""
+        """The first layer's attention; all layers have the same heads and head width."""
         return self.layers[0].attention
 
     @property
     def num_heads(self) -> int:
-        """Heads of queries of a layer."""
+        """Number of query heads of a layer."""
         return self.attention.num_heads
 
     @property
     def num_kv_heads(self) -> int:
-        """Heads of keys, and of values."""
+        """Number of key and value heads of a layer."""
         return self.attention.num_kv_heads
 
     @property
     def head_dim(self) -> int:
-        """Numbers of a head."""
+        """Features of a head."""
         return self.attention.head_dim
 
     @property
     def intermediate_size(self) -> int:
-        """Inner features of an MLP, or of an expert: those of all layers."""
+        """Inner features of an MLP or an expert; the same in all layers."""
         return self.layers[0].feed.inner_features
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """For each layer the keys that a query sees, its own among them; None: all."""
+        """For each layer the size of its sliding window; None: full attention."""
         return tuple(layer.attention.window for layer in self.layers)
 
     @property
     def sliding_window(self) -> int | None:
-        """The window of the layers that have one; None where no layer has."""
+        """The first sliding window of any layer; None: no layer has one."""
         return next((window for window in self.windows if window is not None), None)
 
 
 def norms_of(placement: Placement) -> Iterable[str]:
-    """Returns which norms a layer has, by their fields of `Names`."""
+    """Returns the norms of a layer, as field names of `Names`."""
     return {
         Placement.PRE: ("pre_attention", "pre_feed"),
         Placement.POST: ("post_attention", "post_feed"),
@@ -264,10 +265,10 @@ def norms_of(placement: Placement) -> Iterable[str]:
 
 
 def is_widely_served(config: DecoderConfig) -> bool:
-    """Returns whether kernels that are not complete have all its ops.
+    """Returns whether kernels with a limited set of ops can compute the network.
 
-    It is no encoder, no layer is a mixture of experts, and queries and keys are normed before they are turned, with no
-    factor that grows with the position.
+    They lack encoders, mixtures of experts, query and key norms after rotation, and query scales that grow with the
+    position.
     """
     return (
         config.encoder is None

@@ -1,6 +1,6 @@
-"""Which models transformers' code computes, where no family of ours reads them, and what of these is known before.
+"""Decides which models transformers' own code computes, and reads what config.json says of them.
 
-Knows no more of a model than that it is no family's: what its network needs, transformers' classes know.
+Only models outside Blockyard's families are read here; transformers' classes define their networks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 PACKAGE = "transformers"
 MODEL_CODES = ("auto", "native", "transformers")
-"""What may compute a model: our own code, and where there is none transformers'; one of them alone."""
+"""Values of `--model-code`. auto: Blockyard's code if it knows the architecture, else transformers'."""
 INSTALL = "pip install 'blockyard[transformers]'"
 SLOWER = (
     "transformers' own code computes this model, over our ops: it is slower than a model that Blockyard knows, and "
@@ -34,10 +34,10 @@ SLOWER = (
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """What config.json says of a model that transformers' code computes."""
+    """The facts of config.json about a model that transformers' code computes."""
 
     architecture: str
-    """The first that transformers has."""
+    """The first of the model's architectures that the installed transformers has."""
     dtype_name: str
     remarks: tuple[str, ...] = (SLOWER,)
 
@@ -49,7 +49,7 @@ def is_installed() -> bool:
 
 @cache
 def list_of_models() -> str:
-    """The file in which transformers lists its networks, as text: to import it would take seconds, and torch."""
+    """Reads the file in which transformers lists its networks: importing it would take seconds, and torch."""
     spec = find_spec(PACKAGE)
     if spec is None or not spec.origin:
         return ""
@@ -58,18 +58,18 @@ def list_of_models() -> str:
 
 
 def _known_architecture(fields: Fields) -> str:
-    """Finds the first architecture that transformers installed here has; empty: there is none."""
+    """Returns the model's first architecture that the installed transformers has; empty: none."""
     given = fields.get("architectures")
     names = [str(name) for name in given] if isinstance(given, list) else []
     return next((name for name in names if f'"{name}"' in list_of_models()), "")
 
 
 def needs_transformers(folder: Path, model_code: str) -> bool:
-    """Returns whether transformers' code is to compute a model, by what `--model-code` says.
+    """Returns whether transformers' code computes a model. `model_code`: the value of `--model-code`.
 
     Raises:
-        BlockyardError: MODEL_NOT_LOADED, where config.json is missing or damaged, or transformers is asked for and is
-            not installed.
+        BlockyardError: MODEL_NOT_LOADED, if config.json is missing or damaged, or transformers is asked for and not
+            installed.
     """
     if model_code == "native":
         return False
@@ -84,9 +84,9 @@ def needs_transformers(folder: Path, model_code: str) -> bool:
 def check_settings(
     folder: Path, *, quantization: str, load_format: str, num_workers: int, task: Task = Task.UNSPECIFIED
 ) -> None:
-    """Refuses settings that our own code alone takes: raises BlockyardError MODEL_NOT_LOADED, with all of them.
+    """Refuses settings that transformers' code does not support; raises BlockyardError MODEL_NOT_LOADED.
 
-    `num_workers`: of a replica; `task`: what the model is served for, UNSPECIFIED: as its files say.
+    `num_workers`: of a replica. `task`: the task to serve; UNSPECIFIED: as the model's files say.
     """
     architecture = read_outline(folder).architecture
     wrong = list(_wrong_settings(quantization, load_format, num_workers))
@@ -106,11 +106,11 @@ def _wrong_settings(quantization: str, load_format: str, num_workers: int) -> It
 
 
 def read_outline(folder: Path, dtype: str = "auto") -> Outline:
-    """Reads what config.json says of a model that transformers' code is to compute; `dtype` as of `read_network`.
+    """Reads the config.json of a model that transformers' code computes. `dtype`: as for `read_network`.
 
     Raises:
-        BlockyardError: MODEL_NOT_LOADED with all violations, where it is missing or damaged, or asks for code of its
-            own or for quantized weights.
+        BlockyardError: MODEL_NOT_LOADED with all violations, if config.json is missing or damaged, or the model needs
+            its own code or has quantized weights.
     """
     fields = Fields(read_object(folder / "config.json"))
     for name in CONFIG_FIELDS:
@@ -123,7 +123,7 @@ def read_outline(folder: Path, dtype: str = "auto") -> Outline:
     if not architecture:
         fields.refuse("architectures", "config.json names no architecture that transformers installed here has")
     if (folder / "adapter_config.json").exists():
-        # transformers would read another model's weights under it.
+        # transformers would silently load the base model that the adapter names.
         fields.refuse("adapter_config.json", f"{folder} is an adapter: give the folder of its model")
     dtype_name = read_dtype(fields, dtype)
     if fields.violations:

@@ -1,6 +1,6 @@
-"""Reads fields of config.json by name, checks their types, and collects everything that is wrong with them.
+"""Reads fields of config.json by name, checks their types, and collects all violations.
 
-A getter that finds something wrong notes it and gives a stand-in, so that one reading finds everything.
+A getter that finds a violation records it and returns a stand-in, so that one pass finds all violations.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 T = TypeVar("T")
-# Sizes travel as 32 bits, and no network comes near.
+# Messages carry sizes in 32 bits; no network comes near.
 MAX_SIZE = 2**31 - 1
 
 
 def unusable(message: str, violations: tuple[Violation, ...] = ()) -> BlockyardError:
-    """The error of a model that cannot be loaded as it is: the message says what to do."""
+    """Creates the error of a model that cannot be loaded; the message says what to do."""
     return BlockyardError(Reason.MODEL_NOT_LOADED, message, violations)
 
 
 def read_object(path: Path, root: Path | None = None) -> dict[str, Any]:
-    """Reads a JSON object from a file; raises BlockyardError MODEL_NOT_LOADED. `root`: as of `open_file`."""
+    """Reads a JSON object from a file; raises BlockyardError MODEL_NOT_LOADED. `root`: as for `open_file`."""
     try:
         value: object = json.loads(read_file(path, root).decode())
     except FileNotFoundError:
@@ -46,45 +46,45 @@ def read_object(path: Path, root: Path | None = None) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Fields:
-    """An object's fields. A field that is null counts as one that is not there, unless it says otherwise."""
+    """The fields of a JSON object. A null field counts as missing, unless a getter says otherwise."""
 
     values: Mapping[str, Any]
     renamed: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What a field is called in this file, for those that have a name of their own there."""
+    """Maps the usual names of fields to those in this file, if they differ."""
     violations: list[Violation] = field(default_factory=list[Violation])
-    """What cannot be served, each in a sentence of its own."""
+    """Reasons why the model cannot be served, one sentence each."""
     remarks: list[str] = field(default_factory=list[str])
-    """What can be served and should be known."""
+    """Sentences that users should know about a model that is served."""
     read: set[str] = field(default_factory=set[str])
-    """The fields that were asked for, as they are called in this file."""
+    """The fields that were read, under their names in this file."""
 
     def name_of(self, name: str) -> str:
-        """Returns what a field is called in this file."""
+        """Returns the name of a field in this file."""
         return self.renamed.get(name, name)
 
     def refuse(self, name: str, sentence: str) -> None:
-        """Notes that a field cannot be served."""
+        """Records a violation of a field."""
         self.violations.append(Violation(self.name_of(name), sentence, Reason.MODEL_NOT_LOADED))
 
     def refuse_other_name(self, name: str) -> None:
-        """Notes a field that has a name of its own in this file, and stands there under its usual one."""
+        """Records a violation: the field has its usual name, but this architecture uses another name for it."""
         sentence = f"config.json: {name} is called {self.name_of(name)} in a model of this architecture"
         self.violations.append(Violation(name, sentence, Reason.MODEL_NOT_LOADED))
 
     def has(self, name: str) -> bool:
-        """Whether a field is there, null or not."""
+        """Returns whether a field is present, null or not."""
         name = self.name_of(name)
         self.read.add(name)
         return name in self.values
 
     def get(self, name: str) -> Any:
-        """Returns a field as it is, None where it is not there."""
+        """Returns a field's raw value; None if it is missing."""
         name = self.name_of(name)
         self.read.add(name)
         return self.values.get(name)
 
     def choose(self, name: str, choices: Mapping[str, T], default: str | None = None) -> T:
-        """Reads one of several texts, and returns what it stands for."""
+        """Reads a text that must be a key of `choices`; returns the choice's value."""
         first = next(iter(choices))
         value = self.get(name)
         if value is None and default is not None:
@@ -96,13 +96,13 @@ class Fields:
         return choices[value]
 
     def require(self, name: str, *neutral: Any) -> None:
-        """Refuses a field that has another value than these, or null."""
+        """Refuses a field whose value is neither null nor one of `neutral`."""
         value = self.get(name)
         if value is not None and value not in neutral:
             self.refuse(name, f"config.json: {self.name_of(name)} is {_short(value)}, which is not supported")
 
     def integer(self, name: str, default: int | None = None, *, least: int = 1, most: int | None = MAX_SIZE) -> int:
-        """Reads an integer; where it is missing and has no default, that is wrong."""
+        """Reads an integer; refuses a missing field without a default."""
         value, name = self.get(name), self.name_of(name)
         if value is None:
             if default is None:
@@ -139,7 +139,7 @@ class Fields:
         return bool(value)
 
     def text(self, name: str, default: str) -> str:
-        """Reads a string; one of another type is refused."""
+        """Reads a string; refuses another type."""
         value, name = self.get(name), self.name_of(name)
         if value is not None and not isinstance(value, str):
             self.refuse(name, f"config.json: {name} must be a text, not {value!r}")
@@ -153,7 +153,7 @@ def _short(value: Any) -> str:
 
 
 def is_number(value: object) -> bool:
-    """Whether a value of JSON is a finite number; true and false are none."""
+    """Returns whether a JSON value is a finite number; true and false are not."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     try:

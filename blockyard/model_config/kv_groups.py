@@ -1,7 +1,7 @@
-"""KV groups: layers that keep the same tokens, and have a block of each `block_size` tokens together.
+"""KV groups: layers that keep the same tokens and share each block of `block_size` tokens.
 
-A block is a page of one pool, whichever group has it, so all groups have about as many layers: those that see a window
-are divided among several groups, and so are the others where there are more of them.
+All groups take blocks of one size from one pool, so all groups have about the same number of layers: windowed layers
+are divided among several groups, and so are full-attention layers if they are more.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
     from blockyard.model_config.decoder_config import DecoderConfig
 
 MAX_GROUPS = 16
-"""A table has a place for each group and block, and each place costs the scheduler some time."""
+"""The most KV groups: each group adds entries to a sequence's block table, which cost the scheduler time."""
 
 TYPICAL_TOKENS = 8192
-"""Of a sequence: for so many the bytes of blocks are least."""
+"""The sequence length for which the division into groups minimizes the bytes of blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class KvGroups:
     """The groups of a network's layers.
 
-    `windows`: of each group the keys that a query sees, its own among them; 0: all. `of_layers`: each layer's group.
-    `share_place`: each layer takes the place of the one before it, since no later step reads what it keeps.
+    `windows`: each group's sliding window, 0: full attention. `of_layers`: each layer's group. `share_place`: all
+    layers write to the same place of a block, since no later step reads it (encoders).
     """
 
     windows: tuple[int, ...]
@@ -34,9 +34,9 @@ class KvGroups:
 
     @classmethod
     def of(cls, config: DecoderConfig, device_type: str) -> KvGroups:
-        """Divides a network's layers; on a GPU they are one group that keeps everything."""
+        """Divides a network's layers into groups; on a GPU all layers form one group that keeps all tokens."""
         if config.encoder:
-            # Its keys and values are of no use once a layer is computed.
+            # An encoder's keys and values are not needed once their layer is computed.
             return cls((0,), (0,) * config.num_layers, share_place=True)
         reaches = tuple(0 if window is None or window >= config.max_model_len else window for window in config.windows)
         counts = Counter(reaches)
@@ -48,7 +48,7 @@ class KvGroups:
         for window in sorted(counts):
             first[window] = len(windows)
             windows += [window] * -(-counts[window] // size)
-        # One after the other, so that whatever layers a stage has, its groups have about as many each.
+        # Round robin, so that in any pipeline stage the groups have about the same number of layers.
         seen = Counter[int]()
         of_layers: list[int] = []
         for window in reaches:
@@ -58,16 +58,16 @@ class KvGroups:
 
     @classmethod
     def keep_all(cls, num_layers: int) -> KvGroups:
-        """Makes one group of all layers, that keeps everything."""
+        """Creates one group of all layers that keeps all tokens."""
         return cls((0,), (0,) * num_layers)
 
     @property
     def num_groups(self) -> int:
-        """How many there are."""
+        """The number of groups."""
         return len(self.windows)
 
     def places(self, layers: range) -> list[tuple[int, int]]:
-        """Returns of each layer that a rank has its group, and which of the group's it is."""
+        """Returns for each layer of a rank its group and its index within the group."""
         return [(self.of_layers[layer], self._place(layer, layers)) for layer in layers]
 
     def _place(self, layer: int, layers: range) -> int:
@@ -76,12 +76,12 @@ class KvGroups:
         return sum(self.of_layers[other] == self.of_layers[layer] for other in range(layers.start, layer))
 
     def count_layers(self, layers: range) -> int:
-        """Returns the layers that a block has room for at a rank: those of the largest group."""
+        """Returns how many layers a block holds at a rank: as many as the largest group has."""
         return 1 if self.share_place else max(Counter(self.of_layers[layer] for layer in layers).values())
 
 
 def _choose_size(counts: Counter[int]) -> int:
-    """Chooses the layers of a group, by the bytes that a sequence takes; of equals the largest."""
+    """Chooses the number of layers of a group that minimizes a sequence's bytes; of equals the largest."""
 
     def weigh(size: int) -> tuple[int, int]:
         kept = sum(

@@ -1,4 +1,4 @@
-"""How many leaves a product has: the slices of its inner dimension that are summed apart (`add_leaves`)."""
+"""Counts a product's leaves: slices of its inner dimension that are summed separately (`add_leaves`)."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ if TYPE_CHECKING:
     from blockyard.model_config.decoder_config import DecoderConfig
 
 MAX_LEAVES = 8
-# Leaves are at least so long, where the inner dimension is twice as long: shorter ones cost time.
+# The least length of a leaf, if the inner dimension has at least twice that: shorter leaves are slow.
 MIN_LEAF_FEATURES = 256
-# Whole words of every type, and whole runs of what backends interleave.
+# A leaf's length is a multiple of this: whole words of every dtype, and whole interleaved runs of every backend.
 LEAF_MULTIPLE = 8
 
 
 def count_leaves(in_features: int, unit_features: int = 1) -> int:
-    """Returns how many leaves a weight has.
+    """Returns the number of leaves of a weight.
 
     Args:
-        in_features: the inner dimension.
-        unit_features: what a cut must not split, as a head.
+        in_features: length of the inner dimension.
+        unit_features: features that one leaf must hold together, such as a head's.
     """
     unit = math.lcm(unit_features, LEAF_MULTIPLE)
     leaves = MAX_LEAVES
@@ -32,18 +32,18 @@ def count_leaves(in_features: int, unit_features: int = 1) -> int:
 
 
 def output_leaves(config: DecoderConfig) -> int:
-    """Returns how many leaves the attention's output projection has."""
+    """Returns the number of leaves of the attention's output projection."""
     width = config.num_heads * config.head_dim
     return count_leaves(width, math.lcm(config.head_dim, _stored_unit(config, width)))
 
 
 def down_leaves(config: DecoderConfig) -> int:
-    """Returns how many leaves the MLP's second product has."""
+    """Returns the number of leaves of the MLP's down projection."""
     return count_leaves(config.intermediate_size, _stored_unit(config, config.intermediate_size))
 
 
 def _stored_unit(config: DecoderConfig, in_features: int) -> int:
-    # Weights that do not fit are left as they are.
+    # A width that does not fit into groups belongs to a weight that is not quantized.
     if config.stored is None or config.stored.misfit(in_features):
         return 1
     return config.stored.leaf_unit(in_features)

@@ -1,6 +1,6 @@
-"""Where a network's tensors stand in a checkpoint: the names of its modules, and how rows lie in what is stored.
+"""The names of a network's modules in a checkpoint, and the order of rows in the stored tensors.
 
-A module that several weights share a name with is stored as one, its rows one part after another.
+Weights with the same module name are stored as one tensor, their rows one after another.
 """
 
 from __future__ import annotations
@@ -10,33 +10,33 @@ from enum import Enum, auto
 
 
 class RowOrder(Enum):
-    """How the rows of queries and keys, or of all three, lie within what is stored."""
+    """The order of rows in the stored Q and K weights, or in a fused QKV weight."""
 
     PLAIN = auto()
     PAIRS_INTERLEAVED = auto()
-    """The two numbers that turn together stand side by side within a head, not half of the turned ones apart."""
+    """Within a head the two features of a rotated pair are adjacent, instead of half the rotated features apart."""
     HEADS_INTERLEAVED = auto()
-    """Each head's queries, keys and values stand together."""
+    """Each head's rows of Q, K and V are adjacent."""
 
 
 class ExpertLayout(Enum):
     """How the weights of a layer's experts are stored."""
 
     EXPERTS = auto()
-    """Each in tensors of its own, [inner, width] and [width, inner]: `{}` in a name is its number."""
+    """Each expert in its own tensors, [inner, width] and [width, inner]; `{}` in a name is the expert's number."""
     STACKED = auto()
-    """In one tensor of all gates and ups, [experts, 2 * inner, width], and one of all that leads back."""
+    """One tensor with all gates and ups, [experts, 2 * inner, width], and one with all down projections."""
     GATE_UP_INTERLEAVED = auto()
-    """In one [experts, width, 2 * inner], a gate and its up side by side, and one [experts, inner, width].
+    """One tensor [experts, width, 2 * inner] with each gate beside its up, and one [experts, inner, width].
 
-    As MXFP4, whose names end in _blocks and _scales: [experts, 2 * inner, width / 32, 16] and [experts, width,
+    In MXFP4 their names end in _blocks and _scales: [experts, 2 * inner, width / 32, 16] and [experts, width,
     inner / 32, 16].
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertNames:
-    """The router's module, and the tensors of the experts, in a layer."""
+    """The names of a layer's router module and of its experts' tensors."""
 
     router: str = "mlp.gate"
     gate: str = "mlp.experts.{}.gate_proj.weight"
@@ -50,12 +50,12 @@ _EXPERT_NAMES = ExpertNames()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """The modules by name. All but the first five and the last two stand in a layer."""
+    """The names of modules. From `pre_attention` to `experts` they are relative to the layer."""
 
     prefixes: tuple[str, ...] = ("model.", "")
-    """Of all but the head: the first with which there is an embedding."""
+    """Prefixes of all modules except the head; the first prefix with which the embedding exists is used."""
     heads: tuple[str, ...] = ("lm_head",)
-    """The head: the first that is there."""
+    """Names of the head; the first that exists is used."""
     embedding: str = "embed_tokens"
     positions: str = ""
     token_types: str = ""
@@ -79,7 +79,7 @@ class Names:
     experts: ExpertNames = _EXPERT_NAMES
     row_order: RowOrder = RowOrder.PLAIN
     are_transposed: bool = False
-    """Weights of the layers' products are stored as [inputs, outputs]."""
+    """Whether the weights of the layers' products are stored as [inputs, outputs]."""
 
 
 LLAMA_NAMES = Names()

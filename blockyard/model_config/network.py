@@ -1,7 +1,7 @@
 """Reads config.json into one frozen dataclass, `DecoderConfig`, and refuses every unsupported setting.
 
-Reads what transformers 5 writes and what older versions wrote, as transformers 5 does. A field that transformers reads
-is honoured or refused; one that nobody knows is remarked. Knows no weights and no tensors.
+Reads files of transformers 5 and of older versions as transformers 5 does. A field that transformers reads is honoured
+or refused; an unknown field gets a remark. Reads no weights.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from blockyard.model_config.pooling.rule import PoolingRule
     from blockyard.model_config.stored_weights import StoredWeights
 
-# Fields of a config.json of several models that hold for all of them.
+# Top-level fields of a multimodal config.json that apply to the text model too.
 _OF_ALL_MODELS = ("architectures", "model_type", *OWN_CODE, "dtype", "torch_dtype", "tie_word_embeddings")
 _TEXT = "text_config"
 
@@ -40,12 +40,12 @@ def read_network(folder: Path, dtype: str = "auto", task: Task = Task.UNSPECIFIE
 
     Args:
         folder: the model's folder.
-        dtype: what to compute in; auto: as config.json says, float32 where it says nothing.
-        task: what it is served for; UNSPECIFIED: as its files say.
+        dtype: the dtype to compute in; auto: as config.json says, float32 if it does not say.
+        task: the task to serve; UNSPECIFIED: as the model's files say.
 
     Raises:
-        BlockyardError: MODEL_NOT_LOADED with all violations, where the file is missing or damaged, or asks for what is
-            not supported.
+        BlockyardError: MODEL_NOT_LOADED with all violations, if the file is missing, damaged or asks for something
+            unsupported.
     """
     fields = Fields(read_object(folder / "config.json"))
     network = _read(fields, dtype, folder, task)
@@ -56,10 +56,10 @@ def read_network(folder: Path, dtype: str = "auto", task: Task = Task.UNSPECIFIE
 
 
 def find_violations(folder: Path, dtype: str = "auto", task: Task = Task.UNSPECIFIED) -> tuple[Violation, ...]:
-    """Finds why a model cannot be served, as far as config.json shows: a sentence for each reason; empty: it can.
+    """Returns the reasons why a model cannot be served, by its config.json; empty: it can be served.
 
     Raises:
-        BlockyardError: MODEL_NOT_LOADED, where the file is missing or damaged.
+        BlockyardError: MODEL_NOT_LOADED, if the file is missing or damaged.
     """
     fields = Fields(read_object(folder / "config.json"))
     _read(fields, dtype, folder, task)
@@ -67,7 +67,7 @@ def find_violations(folder: Path, dtype: str = "auto", task: Task = Task.UNSPECI
 
 
 def _read(fields: Fields, dtype: str, folder: Path, task: Task) -> DecoderConfig | None:
-    """Reads everything; None where no architecture is supported, of which nothing more can be said."""
+    """Reads the whole configuration; None if no architecture is supported."""
     architecture, family = _family(fields)
     stored = _read_stored(fields, family.unpacked if family else "")
     dtype_name = read_dtype(fields, dtype)
@@ -94,7 +94,7 @@ def _pooling(fields: Fields, folder: Path, task: Task, architecture: str) -> Poo
 
 
 def _require_factors(fields: Fields, config: DecoderConfig) -> None:
-    """Refuses rotary embeddings whose factors are not one for each frequency."""
+    """Refuses rotary embeddings that do not have one factor for each frequency."""
     for rotary in config.rotaries:
         count = rotary.rotated(config.head_dim) // 2
         if {len(rotary.short_factors), len(rotary.long_factors)} - {0, count}:
@@ -103,9 +103,9 @@ def _require_factors(fields: Fields, config: DecoderConfig) -> None:
 
 
 def _enter_text_model(fields: Fields, family: Family) -> Callable[[Fields], DecoderConfig]:
-    """Goes on with the fields of the text model in a config.json of several models, and returns that model's reader.
+    """Replaces the fields by the text model's in a multimodal config.json; returns the text model's reader.
 
-    Files of older versions have them among those of all.
+    Older files have the text model's fields at the top level.
     """
     fields.remarks.append("of the models that config.json has, the text model alone is served")
     inner = fields.get(_TEXT)
@@ -130,7 +130,7 @@ def _enter_text_model(fields: Fields, family: Family) -> Callable[[Fields], Deco
 
 
 def _read_stored(fields: Fields, unpacked: str) -> StoredWeights | None:
-    """Reads how weights are quantized; `unpacked`: a way that the family turns into numbers."""
+    """Reads how weights are quantized. `unpacked`: the method that is dequantized at loading; returns None for it."""
     given = fields.get(CONFIG_FIELDS[0])
     method = given.get("quant_method") if isinstance(given, dict) else None
     if not unpacked or method != unpacked:
@@ -144,7 +144,7 @@ def _read_stored(fields: Fields, unpacked: str) -> StoredWeights | None:
 
 
 def _refuse_misfits(fields: Fields, config: DecoderConfig) -> None:
-    """Refuses quantized weights of products that kernels for these cannot hold."""
+    """Refuses quantized weights that the kernels cannot hold."""
     if config.stored is None:
         return
     names, inner, heads = config.names, config.intermediate_size, config.num_heads * config.head_dim
@@ -165,13 +165,13 @@ def _refuse_misfits(fields: Fields, config: DecoderConfig) -> None:
 
 
 def find_architecture(fields: Fields) -> str:
-    """Finds the first architecture that a family reads; empty: there is none."""
+    """Returns the model's first supported architecture; empty: there is none."""
     given = fields.get("architectures")
     return next((str(name) for name in given if find_family(str(name))), "") if isinstance(given, list) else ""
 
 
 def _family(fields: Fields) -> tuple[str, Family | None]:
-    """The first architecture that is supported."""
+    """Returns the first supported architecture and its family; refuses the model if there is none."""
     given = fields.get("architectures")
     names = [str(name) for name in given] if isinstance(given, list) else []
     chosen = find_architecture(fields)
@@ -179,7 +179,7 @@ def _family(fields: Fields) -> tuple[str, Family | None]:
     refuse_own_code(fields)
     if family is not None:
         model_type = fields.text("model_type", "")
-        # One that belongs to another of the architectures is right for that one.
+        # With several architectures, model_type may belong to another of them.
         if model_type not in ("", family.model_type) and len(names) == 1:
             problem = f"config.json names the architecture {chosen} and the model_type {model_type!r} of another one"
             fields.refuse("model_type", problem)
@@ -187,14 +187,14 @@ def _family(fields: Fields) -> tuple[str, Family | None]:
     problem = f"architecture {', '.join(map(repr, names))} is not supported" if names else ""
     problem = problem or "config.json names no architecture"
     others = "others as transformers computes them, where that is installed: pip install 'blockyard[transformers]'"
-    # Short names: a message of a call has an end.
+    # Use short names: the length of an error message is limited.
     supported = ", ".join(name.removesuffix("ForCausalLM") for name in FAMILIES)
     fields.refuse("architectures", f"{problem} (supported: {supported}; {others})")
     return "", None
 
 
 def _refuse_others(fields: Fields) -> None:
-    """Refuses what nobody has read and would change the numbers, and remarks what nobody knows."""
+    """Refuses unread fields that would change results, and remarks on unknown fields."""
     read = {*fields.read, "dtype", "torch_dtype", "rope_theta"}
     for name, neutral in REFUSED.items():
         if name not in read:
@@ -206,7 +206,7 @@ def _refuse_others(fields: Fields) -> None:
 
 
 def read_dtype(fields: Fields, dtype: str) -> str:
-    """Reads what to compute in; `dtype` as of `read_network`."""
+    """Returns the dtype to compute in; `dtype`: as for `read_network`."""
     if dtype != "auto":
         return dtype
     name = str(fields.get("dtype") or fields.get("torch_dtype") or "float32").removeprefix("torch.")

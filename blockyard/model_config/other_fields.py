@@ -1,4 +1,4 @@
-"""Lists the fields of config.json that these networks do not use: harmless ones, and ones refused if they matter.
+"""Lists the fields of config.json that no network uses: harmless ones, and ones refused if they matter.
 
 Every name that transformers' configurations have is here or is read in `network` and `rotary`; a test compares them.
 """
@@ -15,7 +15,7 @@ _BOOKKEEPING = """
     id2label label2id num_labels problem_type finetuning_task task_specific_params
     sentence_transformers sbert_ce_default_activation_function
 """
-# How it was trained, and how other programs run it.
+# Fields about a model's training, and about running it in other programs.
 _TRAINING = """
     initializer_range attention_dropout hidden_dropout hidden_dropout_prob resid_pdrop embd_pdrop attn_pdrop dropout
     attention_probs_dropout_prob classifier_dropout qa_dropout seq_classif_dropout sinusoidal_pos_embds
@@ -24,7 +24,7 @@ _TRAINING = """
     attn_implementation _attn_implementation _attn_implementation_autoset experts_implementation
     _experts_implementation keys_to_ignore_at_inference output_router_logits router_aux_loss_coef router_jitter_noise
 """
-# The gateway reads the end tokens. Defaults of generation stand in generation_config.json, and are not read here.
+# The gateway reads the end tokens. Defaults of generation are read from generation_config.json instead.
 _GENERATION = """
     bos_token_id eos_token_id pad_token_id sep_token_id unk_token_id decoder_start_token_id
     max_length max_new_tokens min_length min_new_tokens early_stopping max_time stop_strings do_sample num_beams
@@ -42,9 +42,9 @@ _ONE: tuple[Any, ...] = (1,)
 _NEVER: tuple[Any, ...] = ()
 _EMPTY: tuple[Any, ...] = ([], {})
 
-# What changes the numbers of some network, and the values with which it changes nothing; null is always one of them.
+# Fields that change some network's results, and the values with which they do not; null is always allowed.
 REFUSED: dict[str, tuple[Any, ...]] = {
-    # Layers or parts that differ from one another, or are not there.
+    # Layers that differ from each other, and other models.
     **dict.fromkeys(("per_layer_config", "pruned_heads", "text_config", "vision_config", "audio_config"), _EMPTY),
     **dict.fromkeys(("no_rope_layers", "no_rope_layer_interval", "cla_share_factor", "num_kv_shared_layers"), _OFF),
     # Attention.

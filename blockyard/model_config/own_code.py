@@ -1,4 +1,4 @@
-"""Code that comes with a model, which is never run: asked for by config.json or by a tokenizer's, it is refused."""
+"""Refuses models that need their own code: code that comes with a model is never run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FIELDS = ("auto_map", "trust_remote_code")
 
 
 def asks_for_own_code(values: Mapping[str, object], file: str = "config.json") -> str:
-    """Returns why an object of a model's file is refused: it asks for code of the model's own. Empty: it does not."""
+    """Returns the refusal of a model file that asks for the model's own code; empty: it does not ask for it."""
     name = next((name for name in FIELDS if values.get(name)), "")
     if not name:
         return ""
@@ -24,7 +24,7 @@ def asks_for_own_code(values: Mapping[str, object], file: str = "config.json") -
 
 
 def refuse_own_code(fields: Fields) -> None:
-    """Notes that a config.json asks for code of the model's own."""
+    """Records a violation if config.json asks for the model's own code."""
     for name in FIELDS:
         if fields.get(name):
             fields.refuse(name, asks_for_own_code({name: True}))

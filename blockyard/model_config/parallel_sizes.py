@@ -1,4 +1,4 @@
-"""Which parallel sizes a model allows: how many ranks can share a layer, and into how many stages it can be cut."""
+"""The parallel sizes that a model allows: ranks that share a layer, and pipeline stages."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
     from blockyard.model_config.decoder_config import DecoderConfig
 
 
-# Tables are cut in whole panels.
+# Vocabulary tables are split in units of whole panels.
 VOCABULARY_UNIT = 32
-# As many stages as any model has layers.
+# No model has more layers than this.
 MAX_STAGES = 1024
 
 
 def vocabulary_share(vocab_size: int, num_ranks: int) -> int:
-    """Returns how many tokens each rank holds; the last one may hold fewer."""
+    """Returns how many tokens of the vocabulary each rank holds; the last rank may hold fewer."""
     return -(-vocab_size // (VOCABULARY_UNIT * num_ranks)) * VOCABULARY_UNIT
 
 
 def legal_tensor_sizes(config: DecoderConfig) -> tuple[int, ...]:
-    """Returns how many ranks may share a layer, growing from 1.
+    """Returns the allowed tensor-parallel sizes in ascending order.
 
-    Each rank has whole leaves of both products that are cut along K, and whole heads; a head of keys and values stands
-    on several ranks where there are fewer of these than ranks. None is without tokens of the vocabulary.
+    Each rank needs whole leaves of both products that are split along K, whole heads, and at least one token of the
+    vocabulary. If there are more ranks than KV heads, several ranks hold the same KV head.
     """
-    # Such a norm is of numbers that several ranks would have.
+    # A norm over whole rows would need the features of other ranks.
     if config.pooling is not None or any(layer.attention.norms_whole_rows for layer in config.layers):
         return (1,)
     most = min(output_leaves(config), down_leaves(config))
@@ -50,7 +50,7 @@ def _leaves_no_rank_empty(config: DecoderConfig, size: int) -> bool:
 
 
 def check_sizes(config: DecoderConfig, parallel: Parallel) -> None:
-    """Refuses sizes that a model does not allow: raises BlockyardError MODEL_NOT_LOADED, with those that it does."""
+    """Raises BlockyardError MODEL_NOT_LOADED for sizes that the model does not allow, naming the allowed ones."""
     if config.pooling is not None and parallel.world_size > 1:
         raise unusable("a model that pools is served by one worker, not by a group")
     legal = legal_tensor_sizes(config)
@@ -64,7 +64,7 @@ def check_sizes(config: DecoderConfig, parallel: Parallel) -> None:
 
 
 def wrong_parallel(parallel: Parallel) -> Iterable[Violation]:
-    """Finds what no model allows."""
+    """Yields violations for sizes and ranks that no model allows."""
     tensor, pipeline = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
     if not 1 <= tensor <= MAX_LEAVES or tensor & (tensor - 1):
         yield Violation("parallel.tensor_parallel_size", f"must be a power of two, at most {MAX_LEAVES}")

@@ -1,4 +1,4 @@
-"""What the readers of families share: sizes, activations, and which layers see only the last keys."""
+"""Helpers of the families' readers: sizes, activations and sliding windows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from blockyard.model_config.fields import Fields
     from blockyard.model_config.rotary import RotaryConfig
 
-# By the names that transformers has for them, some of them for one function.
+# By transformers' names, some of which mean the same function.
 ACTIVATIONS = {
     "silu": Activation.SILU,
     "swish": Activation.SILU,
@@ -28,7 +28,7 @@ ACTIVATIONS = {
     "relu2": Activation.RELU2,
 }
 LAYER_TYPES = ("full_attention", "sliding_attention")
-# The `sliding_window` of a family that has windows, where config.json has none: transformers' default of all of them.
+# transformers' default of `sliding_window` in the families that have windows.
 DEFAULT_WINDOW = 4096
 
 
@@ -56,11 +56,12 @@ def read_sizes(
     """Reads the sizes.
 
     Args:
-        fields: of config.json.
-        head_dim: where it has none; None: hidden_size / num_attention_heads.
-        num_kv_heads: where it has no `num_key_value_heads`; None: num_attention_heads. Null is that always.
-        inner: where it has no `intermediate_size`; None: it must.
-        has_own_heads: false for networks that have neither `head_dim` nor `num_key_value_heads`.
+        fields: the fields of config.json.
+        head_dim: the default if config.json has none; None: hidden_size / num_attention_heads.
+        num_kv_heads: the default if config.json has no `num_key_value_heads`; None: num_attention_heads. A null field
+            always means num_attention_heads.
+        inner: the default if config.json has no `intermediate_size`; None: the field is required.
+        has_own_heads: whether config.json may have `head_dim` and `num_key_value_heads`.
     """
     num_heads, hidden_size = fields.integer("num_attention_heads"), fields.integer("hidden_size")
     kv_default = num_heads if fields.has("num_key_value_heads") else num_kv_heads or num_heads
@@ -90,18 +91,18 @@ def read_sizes(
 
 
 class Windows(Enum):
-    """Which layers of a family see only the last keys, where it has no pattern of its own."""
+    """Which layers of a family have a sliding window."""
 
     NEVER = auto()
-    """None; config.json may not ask for one."""
+    """No layer; a config.json with a window is refused."""
     ALWAYS = auto()
-    """All, if there is a `sliding_window`."""
+    """All layers, if there is a `sliding_window`."""
     FLAGGED = auto()
-    """Those that `layer_types` or `max_window_layers` name, if `use_sliding_window` is set."""
+    """The layers that `layer_types` or `max_window_layers` names, if `use_sliding_window` is set."""
 
 
 def read_windows(fields: Fields, kind: Windows, num_layers: int, max_model_len: int) -> tuple[int | None, ...]:
-    """Reads each layer's window. One that no sequence is longer than is none."""
+    """Reads each layer's sliding window; None for full attention, also if no sequence exceeds the window."""
     is_null = fields.has("sliding_window") and fields.get("sliding_window") is None
     window = None if is_null else fields.integer("sliding_window", DEFAULT_WINDOW)
     bounded = window if window is not None and window < max_model_len else None
@@ -127,7 +128,7 @@ def read_windows(fields: Fields, kind: Windows, num_layers: int, max_model_len: 
 
 
 def read_layer_types(fields: Fields, num_layers: int, known: Sequence[str] = LAYER_TYPES) -> list[str] | None:
-    """Reads the kind of each layer's attention; None where config.json does not say."""
+    """Reads each layer's attention type; None if config.json does not state it."""
     types = fields.get("layer_types")
     if types is None:
         return None
@@ -138,7 +139,7 @@ def read_layer_types(fields: Fields, num_layers: int, known: Sequence[str] = LAY
 
 
 def read_pattern(fields: Fields, num_layers: int, every: int, *, first: str = "sliding_attention") -> list[str]:
-    """Reads the kind of each layer's attention: `layer_types`, else full_attention for each `every`-th layer."""
+    """Reads each layer's attention type; by default every `every`-th layer is full_attention, others are `first`."""
     types = read_layer_types(fields, num_layers)
     if types is None:
         types = [first if (layer + 1) % every else "full_attention" for layer in range(num_layers)]
@@ -146,7 +147,7 @@ def read_pattern(fields: Fields, num_layers: int, every: int, *, first: str = "s
 
 
 def windows_of(fields: Fields, types: Sequence[str], max_model_len: int, default: int | None) -> list[int | None]:
-    """Reads the window of the layers of sliding_attention; `default`: where config.json has no `sliding_window`."""
+    """Reads the window of sliding_attention layers. `default`: used if config.json has no `sliding_window`."""
     window = fields.integer("sliding_window", default) if fields.get("sliding_window") is not None else default
     if fields.has("sliding_window") and fields.get("sliding_window") is None:
         window = None
@@ -157,7 +158,7 @@ def windows_of(fields: Fields, types: Sequence[str], max_model_len: int, default
 
 
 def read_window(fields: Fields, max_model_len: int) -> int | None:
-    """Reads the window of all layers; none where config.json has none, or where no sequence is longer."""
+    """Reads the window of all layers; None if config.json has none or no sequence exceeds it."""
     if fields.get("sliding_window") is None:
         return None
     window = fields.integer("sliding_window")
@@ -165,7 +166,7 @@ def read_window(fields: Fields, max_model_len: int) -> int | None:
 
 
 def read_rms(fields: Fields, default: float = 1e-6, *, is_wide: bool = False) -> Norm:
-    """Reads an RMS norm; `default`: its epsilon, where config.json has none."""
+    """Reads an RMS norm. `default`: the epsilon if config.json has none."""
     return Norm(epsilon=fields.number("rms_norm_eps", default, above=0.0), is_wide=is_wide)
 
 
@@ -177,7 +178,7 @@ def read_feed(fields: Fields, sizes: Sizes, *, has_bias: bool = False) -> Mlp:
 
 
 def attention_of(sizes: Sizes, **more: Any) -> Attention:
-    """Returns attention of these sizes."""
+    """Creates an Attention of the given sizes. `more`: its other fields."""
     scale = more.pop("scale", sizes.head_dim**-0.5)
     heads = {"num_heads": sizes.num_heads, "num_kv_heads": sizes.num_kv_heads, "head_dim": sizes.head_dim}
     return Attention(**heads, scale=scale, **more)
@@ -191,7 +192,7 @@ def assemble(
     final_norm: Norm | None,
     **more: Any,
 ) -> DecoderConfig:
-    """Returns the network of these parts; `more`: other fields of it."""
+    """Creates the network from its parts. `more`: other fields of DecoderConfig."""
     return DecoderConfig(
         vocab_size=sizes.vocab_size,
         hidden_size=sizes.hidden_size,
@@ -206,12 +207,12 @@ def assemble(
 def uniform(
     fields: Fields, sizes: Sizes, max_model_len: int, rotary: RotaryConfig, layer: Layer, *, is_tied: bool = False
 ) -> DecoderConfig:
-    """Returns a network of equal layers, whose last norm is as theirs; `is_tied`: where config.json does not say."""
+    """Creates a network of equal layers and the same final norm. `is_tied`: the default of tie_word_embeddings."""
     head = Head(is_tied=fields.flag("tie_word_embeddings", default=is_tied))
     return assemble(sizes, max_model_len, [layer] * sizes.num_layers, [rotary], layer.norm, head=head)
 
 
 def vary(layer: Layer, attentions: Iterable[Mapping[str, Any]]) -> Iterator[Layer]:
-    """Yields a layer as often as there are changes of its attention, with each."""
+    """Yields a copy of the layer for each change of its attention's fields."""
     for change in attentions:
         yield replace(layer, attention=replace(layer.attention, **change))

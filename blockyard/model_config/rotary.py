@@ -1,7 +1,7 @@
-"""Reads how positions turn into angles: `rope_scaling`, `rope_parameters`, `rope_theta` and what stands beside them.
+"""Reads rotary embeddings: `rope_scaling`, `rope_parameters`, `rope_theta` and the fields beside them.
 
-As transformers 5 reads them: `rope_scaling` goes before `rope_parameters`, which is left out whole; what is missing in
-the one that counts is taken from beside it. The angles are made in `worker_service.models.rotary`.
+Follows transformers 5: if there is `rope_scaling`, `rope_parameters` is ignored as a whole; values missing in the used
+object are taken from top-level fields. `worker_service.models.rotary` computes the angles.
 """
 
 from __future__ import annotations
@@ -17,42 +17,42 @@ if TYPE_CHECKING:
     from blockyard.model_config.fields import Fields
 
 DEFAULT_THETA = 10000.0
-# Some models name a length without end; lengths travel as 32 bits.
+# Some models state a huge length; messages carry lengths in 32 bits.
 MAX_MODEL_LEN = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class RotaryConfig:
-    """How positions turn into angles."""
+    """The parameters of rotary embeddings."""
 
     kind: str = "default"
     theta: float = DEFAULT_THETA
     parameters: dict[str, float] = field(default_factory=dict[str, float])
     """The rest of `rope_parameters`, numbers only."""
     share: float = 1.0
-    """The part of a head's numbers that positions turn: the first ones."""
+    """The share of a head's features that is rotated; they are the first ones."""
     short_factors: tuple[float, ...] = ()
-    """Of "longrope": what divides each frequency of a model whose sequences are no longer than its original length."""
+    """For "longrope": divisors of the frequencies if no sequence exceeds the original length."""
     long_factors: tuple[float, ...] = ()
-    """Those of longer ones."""
+    """For "longrope": divisors of the frequencies if sequences may be longer."""
     query_growth: float = 0.0
-    """Queries at position p are times `1 + query_growth * log(1 + p // original length)`; 0: they are as they are."""
+    """Queries at position p are scaled by `1 + query_growth * log(1 + p // original length)`; 0: not scaled."""
 
     @property
     def original_length(self) -> float:
-        """The length that the model was trained on first."""
+        """The sequence length that the model was pretrained with."""
         return self.parameters[_LENGTH]
 
     def rotated(self, head_dim: int) -> int:
-        """Returns how many numbers of a head are turned."""
+        """Returns how many features of a head are rotated."""
         return int(head_dim * self.share)
 
     def num_angles(self, head_dim: int) -> int:
-        """Returns how many cosines and sines a position has; queries that grow have their own."""
+        """Returns how many cosines and sines a position has; scaled queries have their own."""
         return (4 if self.query_growth else 2) * self.rotated(head_dim)
 
     def for_length(self, max_length: int) -> RotaryConfig:
-        """Returns what holds where no sequence is longer: factors are chosen once, so that keys depend on no length."""
+        """Returns the config with the factors for a maximum length, so that keys depend on no sequence's length."""
         if not self.long_factors:
             return self
         chosen = self.long_factors if max_length > self.original_length else self.short_factors
@@ -61,7 +61,7 @@ class RotaryConfig:
 
 @dataclass(frozen=True, slots=True)
 class RotaryKind:
-    """Which parameters a kind of rotary embeddings has."""
+    """The parameters of a kind of rotary embeddings."""
 
     required: frozenset[str] = frozenset()
     optional: frozenset[str] = frozenset()
@@ -84,11 +84,11 @@ ROTARY_KINDS = {
         frozenset({"alpha"}), frozenset({"factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"})
     ),
 }
-# config.json's names of the kinds that any family may have.
+# The kinds that every family supports, by their names in config.json.
 COMMON_KINDS = {name: name for name in ("default", "linear", "llama3", "yarn", "longrope")}
 _FACTORS = ("short_factor", "long_factor")
 _GROWTH = "llama_4_scaling_beta"
-# Fields of any kind. The last three change nothing where all of a prompt is text.
+# Fields that every kind may have. "finetuned" and the mrope fields do not matter for text prompts.
 _GENERAL = frozenset(
     {"rope_type", "type", "rope_theta", "partial_rotary_factor", _LENGTH, "finetuned"}
     | {"mrope_section", "mrope_interleaved"}
@@ -97,24 +97,24 @@ _GENERAL = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """What an architecture fixes of its positions, and config.json does not say."""
+    """Properties of rotary embeddings that the architecture fixes and config.json does not state."""
 
     share: float | None = None
-    """`partial_rotary_factor` where there is none; None: the network turns whole heads."""
+    """The default of `partial_rotary_factor`; None: the network always rotates whole heads."""
     default_theta: float = DEFAULT_THETA
-    """Where config.json has none."""
+    """The default of `rope_theta`."""
     kinds: Mapping[str, str] = field(default_factory=COMMON_KINDS.copy)
-    """The kinds, by what config.json calls them."""
+    """The supported kinds, by their names in config.json."""
     original_length: int | None = None
-    """Where config.json has none beside the object, whatever stands inside; None: as there, else the whole length."""
+    """The original length if config.json has no top-level one; None: the object's own, else the full length."""
     grows_queries: bool = False
-    """Queries grow with their position: `llama_4_scaling_beta` says how much."""
+    """Whether queries are scaled by position, as `llama_4_scaling_beta` says."""
 
 
 def read_rotary(fields: Fields, **traits: Any) -> tuple[RotaryConfig, int]:
-    """Reads the rotary embeddings and the length that they reach; what is wrong is noted in `fields`.
+    """Reads the rotary embeddings and the maximum length; records violations in `fields`.
 
-    `traits`: those of `Traits`.
+    `traits`: fields of `Traits`.
     """
     max_len = min(fields.integer("max_position_embeddings", most=None), MAX_MODEL_LEN)
     where, given = _choose(fields)
@@ -124,13 +124,13 @@ def read_rotary(fields: Fields, **traits: Any) -> tuple[RotaryConfig, int]:
 def read_rotaries(
     fields: Fields, global_theta: float, local_theta: float, local_field: str = ""
 ) -> tuple[tuple[RotaryConfig, RotaryConfig], int]:
-    """Reads the rotary embeddings of layers of full_attention and those of sliding_attention, and the length.
+    """Reads the rotary embeddings of full_attention and of sliding_attention layers, and the maximum length.
 
     Args:
         fields: of config.json.
-        global_theta: of the first, where there is none.
-        local_theta: of the second.
-        local_field: the field that has it in files of older versions; empty: `rope_theta`.
+        global_theta: the default theta of full_attention layers.
+        local_theta: the default theta of sliding_attention layers.
+        local_field: the field with the sliding layers' theta in older files; empty: `rope_theta`.
     """
     max_len = min(fields.integer("max_position_embeddings", most=None), MAX_MODEL_LEN)
     scaling, both = (_object(fields, name) for name in ("rope_scaling", "rope_parameters"))
@@ -174,7 +174,7 @@ def _read_object(
     rest = {name: value for name, value in given.items() if name not in known}
     parameters = _parameters(fields, where, rest, kind, max_len, traits.original_length)
     if kind in ("linear", "yarn") and "factor" in parameters:
-        # Some models give the stretched length in config.json and some the original one.
+        # Some models state the extended length in config.json, and some the original one.
         max_len = max(max_len, int(parameters[_LENGTH] * parameters["factor"]))
     if kind == "longrope":
         parameters.setdefault("factor", max_len / parameters[_LENGTH])
@@ -199,7 +199,7 @@ def _read_factors(fields: Fields, where: str, given: dict[str, Any], name: str) 
 
 
 def _choose(fields: Fields) -> tuple[str, dict[str, Any]]:
-    """The object that counts, and its name."""
+    """Returns the name and the value of the object to use, rope_scaling or rope_parameters."""
     found: dict[str, dict[str, Any]] = {}
     for name in ("rope_scaling", "rope_parameters"):
         value = fields.get(name)
@@ -248,7 +248,7 @@ def _number(fields: Fields, where: str, given: dict[str, Any], name: str, above:
 def _parameters(
     fields: Fields, where: str, given: dict[str, Any], kind: str, max_len: int, length: int | None
 ) -> dict[str, float]:
-    """Reads the numbers of one kind."""
+    """Reads the numeric parameters of one kind."""
     rules = ROTARY_KINDS[kind]
     for name in sorted(given.keys() - _GENERAL - rules.required - rules.optional):
         if given[name] is not None:
@@ -259,7 +259,7 @@ def _parameters(
         value = _number(fields, where, given, name, above=0.0 if name in _POSITIVE else None)
         if value is not None:
             parameters[name] = value
-    # As in transformers: the field beside the object goes before the one inside.
+    # As in transformers: the top-level field takes precedence over the one inside the object.
     inside = parameters.get(_LENGTH, float(max_len)) if length is None else float(length)
     parameters[_LENGTH] = fields.number(_LENGTH, inside, above=0.0)
     if kind == "yarn":
@@ -278,7 +278,7 @@ def _complete_yarn(
     if "factor" in given and given["factor"] is None:
         parameters["factor"] = max_len / parameters[_LENGTH]
     if _TRUNCATE in given:
-        # The only one that is no number. Null is false, as in transformers.
+        # `truncate` is the only parameter that is not a number. Null means false, as in transformers.
         if given[_TRUNCATE] not in (None, True, False):
             problem = f"config.json: truncate in {where} must be true or false, not {given[_TRUNCATE]!r}"
             fields.refuse(f"{where}.truncate", problem)

@@ -1,7 +1,7 @@
-"""What one rank holds of a network: heads, inner features, tokens, layers. Knows no tensors.
+"""One rank's share of a network: heads, inner features, vocabulary and layers. No tensors.
 
-Column-parallel weights (q, k, v, gate, up, the tables) are cut by outputs, row-parallel ones (o, down) by inputs, at
-borders of their leaves. Where there are more ranks than KV heads, neighbours hold the same one.
+Column-parallel weights (q, k, v, gate, up, the tables) are split by outputs, row-parallel ones (o, down) by inputs, at
+leaf boundaries. If there are more ranks than KV heads, neighbouring ranks hold the same KV head.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The part of a rank, as ranges of what the whole network has."""
+    """A rank's share, as ranges of the whole network's heads, features, tokens and layers."""
 
     heads: range
     kv_heads: range
     mlp: range
-    """Of intermediate_size."""
+    """Inner features of the MLP, out of intermediate_size."""
     vocabulary: range
     layers: range
     output_leaves: int
-    """Of the attention's output projection, as far as this rank holds it."""
+    """Leaves of this rank's part of the attention's output projection."""
     down_leaves: int
     is_cut: bool
-    """Whether other ranks hold the rest of these layers."""
+    """Whether other ranks hold the remaining parts of these layers."""
     is_first_stage: bool
     is_last_stage: bool
 
     @classmethod
     def of(cls, config: DecoderConfig, parallel: Parallel) -> Share:
-        """Cuts a network whose sizes `check_sizes` allows."""
+        """Returns a rank's share of a network; `check_sizes` must allow the parallel sizes."""
         size, rank = parallel.tensor_parallel_size, parallel.tensor_rank
         unit = vocabulary_share(config.vocab_size, size)
         first_token = min(rank * unit, config.vocab_size)
@@ -62,9 +62,9 @@ def _part(count: int, size: int, rank: int) -> range:
 
 
 def stage_layers(num_layers: int, num_stages: int, stage: int) -> range:
-    """Returns the layers of a stage: sizes differ by at most one, the smaller ones stand at both ends.
+    """Returns the layers of a stage. Sizes differ by at most one; the smaller stages are the first and the last ones.
 
-    There the embedding and the head are, too; the head costs more.
+    Those also have the embedding and the head; the head costs more.
     """
     least, num_larger = divmod(num_layers, num_stages)
     first_larger = (num_stages - num_larger) // 2

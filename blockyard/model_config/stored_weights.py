@@ -1,6 +1,6 @@
-"""How a checkpoint has quantized its weights: reads `quantization_config`, and refuses what is not supported by name.
+"""Reads how a checkpoint's weights are quantized (`quantization_config`), and refuses unsupported formats.
 
-Three writers are known: compressed-tensors (llm-compressor), AutoAWQ and GPTQ's. Knows no tensors.
+The formats are those of compressed-tensors (llm-compressor), AutoAWQ and GPTQ. Reads no tensors.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 CONFIG_FIELDS = ("quantization_config", "compression_config", "quantization")
 HELD_GROUPS = (128, 64, 32)
-"""Inputs of a group as kernels hold it: the first that divides a checkpoint's."""
+"""Group sizes of the kernels: the first that divides the checkpoint's group size is used."""
 SMALLEST_GROUP = HELD_GROUPS[-1]
 SUPPORTED = (
     "supported are compressed-tensors int-quantized W8A8 and pack-quantized W4A16, AWQ (gemm, 4 bits) and GPTQ "
@@ -33,42 +33,42 @@ _HARMLESS = frozenset({
 
 
 class Packing(StrEnum):
-    """How levels and scales lie in a checkpoint's tensors."""
+    """The layout of quantized values and scales in a checkpoint's tensors."""
 
     BYTES = "compressed-tensors int-quantized"
     WORDS = "compressed-tensors pack-quantized"
     AWQ = "AWQ"
     GPTQ = "GPTQ"
     GPTQ_V2 = "GPTQ v2"
-    """Zero points are stored as they are; else less 1."""
+    """Zero points are stored unchanged; in GPTQ v1 they are stored minus 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredWeights:
-    """The weights of a checkpoint's linear layers, as it has quantized them."""
+    """The quantization format of a checkpoint's linear layers."""
 
     packing: Packing
     bits: int
     group: int
-    """Inputs of a row that share a scale; 0: all."""
+    """Number of inputs that share a scale; 0: all inputs of a row."""
     is_symmetric: bool
     is_ordered: bool = False
-    """Whether the inputs of a group are scattered, as `g_idx` says."""
+    """Whether a group's inputs are not adjacent but listed by `g_idx`."""
     targets: tuple[str, ...] = (".*",)
-    """Expressions that match names of modules from their beginning: those which are quantized."""
+    """Regular expressions, matched from the beginning, for the names of quantized modules."""
     ignored: tuple[str, ...] = ()
-    """Expressions of those which are not."""
+    """Regular expressions for the names of modules that are not quantized after all."""
     has_head: bool = True
-    """Whether these are about the head too; else it is not quantized."""
+    """Whether `targets` and `ignored` apply to the head too; if not, the head is not quantized."""
 
     @property
     def method(self) -> str:
-        """What the weights are called in logs and answers: one of `blockyard.capacity.formats`' quantizations."""
+        """The quantization's name in logs and answers: int8 or int4."""
         return "int8" if self.bits == 8 else "int4"
 
     @property
     def title(self) -> str:
-        """The format in words."""
+        """A description of the format in words."""
         if self.packing is Packing.BYTES:
             return f"{self.packing} W8A8"
         group = f"groups of {self.group}" if self.group else "a scale for each output"
@@ -76,21 +76,21 @@ class StoredWeights:
         return f"{self.packing} W4A16, {group}, {'symmetric' if self.is_symmetric else 'asymmetric'}{order}"
 
     def covers(self, module: str) -> bool:
-        """Returns whether a module that is not the head is quantized."""
+        """Returns whether a module, other than the head, is quantized."""
         return _matches(module, self.targets) and not _matches(module, self.ignored)
 
     def held_group(self, in_features: int) -> int:
-        """Returns how many inputs of a weight kernels hold as a group; the weight has whole ones of the checkpoint."""
+        """Returns the kernels' group size for a weight, which divides the checkpoint's."""
         return next(size for size in HELD_GROUPS if (self.group or in_features) % size == 0)
 
     def leaf_unit(self, in_features: int) -> int:
-        """Returns what a cut of a weight's inputs must not split."""
+        """Returns how many inputs of a weight must stay in one leaf."""
         if self.bits == 8:
             return 1
         return in_features if self.is_ordered else self.held_group(in_features)
 
     def misfit(self, in_features: int) -> str:
-        """Says why a weight of so many inputs cannot be in such groups; empty: it can."""
+        """Returns why a weight with `in_features` inputs cannot be held in groups; empty: it can."""
         if self.bits == 8 or in_features % (self.group or SMALLEST_GROUP) == 0:
             return ""
         return f"{in_features} inputs are not a multiple of {self.group or SMALLEST_GROUP}"
@@ -101,7 +101,7 @@ def _matches(module: str, expressions: Sequence[str]) -> bool:
 
 
 def read_stored_weights(fields: Fields) -> StoredWeights | None:
-    """Reads how the weights are quantized; None: they are not, or a violation says why they cannot be served."""
+    """Reads the quantization format; None: the weights are not quantized, or a violation was recorded."""
     found = [name for name in CONFIG_FIELDS if fields.get(name) is not None]
     if not found:
         return None
@@ -122,23 +122,23 @@ class _Reader:
     known: set[str] = field(default_factory=set[str])
 
     def refuse(self, problem: str) -> None:
-        """Notes what cannot be served."""
+        """Records a violation."""
         self.is_refused = True
         self.fields.refuse(self.name, f"config.json: {self.name} {problem}; {SUPPORTED}")
 
     def get(self, *names: str) -> Any:
-        """Returns the first of several fields that is there and not null."""
+        """Returns the first of the fields that is present and not null; None: none is."""
         self.known.update(names)
         return next((self.config[name] for name in names if self.config.get(name) is not None), None)
 
     def require(self, name: str, *allowed: Any) -> None:
-        """Refuses a field that is there with another value."""
+        """Refuses a field whose value is neither null nor one of `allowed`."""
         value = self.get(name)
         if value not in (None, *allowed):
             self.refuse(f"has {name} {value!r}, which is not supported")
 
     def read(self) -> StoredWeights | None:
-        """Reads all."""
+        """Reads the format by its quant_method; None: it is refused."""
         method = self.get("quant_method") or ("compressed-tensors" if self.get("config_groups") else None)
         match method:
             case "compressed-tensors":

@@ -1,1 +1,1 @@
-"""Generated from `protos/blockyard/scheduler`: between gateways and scheduler. The service is `scheduler_service`."""
+"""Generated from `protos/blockyard/scheduler`: the messages between gateways and the scheduler."""

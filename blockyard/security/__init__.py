@@ -1,1 +1,1 @@
-"""Authentication: keys, certificates, and checks of what is open to other machines."""
+"""Authentication: keys, certificates, and checks of ports that other machines can reach."""

@@ -1,7 +1,7 @@
-"""Decides who may call: one rule for every method of every listener, closed unless listed as open.
+"""Authenticates callers by one rule for every method of every listener: closed unless listed as open.
 
-Owns that list, and the gates: by key, by a client's certificate, by a service's certificate. Knows neither how a call
-shows what it has (`blockyard.service.interceptors` for gRPC, the gateway for HTTP) nor what is done for it.
+Defines the list of open methods and the gates: by key, by client certificate, by service certificate. Reading
+credentials from a call is up to `blockyard.service.interceptors` (gRPC) and the gateway (HTTP).
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 
 log = EventLogger(__name__)
 
-# All that anybody may call: methods of gRPC and paths of HTTP, a star standing for any end. What is not here is closed.
+# gRPC methods and HTTP paths that need no credentials; a star matches any ending. All others are closed.
 OPEN = (
     "/grpc.health.v1.Health/*",
     "/health",
     "/health/*",
-    # The page and what belongs to it; what it shows has to be asked for with a key.
+    # The page and its files; the data that it shows needs a key.
     "/",
     "/page/*",
     "/favicon.ico",
 )
-# A key of any role opens these, and its limit of calls does not count here: operators must see a busy system.
+# A key of any role opens these paths and its limit of calls does not apply: operators must see a busy system.
 MONITORING = ("/metrics", "/status")
 
 REFUSALS_SECONDS = 10.0
@@ -47,12 +47,12 @@ _SCHEME = "bearer "
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """The credentials that a call shows.
+    """The credentials of a call.
 
     Attributes:
-        key: an API key.
-        common_name: of the client's certificate, which the connection has verified.
-        names: the alternative names in it.
+        key: the API key; empty: none.
+        common_name: the common name in the client's verified certificate; empty: no certificate.
+        names: the alternative names in the certificate.
     """
 
     key: str = ""
@@ -62,26 +62,26 @@ class Credentials:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A caller, and the tenant of its calls; None: the tenant that each call names."""
+    """An authenticated caller. `tenant`: of its calls; None: each call names its own tenant."""
 
     name: str = ""
     tenant: str | None = None
 
 
-# The caller whose call this task answers.
+# The caller of the current task.
 CALLER: ContextVar[Caller] = ContextVar("caller", default=Caller())  # noqa: B039 - it is frozen
 
 
 class Gate(Protocol):
-    """Decides who may call."""
+    """Decides whether a call is allowed."""
 
     def admit(self, credentials: Credentials, path: str) -> AbstractContextManager[Caller]:
-        """Lets a call in, for as long as it runs; raises BlockyardError UNAUTHENTICATED or PERMISSION_DENIED."""
+        """Admits a call while the context is open; raises BlockyardError UNAUTHENTICATED or PERMISSION_DENIED."""
         ...
 
 
 def find_key(headers: Mapping[str, str]) -> str:
-    """Finds the API key among metadata or headers, whose names are in lower case; empty where there is none."""
+    """Returns the API key in metadata or headers, whose names must be in lower case; empty if there is none."""
     value = headers.get(AUTHORIZATION_KEY, "")
     if value[: len(_SCHEME)].lower() == _SCHEME:
         return value[len(_SCHEME) :].strip()
@@ -102,12 +102,12 @@ class Authenticator:
 
     @staticmethod
     def is_open(path: str) -> bool:
-        """Whether anybody may call a method of gRPC, or a path of HTTP."""
+        """Returns whether a gRPC method or an HTTP path needs no credentials."""
         return _matches(path, OPEN)
 
     @contextmanager
     def enter(self, credentials: Credentials, path: str) -> Generator[None]:
-        """Lets a permitted call in and sets CALLER in its task; raises BlockyardError for others."""
+        """Admits a permitted call and sets CALLER in its task; raises BlockyardError if it is not permitted."""
         with ExitStack() as stack:
             try:
                 caller = stack.enter_context(self._gate.admit(credentials, path))
@@ -118,7 +118,7 @@ class Authenticator:
             yield
 
     def _on_refusal(self, error: BlockyardError, path: str) -> None:
-        """Logs refusals together, so that callers cannot fill the log."""
+        """Logs refusals at most every REFUSALS_SECONDS, so that callers cannot flood the log."""
         self._num_refused += 1
         if time.monotonic() - self._logged_at >= REFUSALS_SECONDS:
             log.warning("refused calls", num_calls=self._num_refused, last=path, reason=error.message)
@@ -126,10 +126,10 @@ class Authenticator:
 
 
 class KeyGate:
-    """Lets in who has a key of a role."""
+    """Admits callers that have a key with a given role."""
 
     def __init__(self, ring: KeyRing, role: KeyRole, clock: Callable[[], float] = time.time) -> None:
-        """`clock`: seconds since 1970."""
+        """`clock`: returns seconds since 1970."""
         self._ring = ring
         self._role = role
         self._clock = clock
@@ -137,7 +137,7 @@ class KeyGate:
 
     @contextmanager
     def admit(self, credentials: Credentials, path: str) -> Generator[Caller]:
-        """Lets a call in. Raises BlockyardError, TENANT_QUOTA where the key has too many calls already."""
+        """Admits a call. Raises BlockyardError, TENANT_QUOTA if the key has too many calls under way."""
         key = self._find(credentials.key)
         caller = Caller(key.name, None if key.tenant == ANY_TENANT else key.tenant)
         if _matches(path, MONITORING):
@@ -169,10 +169,10 @@ class KeyGate:
 
 
 class CertificateGate:
-    """Lets in who has a certificate, which the connection has verified: its common name is the tenant.
+    """Admits callers that have a verified certificate; its common name is the tenant.
 
     Args:
-        names: only these common names; None: all.
+        names: the allowed common names; None: all.
     """
 
     def __init__(self, names: frozenset[str] | None = None) -> None:
@@ -193,10 +193,10 @@ class CertificateGate:
 
 
 class ServiceGate:
-    """Lets in one of our services, which its certificate names."""
+    """Admits a Blockyard service by the name in its certificate."""
 
     def __init__(self, name: str, names_by_path: Mapping[str, str] = MappingProxyType({})) -> None:
-        """`name`: in the certificate, `gateway.blockyard`. `names_by_path`: of methods that another service calls."""
+        """`name`: of the service, like `gateway.blockyard`. `names_by_path`: other callers of single methods."""
         self._name = name
         self._names_by_path = names_by_path
 

@@ -1,7 +1,6 @@
-"""Watches when a process's certificates end: in its metrics, and in its log in good time.
+"""Reports when a process's certificates expire: in its metrics, and in its log well before.
 
-Reads the two times of a certificate and nothing else of it: a library for certificates would be a dependency of every
-service for these.
+Reads only the two times of a certificate, without a library for certificates, which every service would depend on.
 """
 
 from __future__ import annotations
@@ -23,28 +22,28 @@ if TYPE_CHECKING:
 log = EventLogger(__name__)
 
 DAY_SECONDS = 86400.0
-# A certificate that is renewed by itself is so well before a fifth of its time is left.
+# Automatic renewal comes well before a fifth of a certificate's lifetime is left.
 WARN_SHARE, WARN_DAYS = 0.2, 14
 CHECK_SECONDS = 3600.0
 _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", re.DOTALL)
-# Tags of DER.
+# DER tags.
 _VERSION, _SHORT_TIME = 0xA0, 0x17
 
 
 class Validity(NamedTuple):
-    """The time in which a certificate is valid, in seconds since 1970."""
+    """The validity period of a certificate, in seconds since 1970."""
 
     begin: float
     end: float
 
     @property
     def warn_at(self) -> float:
-        """The time from which operators are warned."""
+        """The time from which operators are warned, in seconds since 1970."""
         return self.end - min(WARN_SHARE * (self.end - self.begin), WARN_DAYS * DAY_SECONDS)
 
 
 def read_validity(chain: bytes) -> Validity:
-    """Reads PEM; of several certificates the one that ends first counts. Raises ValueError where there is none."""
+    """Returns the validity of the certificate in a PEM chain that ends first; raises ValueError if there is none."""
     certificates = [ssl.PEM_cert_to_DER_cert(text.decode("ascii")) for text in _PEM.findall(chain)]
     if not certificates:
         raise ValueError("no certificate")
@@ -52,7 +51,7 @@ def read_validity(chain: bytes) -> Validity:
 
 
 def _validity_of(certificate: bytes) -> Validity:
-    """Walks to the times: RFC 5280, 4.1. They stand behind serial number, algorithm and issuer."""
+    """Reads the two times, which follow serial number, algorithm and issuer (RFC 5280, 4.1)."""
     _, begin, _ = _element(certificate, 0)
     _, at, _ = _element(certificate, begin)
     tag, _, behind = _element(certificate, at)
@@ -66,7 +65,7 @@ def _validity_of(certificate: bytes) -> Validity:
 
 
 def _element(der: bytes, at: int) -> tuple[int, int, int]:
-    """Returns the tag of an element, where its content begins, and what is behind it."""
+    """Returns an element's tag, the offset of its content, and the offset after it."""
     length, begin = der[at + 1], at + 2
     if length & 0x80:
         begin += length & 0x7F
@@ -80,11 +79,11 @@ def _time(tag: int, text: bytes) -> float:
 
 
 class CertificateWatch:
-    """Looks at certificates every hour, and warns once a day of each that ends soon, or has ended.
+    """Checks certificates every hour; warns once a day of each that ends soon or has ended.
 
     Args:
-        files: by what the certificate is for; None is passed over.
-        clock: seconds since 1970.
+        files: certificate files by purpose; None values are skipped.
+        clock: returns seconds since 1970.
     """
 
     def __init__(self, files: Mapping[str, CertificateFiles | None], clock: Callable[[], float] = time.time) -> None:
@@ -93,21 +92,21 @@ class CertificateWatch:
         self._warned_at: dict[str, float] = {}
 
     def start(self) -> None:
-        """Begins to look, on the running loop and as long as it turns."""
+        """Starts the hourly checks on the running event loop."""
         if self._files:
             self._tick(asyncio.get_running_loop())
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
-        # First, so that a look that fails is not the last one.
+        # Schedule the next check first, so that a failing check is not the last one.
         loop.call_later(CHECK_SECONDS, self._tick, loop)
         self.check()
 
     def expiries(self) -> dict[tuple[str, ...], float]:
-        """Finds when each ends, in seconds since 1970. May be called from any thread."""
+        """Returns the end of each certificate, in seconds since 1970. May be called from any thread."""
         return {(name,): validity.end for name, each in self._files.items() if (validity := _known_validity(each))}
 
     def check(self) -> None:
-        """Warns of what ends soon."""
+        """Logs a warning for each certificate that ends soon or has ended."""
         now = self._clock()
         for name, files in self._files.items():
             validity = _known_validity(files)
@@ -126,7 +125,7 @@ class CertificateWatch:
 
 
 def _known_validity(files: CertificateFiles) -> Validity | None:
-    """None for what serves, and whose times cannot be read: an unusual form must not end a service."""
+    """Returns the validity; None if its times cannot be read: an unusual form must not end a service."""
     try:
         return read_validity(files.current().chain)
     except (ValueError, IndexError):

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine reaches a host, `host:port` or `unix:/path`. A name is taken for reachable."""
+    """Returns whether only this machine can reach a host, `host:port` or `unix:/path`; False for unknown names."""
     if address.startswith("unix:") or address.partition(":")[0] == "localhost":
         return True
     for host in (address, address.rpartition(":")[0]):

@@ -1,4 +1,4 @@
-"""Identifies a file's state, for those who read it again when it changes."""
+"""Identifies a file's state, to detect changes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class FileState(NamedTuple):
-    """A file as it is, behind links, by whose change Kubernetes replaces what it mounts."""
+    """The state of a file after resolving links, since Kubernetes updates mounted files by changing links."""
 
     inode: int
     modified_ns: int
@@ -15,7 +15,7 @@ class FileState(NamedTuple):
 
 
 def file_state(path: str | os.PathLike[str]) -> FileState | None:
-    """Looks at a file, which takes a microsecond; None where there is none."""
+    """Returns a file's state, in about a microsecond; None if there is no file."""
     try:
         status = os.stat(path)
     except OSError:

@@ -1,8 +1,8 @@
 """A service's certificate, and the check of the other services' certificates.
 
-Each service has a certificate with its name: `gateway.`, `scheduler.` or `worker.` and the domain that they share. Both
-ends of a connection look at the other's name, so that a worker's certificate opens no worker and is no scheduler's.
-Without certificates the services take whoever reaches them for one of theirs.
+Each service has a certificate with its name: `gateway.`, `scheduler.` or `worker.` plus the shared domain. Both ends of
+a connection check the other's name, so that a worker's certificate can neither call workers nor act as the scheduler.
+Without certificates the services trust anyone who reaches them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ServiceName = Literal["gateway", "scheduler", "worker", "trainer"]
 
 
 class InternalIdentity:
-    """The certificate of a service. Every method gives None where there is none."""
+    """The certificate of a service. Without one, every method and property returns None."""
 
     def __init__(self, settings: InternalSecuritySettings) -> None:
         """Reads the files; raises CertificateError."""
@@ -41,28 +41,28 @@ class InternalIdentity:
 
     @property
     def files(self) -> CertificateFiles | None:
-        """The certificate that this service shows the others."""
+        """The certificate files that this service presents to the others."""
         return self._files
 
     def _name_of(self, service: ServiceName) -> str:
         return f"{service}.{self._domain}"
 
     def peer(self, service: ServiceName) -> Peer | None:
-        """Returns what a channel to a service is opened with."""
+        """Returns the credentials and the expected name for a channel to a service."""
         return Peer(self._files, self._name_of(service)) if self._files else None
 
     def gate(self, caller: ServiceName, others: Mapping[str, ServiceName] = MappingProxyType({})) -> Gate | None:
-        """Makes the gate that lets in one service and no other; `others`: who calls single methods instead."""
+        """Creates the gate that admits only one service. `others`: by method, a service that may call it instead."""
         if self._files is None:
             return None
         return ServiceGate(self._name_of(caller), {method: self._name_of(other) for method, other in others.items()})
 
     def credentials(self) -> grpc.ServerCredentials | None:
-        """Makes what a port is bound with."""
+        """Returns the credentials to bind a port with."""
         return server_credentials(self._files) if self._files else None
 
     def warn_if_exposed(self, address: str) -> None:
-        """Says in the log that a port takes orders from whoever reaches it, where others than this machine do."""
+        """Logs a warning if other machines can reach a port without certificates."""
         if self._files is None and not is_loopback(address):
             log.warning(
                 "whoever reaches this port commands this service: see docs/guides/security.md",

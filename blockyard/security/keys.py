@@ -1,6 +1,6 @@
-"""API keys: the file that lists them by their hashes, and finding one.
+"""API keys: reads and changes the file that lists them by their hashes, and looks keys up.
 
-Keys are 256 random bits, so that a plain SHA-256 hides them: there is nothing to guess. Knows nothing of calls.
+Keys have 256 random bits, so a plain SHA-256 is enough: they cannot be guessed.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 log = EventLogger(__name__)
 
 PREFIX = "blockyard-"
-# Stands for every tenant.
+# A tenant that stands for every tenant.
 ANY_TENANT = "*"
-# A file that has changed is noticed within this; to look at it takes some microseconds.
+# How often the file is checked for changes; a check takes some microseconds.
 LOOK_SECONDS = 1.0
 _HEAD = "# API keys of Blockyard, by their SHA-256. The gateway reads this again when it changes.\n"
 
@@ -51,11 +51,11 @@ class Key(pydantic.BaseModel):
     """One entry of the file.
 
     Attributes:
-        name: of the entry, unique in the file. Logs have it.
-        sha256: of the key, in hexadecimal.
-        tenant: on whose behalf its calls are; `*`: on whose they say.
+        name: the entry's name, unique in the file; it appears in logs.
+        sha256: the key's SHA-256 in hexadecimal.
+        tenant: the tenant of the key's calls; `*`: each call names its tenant.
         role: user: the public APIs; admin: the admin API; monitor: metrics.
-        expires: when it ends; None: never. Without a time zone it is UTC.
+        expires: when the key expires; None: never. Without a time zone it is UTC.
         max_calls: calls at once, at each gateway; 0: no limit.
     """
 
@@ -74,7 +74,7 @@ class Key(pydantic.BaseModel):
         return value.replace(tzinfo=UTC) if value is not None and value.tzinfo is None else value
 
     def is_expired(self, now: float) -> bool:
-        """Whether it has ended, at a time in seconds since 1970."""
+        """Returns whether the key has expired. `now`: seconds since 1970."""
         return self.expires is not None and now >= self.expires.timestamp()
 
 
@@ -82,12 +82,12 @@ _KEYS = pydantic.TypeAdapter(list[Key])
 
 
 def make_secret() -> str:
-    """Draws a random key."""
+    """Generates a random key."""
     return PREFIX + secrets.token_urlsafe(32)
 
 
 def digest(secret: str) -> str:
-    """Hashes a key as the file has it."""
+    """Returns the SHA-256 of a key as in the file."""
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).hexdigest()
 
 
@@ -108,7 +108,7 @@ def parse_keys(text: str) -> list[Key]:
 
 
 def _describe(problem: Any) -> str:
-    """Describes what is wrong and where, without the value: it may be a key that was put in the place of its hash."""
+    """Describes a problem and its place without the value, which may be a key in place of its hash."""
     place = ".".join(map(str, problem["loc"]))
     return f"{place or 'the file'}: {problem['msg']}"
 
@@ -133,7 +133,7 @@ def read_keys(path: Path) -> list[Key]:
 
 
 def add_key(path: Path, key: Key) -> None:
-    """Appends a key to a file, which is made for its owner alone; raises KeyFileError where the name is taken."""
+    """Appends a key to a file, created readable by its owner only; raises KeyFileError if the name is taken."""
     if any(known.name == key.name for known in (read_keys(path) if path.exists() else ())):
         raise KeyFileError(f"{path} has a key of the name {key.name}: choose another, or revoke that one first")
     try:
@@ -144,7 +144,7 @@ def add_key(path: Path, key: Key) -> None:
 
 
 def revoke_key(path: Path, name: str) -> None:
-    """Takes a key out of a file, which is written anew; raises KeyFileError where it is not there."""
+    """Removes a key and rewrites the file; raises KeyFileError if there is no such key."""
     keys = read_keys(path)
     kept = [key for key in keys if key.name != name]
     if len(kept) == len(keys):
@@ -153,7 +153,7 @@ def revoke_key(path: Path, name: str) -> None:
     try:
         beside.touch(mode=0o600)
         beside.write_text(_HEAD + (_to_yaml(kept) if kept else ""), encoding="utf-8")
-        # A gateway of another user has to be able to read on, or it would go on with the keys that it has.
+        # Keep owner and mode: a gateway of another user must be able to read the file, or it keeps the old keys.
         owner = path.stat()
         os.chown(beside, owner.st_uid, owner.st_gid)
         beside.chmod(stat.S_IMODE(owner.st_mode))
@@ -168,10 +168,10 @@ def _to_yaml(keys: list[Key]) -> str:
 
 
 class KeyRing:
-    """The keys of a file, read again when it changes. One that cannot be used then changes nothing but the log."""
+    """The keys of a file, read again when it changes. A changed file that is invalid is logged and ignored."""
 
     def __init__(self, path: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """Reads the file; raises KeyFileError. `clock`: in seconds."""
+        """Reads the file; raises KeyFileError. `clock`: returns monotonic seconds."""
         self._path = Path(path)
         self._clock = clock
         self._looked_at = clock()
@@ -182,9 +182,9 @@ class KeyRing:
         return {key.sha256: key for key in read_keys(self._path)}
 
     def find(self, secret: str) -> Key | None:
-        """Finds the entry of a key; None where there is none. Expired ones are found too.
+        """Finds the entry of a key, expired or not; None if there is none.
 
-        What is looked up is a hash: the time that it takes reveals nothing of the keys.
+        Looks up the key's hash, so that the time taken reveals nothing about the keys.
         """
         now = self._clock()
         if now - self._looked_at >= LOOK_SECONDS:

@@ -1,7 +1,6 @@
 """Certificates of gRPC and HTTP servers and channels, read again when their files change.
 
-Owns the reading of PEM files. A handshake takes what the files hold then; connections that are there go on with what
-they began with. Knows nothing of keys and of what is served.
+Reads PEM files. Each handshake uses the current files; existing connections keep the certificates that they began with.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ class Certificates:
 
     Attributes:
         chain: PEM, the certificate first.
-        key: PEM, without a passphrase.
-        authority: PEM of those whose signature counts; empty where nobody has to show a certificate.
-        context: the same for an HTTP server.
-        version: grows with each change.
+        key: PEM of the private key, without a passphrase.
+        authority: PEM of the trusted authorities; empty if peers need no certificate.
+        context: the same certificates for an HTTP server.
+        version: increases with each change of the files.
     """
 
     chain: bytes
@@ -49,11 +48,11 @@ class Certificates:
 class CertificateFiles:
     """A certificate, its key and an authority in files, read again when they change. May be used by many threads.
 
-    Files that change into something that cannot be used are logged and change nothing.
+    A changed file that is invalid is logged and ignored.
     """
 
     def __init__(self, chain: str, key: str, authority: str = "") -> None:
-        """Reads them: paths of PEM files, no authority being ''. Raises CertificateError."""
+        """Reads the PEM files at these paths; empty `authority`: none. Raises CertificateError."""
         self._paths = (chain, key, authority)
         self._lock = threading.Lock()
         self._states = self._look()
@@ -61,18 +60,18 @@ class CertificateFiles:
 
     @property
     def chain_path(self) -> str:
-        """The file of the certificate."""
+        """The path of the certificate file."""
         return self._paths[0]
 
     @property
     def verifies(self) -> bool:
-        """Whether a client has to show a certificate."""
+        """Whether clients must present a certificate."""
         return bool(self._paths[2])
 
     def current(self) -> Certificates:
-        """Returns what the files hold now."""
+        """Returns the current certificates, reading changed files again."""
         with self._lock:
-            # Looked at before they are read: what changes in between is another change.
+            # Take the state before reading, so that a change in between is noticed next time.
             if (states := self._look()) != self._states:
                 self._states = states
                 self._reload()
@@ -102,10 +101,10 @@ def _content(path: str) -> bytes:
 
 
 def _make_context(chain: str, key: str, authority: str) -> ssl.SSLContext:
-    """Makes what serves HTTP with a certificate; raises CertificateError where key and certificate are no pair."""
+    """Creates an HTTP server's TLS context; raises CertificateError if key and certificate do not match."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.set_alpn_protocols(["http/1.1"])
-    # A resumed session would not show its certificate again, to which authority ever.
+    # A resumed session would skip the check of the client's certificate, even after the authority changed.
     context.options |= ssl.OP_NO_TICKET
     context.num_tickets = 0
     try:
@@ -126,24 +125,24 @@ def _describe(error: OSError) -> str:
 
 
 def _no_passphrase() -> NoReturn:
-    """Stands in for OpenSSL's own question, which a service would wait on for ever."""
+    """Replaces OpenSSL's passphrase prompt, on which a service would wait for ever."""
     raise CertificateError("a key with a passphrase cannot be used")
 
 
 def server_credentials(files: CertificateFiles) -> grpc.ServerCredentials:
-    """Makes what a gRPC server binds a port with. Clients have to show a certificate if the files have an authority."""
+    """Creates a gRPC server's credentials. Clients must present a certificate if the files have an authority."""
     first = files.current()
     last = [first.version]
 
     def fetch() -> grpc.ServerCertificateConfiguration | None:
-        """Is asked in each handshake, on a thread of gRPC."""
+        """Returns a changed configuration, or None. gRPC calls it in each handshake, on its own thread."""
         now = files.current()
         if now.version == last[0]:
             return None
         last[0] = now.version
         return _make_configuration(now)
 
-    # The published stubs know nothing of a fetcher that has nothing new.
+    # The published type stubs do not allow the fetcher to return None.
     return grpc.dynamic_ssl_server_credentials(_make_configuration(first), cast("Any", fetch), files.verifies)
 
 
@@ -153,14 +152,14 @@ def _make_configuration(certificates: Certificates) -> grpc.ServerCertificateCon
 
 
 def http_context(files: CertificateFiles) -> ssl.SSLContext:
-    """Makes what an HTTP server listens with."""
+    """Creates the TLS context that an HTTP server listens with."""
     context = files.current().context
 
     def choose(connection: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
-        """Is called in each handshake, also where the client names nobody."""
+        """Selects the current context. Called in each handshake, also without a server name."""
         connection.context = files.current().context
 
-    # A context of its own, so that none of those to choose from has this callback.
+    # Use a separate context: the contexts to choose from must not have this callback.
     front = _make_context_like(context)
     front.sni_callback = choose
     return front
@@ -174,25 +173,25 @@ def _make_context_like(context: ssl.SSLContext) -> ssl.SSLContext:
 
 
 def peer_names(auth_context: dict[str, list[bytes]]) -> tuple[str, ...]:
-    """Reads the names in a client's certificate from gRPC's context; none without one."""
+    """Returns the alternative names in a client's certificate from gRPC's context; empty without a certificate."""
     names = auth_context.get("x509_subject_alternative_name", ())
     return tuple(name.decode("utf-8", "replace") for name in names)
 
 
 def peer_common_name(auth_context: dict[str, list[bytes]]) -> str:
-    """Reads the common name of a client's certificate from gRPC's context; empty without one."""
+    """Returns the common name in a client's certificate from gRPC's context; empty without a certificate."""
     names = auth_context.get("x509_common_name", ())
     return names[0].decode("utf-8", "replace") if names else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The other end of a connection that this process opens: what it shows there, and the name that it expects."""
+    """The peer of an outgoing connection: this process's certificate files, and the peer's expected name."""
 
     files: CertificateFiles
     name: str
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """Makes what a channel is opened with."""
+        """Returns the credentials to open a channel with."""
         now = self.files.current()
         return grpc.ssl_channel_credentials(now.authority, now.key, now.chain)

@@ -1,1 +1,1 @@
-"""What every server process shares: the gRPC server, health, metrics, signals."""
+"""Code that every server process shares: the gRPC server, health, metrics, signals."""

@@ -1,6 +1,6 @@
-"""Bounds the end of a process: a thread that reads a file system which hangs, or computes, cannot be interrupted.
+"""Limits the time that a process takes to end, since threads in long computations or hung I/O cannot be interrupted.
 
-Python's own end waits for such threads: asyncio's for five minutes, the interpreter for ever.
+Python waits for such threads: asyncio for five minutes, the interpreter for ever.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from blockyard.telemetry import EventLogger
 
 log = EventLogger(__name__)
 
-# Where even the log's lock is held by what hangs.
+# How long to wait for the log line: a hung thread may hold the log's lock.
 _LOG_SECONDS = 1.0
 
 
 def end_within(seconds: float, exit_code: int = 0) -> None:
-    """Ends this process after so long, whatever its threads do; without effect where it has ended by itself."""
+    """Ends this process after `seconds`, whatever its threads do, unless it ends by itself before."""
     make_thread(partial(_end, seconds, exit_code), "end").start()
 
 

@@ -1,8 +1,8 @@
-"""Faults on purpose at named points of a step, for tests: what a process does to itself when it gets there.
+"""Injects faults at named points of a step, for tests.
 
 Off unless the environment has BLOCKYARD_FAULTS when the process starts, for example
 `step.after_answer:kill@7,step.before_send:hang`: die right after the seventh answer, stop before the first step is
-sent. Being off costs the call of an empty function.
+sent. When off it costs the call of an empty function.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ log = EventLogger(__name__)
 VARIABLE = "BLOCKYARD_FAULTS"
 
 BEFORE_SEND = "step.before_send"
-"""Scheduler: a step is planned, and nothing of it has left."""
+"""Scheduler: a step is planned and not sent yet."""
 AFTER_SEND = "step.after_send"
 """Scheduler: a step is on its way to the worker."""
 BEFORE_ANSWER = "step.before_answer"
-"""Worker: a step is computed, and nobody knows its tokens."""
+"""Worker: a step is computed and its tokens are not sent yet."""
 AFTER_ANSWER = "step.after_answer"
 """Worker: a step's answer is on its way to the scheduler."""
 BEFORE_PUBLISH = "step.before_publish"
-"""Scheduler: a step's tokens are taken, and no gateway has them."""
+"""Scheduler: a step's tokens are applied and not sent to gateways yet."""
 
 BEFORE_LOAD = "model.before_load"
-"""Worker: its device is chosen, and no weight is loaded."""
+"""Worker: the device is chosen and no weights are loaded yet."""
 BEFORE_LORA = "lora.before_load"
-"""Worker: a LoRA adapter is asked for, and nothing of it is read."""
+"""Worker: a LoRA adapter is requested and not read yet."""
 BEFORE_JOIN = "group.before_join"
-"""Worker: a group is to be joined, and no other rank has heard of this one."""
+"""Worker: a group is about to be joined and no other rank has been contacted."""
 IN_COLLECTIVE = "group.in_collective"
-"""Worker: an operation of the group is about to begin, for which other ranks may wait already."""
+"""Worker: a collective operation is about to begin; other ranks may already wait in it."""
 
 POINTS = (
     BEFORE_SEND,
@@ -58,16 +58,16 @@ POINTS = (
 
 
 class Action(StrEnum):
-    """What a process does to itself."""
+    """The effect of a fault on its process."""
 
     KILL = "kill"
-    """Ends at once, as by the kernel's hand: SIGKILL."""
+    """The process is killed by SIGKILL."""
     HANG = "hang"
-    """Stops until somebody sends SIGCONT: SIGSTOP."""
+    """The process is stopped by SIGSTOP until it gets SIGCONT."""
     EXIT = "exit"
-    """Ends at once with an exit code and without any word."""
+    """The process exits at once with EXIT_CODE, without cleanup."""
     ERROR = "error"
-    """Raises a BlockyardError (BUG)."""
+    """The point raises a BlockyardError (BUG)."""
 
 
 EXIT_CODE = 70
@@ -75,7 +75,7 @@ EXIT_CODE = 70
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """At the `number`-th time that `point` is reached (from 1), once."""
+    """One fault, which happens the `number`-th time (from 1) that `point` is reached."""
 
     point: str
     action: Action
@@ -89,7 +89,7 @@ _FORM = re.compile(r"(?P<point>[a-z_.]+):(?P<action>[a-z]+)(?:@(?P<number>[1-9][
 
 
 def parse(text: str) -> tuple[Fault, ...]:
-    """Reads `point:action@number`, separated by commas; without a number it is the first time. Raises ValueError."""
+    """Parses comma-separated `point:action@number`; the default number is 1. Raises ValueError."""
     return tuple(_parse_one(part.strip()) for part in text.split(",") if part.strip())
 
 
@@ -105,7 +105,7 @@ def _parse_one(text: str) -> Fault:
 
 
 class Faults:
-    """Counts how often each point is reached, and acts when a fault is due. For one thread."""
+    """Counts how often each point is reached, and triggers due faults. Not thread-safe."""
 
     def __init__(self, faults: Iterable[Fault], act: Callable[[Fault], None] | None = None) -> None:
         self._due = {(fault.point, fault.number): fault for fault in faults}
@@ -113,7 +113,7 @@ class Faults:
         self._act = act or _act
 
     def reach(self, point: str) -> None:
-        """Notes that `point` is reached. Raises BlockyardError where the fault is an error."""
+        """Counts `point`, and triggers a due fault. Raises BlockyardError for the action ERROR."""
         number = self._counts[point] = self._counts.get(point, 0) + 1
         if fault := self._due.pop((point, number), None):
             self._act(fault)
@@ -137,7 +137,7 @@ def _raise(fault: Fault) -> NoReturn:
 
 
 def _nothing(point: str) -> None:
-    """What `reach` is in production."""
+    """Does nothing: `reach` in production."""
 
 
 def _from_environment() -> Callable[[str], None]:
@@ -146,4 +146,4 @@ def _from_environment() -> Callable[[str], None]:
 
 
 reach = _from_environment()
-"""Called where a point is reached, with its name."""
+"""The function to call at a point, with the point's name."""

@@ -1,4 +1,4 @@
-"""Raises the number of files and connections that this process may have open at once."""
+"""Raises the limit of open files and connections of this process."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from contextlib import suppress
 
 
 def raise_file_limit() -> int:
-    """Raises this process's limit to what it may be raised to, and returns it.
+    """Raises the open-file soft limit to the hard limit, and returns the limit.
 
-    What a shell or a supervisor gives, often 1024, is for programs that cannot have more; a server's connections can.
+    The usual soft limit, often 1024, exists for programs that use select; a server needs more.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # Some systems say that there is no limit, and have one.
+    # Some systems report no hard limit but enforce one.
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]

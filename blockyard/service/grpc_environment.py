@@ -1,23 +1,23 @@
 """Sets the environment variables that gRPC reads once, when it is first used.
 
-Knows no gRPC: whoever starts a service calls `prepare` before any other import, and the program `blockyard` before it
-runs a command. A client library must not, since the process is not its own.
+Does not import gRPC: services call `prepare` before any other import, and the program `blockyard` before it runs a
+command. The client library must not call it, since it runs in its user's process.
 """
 
 from __future__ import annotations
 
 import os
 
-# gRPC's event engine has threads of its own that read sockets and hand what came to the thread that waits for it.
-# Without it that thread reads them itself (measured on two cores with one stream: half the context switches of a token,
-# and four fifths of its CPU time).
+# gRPC's event engine reads sockets in its own threads and hands the data to the waiting thread. Without it the waiting
+# thread reads them itself (measured on two cores with one stream: half the context switches and four fifths of the CPU
+# time per token).
 EXPERIMENTS = "-event_engine_client,-event_engine_listener"
 
 
 def prepare() -> None:
-    """Has gRPC use few threads, and leave the log to us. What the environment says already stands.
+    """Makes gRPC use few threads and write no log; variables that are already set are kept.
 
-    What gRPC writes to standard error is in no form of ours, and what matters of it reaches us as exceptions.
+    gRPC's own log lines on standard error do not follow the log format, and its errors are raised as exceptions too.
     """
     os.environ.setdefault("GRPC_EXPERIMENTS", EXPERIMENTS)
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")

@@ -1,4 +1,4 @@
-"""Answers grpc.health.v1 for a service: whether its loop turns, and whether it takes work."""
+"""Answers grpc.health.v1 for a service: whether its event loop runs, and whether it takes work."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from blockyard.telemetry import EventLogger
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping
 
-    # The function that answers for each name.
+    # For each service name the function that returns its health.
     Probes = Mapping[str, Callable[[], bool]]
 
 log = EventLogger(__name__)
@@ -31,7 +31,7 @@ _NO_OTHERS: Probes = MappingProxyType({})
 
 
 class Heartbeat:
-    """Says whether the event loop that it was started on still turns."""
+    """Detects whether an event loop still runs."""
 
     def __init__(self, max_age_seconds: float = 5.0, interval_seconds: float = 1.0) -> None:
         self._max_age_seconds = max_age_seconds
@@ -40,12 +40,12 @@ class Heartbeat:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
-        """Begins to beat on the running loop."""
+        """Starts the heartbeat on the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._tick(self._loop)
 
     def num_tasks(self) -> int:
-        """Counts the tasks of the loop that are not done; may be called from any thread."""
+        """Returns the number of unfinished tasks of the loop. May be called from any thread."""
         return len(asyncio.all_tasks(self._loop)) if self._loop else 0
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -53,7 +53,7 @@ class Heartbeat:
         loop.call_later(self._interval_seconds, self._tick, loop)
 
     def is_alive(self) -> bool:
-        """Whether the loop has turned lately; may be called from any thread."""
+        """Returns whether the last heartbeat is recent enough. May be called from any thread."""
         return time.monotonic() - self._beat < self._max_age_seconds
 
 
@@ -67,7 +67,7 @@ def _status(holds: bool) -> health_pb2.HealthCheckResponse.ServingStatus.ValueTy
 
 
 class _ListedHealth(health.HealthServicer):
-    """The package's servicer with `List`, of which it has none: to a call it answers with a stack in the log."""
+    """Adds `List` to the package's servicer, which would log a stack trace for each such call."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -82,9 +82,9 @@ class _ListedHealth(health.HealthServicer):
 
 
 class HealthServer:
-    """grpc.health.v1 from a thread and a port of its own, so that a busy loop cannot make it late.
+    """Serves grpc.health.v1 in its own thread and on its own port, so that a busy event loop cannot delay it.
 
-    Services: "liveness", "readiness", "" which equals readiness, and others that a process names.
+    Service names: "liveness", "readiness", "" (the same as readiness), and those in `others`.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class HealthServer:
     def _holds(self, name: str, probe: Callable[[], bool]) -> bool:
         try:
             return probe()
-        except Exception:  # the last good answer must not stand for ever because a probe broke
+        except Exception:  # a broken probe must not leave the last answer in place
             log.exception("a health probe failed", probe=name or "readiness")
             return False
 
@@ -131,7 +131,7 @@ class HealthServer:
             self._update()
 
     def stop(self) -> None:
-        """Stops answering, and returns when its port is free. Without effect before `start`."""
+        """Stops answering and waits until the port is free. Does nothing before `start`."""
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join()
@@ -141,7 +141,7 @@ class HealthServer:
 def add_health(
     server: grpc.aio.Server, is_ready: Callable[[], bool], is_live: Callable[[], bool], others: Probes = _NO_OTHERS
 ) -> None:
-    """Answers grpc.health.v1 on a service's own port too, where clients look for it first."""
+    """Serves grpc.health.v1 on the service's own server too, where clients look for it first."""
     health_pb2_grpc.add_HealthServicer_to_server(_LiveHealth(_make_probes(is_live, is_ready, others)), server)
 
 

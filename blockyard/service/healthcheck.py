@@ -18,7 +18,7 @@ TIMEOUT_SECONDS = 2.0
 def check(address: str, service: str = "readiness") -> str:
     """Asks `host:port` or `unix:/path` about "readiness" or "liveness", or a worker whether it is "loaded".
 
-    Returns what is wrong; empty if nothing is.
+    Returns the problem; empty if the service is healthy.
     """
     # A service in the same container is never behind a proxy.
     with grpc.insecure_channel(address, [("grpc.enable_http_proxy", 0)]) as channel:

@@ -1,4 +1,4 @@
-"""Interceptors between gRPC and our handlers: they check callers, turn exceptions into status codes, count calls."""
+"""gRPC server interceptors: authenticate callers, turn exceptions into status codes, count calls."""
 
 from __future__ import annotations
 
@@ -26,26 +26,26 @@ if TYPE_CHECKING:
 
 log = EventLogger(__name__)
 
-# Calls of probes and tools say nothing about a service.
+# Calls of health probes and tools are not counted.
 _UNCOUNTED = ("/grpc.health.", "/grpc.reflection.")
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BlockyardError) -> None:
-    """Ends a call with an error and its details. Never returns: it raises what ends the handler."""
-    # The published stubs of grpc.aio lack this method.
+    """Ends a call with an error and its details. Always raises, to end the handler."""
+    # The published type stubs of grpc.aio lack abort_with_status.
     await cast("Any", context).abort_with_status(to_call_status(error))
 
 
 def call_has_ended(error: BaseException) -> bool:
-    """Whether a handler failed because its call is over: its client went away while it wrote, or the server stopped.
+    """Returns whether a handler failed because its call has ended: the client left, or the server stopped.
 
-    gRPC cancels such a handler, but may tell it first that its message could not be sent.
+    gRPC cancels such a handler, but may first raise an error from the handler's write.
     """
     bases: Any = grpc.aio
     return isinstance(error, bases.BaseError) and not isinstance(error, bases.UsageError | grpc.aio.AbortError)
 
 
-# How a handler is made, and where grpc keeps its behaviour, by (request_streaming, response_streaming).
+# The factory of a handler and the attribute of its function, by (request_streaming, response_streaming).
 _KINDS: dict[tuple[bool, bool], tuple[Any, str]] = {
     (False, False): (grpc.unary_unary_rpc_method_handler, "unary_unary"),
     (False, True): (grpc.unary_stream_rpc_method_handler, "unary_stream"),
@@ -59,13 +59,13 @@ def _behaviour(handler: Any) -> Any:
 
 
 def _like(handler: Any, behaviour: Coroutine | Stream) -> Any:
-    """Makes a handler like another one, with another behaviour."""
+    """Creates a handler of the same kind with another function."""
     make, _ = _KINDS[handler.request_streaming, handler.response_streaming]
     return make(behaviour, handler.request_deserializer, handler.response_serializer)
 
 
 def within(handler: Any, enter: Callable[[Any], AbstractContextManager[object]]) -> Any:
-    """Makes a handler like another one, which answers inside of what `enter` makes of the call's context."""
+    """Wraps a handler so that it runs inside the context manager that `enter` returns for a call's context."""
     inner = _behaviour(handler)
 
     async def coroutine(request: Any, context: Any) -> Any:
@@ -82,7 +82,7 @@ def within(handler: Any, enter: Callable[[Any], AbstractContextManager[object]])
 
 
 class AuthenticationInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Lets calls that the authenticator admits through to their handlers."""
+    """Passes only calls that the authenticator admits on to their handlers."""
 
     def __init__(self, authenticator: Authenticator) -> None:
         self._authenticator = authenticator
@@ -91,7 +91,7 @@ class AuthenticationInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[mis
         """Wraps the handler of one call."""
         handler = await continuation(handler_call_details)
         method: str = handler_call_details.method  # type: ignore[attr-defined]
-        # A method that nobody answers needs no guard.
+        # An unknown method (no handler) needs no guard.
         if handler is None or self._authenticator.is_open(method):
             return handler
         return within(handler, lambda context: self._authenticator.enter(_credentials(context), method))
@@ -104,10 +104,10 @@ def _credentials(context: Any) -> Credentials:
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Turns what a handler raises into a status: a BlockyardError as it is, anything else into BUG with a log line.
+    """Turns a handler's exceptions into statuses: a BlockyardError keeps its reason, others become BUG and are logged.
 
-    A cancelled handler whose client is still there would leave it hanging: it gets DRAINING, since only a server
-    that stops cancels its handlers.
+    If a handler is cancelled while its client waits, the client gets DRAINING, since only a stopping server cancels
+    handlers.
     """
 
     async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
@@ -137,7 +137,7 @@ def _guard_coroutine(inner: Coroutine, method: str) -> Coroutine:
 def _guard_stream(inner: Stream, method: str) -> Stream:
     async def guarded(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncGenerator[Any]:
         try:
-            # A call that ends while a message is being sent must not leave the handler suspended until it is collected.
+            # Close the handler at once if the call ends during a send, instead of at garbage collection.
             async with aclosing(inner(request, context)) as messages:
                 async for message in messages:
                     yield message
@@ -164,10 +164,10 @@ async def _answer(error: BaseException, context: grpc.aio.ServicerContext[Any, A
     else:
         log.exception("a handler failed", method=method)
         reported = BlockyardError(Reason.BUG, "internal error; the server's log has more")
-    # What ends the call is kept with its context, whose frames these are: they and the request that they have would
-    # stay until the collector runs.
+    # gRPC keeps the exception that ends the call. Drop its traceback, whose frames refer to the request: both would
+    # stay in memory until the garbage collector runs.
     error.__traceback__ = error.__context__ = error.__cause__ = None
-    # The call may have ended meanwhile, by its client or by the server's stop: then nobody is left to answer.
+    # The client or the server's stop may have ended the call meanwhile: ignore the failure to answer.
     with suppress(grpc.aio.InternalError):
         await abort(context, reported)
     raise asyncio.CancelledError
@@ -176,10 +176,10 @@ async def _answer(error: BaseException, context: grpc.aio.ServicerContext[Any, A
 class CallCounter(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Counts calls by method and status code, and reports the errors that end them.
 
-    Stands behind the ErrorInterceptor, where errors still are what they were raised as.
+    Must come after ErrorInterceptor in the list, where exceptions still have their original type.
 
     Args:
-        calls: by method and status code.
+        calls: the counter, with the labels method and status code.
         on_error: called with the reason of each call that ends with an error.
     """
 
@@ -191,7 +191,7 @@ class CallCounter(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         """Wraps the handler of one call."""
         handler = await continuation(handler_call_details)
         method: str = handler_call_details.method  # type: ignore[attr-defined]
-        # Names that no service has must not become labels.
+        # Unknown method names must not become labels.
         if handler is None or method.startswith(_UNCOUNTED):
             return handler
         return within(handler, lambda _: self._count(method.removeprefix("/")))
@@ -209,10 +209,10 @@ class CallCounter(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 def _reason_of(error: BaseException) -> Reason:
-    """Finds why a call ended, as ErrorInterceptor reports it to the client.
+    """Returns the reason that ErrorInterceptor reports to the client.
 
-    A handler is cancelled when its client has left, and cannot distinguish that from a server that stops; but then
-    ours end their calls themselves.
+    A cancelled handler cannot tell a client that left from a server that stops, but Blockyard's servers end their calls
+    themselves when they stop.
     """
     if isinstance(error, BlockyardError):
         return error.reason

@@ -1,4 +1,4 @@
-"""Changes the log's level at run time, by the contract's names for it."""
+"""Changes the log level at run time, by the API's enum."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAMES = {number: name for name, number in LEVELS.items()}
 
 
 def check_level(level: administration_pb2.LogLevel.ValueType) -> None:
-    """Raises BlockyardError FIELD_INVALID for what is no level."""
+    """Raises BlockyardError FIELD_INVALID for an unknown level."""
     if level not in LEVELS:
         raise invalid([Violation("level", "must be one of debug, info, warning and error")])
 

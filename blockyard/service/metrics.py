@@ -1,10 +1,10 @@
-"""A process's metrics for Prometheus: declared once, cheap to write, and encoded as text.
+"""A process's Prometheus metrics: declared once, cheap to write, and encoded as text.
 
-A catalogue declares what a service exposes; the reference page is made of it, and a registry gives exactly that.
-Values are written by one thread and read by any, under the interpreter's own lock and no other: a scrape makes nobody
-wait, and may at worst miss what is being written. What exists already as somebody's state is read when it is asked for.
+A catalogue declares a service's metrics; the reference page is generated from it, and a registry exposes exactly these
+metrics. One thread writes a value and any thread may read it, protected only by the interpreter's own lock: a scrape
+blocks nobody, and may at worst miss the value being written. State that exists elsewhere is read at scrape time.
 
-Knows no service, and no way to a scraper.
+Contains no service's metrics and no HTTP.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ log = EventLogger(__name__)
 
 
 class Kind(StrEnum):
-    """The behaviour of a metric: a counter only grows, a gauge is what is now, a histogram counts by size."""
+    """The type of a metric: a counter only grows, a gauge is a current value, a histogram counts by buckets."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -45,7 +45,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A metric in a catalogue. `bounds`: the upper ends of a histogram's buckets, without the last, infinity."""
+    """A declared metric. `bounds`: upper bounds of a histogram's buckets, without the last one, infinity."""
 
     name: str
     kind: Kind
@@ -66,7 +66,7 @@ def gauge(name: str, help: str, *labels: str) -> Metric:
 
 
 def histogram(name: str, help: str, bounds: tuple[float, ...], *labels: str) -> Metric:
-    """Declares a histogram; what is equal to a bound counts below it."""
+    """Declares a histogram; a value equal to a bound belongs to the bucket below the bound."""
     assert list(bounds) == sorted(set(bounds)), name
     return Metric(name, Kind.HISTOGRAM, help, labels, bounds)
 
@@ -89,7 +89,7 @@ CERTIFICATE_EXPIRY = gauge(
     "certificate",
 )
 COMMON = (BUILD_INFO, READY, TASKS, GRPC_CALLS, CERTIFICATE_EXPIRY)
-"""What every service has."""
+"""The metrics that every service has."""
 
 PROCESS = (
     gauge("process_virtual_memory_bytes", "Virtual memory."),
@@ -99,29 +99,29 @@ PROCESS = (
     gauge("process_open_fds", "Open file descriptors."),
     gauge("process_max_fds", "File descriptors that may be open."),
 )
-"""What every process has, under the names that Prometheus' own libraries use; on Linux."""
+"""The metrics of every process on Linux, under the names of Prometheus' own libraries."""
 
 
 class Counter:
-    """Counts by labels. Written by one thread."""
+    """A counter, with a count for each combination of labels. Written by one thread."""
 
     __slots__ = ("_counts",)
 
     def __init__(self, *known: tuple[str, ...]) -> None:
-        """`known`: labels that are exposed before anything was counted, so that the first count is an increase."""
+        """`known`: labels that are exposed as 0 from the start, so that their first count shows as an increase."""
         self._counts: dict[tuple[str, ...], float] = dict.fromkeys(known, 0)
 
     def add(self, *labels: str, count: float = 1) -> None:
-        """Adds to the count of these labels."""
+        """Adds `count` to the count of the labels."""
         self._counts[labels] = self._counts.get(labels, 0) + count
 
     def samples(self) -> Samples:
-        """Returns the counts by their labels. From any thread."""
+        """Returns the counts by labels. May be called from any thread."""
         return self._counts.copy().items()
 
 
 class Histogram:
-    """Counts by size. Written by one thread."""
+    """A histogram of one combination of labels. Written by one thread."""
 
     __slots__ = ("_counts", "bounds", "sum")
 
@@ -131,66 +131,66 @@ class Histogram:
         self.sum = 0.0
 
     def observe(self, value: float, count: int = 1) -> None:
-        """Counts a value, so many times."""
+        """Adds a value `count` times."""
         self._counts[bisect_left(self.bounds, value)] += count
         self.sum += value * count
 
     @property
     def count(self) -> int:
-        """Counts the values."""
+        """The number of values."""
         return sum(self._counts)
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Counts the values of each bucket alone; the last one has those above all bounds."""
+        """The number of values in each bucket, not cumulative; the last bucket is above all bounds."""
         return tuple(self._counts)
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Upper ends and how many values were up to them. From any thread."""
+        """Returns cumulative counts by upper bound. May be called from any thread."""
         ends = map(floatToGoString, (*self.bounds, inf))
         return list(zip(ends, accumulate(self._counts.copy()), strict=True))
 
 
 class Registry:
-    """The values of one process, for a catalogue. Give each metric its values by `counter`, `histogram` or `read`."""
+    """The values of a process's catalogue. Create each metric's values by `counter`, `histogram` or `read`."""
 
     def __init__(self, service: str, catalogue: Iterable[Metric]) -> None:
         self.catalogue = (*COMMON, *catalogue)
         self._samples: dict[str, Callable[[], Samples]] = {}
         self._histograms: dict[str, dict[tuple[str, ...], Histogram]] = {}
-        # Called before each scrape, in the thread of who asks, to have at hand what is known elsewhere.
+        # Called before each scrape, in the scraper's thread, to fetch values from elsewhere.
         self.before_scrape: Callable[[], None] = lambda: None
         self._prometheus = CollectorRegistry()
         self._prometheus.register(_Collector(self))  # type: ignore[arg-type]
         ProcessCollector(registry=self._prometheus)
         self.read(BUILD_INFO, lambda: {(service, __version__): 1.0})
         self.grpc_calls = self.counter(GRPC_CALLS)
-        # Until a service says which it shows.
+        # No certificates, until the service sets them.
         self.read(CERTIFICATE_EXPIRY, dict[tuple[str, ...], float])
 
     def counter(self, metric: Metric, *known: tuple[str, ...]) -> Counter:
-        """Makes the values of a counter; without labels it is exposed from the beginning, as those `known` are."""
+        """Creates a counter's values. A counter without labels, and the `known` labels, are exposed from the start."""
         made = Counter(*known) if metric.labels else Counter(())
         self._samples[metric.name] = made.samples
         return made
 
     def histogram(self, metric: Metric, *labels: str) -> Histogram:
-        """Makes a histogram, or one of several by their labels."""
+        """Creates a histogram's values for one combination of labels."""
         made = Histogram(metric.bounds)
         self._histograms.setdefault(metric.name, {})[labels] = made
         return made
 
     def extend(self, catalogue: Iterable[Metric]) -> None:
-        """Declares more metrics, behind those that there are."""
+        """Appends metrics to the catalogue."""
         self.catalogue = (*self.catalogue, *catalogue)
 
     def share(self, metric: Metric, values: Histogram, *labels: str) -> None:
-        """Gives a histogram the values of another one, which has the same bounds."""
+        """Exposes another histogram's values under this metric; both must have the same bounds."""
         assert metric.bounds == values.bounds, metric.name
         self._histograms.setdefault(metric.name, {})[labels] = values
 
     def read(self, metric: Metric, read: Callable[[], float | Mapping[tuple[str, ...], float]]) -> None:
-        """Has a gauge or a counter read when it is asked for, in the thread that asks: by labels, if it has some."""
+        """Reads a gauge or counter at scrape time, in the scraper's thread: a number, or a mapping by labels."""
 
         def samples() -> Samples:
             value = read()
@@ -200,11 +200,11 @@ class Registry:
 
     @property
     def find_missing(self) -> list[str]:
-        """Metrics of the catalogue that nobody gave values."""
+        """The names of catalogue metrics without values."""
         return [each.name for each in self.catalogue if each.name not in self._samples | self._histograms]
 
     def families(self) -> Iterable[Family]:
-        """All values, in the order of the catalogue. One that cannot be read is left out, and the log says why."""
+        """Yields all metrics in the catalogue's order. A metric that cannot be read is logged and left out."""
         for metric in self.catalogue:
             try:
                 yield self._family(metric)
@@ -224,14 +224,14 @@ class Registry:
         return family
 
     def encode(self, accept: str = "") -> tuple[bytes, str]:
-        """Writes all values as a scraper asks for them by its Accept header, and names the type. From any thread."""
+        """Encodes all values in the format of the Accept header; returns them and the content type. From any thread."""
         self.before_scrape()
         encode, content_type = choose_encoder(accept)
         return encode(self._prometheus), content_type
 
 
 class _Collector:
-    """A registry as prometheus_client wants it."""
+    """Adapts a registry to prometheus_client."""
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
@@ -241,7 +241,7 @@ class _Collector:
 
 
 def geometric(first: float, last: float, *, steps: tuple[float, ...] = (1, 2, 5)) -> tuple[float, ...]:
-    """Bounds that read well, each a step of its power of ten."""
+    """Returns round bounds from `first` to `last`: each of `steps` times each power of ten."""
     bounds: list[float] = []
     power = -6
     while not bounds or bounds[-1] < last:

@@ -1,4 +1,4 @@
-"""Answers scrapers on a port and in threads of its own, so that a busy loop cannot make it late. Knows no metric."""
+"""Serves /metrics on its own port and threads, so that a busy event loop cannot delay it."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 log = EventLogger(__name__)
 
 PATH = "/metrics"
-# Whoever is slower to ask is let go.
+# A client that takes longer to send its request is disconnected.
 _REQUEST_SECONDS = 5.0
-# How often the thread wakes for nothing.
+# How long the thread waits for a connection before it checks for a stop.
 _IDLE_SECONDS = 30.0
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One connection, one answer."""
+    """Handles one connection with one answer."""
 
     timeout = _REQUEST_SECONDS
     registry: Registry
 
     def do_GET(self) -> None:
-        """Answers the metrics under their path, and nothing else."""
+        """Answers /metrics; every other path is 404."""
         if urlsplit(self.path).path != PATH:
             self.send_error(HTTPStatus.NOT_FOUND)
             return
@@ -47,7 +47,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Writes nothing: scrapes come every few seconds."""
+        """Logs nothing: scrapes come every few seconds."""
 
 
 class _Server(ThreadingHTTPServer):
@@ -55,11 +55,11 @@ class _Server(ThreadingHTTPServer):
     timeout = _IDLE_SECONDS
 
     def server_bind(self) -> None:
-        """Takes the port, and does not look the host's name up, as an HTTPServer would."""
+        """Binds the port without HTTPServer's lookup of the host name."""
         TCPServer.server_bind(self)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Writes what went wrong, unless it is a scraper that hung up: that is no event."""
+        """Logs an exception, except a scraper's disconnect."""
         if not isinstance(sys.exception(), OSError):
             log.exception("a scrape failed")
 
@@ -90,11 +90,11 @@ class MetricsServer:
             server.handle_request()
 
     def stop(self) -> None:
-        """Stops answering, and returns when its port is free. Without effect before `start`."""
+        """Stops answering and waits until the port is free. Does nothing before `start`."""
         if self._server is None or self._thread is None:
             return
         self._stopping.set()
-        # Wakes the thread.
+        # Wake the serving thread.
         self._server.socket.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._server.server_close()

@@ -1,4 +1,4 @@
-"""Runs the process of a service, answers operators' health checks and scrapes, and reports what ended it."""
+"""Runs a service's process: logging, tracing, health, metrics, and the exit status."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 log = EventLogger(__name__)
 
-# A thread that wants the interpreter gets it this soon: an answer must not wait for another thread's turn to end.
+# The interpreter's switch interval: a thread with an answer must not wait long for another thread's turn.
 SWITCH_SECONDS = 1e-4
-# More objects than before start the garbage collector; a hundred times as many start it on all that there is, during
-# which the process does nothing else: with ten thousand open streams for half a second and more. Python's own 700 had
-# that happen fourteen times while they were opened, for a third of the CPU time.
+# The garbage collector's threshold for new objects; a full collection runs after a hundred times as many, and stops the
+# process: with ten thousand open streams for half a second or more. With Python's default of 700 that happened fourteen
+# times while the streams were opened, and took a third of the CPU time.
 YOUNG_OBJECTS = 10_000
-# Time for the rest once a service has stopped: sending spans and ending threads.
+# Time to send spans and end threads once a service has stopped.
 TEARDOWN_SECONDS = 5.0
 
 
@@ -45,13 +45,13 @@ class Monitoring:
     """A process's health, metrics, heartbeat and certificates, for its operators.
 
     Args:
-        registry: its metrics; gets those of its tasks and certificates too.
-        certificates: by what each is for; None is passed over.
+        registry: the process's metrics; the ones of tasks and certificates are added.
+        certificates: certificate files by purpose; None values are skipped.
         is_ready: whether the service takes work.
-        other_probes: further names that its health answers.
+        other_probes: further health service names.
 
     Attributes:
-        health_port, metrics_port: where it listens once it has started; 0: nowhere.
+        health_port, metrics_port: the ports in use after `start`; 0: not listening.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class Monitoring:
         registry.read(CERTIFICATE_EXPIRY, self._certificates.expiries)
 
     def add_health(self, server: grpc.aio.Server) -> None:
-        """Answers grpc.health.v1 on a server of the service."""
+        """Serves grpc.health.v1 on the service's own server."""
         add_health(server, self._is_ready, self._heartbeat.is_alive, self._other_probes)
 
     def start(self, host: str, health_port: int, metrics_port: int) -> None:
-        """Listens on the two ports (0: a free one, -1: not at all) and watches the running loop; raises PortTaken."""
+        """Listens on the ports (0: a free one, -1: none) and starts heartbeat and checks; raises PortTaken."""
         if health_port >= 0:
             self._health = HealthServer(self._heartbeat.is_alive, self._is_ready, self._other_probes)
             self.health_port = self._health.start(join_address(host, health_port))
@@ -86,14 +86,14 @@ class Monitoring:
         self._certificates.start()
 
     def stop(self) -> None:
-        """Frees the ports. Without effect before `start`."""
+        """Frees the ports. Does nothing before `start`."""
         if self._health is not None:
             self._health.stop()
         self._metrics.stop()
 
 
 class ServiceConfiguration(Protocol):
-    """The sections that the configurations of all services have."""
+    """The sections that every service's configuration has."""
 
     @property
     def log(self) -> LogSettings:
@@ -118,15 +118,15 @@ def run_process(
     *,
     switch_seconds: float | None = SWITCH_SECONDS,
 ) -> Result:
-    """Runs a service to its end, with the logs and traces that its configuration asks for, and returns its result.
+    """Runs a service to its end, with logging and tracing as configured, and returns its result.
 
-    Soon after that the process ends, even where threads of it still work: call this last.
+    The process ends TEARDOWN_SECONDS later even if threads still run: call this last.
 
     Args:
-        service: its name in logs and traces.
-        serve: runs it until a signal.
-        expected_errors: what a user can repair: one line in the log and exit status 1, as for a taken port.
-        switch_seconds: after how long a thread hands the interpreter to one that waits; None: Python's own.
+        service: the service's name in logs and traces.
+        serve: runs the service until a signal.
+        expected_errors: errors that users can fix: logged in one line, with exit status 1, like a taken port.
+        switch_seconds: the interpreter's thread switch interval; None: Python's default.
     """
     configure_logging(service, level=configuration.log.log_level, log_format=configuration.log.log_format)
     if switch_seconds is not None:
@@ -150,9 +150,9 @@ async def _serve(service: Coroutine[Any, Any, Result]) -> Result:
 
 
 def tune_collector() -> None:
-    """Takes what lives as long as the process away from the garbage collector, and has it look through the rest rarely.
+    """Excludes all present objects from garbage collection, and makes collections rarer.
 
-    Call it once all of that is there.
+    Call it once all long-lived objects exist.
     """
     gc.collect()
     gc.freeze()

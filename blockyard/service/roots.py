@@ -1,8 +1,8 @@
-"""Starts the threads and tasks of a service that nobody waits for: one that fails ends its process.
+"""Starts threads and tasks that nobody waits for, such that a failure of one ends the process.
 
-A process that goes on without one of them says that it is ready, and does nothing more. One that ends is started again
-by its supervisor, and the others recover. All other threads and tasks have somebody who waits for them, and gets their
-error; docs/concepts/roots.md lists both kinds.
+A process that went on without such a thread would report ready and do nothing. A process that ends is restarted by its
+supervisor, and the others recover. All other threads and tasks are awaited by some code, which gets their errors;
+docs/concepts/roots.md lists both kinds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = EventLogger(__name__)
 
 T = TypeVar("T")
 EXIT_CODE = 1
-"""As of a process that an uncaught exception ends."""
+"""The exit code of a process that an uncaught exception ends."""
 
 
 def end_process(exit_code: int) -> None:
@@ -32,7 +32,7 @@ def end_process(exit_code: int) -> None:
 
 
 def make_thread(work: Callable[[], None], name: str) -> threading.Thread:
-    """Makes a daemon thread, which does not keep a stopped process alive; with any exception it ends the process."""
+    """Creates a daemon thread; any exception in it ends the process."""
 
     def run() -> None:
         try:
@@ -44,7 +44,7 @@ def make_thread(work: Callable[[], None], name: str) -> threading.Thread:
 
 
 def start_task(work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
-    """Starts a task; the process ends if it ends with an exception. It may be cancelled."""
+    """Starts a task; an exception in it ends the process, a cancellation does not."""
     task = asyncio.create_task(work, name=name)
     task.add_done_callback(_require_no_error)
     return task
@@ -54,7 +54,7 @@ def _require_no_error(task: asyncio.Task[Any]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         try:
             raise error
-        except BaseException:  # noqa: BLE001 - for its line in the log
+        except BaseException:  # noqa: BLE001 - re-raised so that the log has its stack
             _fail("task", task.get_name())
 
 

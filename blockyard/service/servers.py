@@ -1,6 +1,6 @@
-"""Servers, and channels between them, set up alike in every process: limits, keepalive, errors, reflection.
+"""Creates gRPC servers and the channels between services: limits, keepalive, errors, reflection.
 
-What each option is for stands beside it; the facts behind them are in docs/concepts/protocol.md.
+Comments explain the options; docs/concepts/protocol.md has the facts behind them.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
     from blockyard.security.tls import Peer
 
 MAX_PORT = 65535
-# Metadata of one call, names and values together; gRPC allows twice as much before it closes the connection.
+# Bytes of a call's metadata, names and values together; above twice as much the connection is closed.
 MAX_METADATA_BYTES = 16 * 1024
-# Calls on one connection at once; those of a client that has more wait there, without a word: so that it gets
-# QUEUE_FULL, this is more than a gateway takes.
+# Concurrent calls on one connection. Further calls of a client would wait silently, so the limit exceeds what a gateway
+# takes: the client gets QUEUE_FULL instead.
 MAX_CONCURRENT_STREAMS = 65_536
-# Calls that have come and were not looked at yet. gRPC itself cancels them from a thousand on, at random, and without
-# a reason; what is too much is refused by who answers them.
+# Calls that have arrived and are not handled yet. By default gRPC cancels some of them at random above a thousand,
+# without a reason; the handlers themselves refuse what is too much.
 MAX_PENDING_CALLS = 1_000_000
-# How long such a call may lie there; gRPC cancels it after half a minute, and a busy process may need longer.
+# How long such a call may wait; gRPC's default of 30 seconds is too short for a busy process.
 MAX_PENDING_SECONDS = 3600
 HANDSHAKE_SECONDS = 20
 
 
 def server_options(max_message_bytes: int) -> Options:
-    """Options of a server that receives messages up to this size."""
+    """Returns the options of a server that receives messages of up to `max_message_bytes`."""
     return [
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.max_send_message_length", INTERNAL_MESSAGE_BYTES),
@@ -63,12 +63,12 @@ def server_options(max_message_bytes: int) -> Options:
 
 
 def internal_channel(address: str, peer: Peer | None = None) -> grpc.aio.Channel:
-    """Opens a channel to another service of ours: `host:port`, or `unix:/path` on the same machine.
+    """Opens a channel to another Blockyard service: `host:port`, or `unix:/path` on the same machine.
 
-    `peer`: who it has to be there, by its certificate, and ours; None: whoever answers, in the clear.
+    `peer`: this service's certificate and the peer's expected name; None: without TLS or any check.
     """
     grpc_wakeups.prepare()
-    # Services start at once, and those that are up wait for the others.
+    # Services start together, and those that are up wait for the others: reconnect quickly.
     options = channel_options(INTERNAL_MESSAGE_BYTES, keepalive_seconds=5.0, use_proxy=False, max_reconnect_seconds=0.2)
     if peer is None:
         return grpc.aio.insecure_channel(address, options)
@@ -77,9 +77,9 @@ def internal_channel(address: str, peer: Peer | None = None) -> grpc.aio.Channel
 
 
 class RenewedChannel:
-    """A channel to another service of ours, opened anew when this process has got another certificate.
+    """A channel to another service that is reopened when this process's certificate changes.
 
-    A connection shows the certificate that its channel was opened with, for ever.
+    A channel keeps presenting the certificate that it was opened with.
     """
 
     def __init__(self, address: str, peer: Peer | None = None) -> None:
@@ -92,7 +92,7 @@ class RenewedChannel:
         return self._peer.files.current().version if self._peer else 0
 
     def get(self) -> grpc.aio.Channel:
-        """Returns the channel for the next call. Streams on an earlier one go on there until they end."""
+        """Returns the channel for the next call. Streams on an earlier channel go on there until they end."""
         if (version := self._find_version()) != self._version:
             self._version = version
             self._channel = internal_channel(self._address, self._peer)
@@ -110,15 +110,15 @@ class PortTaken(Exception):
 def bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None = None) -> int:
     """Binds a server to `host:port` (port 0: a free one) or `unix:/path`, and returns the port; raises PortTaken.
 
-    With credentials it speaks TLS there.
+    With credentials the server uses TLS.
 
-    The socket file of a process that was killed is taken over; that of one which lives is not.
+    The socket file of a killed process is taken over; that of a live process is not.
     """
     path = address.removeprefix("unix:") if address.startswith("unix:") else ""
     if path and _listens(path):
         raise PortTaken(f"cannot listen on {address}: another process listens there")
     try:
-        # gRPC takes a port too large modulo 65536.
+        # gRPC would take a too large port modulo 65536.
         port = 0 if not path and _is_too_large(address.rpartition(":")[2]) else _add_port(server, address, credentials)
     except RuntimeError:
         port = 0
@@ -141,13 +141,13 @@ def _is_too_large(port: str) -> bool:
 
 
 def _listens(path: str) -> bool:
-    """Whether a process listens on a Unix socket: gRPC would take its file away without a word."""
+    """Returns whether a process listens on a Unix socket: gRPC would silently replace its file."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)
         try:
             probe.connect(path)
         except BlockingIOError:
-            # Its queue is full.
+            # The listener's queue is full.
             return True
         except OSError:
             return False
@@ -162,14 +162,14 @@ def make_server(
     interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
     max_connections: int = 0,
 ) -> grpc.aio.Server:
-    """Makes an aio server with our options, errors and reflection; the caller adds its servicers and binds it.
+    """Creates an aio server with options, error handling and reflection; the caller adds servicers and binds it.
 
     Args:
-        max_message_bytes: size of a message that it receives.
-        service_names: for reflection, beside its own and that of health.
-        gate: who may call what is not open to all; None: everybody.
-        interceptors: see calls that are refused too, and errors as they were raised.
-        max_connections: connections at once; 0: no limit.
+        max_message_bytes: the largest message that the server receives.
+        service_names: services for reflection, beside health and reflection itself.
+        gate: decides who may call closed methods; None: everybody.
+        interceptors: they see refused calls too, and errors in their original type.
+        max_connections: concurrent connections; 0: no limit.
     """
     grpc_wakeups.prepare()
     options = server_options(max_message_bytes)

@@ -1,4 +1,4 @@
-"""Handles SIGTERM and SIGINT of a service: the first lets it end well, the second ends it at once."""
+"""Handles a service's SIGTERM and SIGINT: the first stops it gracefully, the second ends it at once."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ if TYPE_CHECKING:
     from types import FrameType
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# A loop that does not turn for so long has to be ended from outside of it.
+# A process whose event loop is stuck for this long after a signal is ended by a thread.
 STUCK_SECONDS = 10.0
 
 
 def on_stop_signal(stop: Callable[[], None], hurry: Callable[[], None] | None = None) -> None:
-    """Has the running loop, in the main thread, call `stop` at the first signal, and `hurry` at each later one.
+    """Makes the running loop call `stop` at the first signal and `hurry` at each later one. Main thread only.
 
-    Without `hurry` the second signal ends the process. A loop that is stuck at the first one ends it after
+    Without `hurry` the second signal ends the process. If the loop is stuck at the first signal, the process ends after
     STUCK_SECONDS.
     """
     loop = asyncio.get_running_loop()
     is_taken, signals = threading.Event(), SimpleQueue[int]()
-    # Its thread is started now: to start one takes locks, which the handler of a signal may find taken.
+    # Start the thread now: starting one takes locks, which a signal handler may find taken.
     make_thread(partial(_watch, signals, is_taken), "stop signals").start()
 
     def on_turn() -> None:
@@ -38,7 +38,7 @@ def on_stop_signal(stop: Callable[[], None], hurry: Callable[[], None] | None = 
 
     def on_first(number: int, frame: FrameType | None) -> None:
         for each in STOP_SIGNALS:
-            # Python's own handler of SIGINT would only raise, and wait for the interpreter to do so.
+            # Not Python's own SIGINT handler: it only raises KeyboardInterrupt when the interpreter gets to it.
             signal.signal(each, signal.SIG_DFL if hurry is None else on_later)
         signals.put(number)
         call(on_turn, number)
@@ -49,18 +49,18 @@ def on_stop_signal(stop: Callable[[], None], hurry: Callable[[], None] | None = 
 
     def call(callback: Callable[[], None], number: int) -> None:
         if loop.is_closed():
-            # Nothing is left that could end well.
+            # The loop has ended already: end the process by the signal.
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
         loop.call_soon_threadsafe(callback)
 
-    # Not as the loop's own: then the second signal would wait for the loop to turn after the first.
+    # Not loop.add_signal_handler: the second signal would wait until the loop runs again.
     for number in STOP_SIGNALS:
         signal.signal(number, on_first)
 
 
 def _watch(signals: SimpleQueue[int], is_taken: threading.Event) -> None:
-    """Waits for a signal, and ends the process if its loop does not take it."""
+    """Waits for a signal, and ends the process if the event loop does not handle it in time."""
     number = signals.get()
     if not is_taken.wait(STUCK_SECONDS):
         os._exit(128 + number)

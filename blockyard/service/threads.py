@@ -1,4 +1,4 @@
-"""Threads of a service: work that has not begun when it stops fails such that clients ask another process for it."""
+"""A service's thread pool. When it closes, waiting work fails with an error on which clients retry elsewhere."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def stopping() -> BlockyardError:
-    """Makes the error of work that has not begun when its process stops."""
+    """Creates the error of work that has not begun when the process stops."""
     return BlockyardError(
         Reason.DRAINING,
         "this process stops before the work has begun: send the request again, to another process",
@@ -25,19 +25,19 @@ def stopping() -> BlockyardError:
 
 
 class Threads:
-    """So many threads. Their maker closes them."""
+    """A pool of `number` threads. Its creator must close it."""
 
     def __init__(self, number: int, name: str) -> None:
         self._executor = ThreadPoolExecutor(number, name)
         self._is_closed = False
 
     def close(self) -> None:
-        """Stops them: what runs goes on, and what waits fails."""
+        """Closes the pool: running work goes on, waiting work fails."""
         self._is_closed = True
         self._executor.shutdown(wait=False)
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Runs work in one of them; raises BlockyardError DRAINING where they were closed before it began."""
+        """Runs work in a thread; raises BlockyardError DRAINING if the pool was closed before the work began."""
         self._require_open()
         return await asyncio.get_running_loop().run_in_executor(self._executor, self._begin, work)
 

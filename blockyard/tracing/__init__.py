@@ -1,1 +1,1 @@
-"""Spans: made and sent by OpenTelemetry where traces are asked for, and nothing at all where not."""
+"""Tracing: spans are created and sent by OpenTelemetry if tracing is on; otherwise nothing is imported."""

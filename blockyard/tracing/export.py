@@ -1,7 +1,7 @@
-"""Spans by OpenTelemetry's SDK, sent to a collector by OTLP. Imported only where traces are asked for.
+"""Creates spans with OpenTelemetry's SDK and sends them by OTLP. Imported only if tracing is on.
 
-Of OpenTelemetry's variables the SDK and the exporters read their own: headers, certificates, timeouts, batch sizes,
-resource attributes, sampler.
+The SDK and the exporters read OpenTelemetry's environment variables themselves: headers, certificates, timeouts, batch
+sizes, resource attributes, sampler.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ if TYPE_CHECKING:
 
 log = EventLogger(__name__)
 
-# A process that is killed loses the spans that it has not sent, so they are sent more often than OpenTelemetry's five
-# seconds.
+# Send spans more often than OpenTelemetry's default of five seconds, since a killed process loses unsent spans.
 _SEND_EVERY_MILLISECONDS = 1_000
 _LAST_WORDS_SECONDS = 0.5
 _PREFIX = "blockyard."
@@ -100,7 +99,7 @@ def _to_span_context(context: TraceContext) -> SpanContext:
 
 
 class OtlpTracer:
-    """Makes the spans of one process; they leave from a thread. `provider` is not OpenTelemetry's global one."""
+    """Creates the spans of one process, sent from a thread. `provider` is not OpenTelemetry's global one."""
 
     def __init__(self, provider: TracerProvider, exporter: SpanExporter | None = None) -> None:
         self._provider = provider
@@ -115,8 +114,8 @@ class OtlpTracer:
         is_server: bool,
         seconds_ago: float,
     ) -> Span:
-        """Begins a span; NO_SPAN where sampling decides against it."""
-        # An empty context, since the parent is the argument, never what happens to be current.
+        """Begins a span; returns NO_SPAN if it is not sampled."""
+        # Start from an empty context: the parent is the argument, never the current span.
         above = (
             trace.set_span_in_context(NonRecordingSpan(_to_span_context(parent)), Context()) if parent else Context()
         )
@@ -130,18 +129,18 @@ class OtlpTracer:
         return _RecordedSpan(span) if span.is_recording() else NO_SPAN
 
     def stop(self, seconds: float) -> None:
-        """Sends what is left; waits so many seconds at most for a collector that is away."""
+        """Sends the remaining spans; waits at most `seconds` for the collector."""
         sending = threading.Thread(target=self._provider.shutdown, name="trace export", daemon=True)
         sending.start()
         sending.join(seconds)
         if sending.is_alive() and self._exporter is not None:
-            # It tries again and again: this ends it.
+            # The exporter keeps retrying until it is shut down.
             self._exporter.shutdown()
             sending.join(_LAST_WORDS_SECONDS)
 
 
 class ReportingExporter(SpanExporter):
-    """Another exporter, with one line in the log when spans cannot be sent any more, and one when they can again."""
+    """Wraps an exporter; logs one line when sending begins to fail, and one when it works again."""
 
     def __init__(self, exporter: SpanExporter, endpoint: str) -> None:
         self._exporter = exporter
@@ -165,11 +164,11 @@ class ReportingExporter(SpanExporter):
 
 
 def make_tracer(service: str, settings: TracingSettings, environment: Mapping[str, str] = os.environ) -> OtlpTracer:
-    """Makes the tracer that a process's settings describe. Raises ImportError where its exporter is not installed."""
+    """Creates the tracer of a process's settings. Raises ImportError if its exporter is not installed."""
     endpoint = with_scheme(settings.trace_endpoint)
     exporter = make_exporter(endpoint, environment)
     destination = endpoint or "as the environment says"
-    # Their line for each attempt is replaced by ours for each change.
+    # Silence the exporters' line for each attempt; ReportingExporter logs each change.
     logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
     delay = None if environment.get("OTEL_BSP_SCHEDULE_DELAY") else _SEND_EVERY_MILLISECONDS
     processor = BatchSpanProcessor(ReportingExporter(exporter, destination), schedule_delay_millis=delay)
@@ -180,7 +179,7 @@ def make_tracer(service: str, settings: TracingSettings, environment: Mapping[st
 def make_provider(
     service: str, settings: TracingSettings, processor: SpanProcessor, environment: Mapping[str, str] = os.environ
 ) -> TracerProvider:
-    """Makes what gives spans their resource, samples them, and hands them to a processor."""
+    """Creates the provider, which samples spans, sets their resource and passes them to the processor."""
     resource = Resource.create(
         {
             SERVICE_NAME: environment.get("OTEL_SERVICE_NAME") or f"blockyard-{service}",
@@ -188,7 +187,7 @@ def make_provider(
             SERVICE_INSTANCE_ID: f"{socket.gethostname()}/{os.getpid()}",
         }
     )
-    # All is OpenTelemetry's own default, which its variables can change.
+    # A ratio of 1 is OpenTelemetry's default; leave the sampler to its environment variables.
     sampler = None if settings.trace_ratio == 1 else ParentBased(TraceIdRatioBased(settings.trace_ratio))
     provider = TracerProvider(sampler, resource, shutdown_on_exit=False)
     provider.add_span_processor(processor)
@@ -196,16 +195,16 @@ def make_provider(
 
 
 def with_scheme(endpoint: str) -> str:
-    """Writes an endpoint as a URL: without a scheme it is in the clear, as all of ours are that say nothing."""
+    """Returns an endpoint as a URL; without a scheme it is http, without TLS."""
     return endpoint if not endpoint or "://" in endpoint else f"http://{endpoint}"
 
 
 def make_exporter(endpoint: str, environment: Mapping[str, str]) -> SpanExporter:
-    """Makes an exporter: by HTTP where the variables or the port say so, else by gRPC. Empty: as the variables say."""
+    """Creates an HTTP exporter if variables or port say so, else a gRPC one. Empty endpoint: from the variables."""
     if _is_http(endpoint, environment):
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 - a choice
 
-        # An endpoint given in code is taken as it is.
+        # The exporter adds no path to an endpoint that is given in code.
         return OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces" if endpoint else None)
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 - a choice
 

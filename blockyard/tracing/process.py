@@ -22,14 +22,14 @@ _tracer: OtlpTracer | None = None
 
 
 class TracingUnavailable(Exception):
-    """Traces were asked for, and what makes them is not installed."""
+    """Tracing was asked for, but its packages are not installed."""
 
 
 def start_tracing(service: str, settings: TracingSettings, environment: Mapping[str, str] = os.environ) -> None:
-    """Begins to trace, if the settings or OpenTelemetry's own variables say where to.
+    """Starts tracing if the settings or OpenTelemetry's own variables name an endpoint.
 
-    Raises TracingUnavailable where the settings say so and OpenTelemetry is not installed. For the variables, which a
-    platform may give to every process, a warning does.
+    Raises TracingUnavailable if the settings name an endpoint and OpenTelemetry is not installed. If only the variables
+    do, which a platform may set for every process, it logs a warning.
     """
     global _tracer
     if not (settings.trace_endpoint or _is_in(environment)):
@@ -54,7 +54,7 @@ def _is_in(environment: Mapping[str, str]) -> bool:
 
 
 def stop_tracing(seconds: float = _STOP_SECONDS) -> None:
-    """Sends the spans that are left, and traces no more."""
+    """Sends the remaining spans and stops tracing."""
     global _tracer
     tracer, _tracer = _tracer, None
     use_tracer(None)
@@ -64,7 +64,7 @@ def stop_tracing(seconds: float = _STOP_SECONDS) -> None:
 
 @contextmanager
 def traced_process(service: str, settings: TracingSettings) -> Generator[None]:
-    """Traces, if that is asked for, as long as a process's work lasts; raises as `start_tracing` does."""
+    """Traces, if configured, while the context is open; raises the errors of `start_tracing`."""
     start_tracing(service, settings)
     try:
         yield

@@ -1,1 +1,1 @@
-"""Generated from `protos/blockyard/worker`: between scheduler and workers. The service is `worker_service`."""
+"""Generated from `protos/blockyard/worker`: the messages between the scheduler and workers."""

@@ -1,4 +1,4 @@
-"""`blockyard admin`: its commands, each one call of the admin API."""
+"""The commands of `blockyard admin`; most make one call of the admin API."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ for command in (memory.sleep, memory.wake, memory.update, saving.save):
 
 GATEWAY = "gateway"
 POLL_SECONDS = 0.1
-# Between two readings whose difference is a rate.
+# Time between the two readings that rates are computed from.
 RATE_SECONDS = 0.5
-# A worker's set-up of a profile, and the making of its file.
+# Time for a worker to set a profile up, or to write its file.
 PROFILE_SECONDS = 150.0
 _PLAIN_WIDTH = 200
 
@@ -45,7 +45,7 @@ Target = Annotated[str, typer.Argument(help=f"`{GATEWAY}` (the one that is asked
 
 
 class Level(StrEnum):
-    """The least important events that a log has."""
+    """The lowest level of events that a process logs."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -54,7 +54,7 @@ class Level(StrEnum):
 
 
 class Detail(StrEnum):
-    """What a profile records."""
+    """The detail that a profile records."""
 
     AUTO = "auto"
     STEPS = "steps"
@@ -69,7 +69,7 @@ _DETAILS = {
 
 
 def _console() -> Console:
-    """For tables: as wide as the terminal; where there is none, so wide that no name is broken."""
+    """Returns a console for tables: as wide as the terminal; without one, wide enough that no name breaks."""
     return Console() if sys.stdout.isatty() else Console(width=_PLAIN_WIDTH)
 
 
@@ -111,10 +111,10 @@ def drain(
     timeout: Annotated[float, typer.Option(min=0, help="seconds to wait at most; then it goes on draining")] = 600.0,
     json: AsJson = False,
 ) -> None:
-    """Let a replica or the gateway take no more requests.
+    """Drain a replica or the gateway: it takes no more requests.
 
-    A replica's requests go on at the others; the only one finishes what it has. A gateway says that it is not ready.
-    Both last until `undrain`.
+    A replica's requests go on at other replicas; a single replica finishes them. A drained gateway reports that it is
+    not ready. Both stay drained until `undrain`.
     """
     with admin_api(address) as api:
         if target == GATEWAY:
@@ -147,7 +147,7 @@ def _gateway_is_idle(reading: admin_pb2.GetStatusResponse) -> bool:
 
 def _is_drained(replica_id: int) -> Callable[[admin_pb2.GetStatusResponse], bool]:
     def is_drained(reading: admin_pb2.GetStatusResponse) -> bool:
-        # One whose name is not listed any more is gone.
+        # A replica that is no longer listed is gone, which counts as drained.
         states = [each.drain_state for each in reading.scheduler.replicas if each.replica_id == replica_id]
         if status_pb2.DRAIN_STATE_UNSPECIFIED in states:
             problem = f"replica {replica_id} was taken back meanwhile, or the scheduler was restarted"
@@ -186,7 +186,7 @@ def reset_cache(
     address: AdminAddress = DEFAULT_ADMIN_ADDRESS,
     json: AsJson = False,
 ) -> None:
-    """Forget what prefix caches hold, except blocks in use, which are counted."""
+    """Empty the prefix caches; blocks in use are kept, and counted."""
     with admin_api(address) as api:
         answer = api.ask(api.stub.ResetPrefixCache, admin_pb2.ResetPrefixCacheRequest(replica=replica))
     if json:
@@ -208,7 +208,7 @@ def log_level(
     address: AdminAddress = DEFAULT_ADMIN_ADDRESS,
     json: AsJson = False,
 ) -> None:
-    """Change what processes log, until they end."""
+    """Change the log level of processes, until they end."""
     wanted = administration_pb2.LogLevel.Value(f"LOG_LEVEL_{level.upper()}")
     with admin_api(address) as api:
         request = admin_pb2.SetLogLevelRequest(level=wanted, process=process)
@@ -235,7 +235,7 @@ def profile(
     fetch: Annotated[bool, typer.Option("--fetch", help="begin none: end the one that runs, and fetch it")] = False,
     json: AsJson = False,
 ) -> None:
-    """Record what a worker's steps do, in a file that Perfetto (ui.perfetto.dev) opens."""
+    """Record a profile of a worker's steps, as a file for Perfetto (ui.perfetto.dev)."""
     path = output or Path(f"blockyard-profile-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json.gz")
     if not path.parent.is_dir():
         raise typer.BadParameter(f"there is no folder {path.parent}", param_hint="--output")
@@ -266,7 +266,7 @@ def dump(
     address: AdminAddress = DEFAULT_ADMIN_ADDRESS,
     max_requests: Annotated[int, typer.Option(min=1, help="requests to list at most")] = 1000,
 ) -> None:
-    """Write what the scheduler has as JSON: requests, sequences, blocks. No text and no token ids."""
+    """Write the scheduler's state as JSON: requests, sequences, blocks; no text and no token ids."""
     with admin_api(address) as api:
         answer = api.ask(api.stub.DumpState, admin_pb2.DumpStateRequest(max_requests=max_requests))
     typer.echo(as_json(answer.state))

@@ -1,4 +1,4 @@
-"""`blockyard admin inspect` and `call`: what workers hold, and what they do beside their steps."""
+"""`blockyard admin inspect` and `call`: describe workers' networks, and call workers' operations."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from blockyard.cli.admin.link import AdminApi
 
-# Beyond the time that workers have.
+# The call's deadline exceeds the workers' own timeout by this much.
 GRACE_SECONDS = 10.0
 INSPECT_SECONDS = 40.0
 
@@ -59,7 +59,7 @@ def call(
     address: AdminAddress = DEFAULT_ADMIN_ADDRESS,
     json: AsJson = False,
 ) -> None:
-    """Have each worker of a replica do something between its steps, and write what it answers."""
+    """Run an operation on each worker of a replica, between its steps, and write the answers."""
     try:
         extension, name = find_operation(operation)
         json_module.loads(arguments)
@@ -89,7 +89,7 @@ def _read_payload(payload: str) -> bytes:
 
 
 def _call(api: AdminApi, names: tuple[str, str, str], payload: bytes, timeout: float) -> Sequence[Any]:
-    """Returns what each worker answers, by rank. `names`: extension, operation, replica."""
+    """Returns each worker's answer, ordered by rank. `names`: extension, operation, replica."""
     extension, operation, replica = names
     request = admin_pb2.CallExtensionRequest(
         replica=replica, extension=extension, operation=operation, payload=payload, timeout=make_timeout(timeout)
@@ -98,7 +98,7 @@ def _call(api: AdminApi, names: tuple[str, str, str], payload: bytes, timeout: f
 
 
 def _to_json(answers: Sequence[Any]) -> str:
-    """Writes answers as JSON; one that is no JSON becomes a text in base64, as in protobuf's JSON."""
+    """Formats answers as JSON; a result that is not JSON becomes a base64 text, as in protobuf's JSON."""
     return json_module.dumps(
         [{"rank": each.rank, "address": each.address, "result": _read_result(each.result)} for each in answers],
         indent=2,

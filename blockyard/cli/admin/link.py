@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from blockyard.client.targets import Metadata
 
 DEFAULT_ADMIN_ADDRESS = "127.0.0.1:50052"
-# The longest wait of an operator, where nothing has to be set up or moved.
+# The deadline of calls that set nothing up and move no data.
 CALL_SECONDS = 10.0
 
 AdminAddress = Annotated[
@@ -45,13 +45,13 @@ class AdminApi:
     metadata: Metadata
 
     def ask(self, call: Callable[..., T], request: Any, seconds: float = CALL_SECONDS) -> T:
-        """Makes a call of the stub, with what the server wants to see. Raises grpc.RpcError."""
+        """Calls a method of the stub with the caller's credentials. Raises grpc.RpcError."""
         return call(request, timeout=seconds, metadata=self.metadata)
 
 
 @contextmanager
 def admin_api(address: str) -> Generator[AdminApi]:
-    """Opens the admin API for some calls. What fails in there is raised as BlockyardError."""
+    """Opens a channel to the admin API. A call's RPC error is raised as BlockyardError."""
     access = connection().make_access()
     with access.make_channel(address) as channel:
         try:
@@ -61,6 +61,6 @@ def admin_api(address: str) -> Generator[AdminApi]:
 
 
 def as_json(message: Message) -> str:
-    """Writes a message with all its fields, those of no value too."""
+    """Formats a message as JSON with all its fields, those with default values included."""
     fields = MessageToDict(message, always_print_fields_with_no_presence=True)
     return json.dumps(cast("object", fields), indent=2)

@@ -13,12 +13,12 @@ from blockyard.cli.connection import with_connection
 from blockyard.cli.units import size
 from blockyard.common.v1 import administration_pb2
 
-# Requests may be finished first, or weights loaded.
+# The operation may wait for requests to finish, or load weights.
 OPERATION_SECONDS = 3600.0
 
 
 class Mode(StrEnum):
-    """What becomes of the requests of a replica that is to have none."""
+    """What to do with the requests of a replica that stops serving."""
 
     KEEP = "keep"
     WAIT = "wait"
@@ -26,7 +26,7 @@ class Mode(StrEnum):
 
 
 class Tag(StrEnum):
-    """Memory that can be given up."""
+    """Memory of a worker that can be freed."""
 
     WEIGHTS = "weights"
     KV_CACHE = "kv_cache"
@@ -41,7 +41,7 @@ LeaveMode = Annotated[
 
 
 def encode_mode(mode: Mode) -> admin_pb2.LeaveMode.ValueType:
-    """Encodes what becomes of requests."""
+    """Encodes a mode as the admin API's LeaveMode."""
     return admin_pb2.LeaveMode.Value(f"LEAVE_MODE_{mode.upper()}")
 
 
@@ -55,7 +55,7 @@ def sleep(
     mode: LeaveMode = Mode.KEEP,
     json: AsJson = False,
 ) -> None:
-    """Have a replica give its memory up, until `wake`."""
+    """Free a replica's memory, until `wake`."""
     request = admin_pb2.SleepReplicaRequest(replica=replica, level=level, mode=encode_mode(mode))
     with admin_api(address) as api:
         answer = api.ask(api.stub.SleepReplica, request, OPERATION_SECONDS)
@@ -76,7 +76,7 @@ def wake(
     ] = False,
     json: AsJson = False,
 ) -> None:
-    """Have a replica take its memory again, and requests."""
+    """Allocate a replica's memory again, and let it take requests."""
     tags = [administration_pb2.MemoryTag.Value(f"MEMORY_TAG_{each.upper()}") for each in tag or ()]
     request = admin_pb2.WakeReplicaRequest(replica=replica, tags=tags, reload=reload)
     with admin_api(address) as api:
@@ -108,7 +108,7 @@ def update(
     mode: LeaveMode = Mode.KEEP,
     json: AsJson = False,
 ) -> None:
-    """Have replicas read other weights of the same sizes, one after another."""
+    """Update the weights of replicas, one after another; the tensors' sizes must stay the same."""
     request = admin_pb2.UpdateWeightsRequest(
         replicas=replica or (),
         version=version,

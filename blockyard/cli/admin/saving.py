@@ -17,7 +17,7 @@ from blockyard.common.v1 import administration_pb2
 
 
 class Format(StrEnum):
-    """What weights are saved as."""
+    """The format in which weights are saved."""
 
     SHARDED = "sharded"
     PACKED = "packed"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def make_table(*headings: str, numbers: Iterable[str] = ()) -> Table:
-    """A table without lines; the columns named in `numbers` are flush right."""
+    """Creates a table without lines; the columns named in `numbers` are right-aligned."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     right = set(numbers)
     for heading in headings:
@@ -29,7 +29,7 @@ def make_table(*headings: str, numbers: Iterable[str] = ()) -> Table:
 
 
 def gateway_table(gateway: admin_pb2.GatewayStatus) -> Table:
-    """The gateway that was asked."""
+    """Shows the gateway that answered the call."""
     table = make_table("gateway", "state", "requests", "readers", "up", "version", numbers=("requests", "readers"))
     table.add_row(
         gateway.gateway_id,
@@ -43,7 +43,7 @@ def gateway_table(gateway: admin_pb2.GatewayStatus) -> Table:
 
 
 def scheduler_table(scheduler: status_pb2.SchedulerStatus) -> Table:
-    """The scheduler behind it."""
+    """Shows the scheduler behind the gateway."""
     headings = ("scheduler", "requests", "waiting", "gateways", "preemptions", "recoveries", "up")
     table = make_table(*headings, numbers=headings[1:-1])
     table.add_row(
@@ -59,7 +59,7 @@ def scheduler_table(scheduler: status_pb2.SchedulerStatus) -> Table:
 
 
 def replicas_table(now: admin_pb2.GetStatusResponse, before: admin_pb2.GetStatusResponse | None) -> Table:
-    """Replicas, with what they did since the reading before."""
+    """Shows the replicas, with rates since the previous reading."""
     headings = ("replica", "state", "epoch", "run", "wait", "swap", "tok/s", "steps/s", "device blocks", "host blocks")
     table = make_table(*headings, numbers=headings[2:])
     for replica in now.scheduler.replicas:
@@ -80,7 +80,7 @@ def replicas_table(now: admin_pb2.GetStatusResponse, before: admin_pb2.GetStatus
 
 
 def workers_table(scheduler: status_pb2.SchedulerStatus) -> Table:
-    """Workers: who they are and what they hold."""
+    """Shows each worker's identity, state and memory."""
     table = make_table("replica", "worker", "state", "incarnation", "weights", "blocks", "device")
     for replica in scheduler.replicas:
         for worker in replica.workers:
@@ -97,7 +97,7 @@ def workers_table(scheduler: status_pb2.SchedulerStatus) -> Table:
 
 
 def messages(status: admin_pb2.GetStatusResponse) -> list[str]:
-    """Lists what is missing or went wrong, a line each."""
+    """Lists the problems that the gateway and the workers report, one line each."""
     lines = [f"gateway: {status.gateway.message}"] if status.gateway.message else []
     for replica in status.scheduler.replicas:
         lines += [
@@ -107,7 +107,7 @@ def messages(status: admin_pb2.GetStatusResponse) -> list[str]:
 
 
 def resets_table(resets: Iterable[admin_pb2.PrefixCacheReset]) -> Table:
-    """Shows how many blocks the prefix caches forgot and kept."""
+    """Shows how many blocks each prefix cache dropped and kept."""
     headings = ("replica", "forgotten", "on the host", "kept", "on the host ")
     table = make_table(*headings, numbers=headings[1:])
     for reset in resets:
@@ -122,7 +122,7 @@ def resets_table(resets: Iterable[admin_pb2.PrefixCacheReset]) -> Table:
 
 
 def levels_table(processes: Iterable[admin_pb2.ProcessLogLevel], level: str) -> Table:
-    """Shows the log level of each process, now and before."""
+    """Shows the previous and the new log level of each process."""
     table = make_table("process", "was", "is")
     for process in processes:
         before = administration_pb2.LogLevel.Name(process.previous_level).removeprefix("LOG_LEVEL_").lower()

@@ -1,1 +1,1 @@
-"""`blockyard doctor`: whether this machine is ready to serve."""
+"""`blockyard doctor`: checks whether this machine is ready to serve."""

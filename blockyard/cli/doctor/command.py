@@ -1,4 +1,4 @@
-"""`blockyard doctor`: looks at this machine, the settings and the services that it is given."""
+"""`blockyard doctor`: checks this machine, the settings and the named services."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def doctor(
     config: Annotated[str, typer.Option(metavar="FILE", help="YAML file with settings", show_default=False)] = "",
     **settings: Any,
 ) -> None:
-    """Say whether this machine is ready to serve with these settings, and what to do where it is not.
+    """Check whether this machine is ready to serve with these settings, and advise what to change.
 
-    Exits with 1 where something fails; a warning alone is no failure.
+    Exits with 1 if a check fails; warnings alone do not count.
     """
     given = {name: value for name, value in settings.items() if value is not None}
     try:

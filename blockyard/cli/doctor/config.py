@@ -1,4 +1,4 @@
-"""What `blockyard doctor` is told: the settings of a system, and which services to ask."""
+"""Settings of `blockyard doctor`: those of a system, and the services to check."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from blockyard.settings import option
 
 @dataclass(frozen=True, slots=True)
 class AddressSettings:
-    """Services to ask."""
+    """Addresses of the services to check."""
 
     scheduler_address: str = option("", "schedulers to ask: host:port or unix:/path, with commas between")
     worker_address: str = option("", "workers to ask: host:port or unix:/path, with commas or plus signs between")
@@ -18,7 +18,7 @@ class AddressSettings:
 
 @dataclass(frozen=True, slots=True)
 class DoctorConfiguration(SystemConfiguration):
-    """The settings of a system, and the services around it."""
+    """The settings of a system, and the services to check."""
 
     internal: InternalSecuritySettings = InternalSecuritySettings()
     addresses: AddressSettings = AddressSettings()

@@ -1,4 +1,4 @@
-"""What was found: how well it is, in words, and what to do about it."""
+"""The findings of `blockyard doctor`: a level, a text and advice."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Level(StrEnum):
-    """How well something is."""
+    """How severe a finding is."""
 
     OK = "ok"
     WARN = "warn"
@@ -16,25 +16,25 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     subject: str
     level: Level
     text: str
     advice: str = ""
-    """What to do, where it is not ok."""
+    """What to do if the level is not OK."""
 
 
 def good(subject: str, text: str) -> Finding:
-    """Makes one of what is as it should be."""
+    """Creates a finding of something in order."""
     return Finding(subject, Level.OK, text)
 
 
 def doubtful(subject: str, text: str, advice: str) -> Finding:
-    """Makes one of what works, and not well."""
+    """Creates a finding of something that works, but not well."""
     return Finding(subject, Level.WARN, text, advice)
 
 
 def bad(subject: str, text: str, advice: str) -> Finding:
-    """Makes one of what keeps the system from serving."""
+    """Creates a finding that prevents the system from serving."""
     return Finding(subject, Level.FAIL, text, advice)

@@ -1,4 +1,4 @@
-"""Asks a worker's process what computes here: torch, kernels and their self-test. Imports none of them itself."""
+"""Checks torch, the kernels and their self-test in a process of the worker's; imports none of them itself."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REFERENCE = "reference"
 
 
 async def look_at_kernels(settings: WorkerProcessSettings) -> list[Finding]:
-    """Starts the process and reads what it says."""
+    """Runs the self-check process and returns its findings."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", MODULE, settings.cpu_kernels),
         cwd=ROOT,
@@ -44,7 +44,7 @@ async def look_at_kernels(settings: WorkerProcessSettings) -> list[Finding]:
 
 
 def read_answer(answer: dict[str, Any]) -> Iterator[Finding]:
-    """Makes findings of what the process said."""
+    """Turns the process's JSON answer into findings."""
     yield good("torch", answer["torch"])
     for device in answer["devices"]:
         subject, text = f"kernels on {device['device']}", f"{device['kernels'] or 'none'} ({device['name']})"

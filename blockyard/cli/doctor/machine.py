@@ -1,4 +1,4 @@
-"""Looks at this machine: memory, limits, clock, GPUs and the compilers that kernels need."""
+"""Checks this machine: memory, limits, clock, GPUs and the compilers that kernels need."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from blockyard.configuration import SystemConfiguration
 
 LEAST_MEMORY_BYTES = 2 << 30
-# Files of a process beside its connections.
+# Files that a process opens beside its connections.
 OTHER_FILES = 256
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-# adjtimex's answer while nothing keeps the clock right, and room for the structure that it fills in.
+# adjtimex's result while the clock is not synchronized, and bytes enough for its structure.
 CLOCK_ERROR, TIMEX_BYTES = 5, 512
 
 
 def look_at_machine(configuration: SystemConfiguration) -> Iterator[Finding]:
-    """Looks at what needs no other process."""
+    """Runs the checks that need no other process."""
     yield good("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
     groups = ControlGroups()
     yield look_at_memory(groups)
@@ -46,14 +46,14 @@ def look_at_machine(configuration: SystemConfiguration) -> Iterator[Finding]:
 
 
 def look_at_grammars(version: str) -> Finding:
-    """Looks for what answers of a given form need; `version`: of llguidance, empty: it is not installed."""
+    """Checks that structured outputs are possible. `version`: llguidance's; empty: it is not installed."""
     if version:
         return good("grammars", f"llguidance {version}")
     return doubtful("grammars", "llguidance is not installed: no answers of a given form", HINT)
 
 
 def look_at_memory(groups: ControlGroups) -> Finding:
-    """Looks at what a process may take, in a container what its limit leaves."""
+    """Checks the free memory, in a container what its limit leaves."""
     host = read_host_memory(groups)
     limit = " (a control group's limit)" if groups.memory() else ""
     text = f"{units.size(host.available_bytes)} free of {units.size(host.total_bytes)}{limit}"
@@ -63,7 +63,7 @@ def look_at_memory(groups: ControlGroups) -> Finding:
 
 
 def look_at_processors(groups: ControlGroups) -> Finding:
-    """Looks at how many processors there are, and how many of them may be used."""
+    """Counts the processors that this process may use, after affinity and quota."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = groups.num_cpus()
     if quota is not None and quota < usable:
@@ -72,7 +72,7 @@ def look_at_processors(groups: ControlGroups) -> Finding:
 
 
 def look_at_huge_pages(modes: str) -> Finding:
-    """Looks at whether the system gives large pages to who asks: `modes` are the choices, the one in use in []."""
+    """Checks that a process can get huge pages. `modes`: the system's choices, the active one in []."""
     if "[never]" not in modes:
         return good("huge pages", "given to who asks" if modes else "not told by this system")
     advice = f"echo madvise > {HUGE_PAGES}: a CPU's steps wait less for memory"
@@ -80,7 +80,7 @@ def look_at_huge_pages(modes: str) -> Finding:
 
 
 def look_at_files(most: int, max_connections: int) -> Finding:
-    """Looks at whether a process may open as many files as there may be connections."""
+    """Checks that the open-file limit `most` allows for `max_connections` connections."""
     needed = max_connections + OTHER_FILES
     text = "no limit" if most == resource.RLIM_INFINITY else f"{most} at once"
     if most != resource.RLIM_INFINITY and most < needed:
@@ -90,7 +90,7 @@ def look_at_files(most: int, max_connections: int) -> Finding:
 
 
 def _read_clock() -> int | None:
-    """Asks whether something keeps the clock right; None where the system does not say."""
+    """Returns adjtimex's state of the clock; None if the system has no such call."""
     try:
         return ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.create_string_buffer(TIMEX_BYTES))
     except (OSError, AttributeError):
@@ -98,14 +98,14 @@ def _read_clock() -> int | None:
 
 
 def look_at_clock(state: int | None) -> Finding:
-    """Looks at the clock: certificates and keys end by it. `state`: what adjtimex answers."""
+    """Checks that the clock is synchronized: certificates and keys expire by it. `state`: adjtimex's result."""
     if state == CLOCK_ERROR:
         return doubtful("clock", "nothing keeps it right", "run chrony or systemd-timesyncd, here or on the host")
     return good("clock", "not told by this system" if state is None or state < 0 else "kept right")
 
 
 def look_at_gpus(configuration: SystemConfiguration) -> Iterator[Finding]:
-    """Looks at the GPUs, and whether the driver answers."""
+    """Checks the GPUs, their driver, and the C compiler that Triton needs."""
     found = query_gpus()
     for number, gpu in enumerate(found):
         capability = ".".join(map(str, gpu.capability))

@@ -1,4 +1,4 @@
-"""Looks at the model that the settings name: whether it is served, by whose code, and for what."""
+"""Checks the configured model: whether it can be served, by whose code, and for which task."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from blockyard.model_config.fallback import Outline
 from blockyard.model_config.pooling.reading import read_rule
 from blockyard.model_files import resolve_model
 
-# To start an interpreter and read a vocabulary.
+# Time for an interpreter to start and to read a vocabulary.
 _SECONDS = 120.0
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def look_at_model(configuration: SystemConfiguration) -> Iterator[Finding]:
-    """Finds whether a folder's model is served, what for, and which file says so. Nothing is downloaded to find it."""
+    """Finds the task of a model folder and the file that states it. Downloads nothing."""
     folder = Path(configuration.model.model or ".").expanduser()
     if not configuration.model.model or not folder.is_dir():
         return
@@ -44,9 +44,9 @@ def look_at_model(configuration: SystemConfiguration) -> Iterator[Finding]:
 
 
 def look_at_template(configuration: SystemConfiguration) -> Iterator[Finding]:
-    """Finds whether calls of tools that a chat template writes come out again, and which orders of roles it takes.
+    """Checks that the tool calls of the chat template can be parsed, and which role orders it accepts.
 
-    Asks the gateway's code.
+    Runs the gateway's code in a process of its own; yields nothing if the gateway is not installed.
     """
     named, text = configuration.model, configuration.text
     folder = Path(named.model or ".").expanduser()
@@ -71,7 +71,7 @@ def look_at_template(configuration: SystemConfiguration) -> Iterator[Finding]:
 
 
 def look_at_code(configuration: SystemConfiguration) -> Iterator[Finding]:
-    """Finds whose code computes the model."""
+    """Checks that the model can be served, and whether Blockyard's or transformers' code computes it."""
     named = configuration.model
     if not named.model:
         return

@@ -1,4 +1,4 @@
-"""Looks at what the services need around them: ports, certificates, keys, and one another."""
+"""Checks what the services need: free ports, certificates, keys, and each other."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ API_VERSION = "v1"
 
 
 def look_at_settings(configuration: SystemConfiguration, internal: InternalSecuritySettings) -> Iterator[Finding]:
-    """Looks at what a gateway would listen on, and show."""
+    """Checks a gateway's ports, admin API, keys and certificates."""
     try:
         choose_ports(configuration.public)
     except PortTaken as error:
@@ -85,7 +85,7 @@ def _look_at_certificates(security: SecuritySettings, internal: InternalSecurity
 
 
 def look_at_certificate(subject: str, chain: bytes, now: float) -> Finding:
-    """Looks at when a certificate ends."""
+    """Checks a certificate's validity period. `chain`: PEM; `now`: Unix time in seconds."""
     try:
         validity = read_validity(chain)
     except (ValueError, IndexError):
@@ -101,7 +101,7 @@ def look_at_certificate(subject: str, chain: bytes, now: float) -> Finding:
 
 
 async def look_at_service(address: str, service: ServiceName, internal: InternalSecuritySettings) -> Finding:
-    """Asks a scheduler or a worker whether it is ready, and a worker which API it speaks."""
+    """Asks a service for its readiness, and a worker for its API version too."""
     subject = f"{service} {address}"
     try:
         peer = InternalIdentity(internal).peer(service)
@@ -130,7 +130,7 @@ async def look_at_service(address: str, service: ServiceName, internal: Internal
 async def look_at_services(
     schedulers: list[str], workers: list[str], internal: InternalSecuritySettings
 ) -> list[Finding]:
-    """Asks all of them at once."""
+    """Checks all schedulers and workers concurrently."""
     calls = [look_at_service(each, "scheduler", internal) for each in schedulers]
     calls += [look_at_service(each, "worker", internal) for each in workers]
     return list(await asyncio.gather(*calls))

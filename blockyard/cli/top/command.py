@@ -20,12 +20,12 @@ from blockyard.errors import BlockyardError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-# The width of a frame that goes into a file or a pipe.
+# The width of a frame that is written to a file or a pipe.
 _PLAIN_WIDTH = 80
 
 
 class View:
-    """The view of one gateway's system: its last two readings, or why there is none."""
+    """The view of one gateway's system; keeps its last two readings."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -38,12 +38,12 @@ class View:
             self._before, self._now = self._now, api.ask(api.stub.GetStatus, admin_pb2.GetStatusRequest())
 
     def frame(self) -> RenderableType:
-        """Lays out what was read last."""
+        """Lays out the last reading."""
         assert self._now is not None
         return make_frame(self._address, self._now, self._before)
 
     def next_frame(self) -> RenderableType:
-        """Reads and lays out; a gateway that does not answer is part of the picture."""
+        """Reads the status and lays it out; if the gateway does not answer, the frame says so."""
         try:
             self.read()
         except BlockyardError as error:

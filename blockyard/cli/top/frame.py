@@ -1,4 +1,4 @@
-"""One frame of `blockyard top`: a system's status and what it did since the last one, for a terminal of 80 columns."""
+"""Lays out one frame of `blockyard top`: status and rates since the last frame, 80 columns wide."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _MAX_RECOVERIES = 5
 def make_frame(
     address: str, now: admin_pb2.GetStatusResponse, before: admin_pb2.GetStatusResponse | None
 ) -> RenderableType:
-    """Lays a reading out, with the rates since the one before."""
+    """Lays a reading out, with the rates since the previous reading."""
     parts: list[RenderableType] = [_head(address, now.gateway)]
     if not now.HasField("scheduler"):
         return Group(*parts)

@@ -1,6 +1,6 @@
-"""Compares two readings of a system's status, one after the other.
+"""Computes rates and states from two successive readings of a system's status.
 
-Neither asks for them nor shows them.
+Callers fetch the readings and show the results.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ def replica_state(replica: status_pb2.ReplicaStatus) -> str:
 
 
 def worker_state(worker: status_pb2.WorkerStatus) -> str:
-    """Names a worker's state in a word or two, and how far its start is."""
+    """Names a worker's state, and the progress of its start."""
     state = status_pb2.WorkerState.Name(worker.state).removeprefix("WORKER_STATE_").replace("_", " ").lower()
     return f"{state}, {_describe([worker.start])}" if worker.HasField("start") else state
 
 
 def describe_start(status: admin_pb2.GetStatusResponse) -> str:
-    """Says how far the start of all workers is that are set up now; empty: none is.
+    """Describes the progress of all workers that are starting; empty: none is.
 
-    They are in one phase, or that of the one which is behind is told.
+    If they are in different phases, the earliest phase is described.
     """
     workers = [worker for replica in status.scheduler.replicas for worker in replica.workers]
     starts = [worker.start for worker in workers if worker.HasField("start")]
@@ -60,14 +60,14 @@ def describe_start(status: admin_pb2.GetStatusResponse) -> str:
 
 
 def _describe(starts: Sequence[status_pb2.StartProgress]) -> str:
-    """Describes starts of one phase, in words of its name."""
+    """Describes starts that are all in one phase."""
     total, done = sum(start.total_bytes for start in starts), sum(start.done_bytes for start in starts)
     words = PHASE_NAMES.get(starts[0].phase, "starting")
     return f"{words}: {size(done)} of {size(total)} ({done / total:.0%})" if total else words
 
 
 def message_source(replica: status_pb2.ReplicaStatus, worker: status_pb2.WorkerStatus) -> str:
-    """Names what a worker's message is about: the message of a replica's first worker is that of the replica."""
+    """Names the source of a worker's message; that of a replica's first worker is the replica itself."""
     return f"replica {replica.replica_id}" + (f", rank {worker.rank}" if worker.rank else "")
 
 
@@ -78,9 +78,9 @@ def used_share(pool: status_pb2.BlockPoolStatus) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRates:
-    """A replica's rates per second; None without an earlier reading to compare with.
+    """A replica's rates per second; None without an earlier reading.
 
-    `busy_share`: of 1, as its worker says.
+    `busy_share`: the share of time spent in steps, 0 to 1.
     """
 
     steps: float | None = None
@@ -90,9 +90,10 @@ class ReplicaRates:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """A system's rates per second between two readings; None without an earlier one to compare with.
+    """A system's rates per second between two readings; None without an earlier reading.
 
-    `cached_share`: of the prompts' tokens, of 1. Latencies in seconds are means, of what ended in between.
+    `cached_share`: the cached share of the prompts' tokens, 0 to 1. Latencies are means in seconds over what ended in
+    between.
     """
 
     completion_tokens: float | None = None
@@ -105,7 +106,7 @@ class Rates:
 
 
 def find_rates(before: admin_pb2.GetStatusResponse | None, now: admin_pb2.GetStatusResponse) -> Rates:
-    """Compares two readings. A process that was started again in between counts from zero again: it has no rates."""
+    """Computes rates between two readings. A process that restarted in between has none: its counters began anew."""
     scheduler = now.scheduler
     elapsed = _elapsed(before.scheduler, scheduler) if before else None
     if before is None or elapsed is None:
@@ -128,7 +129,7 @@ def find_rates(before: admin_pb2.GetStatusResponse | None, now: admin_pb2.GetSta
 def find_replica_rates(
     before: admin_pb2.GetStatusResponse | None, now: admin_pb2.GetStatusResponse, replica_id: int
 ) -> ReplicaRates:
-    """The same for one replica."""
+    """Computes the rates of one replica between two readings."""
     elapsed = _elapsed(before.scheduler, now.scheduler) if before else None
     old = _find(before, replica_id) if before else None
     new = _find(now, replica_id)
@@ -147,7 +148,7 @@ def _find(reading: admin_pb2.GetStatusResponse, replica_id: int) -> status_pb2.R
 
 
 def _elapsed(before: status_pb2.SchedulerStatus, now: status_pb2.SchedulerStatus) -> float | None:
-    """Seconds between two readings of one scheduler."""
+    """Returns the seconds between two readings of one scheduler; None if it restarted in between."""
     elapsed = seconds(now.uptime) - seconds(before.uptime)
     return elapsed if elapsed > 0 and before.HasField("uptime") else None
 

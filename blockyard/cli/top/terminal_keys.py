@@ -1,4 +1,4 @@
-"""Reads single keys from the terminal, without an end of line, while something is shown on it."""
+"""Reads single keys from the terminal, without waiting for an end of line."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class TerminalKeys:
-    """The keys that are pressed; without a terminal to read from, none ever is."""
+    """Reads the pressed keys; without a terminal there never are any."""
 
     def __init__(self, terminal: int | None) -> None:
-        """`terminal`: its file descriptor."""
+        """`terminal`: the terminal's file descriptor; None: there is no terminal."""
         self._terminal = terminal
 
     def wait(self, seconds: float) -> str:
-        """Waits for keys, so long at most, and returns them; empty: there were none."""
+        """Waits up to `seconds` for keys and returns them; empty: none was pressed."""
         if self._terminal is None:
             time.sleep(seconds)
             return ""
@@ -29,14 +29,14 @@ class TerminalKeys:
             return ""
         pressed = os.read(self._terminal, 64).decode(errors="replace")
         if not pressed:
-            # The terminal is gone, and would be found readable for ever.
+            # The terminal is gone: select would report it readable for ever.
             self._terminal = None
         return pressed
 
 
 @contextmanager
 def terminal_keys() -> Generator[TerminalKeys]:
-    """Takes keys one by one, and leaves the terminal as it was."""
+    """Switches the terminal to single keys, and restores it afterwards."""
     try:
         import termios  # noqa: PLC0415 - not on every system
         import tty  # noqa: PLC0415

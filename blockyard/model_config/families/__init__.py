@@ -1,1 +1,1 @@
-"""The architectures by name: how each one's config.json is read, and where its tensors stand."""
+"""The supported architectures: how each one's config.json is read, and the names of its tensors."""

@@ -1,4 +1,4 @@
-"""Cohere's Command, and StableLM: layer norms before a gated MLP, mostly beside attention."""
+"""Cohere's Command, and StableLM: layer norms and a gated MLP, mostly parallel to attention."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def cohere(fields: Fields) -> DecoderConfig:
 
 
 def cohere2(fields: Fields) -> DecoderConfig:
-    """Reads Command R7B and A: layers without a window turn nothing."""
+    """Reads Command R7B and A: layers without a sliding window have no rotary embeddings."""
     sizes = read_sizes(fields)
     rotary, max_model_len = read_rotary(fields)
     layer = _cohere_layer(fields, sizes)

@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from blockyard.model_config.decoder_config import DecoderConfig
     from blockyard.model_config.fields import Fields
 
-# Keys on both sides together that ModernBERT's layers with a window see, where config.json does not say.
+# The default of ModernBERT's `local_attention`: keys on both sides together that windowed layers see.
 _LOCAL = 128
 
 
 def bert(fields: Fields, *, counts_from_padding: bool = False, has_types: bool = True) -> DecoderConfig:
-    """Reads BERT and its nearest relatives.
+    """Reads BERT and its close relatives.
 
     Args:
-        fields: of config.json.
-        counts_from_padding: the table of positions begins behind the padding token's row.
-        has_types: whether there are token types.
+        fields: the fields of config.json.
+        counts_from_padding: whether position 0 has the row after the padding token's in the position table.
+        has_types: whether the model has token types.
     """
     fields.require("position_embedding_type", "absolute")
     fields.require("is_decoder", False)
@@ -75,7 +75,7 @@ def modern_bert(fields: Fields) -> DecoderConfig:
     types = read_layer_types(fields, sizes.num_layers) or [
         "sliding_attention" if layer % every else "full_attention" for layer in range(sizes.num_layers)
     ]
-    # Its own key, and so many on each side.
+    # A window counts the own key and the keys on one side.
     window = fields.integer("local_attention", _LOCAL) // 2 + 1
     layer = Layer(
         attention=attention_of(sizes, qkv_bias=attention_bias, output_bias=attention_bias),
@@ -96,7 +96,7 @@ def modern_bert(fields: Fields) -> DecoderConfig:
     return assemble(sizes, max_model_len, layers, rotaries, norm, head=Head(is_tied=True), encoder=encoder)
 
 
-# How it was trained, and parts of it that make tokens.
+# Fields about training, and about the parts that predict masked tokens.
 _UNREAD = (
     "initializer_cutoff_factor",
     "embedding_dropout",

@@ -1,4 +1,4 @@
-"""What a family is: its reader, and what its tensors and fields are called."""
+"""A model family: its config.json reader, and the names of its tensors and fields."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How an architecture is read."""
+    """How an architecture's config.json and tensors are read."""
 
     model_type: str
-    """The `model_type` that belongs to it; transformers builds the network by that one."""
+    """The `model_type` of the architecture, by which transformers builds the network."""
     read: Callable[[Fields], DecoderConfig]
-    """Reads all of config.json but architecture and dtype, and notes what is wrong."""
+    """Reads config.json except architecture and dtype; adds violations to the fields."""
     names: Names = LLAMA_NAMES
     renamed: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What fields are called in this family's config.json, for those that have names of their own."""
+    """Maps the usual names of fields to those in this family's config.json, if they differ."""
     unpacked: str = ""
-    """The `quant_method` of weights that are turned into the model's dtype when they are loaded; empty: none are."""
+    """The `quant_method` whose weights are dequantized when they are loaded; empty: none."""
     texts: Mapping[str, Callable[[Fields], DecoderConfig]] = field(default_factory=dict[str, Any])
-    """Of several models in one config.json, the text model's fields in `text_config`: that one's readers by its
-    `model_type`; `read`: where it names none. Empty: the file is of one model."""
+    """Readers of the text model in a multimodal config.json, by the `model_type` in its `text_config`;
+    `read` is used if it names none. Empty: config.json describes one model."""
     is_tied: bool = False
-    """Of several models: whether embedding and head are one table, where the file does not say."""
+    """For several models: whether embedding and head share a table if the file does not say."""

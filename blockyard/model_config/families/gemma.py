@@ -1,4 +1,4 @@
-"""Gemma 1, 2 and 3: norms of 1 + weight, a scaled embedding, GELU; from 2 on norms on both sides, and windows."""
+"""Gemma 1, 2 and 3: norms with 1 + weight, scaled embeddings, GELU; from 2 on sandwich norms and windows."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def _head(fields: Fields, softcap: float = 0.0) -> Head:
 
 
 def _softcap(fields: Fields, name: str, default: float) -> float:
-    """Reads a bound; null is none, as 0 is where there is no field."""
+    """Reads a softcap; 0 (no softcap) if the field is null, `default` if it is missing."""
     return fields.number(name, default, above=0.0) if fields.get(name) is not None or not fields.has(name) else 0.0
 
 
 def gemma(fields: Fields) -> DecoderConfig:
     """Reads Gemma 1."""
     sizes, norm, feed = _read(fields, "hidden_act")
-    # In files of the first version, which have both, and of which transformers reads the one.
+    # Old files have both fields, and transformers reads only hidden_act: they must agree.
     fields.require("hidden_activation", fields.get("hidden_act"))
     rotary, max_model_len = read_rotary(fields)
     bias = fields.flag("attention_bias")
@@ -88,7 +88,7 @@ def gemma2(fields: Fields) -> DecoderConfig:
 
 def gemma3(fields: Fields) -> DecoderConfig:
     """Reads Gemma 3's text model."""
-    # In its configuration, and not in its network.
+    # transformers' configuration has this field, but its network does not use it.
     fields.require("attn_logit_softcapping")
     sizes, norm, feed = _read(fields, "hidden_activation")
     rotaries, max_model_len = read_rotaries(fields, 1e6, 1e4, "rope_local_base_freq")

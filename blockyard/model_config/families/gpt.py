@@ -1,4 +1,4 @@
-"""GPT-2, GPT-NeoX, OPT, Phi 1 and 2, Starcoder 2, Nemotron: layer norms with biases, MLPs without gates."""
+"""GPT-2, GPT-NeoX, OPT, Phi 1 and 2, Starcoder 2, Nemotron: layer norms with biases, and ungated MLPs."""
 
 from __future__ import annotations
 

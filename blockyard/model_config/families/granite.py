@@ -1,4 +1,4 @@
-"""Granite 3 and 4, dense: Llama with factors of embedding, scores, residual and logits."""
+"""Granite 3 and 4, dense: Llama with scaling factors for embedding, scores, residual and logits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAMBA = ("n_heads", "n_groups", "d_state", "d_head", "d_conv", "expand", "chunk
 
 
 def granite_dense(fields: Fields) -> DecoderConfig:
-    """Reads Granite 4's dense models, of an architecture that may have experts and layers with a state."""
+    """Reads Granite 4's dense models; refuses experts and state-space layers, which the architecture may have."""
     if fields.integer("num_local_experts", 8, least=0):
         fields.refuse(
             "num_local_experts", "config.json: num_local_experts must be 0, since experts are not supported here"

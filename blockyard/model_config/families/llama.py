@@ -1,4 +1,4 @@
-"""Llama and its nearest relatives: norms before attention and before a gated MLP, and rotary embeddings."""
+"""Llama and its close relatives: pre-norms, a gated MLP and rotary embeddings."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """What an architecture fixes, and config.json does not say."""
+    """Properties that the architecture fixes and config.json does not state."""
 
     qkv_bias: bool = False
-    """Queries, keys and values always have a bias, the output projection never; `attention_bias` changes nothing."""
+    """Q, K and V always have biases, the output projection never; `attention_bias` is ignored."""
     reads_attention_bias: bool = False
     """Whether `attention_bias` adds biases to the projections of queries, keys, values and the output."""
     reads_mlp_bias: bool = False
@@ -31,17 +31,17 @@ class Traits:
     """Queries and keys are normalised for each head."""
     windows: Windows = Windows.NEVER
     head_dim: int | None = None
-    """Where config.json has none; None: hidden_size / num_attention_heads."""
+    """The default if config.json has no `head_dim`; None: hidden_size / num_attention_heads."""
     num_kv_heads: int | None = None
-    """Where config.json has no `num_key_value_heads`; None: num_attention_heads."""
+    """The default if config.json has no `num_key_value_heads`; None: num_attention_heads."""
     epsilon: float = 1e-6
-    """Where config.json has no `rms_norm_eps`."""
+    """The default if config.json has no `rms_norm_eps`."""
     positions: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Traits of its rotary embeddings."""
+    """Arguments for `read_rotary`."""
 
 
 def read_llama(fields: Fields, traits: Traits) -> DecoderConfig:
-    """Reads a network of this kind."""
+    """Reads a network of Llama's kind."""
     sizes = read_sizes(fields, head_dim=traits.head_dim, num_kv_heads=traits.num_kv_heads)
     rotary, max_model_len = read_rotary(fields, **traits.positions)
     norm = Norm(epsilon=fields.number("rms_norm_eps", traits.epsilon, above=0.0))

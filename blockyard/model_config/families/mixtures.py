@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def read_experts(fields: Fields, inner: int, *, renormalises: bool, has_bias: bool = False, **more: Any) -> Experts:
-    """Reads experts of so many inner features. Their number has two names, of which transformers reads either."""
+    """Reads the experts; their number may be in either of two fields. `inner`: inner features of an expert."""
     counts = {fields.get(name) for name in ("num_experts", "num_local_experts")} - {None}
     if len(counts) > 1:
         fields.refuse("num_experts", "config.json: num_experts and num_local_experts differ")
@@ -57,12 +57,12 @@ def mixtral(fields: Fields) -> DecoderConfig:
 
 
 def qwen3_moe(fields: Fields) -> DecoderConfig:
-    """Reads Qwen 3 MoE, all of whose layers have experts."""
+    """Reads Qwen 3 MoE; refuses models in which some layers have no experts."""
     sizes, norm = read_sizes(fields, num_kv_heads=4), read_rms(fields)
     rotary, max_model_len = read_rotary(fields)
     fields.require("decoder_sparse_step", 1)
     fields.require("mlp_only_layers", [])
-    # If there are windows, it does not matter which layers have them.
+    # transformers gives every layer the window, whatever max_window_layers says.
     window = read_window(fields, max_model_len)
     has_windows = fields.flag("use_sliding_window")
     if has_windows and not fields.has("sliding_window"):

@@ -1,4 +1,4 @@
-"""Text models inside checkpoints of several models: what looks or listens is passed over."""
+"""Text models inside multimodal checkpoints; vision and audio models are ignored."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from blockyard.model_config.names import LLAMA_NAMES
 from blockyard.model_config.reading import Windows
 from blockyard.model_config.rotary import COMMON_KINDS
 
-# By version of transformers.
+# The places of tensors differ by the version of transformers that wrote the checkpoint.
 _PLACES = {
     "prefixes": ("model.language_model.", "language_model.model.", "model."),
     "heads": ("lm_head", "language_model.lm_head"),
 }
 _NAMES = replace(LLAMA_NAMES, **_PLACES)
-# Positions in three parts, which are equal where all of a prompt is text.
+# Multimodal positions have three parts, which are equal in a text-only prompt.
 _KINDS = {**COMMON_KINDS, "mrope": "default"}
 _mistral = LLAMA_FAMILIES["MistralForCausalLM"].read
 _qwen2_vl = partial(

@@ -1,4 +1,4 @@
-"""OLMo 1, 2 and 3, and Exaone 4: norms without weights, or after attention and the MLP alone."""
+"""OLMo 1, 2 and 3, and Exaone 4: norms without weights, or post-norms only."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def olmo3(fields: Fields) -> DecoderConfig:
 
 
 def exaone4(fields: Fields) -> DecoderConfig:
-    """Reads Exaone 4: where it has windows, the layers without one turn nothing."""
+    """Reads Exaone 4: if it has sliding windows, full-attention layers have no rotary embeddings."""
     sizes, norm = read_sizes(fields, num_kv_heads=32), read_rms(fields, 1e-5)
     rotary, max_model_len = read_rotary(fields)
     has_windows = not fields.has("sliding_window") or fields.get("sliding_window") is not None

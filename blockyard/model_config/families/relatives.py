@@ -1,4 +1,4 @@
-"""Relatives of Llama that differ in their factors, their positions, their biases or how they are stored."""
+"""Relatives of Llama with other factors, rotary embeddings, biases or storage layouts."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from blockyard.model_config.fields import Fields
 
 INTERLEAVED = replace(LLAMA_NAMES, row_order=RowOrder.PAIRS_INTERLEAVED)
-# Two of them in files of older versions.
+# "su" and "yarn" are the names that older files have for longrope.
 _PHI3_KINDS = {"default": "default", "longrope": "longrope", "su": "longrope", "yarn": "longrope"}
 _FUSED_MLP = {"gate": "mlp.gate_up_proj", "up": "mlp.gate_up_proj"}
 
 
 def smollm3(fields: Fields) -> DecoderConfig:
-    """Reads SmolLM 3: each fourth layer turns nothing."""
+    """Reads SmolLM 3: by default every fourth layer has no rotary embeddings."""
     sizes, norm = read_sizes(fields, num_kv_heads=4), read_rms(fields)
     rotary, max_model_len = read_rotary(fields, default_theta=2e6)
     count, every = sizes.num_layers, fields.integer("no_rope_layer_interval", 4)
@@ -69,7 +69,7 @@ def phi3(fields: Fields) -> DecoderConfig:
 
 
 def glm(fields: Fields, placement: Placement) -> DecoderConfig:
-    """Reads GLM-4: of 9B the one placement of norms, of 0414 the other."""
+    """Reads GLM-4 9B (placement PRE) and GLM-4 0414 (placement SANDWICH)."""
     sizes = read_sizes(fields, head_dim=128, num_kv_heads=2)
     rotary, max_model_len = read_rotary(fields, share=0.5)
     norm = read_rms(fields, 1.5625e-7)
@@ -107,7 +107,7 @@ def seed_oss(fields: Fields) -> DecoderConfig:
 
 
 def arcee(fields: Fields) -> DecoderConfig:
-    """Reads Arcee: an MLP without gates."""
+    """Reads Arcee: an ungated MLP."""
     sizes, norm = read_sizes(fields), read_rms(fields, 1e-5)
     rotary, max_model_len = read_rotary(fields)
     bias, mlp_bias = fields.flag("attention_bias"), fields.flag("mlp_bias")
@@ -118,7 +118,7 @@ def arcee(fields: Fields) -> DecoderConfig:
 
 
 def ministral(fields: Fields) -> DecoderConfig:
-    """Reads Ministral: windows of the layers that are named, else of all."""
+    """Reads Ministral: `layer_types` says which layers have a sliding window; by default all do."""
     if fields.get("head_dim") is None:
         fields.refuse("head_dim", "config.json has no head_dim, which a Ministral needs")
     sizes, norm = read_sizes(fields, num_kv_heads=8), read_rms(fields)
@@ -134,7 +134,7 @@ def ministral(fields: Fields) -> DecoderConfig:
 
 
 def ministral3(fields: Fields) -> DecoderConfig:
-    """Reads Ministral 3: queries grow with their position."""
+    """Reads Ministral 3: queries are scaled by their position."""
     if fields.get("rope_parameters") is None:
         fields.refuse("rope_parameters", "config.json has no rope_parameters, which a Ministral 3 needs")
     sizes, norm = (
@@ -148,7 +148,7 @@ def ministral3(fields: Fields) -> DecoderConfig:
 
 
 def hunyuan(fields: Fields) -> DecoderConfig:
-    """Reads Hunyuan, dense: queries and keys are normed when they are turned."""
+    """Reads Hunyuan, dense: query and key norms come after rotation."""
     sizes, norm, bias = read_sizes(fields), read_rms(fields, 1e-5), fields.flag("attention_bias")
     rotary, max_model_len = read_rotary(fields, kinds={**COMMON_KINDS, "dynamic": "ntk_alpha"})
     attention = attention_of(sizes, qkv_bias=bias, output_bias=bias, qk_norm=norm, norms_turned=True)

@@ -1,4 +1,4 @@
-"""All families."""
+"""The table of all families, and the search for an architecture's family."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from blockyard.model_config.families import (
 if TYPE_CHECKING:
     from blockyard.model_config.families.family import Family
 
-# Other bodies of a network, which end in a head that makes no tokens here, or in none.
+# Suffixes of architectures without a head that generates tokens.
 _OTHER_BODIES = ("ForSequenceClassification", "ForMaskedLM", "Model")
 _STEMS = ("ForCausalLM", "LMHeadModel")
 
@@ -29,7 +29,7 @@ FAMILIES: dict[str, Family] = {name: family for module in MODULES for name, fami
 
 
 def find_family(architecture: str) -> Family | None:
-    """Returns the family of an architecture: also of a decoder's body without its head or with another one."""
+    """Returns the family of an architecture, also of one without a head or with another head; None: not supported."""
     if architecture in FAMILIES:
         return FAMILIES[architecture]
     stem = next((architecture.removesuffix(body) for body in _OTHER_BODIES if architecture.endswith(body)), "")

@@ -1,1 +1,1 @@
-"""What is made of a network's rows instead of tokens: the rule, and the files that state it. No torch."""
+"""Pooling: how a network's rows become vectors, scores or labels, and the files that state it. No torch."""

@@ -1,7 +1,7 @@
-"""Reads what a model's files say of pooling: which rows, what is multiplied after them, and what a result is called.
+"""Reads a model's pooling rule from its files: the pooled rows, the products after them, and the labels.
 
-The gateway asks for what a rule says, the worker computes it, `blockyard doctor` prints it. What no file states is
-refused and never guessed: a wrong pooling gives numbers that look right. Standard library only.
+The gateway requests what the rule says, the worker computes it, and `blockyard doctor` prints it. A rule that no file
+states is refused and never guessed: a wrong pooling gives plausible but wrong numbers. Standard library only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """The head of a family's `ForSequenceClassification`: products before the last one, and that one."""
+    """The head of a family's `ForSequenceClassification`: hidden products, then the last product."""
 
     before: tuple[tuple[str, Activation], ...]
     last: str
@@ -44,21 +44,20 @@ _HEADS = {
 }
 MAX_LABELS = 2**16
 _CLASSIFIER, _CAUSAL = "ForSequenceClassification", ("ForCausalLM", "LMHeadModel")
-# Rerankers among decoders that answer a question with one of two tokens, by architecture: no file of theirs says so,
-# and `task` does.
+# Decoders that may be rerankers, which answer with one of two tokens. Their files do not say so; `task` does.
 _ANSWERS = {"Qwen3ForCausalLM": ("no", "yes")}
 
 
 def read_rule(folder: Path, task: Task = Task.UNSPECIFIED, architecture: str = "") -> PoolingRule | None:
-    """Reads how a model's rows are pooled; None: it generates.
+    """Reads a model's pooling rule; None: the model generates tokens.
 
     Args:
-        folder: config.json, and what sentence-transformers writes beside it.
-        task: what it is served for; UNSPECIFIED: as its files say.
-        architecture: of those that config.json names; empty: the first.
+        folder: the model's folder, with config.json and sentence-transformers' files.
+        task: the task to serve; UNSPECIFIED: as the model's files say.
+        architecture: one of config.json's architectures; empty: the first.
 
     Raises:
-        BlockyardError: MODEL_NOT_LOADED, where the files do not say it, or say what is not supported.
+        BlockyardError: MODEL_NOT_LOADED, if the files state no rule or an unsupported one.
     """
     config = read_object(folder / "config.json")
     names = config.get("architectures")
@@ -93,7 +92,7 @@ def _unstated(architecture: str) -> str:
 
 
 def _find_task(architecture: str, config: Mapping[str, Any], modules: Modules | None) -> Task:
-    """Finds what a model's files are for."""
+    """Returns the task that a model's files state."""
     if modules is not None and modules.makes_vectors:
         return Task.EMBED
     if architecture.endswith(_CLASSIFIER):
@@ -176,7 +175,7 @@ def _hidden_size(config: Mapping[str, Any]) -> int:
 
 
 def _read_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Reads the labels' names, in the order of the head's rows, as transformers does: two, where nothing is said."""
+    """Reads the labels' names in the order of the head's rows, as transformers does; by default there are two."""
     named, count = config.get("id2label"), config.get("num_labels")
     if isinstance(named, dict) and named:
         try:
@@ -193,7 +192,7 @@ def _read_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _read_finish(config: Mapping[str, Any], num_labels: int) -> Finish:
-    """Reads what makes probabilities of a head's numbers."""
+    """Reads the function that turns a head's outputs into probabilities."""
     match config.get("problem_type"):
         case None | "single_label_classification":
             return Finish.SOFTMAX if num_labels > 1 else Finish.SIGMOID
@@ -206,9 +205,9 @@ def _read_finish(config: Mapping[str, Any], num_labels: int) -> Finish:
 
 
 def _read_score_finish(config: Mapping[str, Any]) -> Finish:
-    """Reads what makes a score of a head's one number: as sentence-transformers does, a sigmoid where nothing is said.
+    """Reads the function that turns a head's single output into a score, as sentence-transformers does.
 
-    Its newer files have it in an object of their own.
+    The default is a sigmoid. Newer files have the field in the object `sentence_transformers`.
     """
     own = config.get("sentence_transformers")
     given = own.get("activation_fn") if isinstance(own, dict) else None

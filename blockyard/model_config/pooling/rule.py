@@ -1,4 +1,4 @@
-"""How a model's rows become vectors, scores or labels: records, and nothing of files."""
+"""Records of how a model's rows become vectors, scores or labels. Reads no files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Finish(StrEnum):
-    """What is made of the numbers of a head."""
+    """The function that is applied to a head's outputs."""
 
     NONE = "none"
     SIGMOID = "sigmoid"
@@ -25,16 +25,16 @@ class Finish(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dense:
-    """A product of what is pooled, and what follows it."""
+    """A linear product of the pooled rows, with an optional activation and norm after it."""
 
     name: str
-    """Of the module, in the checkpoint."""
+    """Name of the module in the checkpoint."""
     in_features: int
     out_features: int
     has_bias: bool = True
     activation: Activation | None = None
     folder: str = ""
-    """That has the module's files, if they are not the network's own; its name stands in the module's."""
+    """Folder with the module's own weight files; empty: the weights are in the network's files."""
     norm: str = ""
     """The name of a layer norm without bias that follows; empty: none."""
     norm_epsilon: float = 1e-5
@@ -46,38 +46,38 @@ class PoolingRule:
 
     task: Task
     kind: PoolingKind
-    """What to ask for."""
+    """The pooling kind that requests ask the worker for."""
     rows: PoolingKind
     """The rows that the products read: LAST, FIRST, MEAN or TOKENS."""
     products: tuple[Dense, ...] = ()
-    """One after another, of what is pooled; of CLASSIFY the last has a row for each label."""
+    """Products applied one after another to the pooled rows; for CLASSIFY the last has an output for each label."""
     finish: Finish = Finish.NONE
-    """Of CLASSIFY."""
+    """The function of the outputs; for CLASSIFY only."""
     normalise: bool = field(default=False, repr=False)
-    """Whether the files make vectors of length 1."""
+    """Whether vectors are scaled to length 1 by default."""
     labels: tuple[str, ...] = field(default=(), repr=False)
-    """Of CLASSIFY: the labels' names. Of LABEL_LOGITS: the tokens whose logits count, as texts."""
+    """For CLASSIFY the labels' names; for LABEL_LOGITS the texts of the tokens whose logits are used."""
     label_token_ids: tuple[int, ...] = field(default=(), repr=False)
-    """Of LABEL_LOGITS, where the files have ids."""
+    """For LABEL_LOGITS the token ids, if the files have ids instead of texts."""
     prompts: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
-    """Texts to put before an input, by name."""
+    """Texts to put before an input, keyed by the prompt's name."""
     default_prompt: str = field(default="", repr=False)
-    """The name of the one to use where none is asked for; empty: none."""
+    """Name of the prompt that is used if a request names none; empty: no prompt."""
     max_tokens: int = field(default=0, repr=False)
-    """Of an input, as the files say; 0: as many as the network takes."""
+    """The most tokens of an input according to the files; 0: as many as the network takes."""
     lowers_case: bool = field(default=False, repr=False)
     """Whether texts are made lower case before they are tokenized."""
     source: str = field(default="", repr=False)
-    """Which file says so, in words."""
+    """The file that states the rule, in words."""
 
     @property
     def width(self) -> int:
-        """Numbers of what is answered, or of each row; 0: as many as a row of the network, or as labels asked for."""
+        """Length of the result, or of each of its rows; 0: the hidden size, or the number of labels asked for."""
         return self.products[-1].out_features if self.products else 0
 
     @property
     def kinds(self) -> frozenset[PoolingKind]:
-        """What sequences may ask for."""
+        """The pooling kinds that requests may ask for."""
         if self.task is Task.EMBED:
             return frozenset({PoolingKind.LAST, PoolingKind.FIRST, PoolingKind.MEAN, PoolingKind.TOKENS})
         return frozenset({self.kind})

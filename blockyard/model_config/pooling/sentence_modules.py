@@ -1,4 +1,4 @@
-"""Reads what sentence-transformers writes beside a model: modules.json and what it names, prompts, limits."""
+"""Reads sentence-transformers' files beside a model: modules.json and its modules, prompts and limits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from blockyard.contract.models import Task
 
-# As sentence-transformers names them, and in its older files.
+# sentence-transformers' names of pooling modes, and the flags for them in its older files.
 _MODES = {"lasttoken": PoolingKind.LAST, "cls": PoolingKind.FIRST, "mean": PoolingKind.MEAN}
 _OLD_MODES = {
     "pooling_mode_lasttoken": "lasttoken",
@@ -36,7 +36,7 @@ _ACTIVATIONS = {
     "GELU": Activation.GELU_ERF,
 }
 
-# What sentence_bert_config.json may have that changes the numbers, and the value with which it does not.
+# Fields of sentence_bert_config.json that change results, and the values with which they do not.
 _NEUTRAL = {
     "transformer_task": "feature-extraction",
     "module_output_name": "token_embeddings",
@@ -47,7 +47,7 @@ _NEUTRAL = {
 
 @dataclass(slots=True)
 class Modules:
-    """What modules.json lists."""
+    """The modules that modules.json lists."""
 
     folder: Path
     kind: PoolingKind | None = None
@@ -58,11 +58,11 @@ class Modules:
 
     @property
     def makes_vectors(self) -> bool:
-        """Whether they say which rows make a vector."""
+        """Whether the modules pool rows into a vector."""
         return self.kind is not None
 
     def make_rule(self, task: Task) -> PoolingRule:
-        """Makes a rule of modules that make vectors."""
+        """Builds the pooling rule of modules that make vectors."""
         assert self.kind is not None
         words, limits = _read(self.folder, "config_sentence_transformers.json"), self._limits()
         prompts, chosen = words.get("prompts") or {}, words.get("default_prompt_name") or ""
@@ -93,7 +93,7 @@ class Modules:
 
 
 def read_modules(folder: Path) -> Modules | None:
-    """Reads modules.json and what it names; None: there is none."""
+    """Reads modules.json and the modules' files; None: there is no modules.json."""
     path = folder / "modules.json"
     if not path.exists():
         return None
@@ -123,7 +123,7 @@ def read_modules(folder: Path) -> Modules | None:
 
 
 def _read(folder: Path, name: str) -> dict[str, Any]:
-    """Reads a file that may be missing."""
+    """Reads a JSON object; empty if the file is missing."""
     return read_object(folder / name) if (folder / name).exists() else {}
 
 
