@@ -1,7 +1,7 @@
 """The parts of an adapter's factors that a rank needs for each weight of a network.
 
-A packed weight may hold several modules of a checkpoint (q, k and v): the factors of these are joined, with zeros where
-one module's numbers meet another's rows.
+A packed weight may hold several modules of a checkpoint (q, k and v). Their factors are joined: the second factor is
+block-diagonal, with zeros between the modules.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def join_factors(projection: Projection, factors: Mapping[str, tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor] | None:
-    """Joins the factors of some modules, each (A [rank, in], B [out, rank]); None: none is of this weight."""
+    """Joins the factors of some modules, each (A [rank, in], B [out, rank]); None if no module has factors."""
     found = [(module, *factors[module.name]) for module in projection.modules if module.name in factors]
     if not found:
         return None

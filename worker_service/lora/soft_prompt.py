@@ -19,7 +19,7 @@ TENSOR = "prompt_embeddings"
 def read_soft_prompt(folder: PeftFolder, width: int, dtype: torch.dtype, max_tokens: int) -> Tensor:
     """Reads the rows [at most max_tokens, width], rounded to `dtype`, as PEFT rounds them.
 
-    Raises BlockyardError MODEL_NOT_LOADED for what is no such prompt, or is one of another model.
+    Raises BlockyardError MODEL_NOT_LOADED if the folder is no soft prompt, or belongs to another model.
     """
     header, path = folder.header(), folder.weights_path
     entry = header.get(TENSOR)
