@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from worker_service.step import Array, Step
 
     Arrivals = tuple[tuple[int, AdapterWeights], ...]
-    """(slot, adapter) pairs that must still be written to the device."""
+    """Slots, and the adapters that they are to hold."""
 
 NO_ADAPTERS: Mapping[int, AdapterWeights] = MappingProxyType({})
 

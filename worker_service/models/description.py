@@ -239,7 +239,7 @@ def _part(what: str, units: range, count: int) -> str:
 
 
 def describe_modules(title: str, modules: Iterable[Module | OtherModule]) -> str:
-    """Returns lines for people: a title with all bytes, then a line per module; equal neighbouring layers are merged."""
+    """Returns lines for people: a title with all bytes, then a line per module; equal neighbouring layers share one."""
     modules = list(modules)
     lines = [f"{title}, {in_words(sum(module.num_bytes for module in modules))}"]
     # The lines of each layer, and each module outside of layers by itself.

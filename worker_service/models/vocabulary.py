@@ -1,4 +1,4 @@
-"""Logits of a vocabulary that several ranks hold parts of: brought together where something is chosen from them."""
+"""A vocabulary that is sharded over ranks, whose logits are gathered where a token is chosen."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SharedVocabulary:
-    """The vocabulary of a network whose ranks hold equal shares of it, the last one perhaps less."""
+    """A vocabulary of which all ranks hold equal shares; only the last share may be smaller."""
 
     vocab_size: int
     collectives: Collectives
@@ -32,7 +32,7 @@ class SharedVocabulary:
         return vocabulary_share(self.vocab_size, self.collectives.size)
 
     def gather(self, logits: Tensor) -> Tensor | None:
-        """Returns the logits [R, vocab_size] of all ranks' [R, tokens] at rank 0, None elsewhere."""
+        """Gathers all ranks' logits [R, tokens] to [R, vocab_size] at rank 0; returns None at other ranks."""
         if self.collectives.size == 1:
             return logits
         missing = self._rank_tokens - logits.shape[1]
