@@ -1,5 +1,7 @@
-"""Memory that keeps its addresses while its contents are given up. Weights and pools lie in it, so that recorded steps,
-which name addresses, stay valid through sleep, reload and update.
+"""Arenas: memory that can be released and restored at the same addresses.
+
+Weights and KV pools lie in arenas. Captured steps contain addresses, and so stay valid through sleep, reload and weight
+updates.
 """
 
 from __future__ import annotations
@@ -24,52 +26,52 @@ class Arena(Protocol):
 
     @property
     def used_bytes(self) -> int:
-        """Bytes handed out since the beginning, or since it was rewound."""
+        """Bytes handed out since the start or the last `rewind`."""
         ...
 
     @property
     def parts(self) -> list[Tensor]:
-        """All that was handed out since then, in this order."""
+        """The parts handed out since the start or the last `rewind`, in order."""
         ...
 
     def take(self, num_bytes: int) -> Tensor:
-        """Returns bytes [num_bytes] uint8, from a multiple of 64 on; zeros where they were not handed out before.
+        """Returns a uint8 tensor [num_bytes] at a multiple of 64. Memory that was never handed out before is zero.
 
         Raises:
-            OSError, MemoryError, RuntimeError: there are not so many.
+            OSError, MemoryError, RuntimeError: there is not enough memory.
         """
         ...
 
     def rewind(self) -> None:
-        """Begins to hand out the same places once more: the same sizes in the same order get the same addresses."""
+        """Hands out the memory from the beginning again: the same sizes in the same order get the same addresses."""
         ...
 
     def give_up(self, *, keeps: bool) -> None:
-        """Gives the memory up, but for its addresses: nothing may be read or written until `restore`.
+        """Releases the memory but reserves its addresses: nothing may be read or written until `restore`.
 
-        If it `keeps` the contents, they are held in the host's memory; else they are lost.
+        If `keeps`, the contents are saved in host memory; otherwise they are lost.
         """
         ...
 
     def restore(self) -> None:
-        """Takes memory at the same addresses: with the contents if these were kept, else zeros."""
+        """Allocates the memory at the same addresses again, with the saved contents, or zeros if none were saved."""
         ...
 
 
 class Chunks:
-    """Hands out parts of chunks of memory, each of which is freed with the last of its parts. For one thread.
+    """Hands out parts of larger chunks of memory. A chunk is freed together with the last of its parts. For one thread.
 
-    Of things that come and go one after another few have parts of one chunk.
+    Consecutive parts share a chunk, so that a chunk belongs to a few objects, which were allocated one after another.
     """
 
     def __init__(self, allocate: Callable[[int], Tensor], chunk_bytes: int) -> None:
-        """`allocate`: returns so many bytes [num_bytes] uint8."""
+        """`allocate`: takes a number of bytes, and returns a uint8 tensor [num_bytes]."""
         self._allocate = allocate
         self._chunk_bytes = chunk_bytes
         self._rest = torch.empty(0, dtype=torch.uint8)
 
     def take(self, num_bytes: int) -> Tensor:
-        """Returns bytes [num_bytes] uint8, from a multiple of 64 on."""
+        """Returns a uint8 tensor [num_bytes] at a multiple of 64."""
         size = -(-num_bytes // ALIGNMENT) * ALIGNMENT
         if size > len(self._rest):
             self._rest = self._allocate(max(size, self._chunk_bytes))
@@ -78,7 +80,7 @@ class Chunks:
 
 
 def keep(arena: Arena, tensor: Tensor) -> Tensor:
-    """Copies a tensor of any device into an arena, and returns the copy; of one on "meta" only the place is taken."""
+    """Copies a tensor from any device into an arena and returns the copy. For a meta tensor it only takes memory."""
     copy = arena.take(tensor.nbytes).view(tensor.dtype).view(tensor.shape)
     if not tensor.is_meta:
         copy.copy_(tensor)
@@ -100,11 +102,11 @@ class ChunkedArena(ABC):
 
     @abstractmethod
     def give_up(self, *, keeps: bool) -> None:
-        """Gives the memory up, but for its addresses."""
+        """See `Arena.give_up`."""
 
     @abstractmethod
     def restore(self) -> None:
-        """Takes memory at the same addresses."""
+        """See `Arena.restore`."""
 
     def take(self, num_bytes: int) -> Tensor:
         """Returns bytes [num_bytes] uint8."""

@@ -36,7 +36,7 @@ def copy_blocks(pool: Tensor, pairs: BlockPairs) -> None:
         return
     _check_ids((block for pair in pairs for block in pair), pool, "block")
     if {source for source, _ in pairs}.isdisjoint(destination for _, destination in pairs):
-        # Nothing read is written: no copy between is needed.
+        # No block is both a source and a destination: no temporary copy is needed.
         _copy_runs(pool, pool, pairs, non_blocking=True)
         return
     columns = upload(np.array(pairs, np.int64), pool.device)

@@ -1,4 +1,4 @@
-"""A network's step, recorded once and replayed: what goes in and what comes out."""
+"""The captured step of a network, which is recorded once and replayed, with its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class StepInputs:
     seq_lens: npt.NDArray[np.int64]
     """[S], contiguous."""
     block_tables: npt.NDArray[np.int32]
-    """[groups * S, widest], its rows contiguous: those of the first KV group, then those of the others."""
+    """[groups * S, widest], its rows contiguous: the tables of the first KV group, then those of the other groups."""
     token_ids: npt.NDArray[np.int64]
-    """[T]: -1 - row in place of an id that the device alone knows, the last token of a row of `last_tokens`."""
+    """[T]: token ids; -1 - row stands for the last token of this row of `last_tokens`, which only the device knows."""
     chosen: npt.NDArray[np.int64]
-    """[R]: rows of which logits are made, in any order and also more than once."""
+    """[R]: indices of the rows whose logits are computed, in any order and possibly repeated."""
     last_tokens: Tensor | None = None
-    """[rows] int64 on the device, as for `SamplingOps.take_last_tokens`; None where all ids are known."""
+    """[rows] int64 on the device, as for `SamplingOps.take_last_tokens`; None if the host knows all ids."""
     lora: LoraRows | None = None
-    """The rows that have a LoRA adapter; None: none has."""
+    """The LoRA slots of the rows; None: no row has an adapter."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,13 +38,13 @@ class StepOutputs:
     """The results of a captured step for its chosen rows: logits, or the best token of each, or both."""
 
     best: npt.NDArray[np.int64] | None
-    """[R]: the likeliest token, the lowest id on ties; of no meaning where the logits are not finite."""
+    """[R]: the likeliest token, the lowest id on ties; arbitrary if the logits are not finite."""
     best_values: npt.NDArray[np.float32] | None
-    """[R]: its logit."""
+    """[R]: the logit of the likeliest token."""
     finite: npt.NDArray[np.bool_] | None
     """[R]: whether all logits are finite numbers."""
     logits: Tensor | None
-    """[R, vocabulary] float32, if they were wanted or there is no `best`; the next step may overwrite them."""
+    """[R, vocabulary] float32, if they were requested or there is no `best`; the next step may overwrite them."""
 
 
 class CapturedStep(Protocol):
@@ -60,7 +60,7 @@ class CapturedStep(Protocol):
         ...
 
     def replay(self, step: StepInputs, *, with_logits: bool) -> StepOutputs:
-        """Computes a step, with the bits of its ops called one by one."""
+        """Computes a step. The results have the same bits as if its ops were called one by one."""
         ...
 
 
@@ -77,6 +77,6 @@ class CaptureSizes:
     num_lora_slots: int = 0
     """The number of LoRA slots; 0: no step has adapters."""
     num_kv_groups: int = 1
-    """Groups of layers that have block tables of their own: the network knows."""
+    """The number of groups of layers, each of which has its own block tables."""
     is_trial: bool = False
-    """Whether nothing will be replayed, and only `CapturedStep.num_bytes` is wanted."""
+    """Whether the capture only serves to measure `CapturedStep.num_bytes` and is never replayed."""

@@ -1,6 +1,6 @@
-"""An arena on a GPU: addresses are reserved apart from memory, which is mapped there, taken away and mapped again.
+"""An arena on a GPU: its addresses stay reserved while physical memory is mapped there, unmapped and mapped again.
 
-Over CUDA's driver, beside torch's allocator, which knows nothing of it. Not tried on a GPU yet.
+It calls the CUDA driver directly; torch's allocator does not know this memory. It has not run on a GPU yet.
 See https://docs.nvidia.com/cuda/cuda-driver-api/group__CUDA__VA.html.
 """
 
@@ -54,7 +54,7 @@ def _call(name: str, *arguments: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """Reserved addresses, as torch reads them: by NumPy's array interface for devices."""
+    """A range of reserved addresses. torch makes a tensor of it by `__cuda_array_interface__`."""
 
     address: int
     num_bytes: int
@@ -65,7 +65,7 @@ class _Range:
 
 
 class CudaArena(ChunkedArena):
-    """See `kernels.arena.Arena`: in a GPU's memory, which is the GPU's again while it is given up."""
+    """See `kernels.arena.Arena`: in GPU memory, which is free for other uses from `give_up` to `restore`."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class CudaArena(ChunkedArena):
         index = device.index or 0
         self._properties = _Properties(type=_PINNED, location_type=_DEVICE, location_id=index)
         self._access = _Access(_DEVICE, index, _READ_AND_WRITE)
-        # Makes the context that the driver's calls are for.
+        # Creates the CUDA context that the driver calls need.
         torch.cuda.synchronize(device)
         granularity = ctypes.c_size_t()
         _call("cuMemGetAllocationGranularity", ctypes.byref(granularity), ctypes.byref(self._properties), 0)
@@ -83,7 +83,7 @@ class CudaArena(ChunkedArena):
         self._copies: list[Tensor] | None = None
 
     def allocate(self, num_bytes: int) -> Tensor:
-        """Reserves addresses for good, and maps memory there."""
+        """Reserves addresses permanently and maps memory there."""
         size = -(-num_bytes // self._granularity) * self._granularity
         address = ctypes.c_uint64()
         none = ctypes.c_uint64(0)
@@ -102,7 +102,7 @@ class CudaArena(ChunkedArena):
         self._handles.append(handle)
 
     def give_up(self, *, keeps: bool) -> None:
-        """Gives the memory back to the GPU; what is kept is copied to pinned memory of the host."""
+        """Returns the memory to the GPU; contents that are kept are copied to pinned host memory."""
         torch.cuda.synchronize(self._device)
         if keeps:
             self._copies = [torch.empty(len(each), dtype=torch.uint8, pin_memory=True) for each in self.chunks]

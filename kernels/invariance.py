@@ -1,7 +1,7 @@
-"""Tries on this machine whether an op gives a row the same bits whatever stands beside it: rows, pieces, threads.
+"""Tests of batch invariance on this machine: an op must give a row the same bits in any batch, with any threads.
 
-Libraries choose other kernels on other processors, so a measurement on one machine proves nothing for the next. All
-rows go through every row count: in bfloat16 a sum that was made in another order shows in one output of some thousands.
+Libraries choose different kernels on different processors, so a test on one machine proves nothing for another. All
+rows are tested at every row count: in bfloat16 a changed order of summation shows in one of some thousand outputs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 NUM_ROWS = 96
 MAX_ROWS = 512
 ROW_COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 11, 16, 17, 27, 32, 64, 130, MAX_ROWS)
-# A sequence whose keys reach into a second split, in blocks of this size.
+# The length of the test sequence: its keys reach into a second split.
 LENGTH = SPLIT + 44
 BLOCK_SIZE = 16
 NUM_PIECES, MAX_PIECE = 40, 63
@@ -43,7 +43,7 @@ def keeps_rows(
     max_rows: int = MAX_ROWS,
     tries_one_thread: bool = True,
 ) -> bool:
-    """Returns whether NUM_ROWS rows in parts of any count, with others behind them, are what they are together."""
+    """Returns whether each of NUM_ROWS rows has the same bits at every row count as with all NUM_ROWS together."""
     expected = compute(rows)
     for _ in _thread_counts(set_num_threads, tries_one_thread):
         for count in ROW_COUNTS:
@@ -59,9 +59,9 @@ def keeps_rows(
 def attention_keeps_rows(
     attend: Attend, shape: AttentionShape, dtype: torch.dtype, set_num_threads: SetNumThreads
 ) -> bool:
-    """Returns whether attention gives a row the same bits in pieces of any length and place, alone and among others.
+    """Returns whether attention gives a row the same bits in pieces of any length and position, alone or batched.
 
-    Tried over one sequence, of random keys and values whatever the order in which a backend holds them.
+    It tests one sequence. The pool holds random numbers, so the backend's layout of keys and values does not matter.
     """
     num_blocks = -(-LENGTH // BLOCK_SIZE)
     sizes = (num_blocks, 1, shape.num_kv_heads, BLOCK_SIZE, shape.head_dim)
@@ -90,7 +90,7 @@ def random_numbers(*shape: int, seed: int) -> Tensor:
 
 
 def _thread_counts(set_num_threads: SetNumThreads, tries_one_thread: bool) -> Iterator[int]:
-    """Sets the counts of threads that a step may be computed with, one after the other, and goes back to the first."""
+    """Sets each number of threads that a step may run with in turn, and restores the first one at the end."""
     available = torch.get_num_threads()
     yield available
     if tries_one_thread and available > 1:
@@ -102,7 +102,7 @@ def _thread_counts(set_num_threads: SetNumThreads, tries_one_thread: bool) -> It
 
 
 def _arrangements() -> Iterator[list[tuple[int, int]]]:
-    """Lists the whole, each token alone, and pieces at random places: all together, and few at a time."""
+    """Yields lists of pieces: the whole sequence, single tokens, and random pieces; many at once and few at once."""
     chooser = random.Random(3)
     lengths = [chooser.randint(2, MAX_PIECE) for _ in range(NUM_PIECES)]
     starts = [chooser.randrange(LENGTH - length) for length in lengths]

@@ -1,8 +1,8 @@
-"""Work on a device that comes to its results later: launched in order, then awaited. Knows no ops.
+"""Asynchronous work on a device: work is launched in order and awaited later. Knows no ops.
 
-A host that waits for each step before it prepares the next one leaves its device idle in between. Where a backend's
-launcher has a depth above 1, a step is launched while the one before it runs, and what the host does not know yet, the
-tokens of that step, stays on the device.
+A host that waits for each step before it prepares the next one leaves the device idle in between. With a launcher whose
+depth is above 1, a step is launched while the previous one still runs. The tokens of the previous step, which the host
+does not know yet, stay on the device.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ GPU_DEPTH = 2
 
 
 def upload(array: npt.NDArray[Any], device: torch.device) -> Tensor:
-    """Brings a host's array to a device and waits for nothing there. On a processor it may be the same memory."""
+    """Copies a numpy array to a device without waiting for it. On a CPU the tensor may share the array's memory."""
     tensor = torch.from_numpy(np.ascontiguousarray(array))
-    # From memory that is not pinned torch would wait for the copy, and so for all that was launched before it.
+    # From memory that is not pinned, torch would wait for the copy, and so for all work launched before it.
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def take_last_tokens(token_ids: Tensor, last_tokens: Tensor) -> Tensor:
-    """See `kernels.sampling.SamplingOps`; by torch's ops."""
+    """See `kernels.sampling.SamplingOps`; implemented with torch's ops."""
     return torch.where(token_ids < 0, last_tokens[(-1 - token_ids).clamp(min=0)], token_ids).clamp(min=0)
 
 
 def put_last_tokens(last_tokens: Tensor, rows: Tensor, token_ids: Tensor) -> None:
-    """See `kernels.sampling.SamplingOps`; by torch's ops."""
+    """See `kernels.sampling.SamplingOps`; implemented with torch's ops."""
     last_tokens[rows] = token_ids
 
 
 def apply_masks(logits: Tensor, rows: npt.NDArray[np.int64], words: npt.NDArray[np.uint32]) -> None:
-    """See `kernels.sampling.SamplingOps`; by torch's ops."""
+    """See `kernels.sampling.SamplingOps`; implemented with torch's ops."""
     device = logits.device
-    # Torch shifts no words without a sign.
+    # torch cannot shift unsigned integers.
     bits = upload(words.view(np.int32), device)[:, :, None] >> torch.arange(32, dtype=torch.int32, device=device)
     is_masked = (bits & 1 == 0).flatten(1)[:, : logits.shape[1]]
     places = upload(rows, device)
@@ -59,9 +59,9 @@ class Launched(Protocol):
         ...
 
     def wait(self) -> Results:
-        """Waits until the work is done, and returns its results on the host; raises what it raised.
+        """Waits until the work is done and returns its results on the host, or raises the work's exception.
 
-        From any thread, and more than once.
+        May be called from any thread, and more than once.
         """
         ...
 
@@ -71,15 +71,15 @@ class Launcher(Protocol):
 
     @property
     def depth(self) -> int:
-        """The number of launched steps that may be unfinished; 1: work is done when it is launched."""
+        """The most steps that may be launched and unfinished; 1: `launch` returns when the work is done."""
         ...
 
     def launch(self, work: Callable[[], Results]) -> Launched:
-        """Launches work behind all that was launched before.
+        """Launches work that runs after all work launched before.
 
         Args:
-            work: runs at any time before `wait` returns, behind the works before it, and returns tensors on the device.
-                Arrays of the host that it reads stay as they are until then.
+            work: a function that returns tensors on the device. It runs at any time before `wait` returns; the host
+                arrays that it reads must not change until then.
         """
         ...
 
@@ -115,16 +115,16 @@ class _Enqueued:
         return self.is_done.query()
 
     def wait(self) -> Results:
-        # Without the interpreter's lock, and asleep.
+        # Releases the GIL, and sleeps instead of spinning.
         self.is_done.synchronize()
         return self.results
 
 
 class CudaLauncher:
-    """The launcher of a GPU: work enqueues on its stream and waits for nothing, so that the host is ahead.
+    """The launcher of a GPU: work is enqueued on a CUDA stream without waiting, so that the host runs ahead.
 
-    A result is copied to pinned memory behind the work that makes it, and an event behind the copy says when it is
-    there. PyTorch hands pinned memory out again only when the copies that use it are done.
+    Each result is copied to pinned host memory after the work, and an event after the copy tells when it has arrived.
+    PyTorch reuses pinned memory only when the copies that use it are done.
     """
 
     depth = GPU_DEPTH

@@ -1,13 +1,13 @@
-"""Low-rank adapters (LoRA) of linear layers: what an adapter adds to the products of the rows that have it.
+"""Low-rank adapters (LoRA) of linear layers.
 
-Slots of a weight hold adapters, each of two factors: `shrink` [width, in_features] and `expand` [rows of the weight,
-width], its scale in the second. Of a row x whose adapter is in a slot:
+A weight has slots, and each slot holds one adapter: its factors `shrink` (A) [width, in_features] and `expand` (B)
+[rows of the weight, width], the second with the adapter's scale. For a row x whose adapter is in a slot:
 
-    u = round(shrink x)                             summed in float32, over the weight's leaves and ranks as its product
-    y = round((weight x + bias) + expand u)         each sum in float32; before the activation of a gated weight
+    u = round(shrink x)                             float32 sums over leaves and ranks, as in the weight's own product
+    y = round((weight x + bias) + expand u)         float32 sums; before the activation of a gated weight
 
-Rows without an adapter have the bits that they have where there are no slots, and no row's bits depend on the rows
-beside it. A backend whose products come rounded adds to what is rounded.
+Rows without an adapter have the same bits as without slots, and no row's bits depend on other rows. A backend whose
+library rounds the products adds `expand u` to the rounded products.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class LoraRows:
-    """The rows of a step that have an adapter; only made for a step with such rows."""
+    """The adapters of a step's rows; only made for a step in which some row has an adapter."""
 
     slots: npt.NDArray[np.int32]
     """[T], contiguous: the slot of each row's adapter; -1: none."""
     work_lists: dict[Any, Any] = field(default_factory=dict[Any, Any], repr=False)
-    """The backend's own order of the rows, kept for the layers after the first."""
+    """A cache of the backend: the rows in its order, which the first layer makes and later layers reuse."""
 
     @cached_property
     def by_slot(self) -> list[tuple[int, npt.NDArray[np.int64]]]:
-        """The slots that rows have, growing, and the rows of each, growing."""
+        """The slots in use in ascending order, each with its rows in ascending order."""
         return [(int(slot), np.flatnonzero(self.slots == slot)) for slot in np.unique(self.slots) if slot >= 0]
 
 
 @dataclass(frozen=True, eq=False)
 class VirtualRows:
-    """Rows that an embedding takes for ids which are no tokens: the soft prompts of adapters."""
+    """Embedding rows for ids beyond the vocabulary: the soft prompts of adapters."""
 
     first_id: int
     """The id of the first row, above those of all tokens."""
     rows: Tensor
-    """[any, width], in the model's dtype; written to between steps."""
+    """[any, width], in the model's dtype; the contents change between steps."""
 
 
 class PackedLora(Protocol):
@@ -59,34 +59,34 @@ class PackedLora(Protocol):
 
 
 class LoraOps(Protocol):
-    """The ops for adapters beside `Backend.linear`. A weight takes adapters once there is room."""
+    """The ops that manage adapters. A weight can hold adapters after `make_room`."""
 
     def make_room(self, packed: PackedLinear, num_slots: int, max_width: int, arena: Arena | None = None) -> int:
-        """Gives a packed weight slots, which are empty.
+        """Gives a packed weight empty slots.
 
         Args:
             packed: the weight.
-            num_slots: how many.
-            max_width: of the largest adapter.
-            arena: where the slots go, if they take memory; None: memory of their own.
+            num_slots: the number of slots.
+            max_width: the width of the largest adapter.
+            arena: the arena for the slots, if they take memory; None: newly allocated memory.
 
         Returns:
-            The bytes of the device's memory that the largest adapter's factors of it take outside of the slots.
+            Bytes of device memory outside the slots that the factors of the largest adapter take for this weight.
         """
         ...
 
     def pack(self, packed: PackedLinear, shrink: Tensor, expand: Tensor) -> PackedLora:
-        """Packs the factors of an adapter for a weight, in the model's dtype; keeps neither.
+        """Packs copies of an adapter's factors for a weight, in the model's dtype.
 
-        May run in one thread beside the one that computes.
+        May run in one other thread while the compute thread works.
 
         Args:
             packed: the weight, which has slots.
             shrink: [width, in_features], at most max_width.
-            expand: [rows of the weight as they were given, width].
+            expand: [rows of the weight in their original order, width].
         """
         ...
 
     def write(self, packed: PackedLinear, slot: int, lora: PackedLora | None) -> None:
-        """Sets what a slot of a weight holds, from the next product on; None: nothing. Keeps what it is given."""
+        """Puts an adapter into a slot of a weight, or empties the slot (None), from the next product on."""
         ...

@@ -1,7 +1,7 @@
-"""The op set: what a network definition may call, documented once.
+"""The op set: the ops that a network definition may call, documented once for all backends.
 
-Owns the shapes, dtypes and aliasing of ops, the layout of the KV pool and the metadata that layers share. Knows nothing
-of networks, sequences' identities, sampling settings or who allocates a pool.
+This module defines the shapes, dtypes and aliasing of ops, the layout of the KV pool and the metadata that layers
+share. It knows nothing of networks, sequence ids, sampling settings or the allocation of pools.
 
 Letters in shapes: T tokens of the step, S scheduled sequences, H query heads, K key-value heads, D head_dim. Unless an
 op says otherwise its tensors are contiguous, on the backend's device, in the model's dtype (float32, bfloat16 or
@@ -43,14 +43,14 @@ BlockPairs = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionBatch:
-    """The metadata that all layers share, made by `Backend.plan_attention`, never changed, dropped after the step."""
+    """A step's attention metadata, shared by all layers. `Backend.plan_attention` makes it; it is never changed."""
 
     num_new_tokens: npt.NDArray[np.int64]
-    """[S]: tokens that the step computes of each sequence; 0 is legal and has no rows."""
+    """[S]: tokens of each sequence that the step computes; a sequence with 0 tokens has no rows."""
     seq_lens: npt.NDArray[np.int64]
     """[S]: tokens of each sequence after the step."""
     block_tables: npt.NDArray[np.int64]
-    """[S, widest]: block ids in order; what is past a sequence's length is never read."""
+    """[S, widest]: block ids in order; entries past a sequence's length are never read."""
     positions: Tensor
     """[T] int64 on the device: each row's position, sequence by sequence."""
     slot_mapping: Tensor
@@ -59,15 +59,15 @@ class AttentionBatch:
     """[any] int64 on the device: blocks that get their first token in this step and are not filled by it."""
     block_size: int
     sliding_window: int | None
-    """Of the layers that have one."""
+    """The sliding window, in keys, of the layers that have one; None: no layer has one."""
     kv_group: int = 0
     """The KV group whose block tables these are."""
     others: tuple[AttentionBatch, ...] = ()
-    """The same step for the KV groups behind the first, in order."""
+    """The metadata of the same step for the other KV groups, in order."""
     work_lists: dict[Any, Any] = field(default_factory=dict[Any, Any], repr=False)
-    """The backend's own schedule, kept for the layers after the first."""
+    """A cache of the backend: schedules that the first layer makes and later layers reuse."""
     lora: LoraRows | None = None
-    """The rows that have a LoRA adapter; None: none has."""
+    """The LoRA slots of the rows; None: no row has an adapter."""
 
     @property
     def num_tokens(self) -> int:
@@ -75,7 +75,7 @@ class AttentionBatch:
         return self.positions.shape[0]
 
     def of_group(self, kv_group: int) -> AttentionBatch:
-        """Returns what the layers of a KV group share."""
+        """Returns the metadata for the layers of a KV group."""
         return self.others[kv_group - 1] if kv_group else self
 
 
@@ -87,12 +87,12 @@ class Backend(Protocol):
 
     @property
     def is_complete(self) -> bool:
-        """Whether it has all ops; else those alone that decoders of dense layers need, which are one KV group."""
+        """Whether it has all ops. If not, it has those of dense decoder models with a single KV group."""
         ...
 
     @property
     def packs_into_arenas(self) -> bool:
-        """Whether packed weights lie in the arena that they are packed into, and nowhere else."""
+        """Whether packed weights lie completely in the arena that `pack_linear` gets."""
         ...
 
     @property
@@ -112,16 +112,16 @@ class Backend(Protocol):
 
     @property
     def launcher(self) -> Launcher:
-        """What launches the steps of its device."""
+        """The launcher of the device's steps."""
         ...
 
     @property
     def identity(self) -> str:
-        """What its results depend on beside its source and the device: what was compiled, and for which processor."""
+        """A string for all that results depend on besides source code and device: libraries, versions, arithmetic."""
         ...
 
     def set_num_threads(self, num_threads: int) -> None:
-        """Sets how many threads compute. Results do not depend on it where they are batch-invariant."""
+        """Sets how many threads compute. Batch-invariant results do not depend on it."""
         ...
 
     def plan_attention(
@@ -138,15 +138,15 @@ class Backend(Protocol):
         Args:
             num_new_tokens: [S] tokens to compute of each sequence: any mix of decodes (1), pieces of a prefill, and 0.
             seq_lens: [S] length of each sequence after this step.
-            block_tables: block ids in order, enough for each length; lists, int tensors or a padded array [S, widest]:
-                those of the first KV group, then those of the others, [groups * S, widest]. What lies wholly behind the
-                windows of a group's layers is not read.
+            block_tables: block ids of each sequence in order, enough for its length: lists, int tensors or a padded
+                array [groups * S, widest]. The tables of the first KV group come first, then those of the other groups.
+                Ids of blocks that lie completely before the sliding window of a group's layers are not read.
             block_size: tokens of a block, one of BLOCK_SIZES.
-            sliding_window: keys that a query sees, its own among them, in layers that ask for it; None: all.
-            num_kv_groups: groups of layers that have block tables of their own.
+            sliding_window: number of keys that a query sees, with its own, in layers that have a window; None: all.
+            num_kv_groups: number of groups of layers, each of which has its own block tables.
 
         Raises:
-            ValueError: lengths that do not fit together, or a block size that is none of BLOCK_SIZES.
+            ValueError: the lengths are inconsistent, or the block size is not in BLOCK_SIZES.
         """
         ...
 
@@ -159,16 +159,16 @@ class Backend(Protocol):
     ) -> PackedLinear:
         """Packs a weight [rows, in_features] and a bias [rows].
 
-        The result may alias both, or copy them: the caller drops its own references and does not write to them. Of a
-        weight in parts it keeps nothing: they may lie in a file.
+        The result may alias or copy both: the caller must drop its references and must not write to them. A weight in
+        parts is always copied, so the parts may be views of a file.
 
         Args:
-            weight: out_features rows, or twice as many if the spec is `gated`; or its rows in parts, in order, as of
-                projections that read the same input and are packed as one. One that is quantized stays as it is given:
-                `kernels.reference.int4` defines its product.
-            bias: as many, or None.
-            spec: its activation, its logits and how its inner dimension is summed.
-            arena: where all that is held goes, if the backend `packs_into_arenas`; None: memory of its own.
+            weight: out_features rows, or twice as many if the spec is `gated`. The rows may come in parts, in order,
+                for projections of the same input that are packed together. A quantized weight keeps its levels and
+                scales: `kernels.reference.int4` defines its product.
+            bias: [rows], or None.
+            spec: the activation, the logit transform and the summation of the inner dimension.
+            arena: the arena for the packed weight, if the backend `packs_into_arenas`; None: newly allocated memory.
         """
         ...
 
@@ -177,8 +177,8 @@ class Backend(Protocol):
     ) -> Tensor:
         """Multiplies rows [R, in_features] (row stride free) by a packed weight -> [R, out_features].
 
-        If `wide` the result is float32, as exact as the backend has it; not for a gated or partial weight, nor beside
-        `lora`: rows that have adapters get what these add, where the weight has slots (`kernels.lora`).
+        If `wide`, the result is float32, unrounded if the backend can; not for a gated or partial weight, and not with
+        `lora`. If the weight has LoRA slots (`kernels.lora`), the products of the adapters in `lora` are added.
         """
         ...
 
@@ -190,25 +190,25 @@ class Backend(Protocol):
         scale: float = 1.0,
         virtual: VirtualRows | None = None,
     ) -> Tensor:
-        """Takes rows [T] int64 of a table [N, width], or of a packed weight that `is_table` -> [T, width].
+        """Looks up rows `indices` [T] int64 of a table [N, width] or of a packed weight that `is_table` -> [T, width].
 
-        `scale` is a factor of what is taken of the table: multiplied in float32, and rounded once.
+        Rows of the table are multiplied by `scale` in float32 and rounded once.
 
-        If there is a `first_row`, the table has the rows from there on of a larger one, and the other ranks of the
-        group that the backend has joined have the rest. Ids behind all of it are those of `virtual` rows.
+        If `first_row` is given, the table is a shard that starts at this row of the whole table, and the other ranks
+        that the backend has joined hold the other shards. Ids from `virtual.first_id` on select rows of `virtual`.
         """
         ...
 
     def join(self, ranks: Ranks) -> None:
-        """Sets the ranks with which partial weights and tables are shared, and the stages; for captured steps too."""
+        """Sets the ranks that share partial weights and tables, and the pipeline stages; for captured steps too."""
         ...
 
     def receive(self, num_rows: int, width: int, dtype: torch.dtype) -> Tensor:
-        """Receives rows [num_rows, width] from the stage before this one."""
+        """Receives rows [num_rows, width] from the previous pipeline stage."""
         ...
 
     def send(self, rows: Tensor) -> None:
-        """Sends rows [T, width] to the stage after this one."""
+        """Sends rows [T, width] to the next pipeline stage."""
         ...
 
     def rms_norm(
@@ -223,13 +223,15 @@ class Backend(Protocol):
 
         Args:
             hidden: [T, width].
-            weight: [width]: in the model's dtype, what it multiplies is rounded before; in float32, after. None: ones.
+            weight: [width], or None for ones. Normalised rows are rounded before a weight in the model's dtype
+                multiplies them, but after a weight in float32 does.
             epsilon: added to the mean square.
             residual: [T, width], or None for nothing to add.
-            scale: factor of `hidden`, where there is a residual.
+            scale: factor of `hidden`; only used with a residual.
 
         Returns:
-            The normalised rows times the weight, and the total `residual + scale * hidden`, rounded once, or `hidden`.
+            The normalised rows times the weight, and the new residual: `residual + scale * hidden`, rounded once, or
+            `hidden` if there is no residual.
         """
         ...
 
@@ -250,17 +252,17 @@ class Backend(Protocol):
             bias: [width] float32, or None for zeros.
             epsilon: added to the variance.
             residual: as in `rms_norm`.
-            scale: as there.
+            scale: as in `rms_norm`.
 
         Returns:
-            As `rms_norm`.
+            As in `rms_norm`.
         """
         ...
 
     def add_normed(
         self, hidden: Tensor, weight: Tensor | None, epsilon: float, residual: Tensor, scale: float = 1.0
     ) -> Tensor:
-        """Adds to the residual what `rms_norm` makes of rows, rounded, times `scale` -> [T, width], rounded again."""
+        """Computes `residual + scale * rms_norm(hidden)` -> [T, width]; both the norm and the sum are rounded."""
         ...
 
     def add(self, hidden: Tensor, residual: Tensor, scale: float = 1.0) -> Tensor:
@@ -285,14 +287,14 @@ class Backend(Protocol):
 
         Args:
             qkv: [T, (H + 2K) * D], queries, keys, values; may be overwritten.
-            rotary: [T, 2, R], each row's cosines and its sines, those of the first half negated, so that
-                `x * cos + roll(x, R / 2) * sin` rotates the pairs (i, i + R / 2) of a head's first R numbers, R <= D;
-                [T, 4, R]: the last two are those of the queries; None: nothing is rotated.
+            rotary: [T, 2, R]: cosines and sines of each row, with the sines of the first half negated, so that
+                `x * cos + roll(x, R / 2) * sin` rotates the pairs (i, i + R / 2) of a head's first R numbers, R <= D.
+                [T, 4, R]: cosines and sines for keys, then cosines and sines for queries. None: no rotation.
             batch: the step.
             kv_pool: written at `batch.slot_mapping` in this layer; the rest of `batch.fresh_blocks` is cleared.
             layer: index of the layer in the pool.
             shape: the model's heads.
-            norms: of queries and of keys, before rotating or after.
+            norms: RMS norms of queries and keys, applied before or after the rotation; None: no norms.
 
         Returns:
             The queries [T, H, D].
@@ -320,48 +322,48 @@ class Backend(Protocol):
             layer: index of the layer in the pool.
             shape: the model's heads.
             sliding_window: as in `plan_attention`, for this layer.
-            sinks: [H] float32, a score of each head's beside those of its keys, of which no value comes; None: none.
+            sinks: [H] float32, attention sinks: one more score per head in the softmax, without a value; None: none.
         """
         ...
 
     def swap_blocks(self, source_pool: Tensor, destination_pool: Tensor, pairs: BlockPairs) -> None:
-        """Copies whole blocks between two pools of one layout (and, on a GPU, two devices), bit for bit.
+        """Copies whole blocks between two pools of equal layout (on a GPU also between two devices), bit for bit.
 
-        Destinations are distinct. Returns when the bytes have arrived.
+        Destinations must be distinct. Returns when the copies are complete.
 
         Raises:
-            ValueError: an id outside its pool, or pools of different layouts.
+            ValueError: an id is outside its pool, or the layouts of the pools differ.
         """
         ...
 
     def copy_blocks(self, pool: Tensor, pairs: BlockPairs) -> None:
         """Copies whole blocks within a pool, bit for bit, as if all at once: every source is read before any write.
 
-        Destinations are distinct.
+        Destinations must be distinct.
 
         Raises:
-            ValueError: an id outside the pool.
+            ValueError: an id is outside the pool.
         """
         ...
 
     def capture(
         self, forward: Callable[[Tensor, AttentionBatch], Tensor], head: PackedLinear | None, sizes: CaptureSizes
     ) -> CapturedStep | None:
-        """Records a network's step, to be replayed with other inputs; None: this backend runs its ops one by one.
+        """Captures a network's step, to be replayed with other inputs. Returns None if the backend cannot capture it.
 
         Args:
-            forward: computes hidden rows [T, hidden_size], normed, from token ids [T] and a batch, by this backend's
-                ops alone. Called once. What it refers to (weights, the pool) must live as long as what is returned.
-            head: makes logits of the hidden rows; None: another stage does, and this one has no outputs.
-            sizes: of the steps to come.
+            forward: computes normed hidden rows [T, hidden_size] from token ids [T] and a batch, with this backend's
+                ops only. The weights and the pool that it uses must live as long as the captured step.
+            head: the LM head, which computes logits of the hidden rows; None: a later pipeline stage has it.
+            sizes: the largest step.
         """
         ...
 
     def probe(self, linears: Sequence[PackedLinear], shape: AttentionShape) -> bool:
-        """Proves on this machine that no row's bits depend on the rows beside it, for every shape that a model uses.
+        """Tests on this machine that results are batch-invariant, for every shape that a model uses.
 
-        Where a way of computing fails, the next one of the backend's ladder is taken, for good (`linears` are packed
-        anew). Run it before the first step.
+        If a method of computing fails, the backend takes the next method of its ladder permanently and packs `linears`
+        again. Run it before the first step.
 
         Returns:
             Whether results are batch-invariant.
@@ -372,16 +374,16 @@ class Backend(Protocol):
 def kv_pool_shape(
     num_blocks: int, num_layers: int, num_kv_heads: int, block_size: int, head_dim: int
 ) -> tuple[int, int, int, int, int, int]:
-    """The shape of a KV pool: block by block, each over all layers."""
+    """Returns the shape of a KV pool, in which each block holds all layers."""
     check_block_size(block_size)
     return num_blocks, num_layers, 2, num_kv_heads, block_size, head_dim
 
 
 def check_block_size(block_size: int) -> None:
-    """Refuses a block size that attention's splits of 256 keys do not hold a whole number of.
+    """Checks that whole blocks fit into attention's splits of 256 keys.
 
     Raises:
-        ValueError: it is none of BLOCK_SIZES.
+        ValueError: the block size is not in BLOCK_SIZES.
     """
     if block_size not in BLOCK_SIZES:
         raise ValueError(f"block_size must be one of {', '.join(map(str, BLOCK_SIZES))}, not {block_size}")

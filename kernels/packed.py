@@ -1,4 +1,4 @@
-"""A weight of a product as a checkpoint has quantized it, and as a backend holds it. Knows no op."""
+"""The forms of a linear layer's weight: quantized by a checkpoint, and packed by a backend. Knows no op."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 GROUPS = (128, 64, 32)
-"""Inputs of a group of a weight of four bits."""
+"""The group sizes of 4-bit weights, in input features."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedWeight:
-    """A weight in whole numbers: in floats it is `(levels - zeros) * scales`, each scale for a group of inputs."""
+    """An integer weight whose float value is `(levels - zeros) * scales`, with one scale per output and input group."""
 
     dtype: torch.dtype
-    """Of what it multiplies."""
+    """The dtype of the rows that it multiplies."""
     levels: Tensor
-    """[rows, in_features]: int8, or, with zeros, uint8 below 16."""
+    """[rows, in_features]: int8; or uint8 below 16 (4 bits) if there are `zeros`."""
     scales: Tensor
-    """[rows, groups] float32; with int8 of one group."""
+    """[rows, groups] float32; int8 weights have one group."""
     zeros: Tensor | None = None
-    """[rows, groups] uint8, at most 16."""
+    """[rows, groups] uint8: zero points, at most 16; None for int8."""
     order: Tensor | None = None
-    """[in_features] int64: for each column its place in the rows that are multiplied; None: the columns' order."""
+    """[in_features] int64: the input feature that each column multiplies; None: columns are in input order."""
 
     @property
     def num_rows(self) -> int:
-        """Outputs."""
+        """The number of outputs."""
         return len(self.levels)
 
     @property
     def group(self) -> int:
-        """Inputs of a group."""
+        """The number of inputs in a group."""
         return self.levels.shape[1] // self.scales.shape[1]
 
     def map_rows(self, change: Callable[[Tensor], Tensor]) -> QuantizedWeight:
-        """Changes what has a row for each output."""
+        """Applies `change` to each tensor that has one row per output."""
         zeros = None if self.zeros is None else change(self.zeros)
         return replace(self, levels=change(self.levels), scales=change(self.scales), zeros=zeros)
 
     def dequantize(self) -> Tensor:
-        """Returns the weight [rows, in_features] float32, its columns in the order of what they multiply."""
+        """Returns the weight [rows, in_features] float32, its columns in the order of the input features."""
         levels = self.levels.float().unflatten(1, (self.scales.shape[1], self.group))
         zeros = 0 if self.zeros is None else self.zeros.float()[:, :, None]
         weight = ((levels - zeros) * self.scales[:, :, None]).flatten(1)
@@ -55,7 +55,7 @@ class QuantizedWeight:
 
 
 WeightRows = Tensor | Sequence[Tensor] | QuantizedWeight
-"""A weight, its rows in parts, or as it was quantized."""
+"""A whole weight, its rows in several parts, or a weight that a checkpoint has quantized."""
 
 
 class PackedLinear(Protocol):
@@ -63,7 +63,7 @@ class PackedLinear(Protocol):
 
     in_features: int
     out_features: int
-    """Of the product: of a gated weight half its rows."""
+    """Outputs of the product: half the rows of a gated weight."""
     is_table: bool
     """Whether `Backend.embedding` can take rows from it, so that a tied table need not be held twice."""
     is_partial: bool
@@ -76,5 +76,5 @@ class PackedLinear(Protocol):
     def num_bytes(self) -> int: ...
 
     def unpack(self) -> tuple[Tensor, Tensor | None]:
-        """Returns copies of the weight [rows, in_features] that rows are multiplied by, and of the bias [rows]."""
+        """Returns copies of the weight [rows, in_features], as products use it, and of the bias [rows]."""
         ...

@@ -1,9 +1,9 @@
 """A step's attention metadata, and the work lists that attention walks. Arithmetic on lengths only, in numpy.
 
-A work list cuts a step into (query tile, split of 256 keys) pairs. A tile holds rows of one sequence: a decode's query
-heads that share a key-value head, or those of several neighbouring tokens of a prefill. Splits are counted from
-position 0, whatever the step computes, and each is a full 256 wide: what lies past a sequence's end is masked, and read
-from its last block. Tiles are grouped into waves, which bound the temporaries.
+A work list cuts a step into (query tile, split of 256 keys) pairs. A tile holds rows of one sequence: the query heads
+of a decode that share a key-value head, or the query heads of several neighbouring prefill tokens. Splits are counted
+from position 0, whatever the step computes, and each has all 256 keys: keys past a sequence's end are masked, and read
+from its last block. Tiles are grouped into waves, which bound the size of temporary tensors.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SPLIT = 256
 PREFILL_TILE_ROWS = 64
-# Scores of a wave: small enough to stay in the cache between the two passes.
+# Bytes of the scores of a wave: small enough to stay in the cache between the two passes.
 WAVE_BYTES = 4 << 20
 
 Ints = npt.NDArray[np.int64]
@@ -35,7 +35,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Wave:
-    """Tiles that are computed together. Pairs are ordered by split, then tile; tiles by falling number of splits."""
+    """Tiles that are computed together. Pairs are ordered by split, then tile; tiles by descending number of splits."""
 
     num_tiles: int
     num_rows: int
@@ -125,7 +125,7 @@ def make_waves(
         shape: the model's heads.
         num_layers: layers of the pool, for the addresses of blocks.
         sliding_window: keys that a query sees, or None.
-        row_multiple: what the rows of a tile are padded to a multiple of.
+        row_multiple: the rows of a tile are padded to a multiple of this.
     """
     group = shape.num_heads // shape.num_kv_heads
     decodes = batch.num_new_tokens == 1
@@ -165,7 +165,7 @@ def _check_lengths(
 
 
 def _ramps(starts: Ints, counts: Ints) -> Ints:
-    """Joins `start, start + 1, …` of each start, `count` long."""
+    """Concatenates the ranges `start, start + 1, …` of `count` numbers each."""
     before = np.cumsum(counts) - counts
     return np.repeat(starts - before, counts) + np.arange(int(counts.sum()))
 
@@ -191,7 +191,7 @@ def _make_tiles(batch: AttentionBatch, chosen: Ints, tile_tokens: int, window: i
 
 
 def _cut(tiles: _Tiles, max_pairs: int) -> Iterator[_Tiles]:
-    """Cuts tiles into runs of at most so many pairs, or of one tile."""
+    """Cuts tiles into runs of at most `max_pairs` pairs; a single tile may have more."""
     start, total = 0, 0
     for index, num_splits in enumerate(tiles.num_splits.tolist()):
         if total and total + num_splits > max_pairs:
@@ -238,7 +238,7 @@ def _make_wave(
 
 
 def _tile_rows(tiles: _Tiles, shape: AttentionShape, num_rows: int) -> tuple[Ints, Ints]:
-    """Gives each row of each tile its token within the tile [tiles, R], and its query rows [tiles, K, R]."""
+    """Returns the token of each row within its tile [tiles, R], and the query rows [tiles, K, R]."""
     group = shape.num_heads // shape.num_kv_heads
     rows = np.minimum(np.arange(num_rows), tiles.num_tokens[:, None] * group - 1)
     tokens, members = rows // group, rows % group
@@ -248,9 +248,9 @@ def _tile_rows(tiles: _Tiles, shape: AttentionShape, num_rows: int) -> tuple[Int
 
 
 def _make_mask(positions: Ints, ends: Ints, splits: Ints, window: int | None) -> tuple[Ints, npt.NDArray[np.bool_]]:
-    """Finds the pairs in which a row [pairs, R] does not see all keys of the split, and what it does not see.
+    """Returns the pairs in which some row does not see all keys of the split, and the mask of the unseen keys.
 
-    `ends` [pairs, R]: behind the last key that it sees.
+    `ends` [pairs, R]: one past the last key that each row sees.
     """
     first_keys = splits * SPLIT
     partly = first_keys + SPLIT > ends.min(axis=1)
@@ -267,9 +267,10 @@ def _make_mask(positions: Ints, ends: Ints, splits: Ints, window: int | None) ->
 def _pool_rows(
     batch: AttentionBatch, tiles: _Tiles, splits: Ints, num_kv_heads: int, num_layers: int, window: int | None
 ) -> Ints:
-    """Finds each pair's blocks [pairs, K * blocks of a split]: past the sequence's end its last one, which is clean.
+    """Returns the pool rows of each pair's blocks [pairs, K * blocks of a split].
 
-    Behind the window it is the first that is seen: those before may be others'.
+    Past the sequence's end the last block is repeated, whose unused slots are zero. Blocks before the sliding window
+    may belong to other sequences; the first visible block takes their place.
     """
     per_split, sequences = SPLIT // batch.block_size, tiles.sequences
     last_blocks = (batch.seq_lens[sequences] - 1) // batch.block_size

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 GPU_KERNELS = ("auto", "triton", "reference")
-"""The choice of kernels on a GPU: ours if they compute as torch's ops do, ours, or torch's ops."""
+"""The kernels on a GPU: "auto" takes the Triton kernels if they pass their self-test, else torch's ops (reference)."""
 
 CPU_KERNELS = ("auto", "amx", "avx512_bf16", "avx512", "avx2", "reference")
-"""The choice of kernels on a CPU: what a table names for the processor, those of one instruction set, or torch's."""
+"""The kernels on a CPU: "auto" takes the instruction set that `kernels.cpu.processors` names; "reference" is torch."""
 
 
 QUANTIZATIONS = ("none", "int8", "fp8")
-"""How the weights of all products are held: in the model's dtype, or as `kernels.reference.int8` or `fp8` define."""
+"""The format of all linear weights: the model's dtype, or 8 bits as `kernels.reference.int8` and `fp8` define."""
 CPU_QUANTIZATIONS = ("none", "int8")
 
 
@@ -59,14 +59,14 @@ def get_backend(
     """Returns the backend of a device, the same object each time.
 
     Args:
-        device: where to compute.
-        dtype: in what; the CPU's own kernels know float32 and bfloat16.
+        device: the device to compute on.
+        dtype: the model's dtype; the CPU kernels support float32 and bfloat16.
         kernels: one of CPU_KERNELS for a CPU, of GPU_KERNELS for a GPU.
         quantization: one of QUANTIZATIONS.
         batch_invariant: whether a GPU shall give a row the same bits in every step. The CPU's kernels always do.
 
     Raises:
-        ValueError: there is no backend for this kind of device, or none of what was asked for.
+        ValueError: there is no backend for this type of device, or none with these kernels and this quantization.
     """
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"no backend for device {device.type!r}; known are cpu and cuda")
@@ -97,7 +97,7 @@ def get_backend(
 
 
 def make_arena(device: torch.device, *, can_be_given_up: bool = False) -> Arena:
-    """Makes an empty arena. In the host's memory it always can be given up; on a GPU only if that is asked for."""
+    """Makes an empty arena. In host memory it can always be given up; on a GPU only with `can_be_given_up`."""
     if device.type == "cpu":
         from kernels.cpu.huge_pages import HostArena  # noqa: PLC0415  the choice of backend
 
@@ -110,7 +110,7 @@ def make_arena(device: torch.device, *, can_be_given_up: bool = False) -> Arena:
 
 
 def _compile(device: torch.device, kernels: str, quantization: str, *, batch_invariant: bool) -> Backend | None:
-    """Makes the backend of our kernels on a GPU; None where there is no compiler for them and torch's ops may serve."""
+    """Makes the Triton backend of a GPU. Returns None if Triton cannot be imported and `kernels` is "auto"."""
     try:
         from kernels.cuda.backend import CudaBackend  # noqa: PLC0415  the choice of backend
     except ImportError as error:
@@ -122,7 +122,7 @@ def _compile(device: torch.device, kernels: str, quantization: str, *, batch_inv
 
 
 def _computes(compiled: Backend, dtype: torch.dtype, quantization: str) -> bool:
-    """Returns whether compiled kernels compute what torch's ops do; logs what does not."""
+    """Returns whether the compiled kernels give the results of torch's ops; logs the first difference."""
     from kernels.cuda.self_test import first_difference  # noqa: PLC0415  the choice of backend
     from kernels.reference.backend import ReferenceBackend  # noqa: PLC0415  the choice of backend
     from kernels.reference.fp8 import linear_fp8  # noqa: PLC0415  the choice of backend

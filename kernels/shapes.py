@@ -1,4 +1,4 @@
-"""What ops are told about a network beside its tensors, and the sum of a product's leaves."""
+"""The parameters of ops besides tensors: shapes of attention, norms, activations and options of linear layers."""
 
 from __future__ import annotations
 
@@ -22,27 +22,28 @@ class AttentionShape:
     scale: float
     """Factor of the scores, most often `head_dim ** -0.5`."""
     softcap: float = 0.0
-    """Then scores are `softcap * tanh(score / softcap)`, before any is hidden; 0: they are as they are."""
+    """If not 0, scores become `softcap * tanh(score / softcap)` before they are masked."""
     is_causal: bool = True
-    """Whether a row sees no key behind its own; else all, or as many as a window lets it see before its own."""
+    """Whether a row sees no keys after its own. If false, it sees all keys, or with a sliding window as many after its
+    own as before it."""
 
 
 class QueryKeyNorms(NamedTuple):
-    """The RMS norms of queries and of keys, their weights as those of `rms_norm`."""
+    """RMS norms of queries and keys. Their weights are applied as in `Backend.rms_norm`."""
 
     query: Tensor
-    """[D], of each head; of whole rows [H * D]."""
+    """[D], for each head; [H * D] if `are_of_whole_rows`."""
     key: Tensor
-    """[D], or [K * D]."""
+    """[D], for each head; [K * D] if `are_of_whole_rows`."""
     epsilon: float
     are_of_whole_rows: bool = False
-    """Whether the mean square is that of all heads of a row together."""
+    """Whether the mean square is taken over all heads of a row together, not over each head."""
     follow_rotation: bool = False
-    """Whether they are of what is rotated; of heads alone."""
+    """Whether the norms come after the rotary embedding; only for norms of each head."""
 
 
 class Activation(StrEnum):
-    """A function of each number, in float32 of a number in the dtype."""
+    """An elementwise function, computed in float32 from numbers in the model's dtype."""
 
     SILU = "silu"
     """x / (1 + exp(-x))."""
@@ -52,21 +53,21 @@ class Activation(StrEnum):
     """x / 2 * (1 + erf(x / sqrt(2)))."""
     RELU = "relu"
     RELU2 = "relu2"
-    """The square of what is above 0."""
+    """max(x, 0) ** 2."""
     TANH = "tanh"
 
 
 @dataclass(frozen=True, slots=True)
 class LogitTransform:
-    """What is done with sums in float32 that are logits, after the bias."""
+    """A transform of float32 logits after the bias: first `scale`, then `softcap`."""
 
     scale: float = 1.0
     softcap: float = 0.0
-    """Then they are `softcap * tanh(logit / softcap)`; 0: they are as they are."""
+    """If not 0, logits become `softcap * tanh(logit / softcap)`."""
 
     @property
     def is_idle(self) -> bool:
-        """Whether they stay as they are."""
+        """Whether the transform leaves logits unchanged."""
         return self.scale == 1.0 and not self.softcap
 
 
@@ -78,18 +79,18 @@ class LinearSpec:
     """Options of a packed linear layer: its activation, its logits and how its inner dimension is summed."""
 
     gated: bool = False
-    """The first half of the rows are gates, the second half ups: products come out as `activation(gate) * up`."""
+    """The first half of the rows are gates, the second half ups: the results are `activation(gate) * up`."""
     activation: Activation | None = None
-    """Applied to the products, rounded to the dtype, or to the gates, where None becomes SiLU. Not for a partial
-    weight."""
+    """Applied to the products after they are rounded to the dtype, or to the gates of a gated weight, where None
+    becomes SiLU. Not for a partial weight."""
     logits: LogitTransform = AS_THEY_ARE
     """Applied to `wide` results."""
     leaves: int = 1
-    """Slices of in_features that are summed apart and added as `add_leaves` does: a power of two, at most 8. A
-    backend that does not promise batch invariance may sum them in one."""
+    """The number of slices of in_features that are summed separately and added as a tree (`add_leaves`): a power of
+    two, at most 8. A backend that does not promise batch invariance may sum all of in_features at once."""
     partial: bool = False
-    """Whether other ranks hold the rest of in_features: sums in float32 go through the group that the backend has
-    joined, and the bias is added once, after them. Not for a gated weight."""
+    """Whether other ranks hold the rest of in_features (row parallelism): the float32 sums are all-reduced over the
+    ranks that the backend has joined, then the bias is added once. Not for a gated weight."""
 
     def __post_init__(self) -> None:
         if self.gated and self.activation is None:
@@ -102,10 +103,11 @@ PLAIN_LINEAR = LinearSpec()
 def add_leaves(sums: Sequence[Tensor]) -> Tensor:
     """Adds float32 sums of leaves, a power of two of them in order, as a binary tree.
 
-    The inner dimension of a product that devices may share is cut in a power of two of equal slices, its leaves, on one
-    device too. Each is summed by itself in float32; then neighbours are added, and sums of neighbours: a device that
-    holds some neighbouring leaves comes to a subtree's sum, and devices in pairs to the rest of the tree. So the result
-    does not depend on how many devices share a product.
+    The inner dimension of a product is cut into a power of two of equal slices, the leaves, even on one device. The
+    product over each leaf is summed separately in float32. The sums of the leaves are added as a binary tree: neighbours
+    first, then the sums of neighbours. With tensor parallelism each device holds some neighbouring leaves and computes
+    the sum of their subtree; the devices then add these sums in pairs along the rest of the tree. So the result does not
+    depend on the number of devices.
     """
     while len(sums) > 1:
         sums = [left + right for left, right in zip(sums[::2], sums[1::2], strict=True)]

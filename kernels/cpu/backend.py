@@ -1,6 +1,6 @@
-"""The op set in C++ for x86-64: see csrc/. One object for each dtype and instruction set.
+"""The op set in C++ for x86-64 (csrc/). There is one backend object for each dtype and instruction set.
 
-Each op is one descriptor: executed at once, or recorded (`OpStream`).
+Each op becomes one `Op` structure, which is executed at once or recorded (`OpStream`).
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ _CPU = torch.device("cpu")
 
 @cache
 def choose_backend(dtype: torch.dtype, cpu_kernels: str, quantization: str) -> CpuBackend | None:
-    """Returns the backend for a dtype; None where torch must serve instead, after logging why.
+    """Returns the backend for a dtype. If torch must be used instead, logs the reason and returns None.
 
     Args:
-        dtype: what rows, weights (unless they are quantized) and pools are.
+        dtype: the dtype of rows, unquantized weights and KV pools.
         cpu_kernels: the instruction set, or "auto".
-        quantization: of the weights of all products, or "none".
+        quantization: the format of all linear weights, or "none".
 
     Raises:
-        ValueError: an instruction set was asked for by name that is not to be had.
+        ValueError: an instruction set was requested by name and is not available.
     """
     if cpu_kernels == "auto":
         return _choose(dtype, quantization)
@@ -83,7 +83,7 @@ def choose_backend(dtype: torch.dtype, cpu_kernels: str, quantization: str) -> C
 
 
 def _choose(dtype: torch.dtype, quantization: str) -> CpuBackend | None:
-    """Takes the first instruction set of the processor's that computes as it should."""
+    """Takes the processor's first instruction set whose kernels pass the self-test."""
     names = chosen_instruction_sets()
     why = "were not built for this processor (make setup builds them)"
     if names and dtype not in ELEMENT_TYPES:
@@ -124,7 +124,7 @@ class CpuBackend:
         loras = self.lora = CpuLoraOps(self._library, dtype)
         self._products = Products(self._ops, dtype, loras)
         self.mixture: MixtureOps | None = CpuMixtureOps(self._ops, self._products, self._linear_type)
-        # None if the library knows no such arithmetic.
+        # None if the products match none of the arithmetics that the library knows.
         self.arithmetic = self_test.find_arithmetic(
             self._library, self._product, dtype, self_test.candidates(instruction_set, dtype, quantization)
         )
@@ -325,16 +325,16 @@ class CpuBackend:
         )
 
     def probe(self, linears: Sequence[PackedLinear], shape: AttentionShape) -> bool:
-        """Results are batch-invariant by construction, every sum having one order: where the arithmetic is known.
+        """Returns true without a test if the arithmetic is known: then every sum has one order by construction.
 
-        Else it is tried.
+        If the arithmetic is unknown, it tests the linears and attention.
         """
         has_groups = any(isinstance(linear, Int4Linear) for linear in linears)
         knows_groups = not has_groups or self_test.knows_groups(self._grouped_product, self._dtype)
         if self.arithmetic is not None and knows_groups:
             return True
         alike = {(linear.in_features, linear.out_features, type(linear)): linear for linear in linears}
-        # As the reference does.
+        # Attention without a causal mask cannot be tested in pieces. It uses the same products and sums.
         causal = replace(shape, is_causal=True)
         return all(map(self._keeps_rows, alike.values())) and attention_keeps_rows(
             lambda rows, batch, pool: self.paged_attention(rows, batch, pool, 0, causal),

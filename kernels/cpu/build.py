@@ -1,8 +1,8 @@
-"""Compiles the C++ kernels: one library for each instruction set, in a folder named after their source and flags.
+"""Compiles the C++ kernels: one library for each instruction set, in a folder named by a hash of source and flags.
 
-Run by `make setup`, when an image is built, and by `blockyard serve` where a wheel was installed, which has the source
-alone (`python -m kernels.cpu.build`, or this file by itself); never by a worker. A library is complete
-as soon as it is there: it is written beside its place and renamed into it, under a lock that dies with its process.
+`make setup`, image builds, and `blockyard serve` of an installed wheel, which has only the source, run this program
+(`python -m kernels.cpu.build`, or this file directly); workers never do. A library file is always complete: it is
+written under another name and then renamed. A file lock, which ends with its process, keeps two builds apart.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 SOURCES = Path(__file__).parent / "csrc"
 COMMON_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-ffp-contract=off")
-# GCC 12 sees uninitialised values in its own headers of AVX512.
+# GCC 12 warns of uninitialised values in its own AVX512 headers.
 WARNING_FLAGS = ("-Wall", "-Wextra", "-Wno-uninitialized", "-Wno-maybe-uninitialized")
 AVX512_FLAGS = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c")
 INSTRUCTION_SETS: dict[str, tuple[str, ...]] = {
-    # Work outside tiles is done in float32: processors with tiles are slow at AVX512's own bfloat16.
+    # Work outside of AMX tiles is done in float32: processors with AMX are slow at AVX512's bfloat16 instructions.
     "amx": (*AVX512_FLAGS, "-DBLOCKYARD_AMX"),
     "avx512_bf16": (*AVX512_FLAGS, "-mavx512bf16", "-mavx512vnni"),
     "avx512": AVX512_FLAGS,
@@ -35,14 +35,14 @@ INSTRUCTION_SETS: dict[str, tuple[str, ...]] = {
 }
 """Best first, with the compiler's flags."""
 EMULATED_SETS: dict[str, tuple[str, ...]] = {"amx_emulated": (*AVX512_FLAGS, "-O1", "-DBLOCKYARD_EMULATED_AMX")}
-"""Arithmetic of other processors, spelled out: slow, for tests. `make setup` does not build them."""
+"""Slow emulations of the arithmetic of other processors, for tests. `make setup` does not build them."""
 
 
 def built_folder() -> Path:
-    """Where the libraries of this very source are, built or not.
+    """Returns the folder for the libraries of exactly this source, whether they are built or not.
 
-    BLOCKYARD_KERNELS_DIR names the place for them. Else it is beside the source; for an installed package, whose folder
-    may not be written, the user's cache.
+    It lies in BLOCKYARD_KERNELS_DIR if that is set, else beside the source. For an installed package, whose own folder
+    may be read-only, it lies in the user's cache.
     """
     root = os.environ.get("BLOCKYARD_KERNELS_DIR")
     return (Path(root) if root else _usual_root()) / _source_digest()
@@ -69,17 +69,17 @@ def _source_digest() -> str:
 
 
 def find_compiler() -> str | None:
-    """The C++ compiler: CXX, else g++ or clang++, wherever they are; None: there is none."""
+    """Returns the path of the C++ compiler: CXX, else g++ or clang++; None if none is found."""
     return next(
         (found for name in (os.environ.get("CXX"), "g++", "clang++") if name and (found := shutil.which(name))), None
     )
 
 
 def build(compiler: str, instruction_sets: Iterable[str] = INSTRUCTION_SETS) -> list[Path]:
-    """Builds what is missing, and gives the paths of all libraries asked for.
+    """Builds the libraries that are missing, and returns the paths of all requested libraries.
 
     Raises:
-        subprocess.CalledProcessError: the compiler refused; it has said why.
+        subprocess.CalledProcessError: the compiler failed and has printed its errors.
     """
     folder = built_folder()
     folder.mkdir(parents=True, exist_ok=True)

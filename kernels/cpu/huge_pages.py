@@ -1,6 +1,6 @@
-"""Memory in pages of 2 MiB, where the system gives them: for weights, KV and whatever else a step streams.
+"""Memory in huge pages of 2 MiB, if the system provides them, for weights, KV pools and other data that a step streams.
 
-With small pages the processor waits for address translations: each page takes an entry in a small table.
+With small pages the processor waits for address translations, since the TLB has an entry for each page and is small.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ Mapping = TypeVar("Mapping", bound=mmap.mmap)
 
 
 def allocate_huge(num_bytes: int) -> Tensor:
-    """Allocates zeroed bytes [num_bytes] uint8 from a huge page's beginning; a page is taken when first written.
+    """Allocates zeros [num_bytes] uint8 at the start of a huge page. The system allocates a page at its first write.
 
     Raises:
-        OSError: the system does not promise that much.
+        OSError: the system refuses to reserve the memory.
     """
     return map_huge(num_bytes, mmap.mmap)[1]
 
 
 def map_huge(num_bytes: int, kind: type[Mapping]) -> tuple[Mapping, Tensor]:
-    """Allocates as `allocate_huge` does, in a mapping of some kind, which lives as long as the tensor's memory."""
-    # Up to a page's end, so that the last one can be huge too.
+    """Like `allocate_huge`, but in a mapping of class `kind`, which lives as long as the tensor's memory."""
+    # Rounded up to whole huge pages, so that the last page can be huge too.
     size = -(-num_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
     memory = kind(-1, size + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -40,7 +40,7 @@ def map_huge(num_bytes: int, kind: type[Mapping]) -> tuple[Mapping, Tensor]:
 
 
 class HostArena(ChunkedArena):
-    """See `kernels.arena.Arena`: in the host's memory. Pages are taken when first written."""
+    """See `kernels.arena.Arena`: in host memory. The system allocates a page at its first write."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class HostArena(ChunkedArena):
         return memory
 
     def give_up(self, *, keeps: bool) -> None:
-        """Gives the pages up. What is kept stays where it is: in the host's memory."""
+        """Releases the pages. If the contents are kept, it does nothing: they are in host memory already."""
         if not keeps:
             for mapping in self._mappings:
                 mapping.madvise(mmap.MADV_DONTNEED)

@@ -1,6 +1,6 @@
-"""Binds the compiled kernels, one library for each instruction set, and mirrors the structures that they read.
+"""Bindings of the compiled kernels, one library for each instruction set, and mirrors of the structures in csrc/plan.h.
 
-Those are in csrc/plan.h. A call releases the interpreter for as long as it runs.
+A call releases the GIL while it runs.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ class Kind(IntEnum):
 
 
 class Joint(IntEnum):
-    """Collective operations between ops: kinds in a recording that the library never sees."""
+    """Collective operations between ops. A recording holds them like ops, but Python runs them, not the library."""
 
     ADD = 100
-    """Adds up float32 rows, as the tree does."""
+    """All-reduces float32 rows: see `Collectives.add`."""
     ADD_BITS = 101
-    """Puts together rows of which one rank has the numbers and the others zeros."""
+    """All-reduces rows that are nonzero on one rank: see `Collectives.add_bits`."""
     RECEIVE = 102
-    """Fills rows with those of the stage before."""
+    """Receives rows from the previous pipeline stage."""
     SEND = 103
-    """Sends rows to the stage after."""
+    """Sends rows to the next pipeline stage."""
 
 
 class Rows(IntEnum):
@@ -81,7 +81,7 @@ ACTIVATIONS: dict[Activation | None, int] = {
 
 
 class LoraFactors(ctypes.Structure):
-    """An adapter's two factors of a weight; rank 0: none."""
+    """The two factors of an adapter for one weight; rank 0: no adapter."""
 
     _fields_ = (("shrink", ctypes.c_void_p), ("expand", ctypes.c_void_p), ("rank", ctypes.c_int64))
 
@@ -177,8 +177,8 @@ class Library:
     """The kernels for one instruction set.
 
     Raises:
-        OSError: the library is not there.
-        RuntimeError: it is not what this code was written for.
+        OSError: the library does not exist.
+        RuntimeError: the structures of the library differ from those of this module.
     """
 
     def __init__(self, instruction_set: str) -> None:
@@ -217,7 +217,7 @@ class Library:
         """Starts a team of threads.
 
         Raises:
-            TilesRefused: the library computes with AMX, and the system does not let it.
+            TilesRefused: the library uses AMX, and the system does not permit it.
         """
         return Executor(self._library, num_threads, self.panel_columns)
 
@@ -242,7 +242,7 @@ class Executor:
         self._library.blockyard_run(self._handle, ops, len(ops), ctypes.byref(inputs))
 
     def pack(self, rows: npt.NDArray[np.uintp], num_words: int, packed: int) -> None:
-        """Lays rows of so many words out in panels; each panel's columns are given by their rows' addresses, or 0."""
+        """Lays out rows of `num_words` words in panels. `rows` has the row address of each panel column, or 0."""
         num_panels = len(rows) // self.panel_columns
         self._library.blockyard_pack(self._handle, rows.ctypes.data, num_panels, num_words, packed)
 
@@ -251,14 +251,14 @@ class Executor:
 
         Args:
             rows: the columns of the panels, as in `pack`.
-            shape: elements of a row, their type, and leaves.
-            packed: the addresses of words, scales and sums.
+            shape: the number of elements of a row, their element type, and the number of leaves.
+            packed: the addresses to which words, scales and sums are written.
         """
         num_panels = len(rows) // self.panel_columns
         self._library.blockyard_pack_int8(self._handle, rows.ctypes.data, num_panels, *shape, *packed)
 
     def phase_seconds(self) -> list[tuple[int, float]]:
-        """Returns the op and the seconds of each phase of the last run."""
+        """Returns the op index and the seconds of each phase of the last run."""
         size = self._library.blockyard_phase_times(self._handle, None, None, 0)
         ops, seconds = (ctypes.c_int32 * size)(), (ctypes.c_double * size)()
         self._library.blockyard_phase_times(self._handle, ops, seconds, size)

@@ -1,6 +1,6 @@
-"""Adapters of packed weights: their factors in panels as weights are. See csrc/lora.h.
+"""LoRA adapters of packed weights. Their factors are packed in panels, as weights are. See csrc/lora.h.
 
-A slot is a pointer: to bring an adapter into one copies nothing.
+A slot is a pointer: putting an adapter into it copies nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _Weight = CpuLinear | Int8Linear | Int4Linear
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CpuLora:
-    """The factors of one adapter: `width` of the numbers between them, in whole words."""
+    """The packed factors of one adapter. `width` is the adapter's width (rank), rounded up to whole words."""
 
     shrink: Tensor
     expand: Tensor
@@ -44,7 +44,7 @@ class CpuLora:
 
 
 class LoraRoom:
-    """The slots of one weight, where the kernels look for them."""
+    """The slots of one weight, in an array that the kernels read."""
 
     def __init__(self, num_slots: int, max_width: int) -> None:
         self.max_width = max_width
@@ -85,7 +85,7 @@ class CpuLoraOps:
         return (columns[0] * weight.in_features + columns[1] * width) * self._dtype.itemsize
 
     def pack(self, packed: PackedLinear, shrink: Tensor, expand: Tensor) -> PackedLora:
-        """Packs factors, in the calling thread alone."""
+        """Packs factors in the calling thread only."""
         weight = cast("_Weight", packed)
         width = self._whole_words(len(shrink))
         missing = width - len(shrink)
@@ -96,7 +96,7 @@ class CpuLoraOps:
         return CpuLora(self._pack(inner), self._pack(outer, gated=weight.is_gated), width)
 
     def _pack(self, factor: Tensor, *, gated: bool = False) -> Tensor:
-        # The kernels' own threads are at work.
+        # The backend's threads are busy with steps, so packing has an executor of its own.
         packer = self._packer = self._packer or self._library.create_executor(1)
         columns = panel_columns(row_addresses([factor]), packer.panel_columns, gated=gated)
         num_words = factor.shape[1] * factor.itemsize // WORD_BYTES

@@ -1,7 +1,6 @@
-"""The destination of a backend's ops: executed at once, or recorded into a plan, which is replayed as a whole.
+"""Executes a backend's ops at once, or records them into a plan, which is replayed as a whole.
 
-Owns the team of threads, the recording of the moment, the plans that were made, and the group of ranks that some ops
-end in.
+Owns the thread team, the current recording, the plans made so far, and the ranks for collective operations.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _INPUTS = "inputs"
 
 
 class OpStream:
-    """The ops of one backend, whose rows are of one element type."""
+    """Executes or records the ops of one backend. All rows have one element type."""
 
     def __init__(self, executor: Executor, element_type: int) -> None:
         self.executor = executor
@@ -40,13 +39,13 @@ class OpStream:
         self._plans = WeakSet[CapturedPlan]()
 
     def set_executor(self, executor: Executor) -> None:
-        """Sets the team, for plans too."""
+        """Sets the thread team, also for existing plans."""
         self.executor = executor
         for plan in self._plans:
             plan.executor = executor
 
     def join(self, ranks: Ranks) -> None:
-        """Sets the ranks, for plans too."""
+        """Sets the ranks, also for existing plans."""
         self._ranks = ranks
         for plan in self._plans:
             plan.ranks = ranks
@@ -56,9 +55,9 @@ class OpStream:
         return Op(kind=kind, type=self._type, rows=Rows.TOKENS, **fields)
 
     def emit(self, op: Op, *results: Tensor, batch: AttentionBatch | None = None, lora: LoraRows | None = None) -> None:
-        """Records an op, or executes it: over the rows of its first result, or over those of a batch."""
+        """Records an op, or executes it: over the rows of `batch` if given, else over the rows of its first result."""
         if self._recording is not None:
-            # A replayed plan has the tables of all groups, a batch only its own.
+            # A replayed plan has the block tables of all KV groups, a batch only those of its own group.
             op.kv_group = batch.kv_group if batch is not None else 0
             self._recording.ops.append(op)
             self._recording.results.extend(results)
@@ -68,16 +67,16 @@ class OpStream:
             if inputs is None:
                 inputs = batch.work_lists[_INPUTS] = _batch_inputs(batch)
             self.executor.run(op_array([op]), inputs[0])
-        # Not by len(), which takes longer than all else of a small op.
+        # Not len(): on a tensor it takes longer than the rest of a small op.
         elif num_rows := results[0].shape[0]:
             op.rows = Rows.CHOSEN
             slots = None if lora is None else lora.slots.ctypes.data
             self.executor.run(op_array([op]), Inputs(num_chosen=num_rows, lora_slots=slots))
 
     def meet(self, joint: Joint, rows: Tensor, always: int = 0) -> None:
-        """Records, or does, what the ranks do together with rows.
+        """Records or runs a collective operation on rows.
 
-        `always`: features of a row that are of use where no row has an adapter too; 0: all. See `plan.CapturedPlan`.
+        `always`: the features of a row that are needed even if no row has a LoRA adapter; 0: all. See `plan._Segment`.
         """
         if self._recording is not None:
             op = self.make(joint, out_features=rows.shape[1], low_rank_offset=always)
@@ -98,7 +97,7 @@ class OpStream:
         head: Callable[[Tensor], Op | None],
         sizes: CaptureSizes,
     ) -> CapturedPlan:
-        """Records the ops that `forward` emits, with the one that `head` makes of its rows, if any, behind them."""
+        """Records the ops that `forward` emits, followed by the op, if any, that `head` makes for the hidden rows."""
         self._recording = recording
         try:
             hidden = forward()
@@ -110,7 +109,7 @@ class OpStream:
 
 
 def _batch_inputs(batch: AttentionBatch) -> tuple[Inputs, tuple[npt.NDArray[Any], ...]]:
-    """The inputs of a batch, and the arrays that they point to."""
+    """Returns the inputs of a batch, and the arrays to which they point, which must stay alive."""
     tables = np.ascontiguousarray(batch.block_tables, np.int32)
     arrays = (np.ascontiguousarray(batch.num_new_tokens), np.ascontiguousarray(batch.seq_lens), tables)
     inputs = Inputs(

@@ -24,9 +24,9 @@ WORD_BYTES = 4
 
 
 class CpuLinear:
-    """A weight in panels, with its bias. Its rows may come in parts, of which nothing is kept.
+    """A weight packed in panels, with its bias. Its rows may come in parts, which are copied.
 
-    Of a weight without numbers (on the device "meta") only the place is taken, for others to fill.
+    For a weight on the device "meta" it only takes the memory, which the caller fills.
     """
 
     def __init__(
@@ -64,10 +64,10 @@ class CpuLinear:
 
 
 def check_leaves(in_features: int, leaves: int, values_per_word: int) -> None:
-    """Refuses leaves that are no whole words.
+    """Checks that each of several leaves consists of whole words.
 
     Raises:
-        ValueError: that is so, with several leaves.
+        ValueError: a leaf ends within a word.
     """
     multiple = leaves * values_per_word
     if leaves > 1 and in_features % multiple:
@@ -85,14 +85,14 @@ def row_addresses(parts: Sequence[Tensor]) -> npt.NDArray[np.uintp]:
 
 
 def count_columns(num_rows: int, width: int) -> int:
-    """Returns how many `panel_columns` gives, in whole panels."""
+    """Returns the number of columns of all panels: `num_rows`, rounded up to whole panels."""
     return -(-num_rows // width) * width
 
 
 def panel_columns(rows: npt.NDArray[np.uintp], width: int, *, gated: bool) -> npt.NDArray[np.uintp]:
-    """Orders rows as the columns of panels of that width, panel by panel; 0 stands for no row.
+    """Returns the rows in the order of panel columns, panel by panel; a column without a row is 0.
 
-    The first half of a gated weight's rows are gates, the others ups: a panel has as many of each.
+    The first half of a gated weight's rows are gates, the second half ups; a panel has equally many of both.
     """
     sides = rows.reshape(2 if gated else 1, -1)
     width_of_side = width // len(sides)
@@ -103,14 +103,14 @@ def panel_columns(rows: npt.NDArray[np.uintp], width: int, *, gated: bool) -> np
 
 
 def panel_rows(panels: Tensor, row_size: int, width: int, num_rows: int, *, gated: bool) -> Tensor:
-    """Puts the columns of panels in the order of the rows that `panel_columns` made them of.
+    """Returns the columns of panels in the order of the rows: the inverse of `panel_columns`.
 
     Args:
-        panels: [any], elements of a dtype, as `Executor.pack` lays them out; of one word or less each.
+        panels: [any], as `Executor.pack` lays them out; an element is at most one word.
         row_size: elements of a row.
         width: columns of a panel.
         num_rows: rows, gates and ups together.
-        gated: whether the first half are gates, the others ups.
+        gated: whether the first half of the rows are gates, the second half ups.
 
     Returns:
         [num_rows, row_size]: a copy.

@@ -1,8 +1,8 @@
-"""A network's step as a plan: its ops recorded once, their buffers laid out in one arena, replayed by one call.
+"""A network's step as a plan: its ops are recorded once, their results are placed in one arena, and it is replayed.
 
-While a network is recorded, its ops give tensors of one row that are never computed: they stand for the rows of a step.
-Owns the pruning of the last layer to the rows that logits are made of, and the arena. Knows no ops but by their fields.
-Where a network is shared with other ranks, the plan is in segments, between which they do something together.
+While a network is recorded, its ops return placeholder tensors of one row, which are never computed. This module prunes
+the last layer to the rows whose logits are needed, and lays out the arena. It knows ops only by their fields. A plan
+has several segments if other ranks hold parts of the network: a collective operation follows each segment but the last.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _DTYPES = {number: dtype for dtype, number in ELEMENT_TYPES.items()}
 
 @dataclass(eq=False)
 class Recording:
-    """Ops in order, and the tensors that stand for their results."""
+    """The recorded ops in order, and the placeholder tensors of their results."""
 
     token_ids: Tensor
     positions: Tensor
@@ -49,7 +49,7 @@ class Recording:
 
 @dataclass(slots=True)
 class _Buffer:
-    """Rows that live from one op to another. `address` is that of the tensor which stands for them."""
+    """An intermediate result between two ops. `address` is the address of the placeholder tensor."""
 
     address: int
     row_bytes: int
@@ -60,19 +60,19 @@ class _Buffer:
 
 @dataclass(slots=True)
 class _Segment:
-    """Ops, and what the ranks do with some rows [rows, width] of the arena after them, if anything."""
+    """A run of ops, and the collective operation on rows [rows, width] of the arena that follows it, if any."""
 
     ops: ctypes.Array[Op]
     joint: Joint | None = None
     of_chosen: bool = False
     buffer: Tensor | None = None
-    """The place of all rows, one behind the other."""
+    """The arena's memory for these rows, one after another."""
     widths: tuple[int, int] = (0, 0)
-    """The widths of a row without and with adapters: the numbers that adapters need stand behind all rows."""
+    """Numbers per row in a step without and with LoRA adapters. The numbers of adapters lie behind all rows' sums."""
 
 
 class CapturedPlan:
-    """See `kernels.ops.CapturedStep`. The backend replaces `executor` and `ranks` when its own change."""
+    """See `kernels.capture.CapturedStep`. The backend replaces `executor` and `ranks` when its own change."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class CapturedPlan:
         self._vocab_size = head.out_features if head else 0
         self.executor = executor
         self.ranks = ranks
-        # Another stage reads all rows.
+        # Without a head no row is pruned: the next pipeline stage reads all rows.
         ops = _prune([*recording.ops, head], recording) if head else recording.ops
         self._arena = _lay_out(ops, recording, self._max_rows)
         inputs = {
@@ -104,7 +104,7 @@ class CapturedPlan:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the arena, and of the rows that its executor quantizes: taken as rows are first used."""
+        """Bytes of the arena and of the executor's quantized rows. The system allocates them as rows are first used."""
         return self._arena.nbytes + self._quantized_bytes
 
     def takes(self, step: StepInputs) -> bool:
@@ -143,7 +143,7 @@ class CapturedPlan:
         return StepOutputs(best, best_values, finite, logits)
 
     def _cut(self, ops: list[Op]) -> Iterator[_Segment]:
-        """Cuts ops after those that only all ranks together can do."""
+        """Cuts the ops into segments at the collective operations."""
         some: list[Op] = []
         for op in ops:
             if op.kind not in _JOINTS:
@@ -190,16 +190,16 @@ def _quantized_row_bytes(op: Op) -> int:
         case Scheme.INT8:
             return (row_bytes + 4) * max(1, op.top_k)
         case Scheme.INT4:
-            # Beside each scale the sum of its group.
+            # For each group a scale and the sum of the levels, of 4 bytes each.
             return row_bytes + op.in_features // op.group * 8
         case _:
             return 0
 
 
 def _prune(ops: list[Op], recording: Recording) -> list[Op]:
-    """Makes every op after the last attention work on the chosen rows alone: no later token reads the others.
+    """Restricts the ops after the last attention to the chosen rows, since nothing reads the results of other rows.
 
-    Rows that were made before it are gathered first.
+    Results of earlier ops are gathered first.
     """
     last = max(index for index, op in enumerate(ops) if op.kind == Kind.ATTENTION)
     earlier = {address for op in ops[: last + 1] for address in _addresses(op, (*_READ, *_WRITTEN))}
@@ -239,7 +239,7 @@ def _addresses(op: Op, names: tuple[str, ...]) -> list[int]:
 
 
 def _lay_out(ops: list[Op], recording: Recording, max_rows: int) -> Tensor:
-    """Gives every buffer a place that no other has while it lives, and writes its address into the ops."""
+    """Places the buffers in an arena so that live buffers do not overlap, and writes their addresses into the ops."""
     row_bytes = {result.data_ptr(): result.nbytes for result in recording.results}
     buffers: dict[int, _Buffer] = {}
     for index, op in enumerate(ops):
@@ -258,7 +258,7 @@ def _lay_out(ops: list[Op], recording: Recording, max_rows: int) -> Tensor:
 
 
 def _place(buffers: list[_Buffer], max_rows: int) -> int:
-    """Places buffers, first come first served, each as low as it fits; gives the size of all."""
+    """Places the buffers in order, each at the lowest free offset; returns the size of the arena in bytes."""
     placed: list[_Buffer] = []
     end = 0
     for buffer in buffers:

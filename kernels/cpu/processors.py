@@ -1,8 +1,8 @@
-"""Chooses the instruction set for a processor, by a table of its features and its vendor alone.
+"""Chooses the instruction set for a processor, only by a table of its features and its vendor.
 
-Never by a race at start: a restart under load, another rank, or a replica on the same kind of machine must compute the
-same bits. `benchmarks/instruction_sets.py` says whether the table is right on a machine: AMD's rows were measured by
-it, those of Intel's follow from the rates of single instructions and a prototype on tiles.
+It does not measure speed at start: after a restart under load, on another rank or on a replica of the same hardware the
+results must have the same bits. `benchmarks/instruction_sets.py` checks the table on a machine. AMD's entries were
+measured with it; Intel's entries follow from instruction throughputs and a prototype with AMX tiles.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _AVX512 = frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "fma", "f16c
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """An instruction set that there are kernels for.
+    """An instruction set for which there are kernels.
 
     Attributes:
-        name: of its library.
-        features: what a processor must have, in the words of /proc/cpuinfo.
-        maker: whose processors take it by themselves; None: everybody's. Others do when asked by name.
-        emulates: for tests: another processor's arithmetic spelled out. Never taken unasked.
+        name: the name of the library.
+        features: the flags in /proc/cpuinfo that a processor must have.
+        maker: the vendor whose processors take it for "auto"; None: any vendor. Others take it only by name.
+        emulates: whether it emulates the arithmetic of another processor, for tests. Only taken by name.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Choice:
 
 TABLE = (
     Choice("amx", _AVX512 | {"amx_tile", "amx_bf16", "amx_int8"}),
-    # Intel's processors make bfloat16 products faster by float32's instructions, as "avx512" does.
+    # Intel's processors compute bfloat16 products faster with float32 instructions, as "avx512" does.
     Choice("avx512_bf16", _AVX512 | {"avx512_bf16", "avx512_vnni"}, AMD),
     Choice("avx512", _AVX512),
     Choice("avx2", frozenset({"avx2", "fma", "f16c"})),
@@ -48,14 +48,14 @@ TABLE = (
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """The processor that this process runs on; without features where our kernels do not run at all."""
+    """The processor that this process runs on; `features` is empty if our kernels cannot run on it."""
 
     maker: str
     features: frozenset[str]
 
     @classmethod
     def read(cls) -> Processor:
-        """Reads what the system says of the first processor."""
+        """Reads the entry of the first processor in /proc/cpuinfo."""
         if platform.system() != "Linux" or platform.machine() != "x86_64":
             return cls("", frozenset())
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
@@ -66,11 +66,11 @@ class Processor:
         return cls(facts.get("vendor_id", ""), frozenset(facts.get("flags", "").split()))
 
     def supported(self) -> tuple[Choice, ...]:
-        """Lists what it can execute, best first."""
+        """Lists the instruction sets that the processor can execute, best first."""
         return tuple(choice for choice in TABLE if choice.features <= self.features)
 
     def chosen(self) -> tuple[Choice, ...]:
-        """Lists what it takes by itself, best first: the others stand in where the best fails its self-test."""
+        """Lists the instruction sets that "auto" tries, best first, until one passes its self-test."""
         return tuple(each for each in self.supported() if each.maker in (None, self.maker) and not each.emulates)
 
 
@@ -86,11 +86,11 @@ def supported_instruction_sets() -> tuple[str, ...]:
 
 
 def available_instruction_sets() -> tuple[str, ...]:
-    """Lists this processor's own whose library is built, best first by the table."""
+    """Lists this processor's instruction sets whose library is built, best first, without emulated ones."""
     own = (choice.name for choice in this_processor().supported() if not choice.emulates)
     return tuple(name for name in own if library_path(name).exists())
 
 
 def chosen_instruction_sets() -> tuple[str, ...]:
-    """Lists those that "auto" takes, the first that holds, of which the library is built."""
+    """Lists the instruction sets that "auto" tries and whose library is built, best first."""
     return tuple(each.name for each in this_processor().chosen() if library_path(each.name).exists())

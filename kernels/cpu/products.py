@@ -1,4 +1,4 @@
-"""Products of rows and packed weights as ops: of whole weights and of shares, with adapters and without."""
+"""Products of rows and packed weights as ops, for whole and for partial weights, with and without LoRA adapters."""
 
 from __future__ import annotations
 
@@ -44,7 +44,11 @@ class Products:
         return output
 
     def _partial_linear(self, rows: Tensor, weight: CpuWeight, lora: LoraRows | None) -> Tensor:
-        """Multiplies, and adds what other ranks have: what first factors of adapters made stands behind all rows."""
+        """Multiplies by a partial weight, all-reduces the float32 sums over the ranks, then adds the bias and rounds.
+
+        `sums` holds the sums [R, width] of all rows, and behind them the products of the LoRA `shrink` factors
+        [R, max_width], so that one all-reduce adds both.
+        """
         width, room = weight.out_features, self._loras.find(weight) if lora is not None else None
         sums = torch.empty(len(rows), width + (room.max_width if room else 0))
         op = self.linear_op(Kind.LINEAR, rows, weight)
@@ -79,7 +83,7 @@ class Products:
         )
 
     def linear_op(self, kind: Kind, rows: Tensor, weight: CpuWeight, **others: Any) -> Op:
-        """Makes the op of a product, without its output; `others`: more of its fields."""
+        """Makes the op of a product, without its output. `others`: further fields of the op."""
         fields = {"input_stride": rows.stride(0), **others}
         op = self._ops.make(
             kind,

@@ -1,4 +1,4 @@
-"""Weights in whole numbers: quantized as they are packed, or as a checkpoint has them. See csrc/int8.h and int4.h."""
+"""Integer weights, quantized when they are packed or already by the checkpoint. See csrc/int8.h and csrc/int4.h."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
     from kernels.cpu.library import Executor
     from kernels.shapes import LinearSpec
 
-# Sums of so many products of bytes, less what the shift adds, stay within 32 bits.
+# Sums of this many products of bytes, without the part that SHIFT adds, fit into 32 bits.
 MAX_IN_FEATURES = 2**17
 # As in csrc/int8.h.
 SHIFT = 128
-# In csrc/int4.h: float32, and bfloat16.
+# Bytes of a scale (float32) and of a zero point (bfloat16), as in csrc/int4.h.
 SCALE_BYTES, ZERO_BYTES = 4, 2
 
 
 class Int8Linear:
-    """A weight in panels of bytes, with the scale of each output in each leaf, and its bias.
+    """An int8 weight in panels, with a scale for each output and leaf, and its bias.
 
-    Its rows may come in parts, of which nothing is kept, or quantized: then all leaves have the scales that are given.
-    It is no table: an embedding's rows are read as they were.
+    Its rows may come in parts, which are copied, or already quantized: then all leaves of an output have its given
+    scale. It is not a table, since an embedding needs unquantized rows.
     """
 
     is_table = False
@@ -73,7 +73,7 @@ class Int8Linear:
             for dtype in (torch.float32, torch.int32)
         )
         if parts[0].is_meta:
-            # As in CpuLinear.
+            # The caller fills the memory, as in CpuLinear.
             return
         if given is not None:
             self._fill(executor, given)
@@ -84,7 +84,7 @@ class Int8Linear:
         executor.pack_int8(columns, (self.in_features, ELEMENT_TYPES[parts[0].dtype], leaves), addresses)
 
     def _fill(self, executor: Executor, given: QuantizedWeight) -> None:
-        """Lays out levels and scales as they are given."""
+        """Packs the levels and scales of a quantized weight."""
         levels = torch.nn.functional.pad(given.levels, (0, -self.in_features % WORD_BYTES)).contiguous()
         columns = panel_columns(row_addresses([levels]), self._width, gated=self.is_gated)
         executor.pack(columns, levels.shape[1] // WORD_BYTES, self.weight.data_ptr())
@@ -99,7 +99,7 @@ class Int8Linear:
         return self.weight.nbytes + self.scales.nbytes + self.sums.nbytes + bias_bytes
 
     def unpack(self) -> tuple[Tensor, Tensor | None]:
-        """Returns the weight [num_rows, in_features] float32, as it was rounded, and a copy of the bias [num_rows]."""
+        """Returns the dequantized weight [num_rows, in_features] float32, and a copy of the bias [num_rows]."""
         weight = panel_rows(
             self.weight.view(torch.int8), self.in_features, self._width, self.num_rows, gated=self.is_gated
         )
@@ -111,7 +111,7 @@ class Int8Linear:
 
 
 class Int4Linear:
-    """A weight of four bits in panels, group by group with scales and zero points, and its bias. It is no table."""
+    """A 4-bit weight in panels, with scales and zero points for each group, and its bias. It is not a table."""
 
     is_table = False
 
@@ -147,14 +147,14 @@ class Int4Linear:
 
     @property
     def _level_bytes(self) -> int:
-        """Bytes of the levels of a group of a panel."""
+        """Bytes of the levels of one group in one panel."""
         return self._width * self.group // 2
 
     def _fill(self, weight: QuantizedWeight) -> None:
         assert weight.zeros is not None
         order = _column_order(self.num_rows, self._width, gated=self.is_gated)
         num_panels, num_groups, _ = self._groups.shape
-        # Panels, columns, groups, words, halves, bytes.
+        # [panels, columns, groups, words, halves, bytes].
         shape = (num_panels, self._width, num_groups, self.group // 8, 2, WORD_BYTES)
         halves = _take_columns(weight.levels, order).view(shape)
         words = (halves[..., 0, :] | halves[..., 1, :] << 4).permute(0, 2, 3, 1, 4)
@@ -167,7 +167,7 @@ class Int4Linear:
             place += stored.shape[2]
 
     def _levels(self) -> QuantizedWeight:
-        """Returns what it was packed of."""
+        """Returns the quantized weight that was packed."""
         num_panels, num_groups, _ = self._groups.shape
         words = self._groups[..., : self._level_bytes]
         words = words.unflatten(2, (self.group // 8, self._width, WORD_BYTES)).permute(0, 3, 1, 2, 4)
@@ -185,18 +185,18 @@ class Int4Linear:
         )
 
     def unpack(self) -> tuple[Tensor, Tensor | None]:
-        """Returns the weight [num_rows, in_features] float32, and a copy of the bias [num_rows]."""
+        """Returns the dequantized weight [num_rows, in_features] float32, and a copy of the bias [num_rows]."""
         return self._levels().dequantize(), None if self.bias is None else self.bias.clone()
 
 
 def _column_order(num_rows: int, width: int, *, gated: bool) -> Tensor:
-    """Returns the row of each column of the panels; -1: none."""
+    """Returns the row index of each panel column; -1: the column has no row."""
     columns = panel_columns(np.arange(1, num_rows + 1, dtype=np.uintp), width, gated=gated)
     return torch.from_numpy(columns.astype(np.int64)) - 1
 
 
 def _take_columns(rows: Tensor, order: Tensor) -> Tensor:
-    """Takes rows in an order of `_column_order`, zeros where there is none."""
+    """Takes rows in the order of `_column_order`; a column without a row gets zeros."""
     taken = rows.index_select(0, order.clamp(min=0))
     taken[order < 0] = 0
     return taken

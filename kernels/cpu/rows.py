@@ -1,4 +1,4 @@
-"""Ops that compute a row from that row alone: norms, sums and the activation apart."""
+"""Ops that compute each row from that row only: norms, sums, and the activation outside of products."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class RowOps:
-    """Those of one backend: see `kernels.ops.Backend`."""
+    """The row ops of one backend: see `kernels.ops.Backend`."""
 
     def __init__(self, ops: OpStream) -> None:
         self._ops = ops
@@ -87,10 +87,10 @@ class RowOps:
 
 
 def address_of(tensor: Tensor | None) -> int | None:
-    """Returns where a tensor lies; None: there is none."""
+    """Returns the address of a tensor, or None without a tensor."""
     return None if tensor is None else tensor.data_ptr()
 
 
 def is_wide(weight: Tensor | None) -> bool:
-    """Returns whether a norm's weight is float32, whatever the rows are."""
+    """Returns whether a norm's weight is float32, independent of the dtype of the rows."""
     return weight is not None and weight.dtype == torch.float32

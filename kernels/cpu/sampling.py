@@ -1,6 +1,6 @@
-"""The ops of sampling in C++. Mirrors the structures of csrc/sampling.h.
+"""The sampling ops in C++, with mirrors of the structures in csrc/sampling.h.
 
-Owns only the arrays of a call, which releases the interpreter for as long as it runs.
+Owns only the arrays of a call, which releases the GIL while it runs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kernels.cpu.library import Executor
     from kernels.sampling import Choices, Flags, Integers
 
-# Bytes of each thread for each token of the vocabulary: 8 for a candidate, in a vector that grows by doubling.
+# Bytes per thread and token of the vocabulary: 8 for a candidate, in a vector that grows by doubling.
 SCRATCH_BYTES = 25
 
 
@@ -68,7 +68,7 @@ class _Masks(ctypes.Structure):
 
 
 class CpuSampling:
-    """See `kernels.sampling.SamplingOps`. `executor` gives the team of the moment."""
+    """See `kernels.sampling.SamplingOps`. `executor` is the current thread team."""
 
     def __init__(self, executor: Executor) -> None:
         self.executor = executor
@@ -79,11 +79,11 @@ class CpuSampling:
         return finite
 
     def launch_finite_rows(self, logits: Tensor) -> Tensor:
-        """Finds them at once."""
+        """Like `finite_rows`: the flags are ready at once."""
         return torch.from_numpy(self.finite_rows(logits))
 
     def launch_choose(self, logits: Tensor, choices: Choices) -> Tensor:
-        """Chooses at once."""
+        """Like `choose`: the ids are ready at once."""
         return torch.from_numpy(self.choose(logits, choices))
 
     def apply_masks(self, logits: Tensor, rows: Integers, words: npt.NDArray[np.uint32]) -> None:

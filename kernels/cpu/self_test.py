@@ -1,7 +1,8 @@
-"""Holds a library to what it promises, when it is loaded: a small product of each kind against its arithmetic in C.
+"""Self-test of a library when it is loaded: compares small products with the same arithmetic in scalar C++.
 
-An instruction may compute otherwise on a processor that nobody tried. A library may know several arithmetics for one
-type; the one that this processor equals is part of a backend's identity. Where none is, no promise is made unproven.
+An instruction may compute differently on a processor that was never tested. A library may know several arithmetics for
+one dtype; the arithmetic that matches this processor is part of a backend's identity. If none matches, the backend's
+`probe` must test batch invariance.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Arithmetic(IntEnum):
-    """The arithmetic of a sum of products: see csrc/arithmetic.h."""
+    """The order and the rounding of a sum of products: see csrc/arithmetic.h."""
 
     FUSED = 0
     PAIRS_ODD_FIRST = 1
@@ -40,7 +41,7 @@ class Arithmetic(IntEnum):
 
 PAIRS = (Arithmetic.PAIRS_ODD_FIRST, Arithmetic.PAIRS_EVEN_FIRST)
 _OF_BFLOAT16 = {"amx": (Arithmetic.TILES,), "amx_emulated": (Arithmetic.TILES,), "avx512_bf16": PAIRS}
-# Whole tiles and less, of every kind: rows, inner dimension, outputs, leaves.
+# Shapes with whole and with partial tiles: (rows, inner dimension, outputs, leaves).
 SHAPES = (
     (1, 896, 48, 1),
     (1, 512, 32, 8),
@@ -52,7 +53,7 @@ SHAPES = (
 
 
 class SpelledProduct(ctypes.Structure):
-    """A product to spell out: see csrc/arithmetic.h."""
+    """A product to compute one number at a time: see csrc/arithmetic.h."""
 
     _fields_ = (
         ("arithmetic", ctypes.c_int32),
@@ -69,7 +70,7 @@ class SpelledProduct(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trial:
-    """A product of numbers that tell arithmetics apart: of all sizes, some so small that processors may drop them."""
+    """A test product whose numbers distinguish arithmetics: of all magnitudes, and some that may be flushed to zero."""
 
     rows: Tensor
     weight: Tensor
@@ -77,27 +78,27 @@ class Trial:
 
     @classmethod
     def random(cls, shape: tuple[int, int, int, int], dtype: torch.dtype) -> Trial:
-        """Makes one of a shape (rows, inner dimension, outputs, leaves): always the same one."""
+        """Makes the product of a shape (rows, inner dimension, outputs, leaves), with the same numbers every time."""
         num_rows, in_features, out_features, leaves = shape
         generator = torch.Generator().manual_seed(in_features)
 
         def numbers(count: int) -> Tensor:
             sizes = torch.randint(-12, 4, (count, in_features), generator=generator)
             values = torch.ldexp(torch.randn(count, in_features, generator=generator), sizes)
-            # In the last row of several: products near the least number, and below it.
+            # The last of several rows has products near the smallest float32 number, and below it.
             if count > 1:
                 values[-1] *= 2.0**-62
                 values[-1, ::7] = 2.0**-130
             return values
 
         rows, weight = numbers(num_rows), numbers(out_features)
-        # A sum below the least normal number, to which only its rounding as a denormal would bring it up.
+        # A sum below the smallest normal number, which only rounding as a denormal would raise to that number.
         rows[-1, :4] = torch.tensor([2.0**-63, 0, 1.5 * 2.0**-75, 0])
         weight[-1, :4] = torch.tensor([2.0**-63, 0, -(2.0**-76), 0])
         return cls(rows.to(dtype), weight.to(dtype), leaves)
 
     def spell_out(self, library: Library, arithmetic: Arithmetic) -> Tensor:
-        """Computes it one number at a time -> [R, N] float32."""
+        """Computes the product one number at a time -> [R, N] float32."""
         output = torch.empty(len(self.rows), len(self.weight))
         product = SpelledProduct(
             arithmetic,
@@ -121,14 +122,14 @@ def candidates(instruction_set: str, dtype: torch.dtype, quantization: str) -> S
     return bfloat16 if dtype == torch.bfloat16 else (Arithmetic.FUSED,)
 
 
-# Rows, groups, inputs of a group, outputs, leaves.
+# Test shapes: (rows, groups, inputs of a group, outputs, leaves).
 GROUPED_SHAPES = ((1, 6, 32, 48, 1), (7, 4, 64, 33, 4), (13, 2, 128, 64, 1))
 
 
 def knows_groups(product: GroupedProduct, dtype: torch.dtype) -> bool:
-    """Returns whether products of weights of four bits have, on this processor, the bits of csrc/int4.h.
+    """Returns whether products with 4-bit weights have, on this processor, the bits that csrc/int4.h defines.
 
-    Sums of whole numbers are exact in float64, and torch's elementwise ops round each result once.
+    torch computes the expected bits: integer sums are exact in float64, and elementwise ops round each result once.
     """
     generator = torch.Generator().manual_seed(4)
     for num_rows, num_groups, group, num_outputs, leaves in GROUPED_SHAPES:
@@ -163,7 +164,7 @@ def _spell_groups(rows: Tensor, weight: QuantizedWeight, leaves: int) -> Tensor:
 def find_arithmetic(
     library: Library, product: Product, dtype: torch.dtype, arithmetics: Sequence[Arithmetic]
 ) -> Arithmetic | None:
-    """Returns the arithmetic whose bits a library's products have on this processor; None: it is none of them."""
+    """Returns the arithmetic whose bits a library's products have on this processor, or None if none matches."""
     trials = [Trial.random(shape, dtype) for shape in SHAPES]
     results = [product(trial.rows, trial.weight, trial.leaves) for trial in trials]
     for arithmetic in arithmetics:

@@ -2,16 +2,16 @@
 along the keys as in FlashDecoding, over the work list of `kernels.cuda.plan`.
 
 Query heads that share a key-value head are rows of one tile, since they read the same keys. A fixed number of programs
-walks through the items; each is attended to on its own, and a second launch adds the partial results of split tiles in
-index order. No program waits for another of its launch.
+walks through the work items. Each item is computed separately, and a second launch adds the partial results of split
+tiles in index order. No program waits for another program of its launch.
 
-In invariant mode a row's bits depend on its own query, keys and position alone. It takes tiles of keys, counted from
-position 0, in splits of SPLIT keys, counted likewise, and merges the splits in index order, by the same function
-whether one program has all of them or each has one. A tile or split of which the row sees nothing changes no bit: its
-weights are exact zeros. All tiles have the same number of rows, so that the same instructions multiply them. What other
-rows need decides only which program does the work.
+In invariant mode a row's bits depend on its own query, keys and position only. Keys are read in tiles, and tiles are
+grouped into splits of SPLIT keys, both counted from position 0. Splits are merged in index order by the same function,
+whether one program computes all splits or each split has its own program. A tile or split whose keys the row does not
+see changes no bit, since its weights are exact zeros. All tiles have the same number of rows, so that the same
+instructions multiply them. The other rows of a batch only influence which program does the work.
 """
-# Triton's functions are in a language of their own, of which pyright sees the syntax.
+# Triton functions are not plain Python: pyright understands only their syntax.
 # pyright: basic, reportCallIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false, reportOperatorIssue=false
 
 from __future__ import annotations
@@ -49,20 +49,21 @@ def paged_attention(
     invariant: bool,
     num_multiprocessors: int,
 ) -> Tensor:
-    """See `kernels.ops.Backend.paged_attention`. Rows before position 0, with which a step is padded, are zeros.
+    """See `kernels.ops.Backend.paged_attention`. Padding rows, whose positions are below 0, become zeros.
 
-    Weights are rounded to the query's dtype before they multiply the values; all else is float32, rounded once.
+    Softmax weights are rounded to the query's dtype before they multiply the values. All other arithmetic is float32,
+    and the result is rounded once.
 
     Args:
         query: [T, H, D], contiguous.
-        batch: the step; its work list is made at the first call for each kind of layer, and kept in it.
+        batch: the step; the first call for each kind of layer makes its work list and stores it in `work_lists`.
         kv_pool: contiguous.
         layer: index of the layer in the pool.
         shape: the model's heads.
         sliding_window: keys that a query sees, or None.
         sinks: [H] float32, or None.
         invariant: whether a row has the same bits in every step.
-        num_multiprocessors: of the device.
+        num_multiprocessors: number of multiprocessors of the device.
     """
     kind = (paged_attention, shape, sliding_window, invariant)
     work: WorkList | None = batch.work_lists.get(kind)
@@ -85,7 +86,7 @@ def attend(
     partials = query.new_empty(num_partials, shape.head_dim, dtype=torch.float32)
     statistics = query.new_empty(num_partials, 2, dtype=torch.float32)
     heads = (shape.num_heads, shape.num_kv_heads, shape.head_dim)
-    # A bounded score has twice that scale, in units of the bound: see `kernels.cuda.epilogue.bounded`.
+    # With a softcap, scores are scaled by 2 / softcap as well: see `kernels.cuda.epilogue.bounded`.
     scale = shape.scale * math.log2(math.e) * (2 / shape.softcap if shape.softcap else 1)
     tables = work.lengths.block_tables
     for kind in range(tiling.num_kinds if len(tables) else 0):
@@ -125,16 +126,16 @@ def attend(
 
 @triton.jit
 def _nothing(ROWS: tl.constexpr, DIM: tl.constexpr):
-    """Returns the weighted sum of no values, the maximum of no scores and the sum of no weights."""
+    """Returns the state of a row without keys: weighted sum of values, maximum score and sum of weights."""
     maximum = tl.full((ROWS,), float("-inf"), tl.float32)
     return tl.zeros((ROWS, DIM), tl.float32), maximum, tl.zeros((ROWS,), tl.float32)
 
 
 @triton.jit
 def _merge(total, total_maximum, total_sum, part, maximum, part_sum):
-    """Adds a split to those before it. Each product and sum is spelled out, so that all callers round alike."""
+    """Merges a split into the splits before it. Each product and sum is explicit, so that all callers round alike."""
     new = tl.maximum(total_maximum, maximum)
-    # Where nothing has been seen yet, minus infinity less itself would be no number.
+    # If no key has been seen yet, -inf - -inf would be NaN.
     finite = tl.where(new == float("-inf"), 0.0, new)
     old_weight = tl.exp2(total_maximum - finite)
     weight = tl.exp2(maximum - finite)
@@ -203,7 +204,7 @@ def _attend_splits(
     SPLIT: tl.constexpr,
     BOUND: tl.constexpr,
 ):
-    """Returns what `_attend_range` does, of splits that are merged in index order."""
+    """Like `_attend_range`, but in splits that are merged in index order."""
     total, maximum, weight_sum = _nothing(queries.shape[0], queries.shape[1])
     for start in range(first_key // SPLIT * SPLIT, end_key, SPLIT):
         part, part_maximum, part_sum = _attend_range(
@@ -228,7 +229,7 @@ def _attend_splits(
 
 @triton.jit
 def _rows_of(tile, head, num_heads: tl.constexpr, group: tl.constexpr, ROWS: tl.constexpr):
-    """Returns a tile's rows of (token, query head) in the step, in partial results if these began at 0, and a mask."""
+    """Returns a tile's (token, query head) rows: their index in the step, their index within the tile, and a mask."""
     row = tl.arange(0, ROWS)
     tokens = tl.load(tile + 2)
     inner = row // group * num_heads + head * group + row % group
@@ -237,7 +238,7 @@ def _rows_of(tile, head, num_heads: tl.constexpr, group: tl.constexpr, ROWS: tl.
 
 @triton.jit
 def _add_sinks(sinks, head, mask, total, maximum, weight_sum):
-    """Adds the weights of sinks, of which no value comes, to what a row has of all its keys."""
+    """Adds the softmax weight of each head's sink, which has no value, to the merged result of all keys of a row."""
     sink = tl.load(sinks + head, mask=mask, other=float("-inf")) * LOG2_OF_E
     nothing = tl.zeros_like(total)
     total, _, weight_sum = _merge(total, maximum, weight_sum, nothing, sink, tl.zeros_like(weight_sum) + 1)
@@ -248,9 +249,9 @@ def _add_sinks(sinks, head, mask, total, maximum, weight_sum):
 def _store_rows(
     output, rows, inner, total, maximum, weight_sum, mask, sinks, num_heads: tl.constexpr, head_dim: tl.constexpr
 ):
-    """Divides and stores the rows of a tile. A row that sees no key is zeros.
+    """Divides and stores the rows of a tile. A row that sees no key becomes zeros.
 
-    Here all that a row sees has come together, wherever it was cut: a sink enters once, after the last split.
+    All splits of a row are merged by now, so each sink is added exactly once.
     """
     if sinks is not None:
         total, weight_sum = _add_sinks(sinks, inner % num_heads, mask, total, maximum, weight_sum)

@@ -1,7 +1,7 @@
-"""The GPU backend: our Triton kernels, cuBLAS where it may, and steps as graphs. Owns no tensors.
+"""The GPU backend: Triton kernels, cuBLAS where it is allowed, and CUDA graphs of steps. Owns no tensors.
 
-It makes no promise of batch invariance unless it is asked to: then products go by the ladder of `kernels.cuda.linear`,
-and attention is cut at fixed places.
+It is batch-invariant only if `invariant` is set: then products use the ladder of `kernels.cuda.linear`, and attention
+is split at fixed positions.
 """
 
 from __future__ import annotations
@@ -56,22 +56,22 @@ class CudaBackend:
         """Makes a backend of a device.
 
         Args:
-            device: where to compute.
-            invariant: whether a row shall have the same bits in every step, at its price.
-            quantization: of the weights of all products: one of `kernels.cuda.quantized.FORMATS`.
+            device: the device to compute on.
+            invariant: whether a row must have the same bits in every step, which is slower.
+            quantization: the format of all linear weights: one of `kernels.cuda.quantized.FORMATS`.
         """
         self.device = device
         kinds = {"invariant": invariant, quantization: quantization != "none"}
         self.name = "/".join(["cuda", *(kind for kind, holds in kinds.items() if holds)])
         self._eight_bits = FORMATS[quantization]
-        # The rows of the last norm: most often the next product reads these.
+        # The quantized rows of the last norm: usually the next product reads them.
         self._normed: Quantized | None = None
         on_gpu = device.type == "cuda"
         self.launcher: Launcher = CudaLauncher(device) if on_gpu else IMMEDIATE
         self.sampling = CudaSampling(device)
         self.lora = CudaLoraOps(device)
         self.mixture: MixtureOps | None = None
-        # In fast mode attention is cut into as many parts as there are multiprocessors.
+        # In fast mode the number of multiprocessors decides how attention is split, and so influences the bits.
         gpu = f"{torch.cuda.get_device_name(device)}/{num_multiprocessors(device)}" if on_gpu else "none"
         self.identity = f"{torch.__version__}/{torch.version.cuda}/{triton.__version__}/{gpu}"
         self.record: Callable[[Callable[[], Tensor], Any], Recording] = Recording
@@ -102,7 +102,7 @@ class CudaBackend:
         spec: LinearSpec = PLAIN_LINEAR,
         arena: Arena | None = None,
     ) -> PackedLinear:
-        """Packs a weight and a bias. Leaves are summed apart only where bits are promised."""
+        """Packs a weight and a bias. Leaves are summed separately only in invariant mode."""
         if isinstance(weight, QuantizedWeight):
             raise ValueError(f"{self.name} has no products of weights that a checkpoint has quantized")
         kept = spec if self._invariant else replace(spec, leaves=1)
@@ -125,7 +125,7 @@ class CudaBackend:
         return weight.finished(sums)
 
     def _adapted(self, hidden: Tensor, weight: CudaLinear, room: LoraRoom, lora: LoraRows) -> Tensor:
-        """Multiplies as without adapters, then writes the rows that have one."""
+        """Multiplies all rows without adapters, then overwrites the rows that have one."""
         sums, inner = weight.sums(hidden, self._normed), room.shrink(hidden, lora)
         if weight.is_partial:
             both = torch.cat([sums, inner], dim=1)
@@ -179,7 +179,7 @@ class CudaBackend:
 
     @property
     def _row_format(self) -> Format | None:
-        """What rows are quantized to when they are multiplied; None: they are not."""
+        """The format to which rows are quantized before a product; None: rows are not quantized."""
         return self._eight_bits if self._eight_bits is not None and self._eight_bits.quantizes_rows else None
 
     def layer_norm(
@@ -242,7 +242,7 @@ class CudaBackend:
     def capture(
         self, forward: Callable[[Tensor, AttentionBatch], Tensor], head: PackedLinear | None, sizes: CaptureSizes
     ) -> CapturedStep | None:
-        """Makes steps graphs, where this stage has the head and no other rank takes part: see `kernels.cuda.graphs`."""
+        """Captures steps as CUDA graphs if a single rank computes the whole network: see `kernels.cuda.graphs`."""
         if not sizes.max_length:
             return None
         if self.device.type == "cuda":
@@ -261,5 +261,5 @@ class CudaBackend:
         return captured
 
     def probe(self, linears: Sequence[PackedLinear], shape: AttentionShape) -> bool:
-        """Tries which way to make products keeps their bits, if that is asked for; attention does by its making."""
+        """In invariant mode, tests which methods keep the bits of products. Attention is invariant by construction."""
         return self._invariant and settle(cast("Sequence[CudaLinear]", linears))

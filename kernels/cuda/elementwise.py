@@ -1,12 +1,12 @@
-"""Activations and rows of tables, in Triton. See `kernels.ops`; what is said here holds for `kernels.cuda.rows` too.
+"""Activations and embedding lookups, in Triton. See `kernels.ops`. The text below also holds for `kernels.cuda.rows`.
 
-A program computes one row, or a slice of one, from that row alone: tiles depend on the row's width and constants, so
-that the company of a row cannot change its bits. Each rounding to the dtype stands where the reference has it, and
-products are not fused into sums: results are the reference's bits but for two things, which change the last place of a
-value in float32 before it is rounded: the order of the sum of squares, and the exponential.
+A program computes one row, or a slice of a row, from that row only. Tile sizes depend only on the row's width and on
+constants, so that other rows cannot change a row's bits. Values are rounded to the dtype where the reference rounds
+them, and products are not fused into sums. Results differ from the reference only in the last float32 digit before
+rounding, for two reasons: the order of the sum of squares, and the exponential function.
 """
-# Triton's functions are in a language of their own, of which pyright sees the syntax, and calls take more and other
-# arguments than their parameters.
+# Triton functions are not plain Python: pyright understands only their syntax, and calls take other arguments than the
+# parameters.
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ def _embedding(
 def embedding(
     indices: Tensor, table: Tensor, first_row: int = 0, scale: float = 1.0, virtual: VirtualRows | None = None
 ) -> Tensor:
-    """Takes rows [T] int64 of a table [N, width] that starts at `first_row` of a larger one, times the scale.
+    """Looks up rows [T] int64 of a table [N, width], which starts at `first_row` of a larger table, times `scale`.
 
-    Rows that neither it nor `virtual` has are zeros.
+    Rows that are neither in the table nor in `virtual` are zeros.
 
     Returns:
         [T, width].

@@ -1,10 +1,10 @@
-"""The end of a product: bias, activation, gate, and the edits of logits; in float32, rounded once.
+"""The epilogue of a product: bias, activation, gate and logit transform, in float32, rounded once.
 
-Kernels that multiply end with it; after products that a library or several ranks have made it is a pass of its own.
-Element by element: an output depends on its own sums alone. No product here is added to anything, unless it says so:
-then all callers round alike.
+Our product kernels run it at their end. After a product of a library or of several ranks it runs as a separate kernel.
+It works element by element: an output depends on its own sums only. Where the code here adds a product to a value, it
+uses an explicit `fma`, so that all callers round alike.
 """
-# Triton's functions are in a language of their own, of which pyright sees the syntax.
+# Triton functions are not plain Python: pyright understands only their syntax.
 # pyright: basic, reportCallIssue=false, reportGeneralTypeIssues=false, reportPossiblyUnboundVariable=false
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ TWO_LOG2_OF_E = tl.constexpr(2 * math.log2(math.e))
 
 @dataclass(frozen=True, slots=True)
 class Epilogue:
-    """What is done after the bias."""
+    """The operations after the bias."""
 
     gated: bool = False
-    """The first half of the columns are gates, the others ups: results are `activation(gate) * up`."""
+    """The first half of the columns are gates, the second half ups: results are `activation(gate) * up`."""
     activation: Activation | None = None
-    """None: none."""
+    """The activation; None: no activation."""
     logits: LogitTransform = AS_THEY_ARE
     """Not for gated products."""
 
     @property
     def is_idle(self) -> bool:
-        """Whether sums stay as they are."""
+        """Whether the epilogue leaves sums unchanged."""
         return not self.gated and self.activation is None and self.logits.is_idle
 
     @property
     def options(self) -> dict[str, Any]:
-        """The arguments of kernels."""
+        """The epilogue's arguments of kernels."""
         return {
             "GATED": self.gated,
             "ACTIVATION": self.activation and self.activation.value,
@@ -58,18 +58,18 @@ PLAIN = Epilogue()
 
 @triton.jit
 def bounded(exponents, BOUND: tl.constexpr):
-    """Computes `BOUND * tanh(x)`, where two to the power of the exponent is `exp(2 * x)`; within 2e-7 of the bound."""
+    """Computes `BOUND * tanh(x)` from exponents with `2 ** exponent == exp(2 * x)`; it errs by at most 2e-7 * BOUND."""
     return BOUND - 2 * BOUND / (1 + tl.exp2(exponents))
 
 
 @triton.jit
 def activate(x, ACTIVATION: tl.constexpr):
-    """Computes what `kernels.shapes.Activation` says, or nothing. What is no number stays none."""
+    """Computes a `kernels.shapes.Activation`, or returns x without one. NaN stays NaN."""
     if ACTIVATION == "silu":
         x = x / (1 + tl.exp(-x))
     elif ACTIVATION == "gelu_tanh":
-        # 1 + tanh(u) is 2 / (1 + exp(-2 u)), which loses nothing where the tangent is near -1. The factors are
-        # -2 * sqrt(2 / pi), and this times 0.044715.
+        # 1 + tanh(u) is 2 / (1 + exp(-2 u)), which loses no digits where the tanh is near -1. The factors are
+        # -2 * sqrt(2 / pi), and the same times 0.044715.
         x = x / (1 + tl.exp(x * tl.fma(x * x, -0.07135481628, -1.595769122)))
     elif ACTIVATION == "gelu_erf":
         x = x * 0.5 * (1 + tl.erf(x * 0.7071067812))
@@ -85,7 +85,7 @@ def activate(x, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def transform(logits, SCALE: tl.constexpr, SOFTCAP: tl.constexpr):
-    """Computes what `kernels.shapes.LogitTransform` says."""
+    """Applies a `kernels.shapes.LogitTransform`."""
     if SCALE != 1.0:
         logits = logits * SCALE
     if SOFTCAP != 0.0:
@@ -128,13 +128,13 @@ def _finish(
 
 
 def finish(sums: Tensor, bias: Tensor | None, *, dtype: torch.dtype, epilogue: Epilogue = PLAIN) -> Tensor:
-    """Adds a bias to sums, does what the epilogue says, and rounds, in this order and in float32.
+    """Adds a bias to sums, applies the epilogue in float32, and rounds.
 
     Args:
         sums: [M, N], contiguous.
         bias: [N].
-        dtype: of the result.
-        epilogue: what is done after the bias.
+        dtype: the dtype of the result.
+        epilogue: the operations after the bias.
 
     Returns:
         [M, N], or [M, N / 2] if gated.
@@ -153,7 +153,7 @@ def finish(sums: Tensor, bias: Tensor | None, *, dtype: torch.dtype, epilogue: E
         HAS_BIAS=bias is not None,
         **epilogue.options,
         BLOCK=BLOCK,
-        # Each step is rounded by itself, as it is where there is no bias.
+        # Each operation is rounded separately, as without a bias.
         enable_fp_fusion=False,
     )
     return result

@@ -1,11 +1,11 @@
-"""Products of rows and a weight, summed in one order however many rows there are.
+"""Products of rows and a weight, summed in the same order for any number of rows.
 
-An output is summed over each leaf of the inner dimension in steps of BLOCK_K, a function of the leaf's length alone,
-and over the leaves as `add_leaves` does; no other program adds to it. Tiles differ by the number of rows, which
-changes no order; whether it changes the instructions, and they their bits, is the probe's to find out
-(`kernels.cuda.linear`). Owns the kernels; knows nothing of who holds a weight.
+Each leaf of the inner dimension is summed in steps of BLOCK_K, which depends only on the leaf's length, and the leaves
+are added as a tree (`add_leaves`). One program computes an output completely. The size of tiles depends on the
+number of rows. That does not change the order of summation, but it may change the instructions and so the bits; the
+probe tests this (`kernels.cuda.linear`). Knows nothing of linear layers.
 """
-# Triton's functions are in a language of their own, of which pyright sees the syntax.
+# Triton functions are not plain Python: pyright understands only their syntax.
 # pyright: basic, reportAssignmentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from kernels.cuda.epilogue import Epilogue
     from kernels.cuda.launch_table import GemmLaunch
 
-# Tiles of rows that are computed while what they read of the weight is still in the cache.
+# Neighbouring tiles of rows that are computed together, while their part of the weight is in the cache.
 GROUP_TILES = 8
-# Where Triton interprets: fewer programs than tiles.
+# The number used when Triton interprets the kernels on a CPU: it gives fewer programs than tiles.
 INTERPRETED_MULTIPROCESSORS = 3
 
 
@@ -81,10 +81,11 @@ def sum_leaves(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Sums a tile [BLOCK_M, BLOCK_N] in float32, leaf by leaf, of rows [BLOCK_M, 1] and columns [1, BLOCK_N] that are
-    pointers to their first features.
+    """Sums a tile [BLOCK_M, BLOCK_N] in float32, leaf by leaf.
+
+    `left` [BLOCK_M, 1] and `right` [1, BLOCK_N] point to the first features of the rows and columns.
     """
-    # Sums of one leaf, two and four that wait for as many more.
+    # Sums of one, two and four leaves that wait for the sum of their neighbours.
     one = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     two, four, total = one, one, one
     for leaf in range(LEAVES):
@@ -95,7 +96,7 @@ def sum_leaves(
             total = total * tl.load(row_scales + m * LEAVES + leaf, mask=is_row, other=0.0)[:, None]
         if SCALED:
             total = total * tl.load(scales + n * LEAVES + leaf, mask=is_column, other=0.0)[None, :]
-        # After an odd leaf, a fourth and an eighth, sums of as many are whole.
+        # After every second, fourth and eighth leaf the sum of two, four and eight leaves is complete.
         if LEAVES >= 2:
             one, total = total, one + total
         if LEAVES >= 4:
@@ -105,7 +106,7 @@ def sum_leaves(
     return total
 
 
-# Compiled once, not again for one row and for sixteen.
+# Without this Triton would compile again for num_rows of 1 and for multiples of 16.
 @triton.jit(do_not_specialize=["num_rows"])
 def _multiply(
     rows,
@@ -138,7 +139,7 @@ def _multiply(
         tile_m, tile_n = _find_tile(tile, tiles_m, tiles_n, GROUP)
         m, column = tile_m * BLOCK_M + tl.arange(0, BLOCK_M), tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
         is_row, is_column = m < num_rows, column < num_columns
-        # Gates and ups stand side by side in a tile, wherever they are in the weight.
+        # A tile has gates and ups in alternating columns, although the weight has all gates first.
         n = column % 2 * (num_columns // 2) + column // 2 if GATED else column
         left = rows + m.to(tl.int64)[:, None] * row_stride
         right = weight + n.to(tl.int64)[None, :] * weight_stride
@@ -174,16 +175,16 @@ def multiply(
 
     Args:
         rows: [M, K], of any row stride, in float32, float16, bfloat16 or int8.
-        weight: [N, K], of any row stride, in the rows' dtype; or in float8_e4m3fn, whose values become theirs. Sums of
-            int8 are exact.
+        weight: [N, K], of any row stride, in the rows' dtype; or in float8_e4m3fn, which is converted to the rows'
+            dtype. Sums of int8 are exact.
         bias: [N], added in float32 after the leaves.
-        leaves: slices of K that are summed apart, a power of two, at most 8.
-        epilogue: what is done after the bias.
-        dtype: of the result; by default the rows'.
-        scales: of 8-bit values: what 1 is worth in each leaf of each row [M, leaves], if those are quantized, and of
-            the weight's rows [N, leaves], float32, contiguous. A leaf's sum is multiplied by the row's, then by the
+        leaves: number of slices of K that are summed separately, a power of two, at most 8.
+        epilogue: the operations after the bias.
+        dtype: the dtype of the result; by default the rows' dtype.
+        scales: the scales of 8-bit values, float32, contiguous: of the rows [M, leaves], or None if the rows are not
+            quantized, and of the weight [N, leaves]. A leaf's sum is multiplied by the row's scale, then by the
             weight's.
-        uniform: all rows by warp groups, as those of many rows are: the same instructions, however many.
+        uniform: whether few rows use the warp-group instructions of many rows, so that all row counts use the same.
 
     Returns:
         [M, N], or [M, N / 2] if gated.
@@ -212,7 +213,7 @@ def multiply(
         GROUP=GROUP_TILES,
         num_warps=launch.num_warps,
         num_stages=launch.num_stages,
-        # A rank that holds one leaf scales it before it is added: so must one that holds more.
+        # A rank with one leaf scales the sum before it is added; a rank with several leaves must do the same.
         enable_fp_fusion=scales is None,
     )  # fmt: skip
     return result
@@ -226,7 +227,7 @@ def _grid(launch: GemmLaunch, num_rows: int, num_columns: int, device: torch.dev
 
 @cache
 def num_multiprocessors(device: torch.device) -> int:
-    """Returns how many programs of a device run at the same time, one on each multiprocessor."""
+    """Returns the number of multiprocessors of a device."""
     if device.type != "cuda":
         return INTERPRETED_MULTIPROCESSORS
     return torch.cuda.get_device_properties(device).multi_processor_count

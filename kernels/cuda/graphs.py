@@ -1,14 +1,14 @@
-"""Steps as CUDA graphs: one for each bucket of decodes, and of mixes of pieces and decodes.
+"""Steps as CUDA graphs: one graph for each bucket of decodes, and for each bucket of mixed prefill pieces and decodes.
 
-A network's step of a small batch is hundreds of launches of a few microseconds each, about as long on the host as on
-the device; replayed, it is one. A graph begins with what makes a step's inputs of the words that the host sends, and
-ends with the hidden rows that logits are made of. The head is outside: logits are then made for the rows that a step
-has, and one copy of them serves all graphs. Graphs share one pool of memory. They are captured from the largest to the
-smallest for as long as the start may take, and after that when a step first needs them. Of each bucket there are two
-where there are slots for LoRA adapters: steps without any launch nothing for them.
+A step of a small batch has hundreds of launches of a few microseconds each, which take the host about as long as the
+device; a replayed graph is a single launch. A graph starts with a kernel that unpacks the step's inputs from the words
+that the host sends, and ends with the hidden rows whose logits are needed. The LM head is not part of the graph: it
+computes logits only for the rows of the step, and all graphs share one buffer of logits. Graphs share one memory pool.
+They are captured at start from the largest to the smallest within a time limit, and later when a step first needs one.
+With LoRA slots each bucket has two graphs, so that steps without adapters launch no kernels for them.
 
-Only the steps of a network that one device computes are captured: ranks meet in collectives between the ops, those of
-gloo run on the host, and what NCCL does in a capture has not been tried here. No graph has run on a GPU yet.
+Only networks on a single device are captured. With several ranks there are collectives between the ops: gloo runs on
+the host, and NCCL within a capture has not been tested here. No graph has run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# The largest graphs: beyond, a step is long enough to hide its launches.
+# The sizes of the largest graphs: a larger step takes long enough to hide its launches.
 MAX_SEQUENCES = 512
 MAX_TOKENS = 2048
 TOKEN_MULTIPLE = 64
-# Sequences of mixes: padding costs them little, since it is not attended to.
+# Numbers of sequences of mixed buckets. Padded sequences cost little, since attention skips them.
 MIXED_SEQUENCES = (8, 32, 128, 512)
-# The most graphs of mixes: as many are reckoned with where blocks are counted.
+# The most graphs of mixed buckets. The memory estimate, from which KV blocks are counted, assumes this many.
 MAX_MIXES = 48
 # The time that a start may spend on capturing.
 CAPTURE_SECONDS = 20.0
 
 
 def padded_sizes(most: int) -> Iterator[int]:
-    """Yields the numbers of sequences that decodes are captured for: the fewer, the closer together."""
+    """Yields the numbers of sequences for which decodes are captured: small numbers are closer together."""
     size = 1
     while size < min(most, MAX_SEQUENCES):
         yield size
@@ -59,11 +59,11 @@ def padded_sizes(most: int) -> Iterator[int]:
 
 
 class Buckets:
-    """The buckets of steps within some sizes."""
+    """The buckets of steps up to the captured sizes."""
 
     def __init__(self, sizes: CaptureSizes) -> None:
         self._decodes = [Bucket(size, size, 1) for size in padded_sizes(sizes.max_num_seqs)]
-        # The first that has room for all sequences and one of padding, and those below.
+        # The first number of sequences with room for all sequences and one of padding, and all smaller ones.
         useful = 1 + sum(size <= sizes.max_num_seqs for size in MIXED_SEQUENCES)
         self._mixed_sequences = MIXED_SEQUENCES[:useful]
         self._most_tokens = min(MAX_TOKENS, sizes.max_num_tokens)
@@ -71,14 +71,14 @@ class Buckets:
         self._has_slots = sizes.num_lora_slots > 0
 
     def first(self) -> list[Bucket]:
-        """Returns those that are worth a capture before anybody asks, the largest first."""
+        """Returns the buckets to capture at start, the largest first."""
         found = [*self._decodes, *(self._mix(num_seqs, self._most_tokens) for num_seqs in self._mixed_sequences)]
         if self._has_slots:
             found += [replace(bucket, has_loras=True) for bucket in found]
         return sorted(found, key=lambda bucket: (bucket.num_tokens, bucket.num_seqs, bucket.has_loras), reverse=True)
 
     def find(self, step: StepInputs) -> Bucket | None:
-        """Returns the smallest that a step fits into."""
+        """Returns the smallest bucket into which a step fits, or None."""
         found = self._find(step)
         return found if found is None or step.lora is None else replace(found, has_loras=True)
 
@@ -88,7 +88,7 @@ class Buckets:
             return None
         if num_tokens == count and (step.num_new_tokens == 1).all():
             return next((each for each in self._decodes if each.num_seqs >= max(count, num_rows)), None)
-        # One sequence has the padding.
+        # One more sequence holds the padding tokens.
         num_seqs = next((size for size in self._mixed_sequences if size >= max(count + 1, num_rows)), None)
         if num_seqs is None or num_tokens > self._most_tokens:
             return None
@@ -101,13 +101,13 @@ class Buckets:
 
 
 class Recording:
-    """Recorded work: its output, and a function that repeats it."""
+    """Recorded work as a CUDA graph, with its output."""
 
     def __init__(self, work: Callable[[], Tensor], pool: Any) -> None:
-        """Runs the work once, which compiles its kernels, and records it. `pool`: the memory pool of all recordings."""
+        """Runs the work once, which compiles its kernels, then records it. `pool`: memory shared by all recordings."""
         work()
         self._graph = torch.cuda.CUDAGraph()
-        # gRPC's threads may touch the device meanwhile.
+        # gRPC threads may use the device during the capture.
         with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
             self.output = work()
 
@@ -117,7 +117,7 @@ class Recording:
 
 
 class CapturedSteps:
-    """See `kernels.ops.CapturedStep`. Logits are always made."""
+    """See `kernels.capture.CapturedStep`. Logits are always computed."""
 
     def __init__(
         self,
@@ -130,11 +130,11 @@ class CapturedSteps:
         """Captures nothing yet.
 
         Args:
-            forward: the network, but for its head.
-            to_logits: the head: from hidden rows [R, hidden_size] to logits [R, vocabulary].
-            sizes: of the largest steps.
-            device: what computes.
-            record: makes a recording of some work, in a pool.
+            forward: the network without its LM head.
+            to_logits: the LM head: from hidden rows [R, hidden_size] to logits [R, vocabulary].
+            sizes: the sizes of the largest step.
+            device: the device to compute on.
+            record: makes a recording of some work, in a memory pool.
         """
         self._forward = forward
         self._to_logits = to_logits
@@ -147,7 +147,7 @@ class CapturedSteps:
         self.num_bytes = 0
 
     def capture_ahead(self, seconds: float = CAPTURE_SECONDS) -> None:
-        """Captures the buckets that are worth it, the largest first, for so long."""
+        """Captures the buckets of `Buckets.first`, the largest first, until `seconds` have passed."""
         begin, buckets = time.perf_counter(), self._buckets.first()
         for bucket in buckets:
             if time.perf_counter() - begin > seconds:
@@ -157,10 +157,10 @@ class CapturedSteps:
         log.info("%d of %d graphs captured in %.1f s", len(self._captured), len(buckets), spent)
 
     def estimate(self) -> None:
-        """Captures the two largest, and sets `num_bytes` to what all would take that may ever be captured.
+        """Captures the two largest graphs, and sets `num_bytes` to the memory of all graphs that may ever be captured.
 
-        The largest takes what it shares with the others. Those take their own inputs and outputs, which are known, and
-        what the driver keeps of a graph: as much as the second largest takes beyond its own.
+        The largest graph allocates the memory that all graphs share. Every other graph takes its own inputs and output,
+        whose sizes are known, and the driver's memory for a graph, which is measured with the second largest graph.
         """
         largest, second, *others = self._buckets.first()
         shared = self._measure(largest)
@@ -175,12 +175,12 @@ class CapturedSteps:
         return self.num_bytes - before
 
     def _own_bytes(self, bucket: Bucket) -> int:
-        """Counts what a graph shares with no other: its inputs, in words of 4 bytes, and its output."""
+        """Counts the bytes that a graph does not share: its inputs, in words of 4 bytes, and its output."""
         output = next(iter(self._captured.values()))[1].output
         return 4 * bucket.num_words(self._sizes) + bucket.num_seqs * output[:1].nbytes
 
     def takes(self, step: StepInputs) -> bool:
-        """Returns whether there is a graph for the step, or may be one: the rest are computed op by op."""
+        """Returns whether a graph for the step exists or may be captured; other steps are computed op by op."""
         bucket = self._buckets.find(step)
         if bucket is None or bucket in self._captured or bucket.max_new_tokens == 1:
             return bucket is not None
@@ -204,14 +204,14 @@ class CapturedSteps:
         return self._captured[bucket]
 
     def _compute(self, inputs: PaddedInputs) -> Tensor:
-        """Computes the hidden rows [S, hidden_size] that are chosen."""
+        """Computes the chosen hidden rows [S, hidden_size]."""
         return elementwise.embedding(inputs.chosen, self._forward(*inputs.unpack()))
 
 
 def taken_bytes(device: torch.device) -> tuple[int, int]:
-    """Counts the bytes that torch has taken of a GPU, and those that are not free: what the driver takes among them.
+    """Returns the bytes that torch has reserved on a GPU, and all bytes in use there, which include the driver's.
 
-    The larger of their growths is told: of what is free, a neighbour may give back or take.
+    The caller takes the larger growth of the two, since another process may free or take memory meanwhile.
     """
     if device.type != "cuda":
         return 0, 0

@@ -1,11 +1,10 @@
-"""The inputs of a captured step: one array of words that the host fills and sends in one copy, and the kernel that
-makes of them, on the device, what a network reads.
+"""The inputs of a captured step: the host fills an array of words and sends it in one copy; a kernel unpacks it.
 
-A captured step has a fixed number of sequences and of tokens, its bucket. What a step has fewer of are sequences of
-padding: they have no length, so that their tokens lie before position 0 and see no keys, and what these write goes to
-the last slot of block 0, which is nobody's: behind the last slot of a block there is nothing to clear.
+A captured step has a fixed number of sequences and tokens, its bucket. A smaller step is padded with sequences of
+length 0, so that the padding tokens lie before position 0 and see no keys. They write their keys and values to the last
+slot of block 0, which no sequence uses; after a block's last slot there are no slots to clear.
 """
-# Triton's functions are in a language of their own, of which pyright sees the syntax.
+# Triton functions are not plain Python: pyright understands only their syntax.
 # pyright: basic, reportCallIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false, reportOperatorIssue=false
 
 from __future__ import annotations
@@ -35,25 +34,25 @@ BLOCK = 256
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """A size that steps are padded to."""
+    """A size to which steps are padded."""
 
     num_seqs: int
-    """Of the sequences, and of the rows that are chosen."""
+    """The number of sequences, and the most chosen rows."""
     num_tokens: int
     max_new_tokens: int
-    """Of a sequence, padding among them: 1 for decodes."""
+    """The most new tokens of a sequence, also of a padding sequence: 1 for decodes."""
     has_loras: bool = False
-    """Whether rows may have LoRA adapters: else nothing of them is launched."""
+    """Whether rows may have LoRA adapters; if false, no kernels for adapters are launched."""
 
     def num_words(self, sizes: CaptureSizes) -> int:
-        """Counts the words of its inputs, but for those that only fill columns up."""
+        """Counts the words of the inputs, without the words that align columns."""
         widest = -(-sizes.max_length // sizes.block_size)
         by_slot = self.num_tokens + sizes.num_lora_slots if self.has_loras else 0
         return self.num_tokens + self.num_seqs * (3 + widest) + by_slot
 
 
 class PaddedInputs:
-    """The inputs of the steps of one bucket, on the device: at first those of a step of padding."""
+    """The inputs of the steps of one bucket, on the device. At first they hold a step of padding only."""
 
     def __init__(self, bucket: Bucket, sizes: CaptureSizes, device: torch.device) -> None:
         self._bucket = bucket
@@ -68,15 +67,15 @@ class PaddedInputs:
         num_words = self._first_table + bucket.num_seqs * self._widest
         self._words = torch.zeros(num_words, dtype=torch.int32, device=device)
         nothing = np.zeros(0, np.int64)
-        # With unknown tokens, so that what takes these is compiled.
+        # With last tokens, so that the kernel of `take_last_tokens` is compiled.
         no_token = torch.zeros(1, dtype=torch.int64, device=device)
         self.fill(StepInputs(nothing, nothing, np.zeros((0, 1), np.int32), nothing, nothing, no_token))
 
     def fill(self, step: StepInputs) -> None:
-        """Sends a step that fits into the bucket, and waits for nothing on the device."""
+        """Sends a step that fits into the bucket to the device, without waiting for the device."""
         count, width = step.block_tables.shape
         num_words = self._first_table + count * width
-        # Pinned memory is handed out again only when the copy that reads it is done.
+        # torch reuses pinned memory only when the copy that reads it is done.
         host = torch.empty(num_words, dtype=torch.int32, pin_memory=self._words.device.type == "cuda")
         words = host.numpy()
         words[: self._first_table] = 0
@@ -86,7 +85,7 @@ class PaddedInputs:
         num_tokens = len(step.token_ids)
         ids[:num_tokens] = step.token_ids
         if num_tokens < len(ids):
-            # One each where these are decodes.
+            # In a bucket of decodes each padding sequence gets one token.
             share, rest = divmod(len(ids) - num_tokens, len(new) - count)
             new[count:] = share
             new[count] += rest
@@ -98,17 +97,17 @@ class PaddedInputs:
         words[self._first_table :] = step.block_tables.ravel()
         self._words[:num_words].copy_(host, non_blocking=True)
         if step.last_tokens is not None:
-            # Before the graph: the table moves when it grows.
+            # Not within the graph: `last_tokens` gets a new address when it grows.
             token_ids = self._words[self._columns[4]]
             take_last_tokens(token_ids, step.last_tokens, token_ids)
 
     @property
     def chosen(self) -> Tensor:
-        """The chosen rows, int32 [S], and row 0 in place of those that a step has fewer."""
+        """The chosen rows, int32 [S], padded with row 0."""
         return self._words[self._columns[3]]
 
     def unpack(self) -> tuple[Tensor, AttentionBatch]:
-        """Launches what makes token ids int64 [T] and a batch whose arrays on the host say nothing."""
+        """Launches the unpacking into token ids int64 [T] and a batch. The batch's host arrays hold no real values."""
         bucket, sizes = self._bucket, self._sizes
         width, new, lens, _, token_ids, *_ = (self._words[column] for column in self._columns)
         ids, positions, slots = (torch.empty(bucket.num_tokens, dtype=torch.int64, device=new.device) for _ in range(3))
@@ -126,7 +125,7 @@ class PaddedInputs:
         return ids, batch
 
     def _lora_rows(self) -> LoraRows | None:
-        """Returns rows whose slots on the host say nothing; None: they have none."""
+        """Returns the adapters of the rows, without real slots on the host; None if the bucket has no adapters."""
         if not self._bucket.has_loras:
             return None
         bounds, order = (self._words[column] for column in self._columns[5:])

@@ -1,8 +1,8 @@
-"""Linear layers on a GPU: a weight, how its products are made, and which ways give a row the same bits in every step.
+"""Linear layers on a GPU: weights, the methods of their products, and the choice of a batch-invariant method.
 
-A library's product is the fastest and promises nothing: it takes another kernel for another number of rows. The ladder
-goes from what is fast to what is sure; which rung holds is tried on the device, with the weight itself. Knows nothing
-of networks and of other ranks.
+cuBLAS is the fastest method but is not batch-invariant: it takes another kernel for another number of rows. The ladder
+lists methods from the fastest to the safest; each is tested on the device with the weight itself until one passes.
+Knows nothing of networks and of other ranks.
 """
 
 from __future__ import annotations
@@ -30,40 +30,40 @@ if TYPE_CHECKING:
     from kernels.arena import Arena
     from kernels.cuda.quantized import Format, Quantized
 
-# The parts of a weight's rows that ranks may hold.
+# Numbers of ranks that may share a weight's rows.
 SHARES = (2, 4, 8)
 
 
 class Method(StrEnum):
-    """What makes a product."""
+    """The method of a product."""
 
     LIBRARY = "library"
-    """cuBLAS, of the rows as they come."""
+    """cuBLAS, with any number of rows."""
     PADDED = "padded"
-    """cuBLAS, of numbers of rows that are powers of two, 512 at most."""
+    """cuBLAS, with rows padded to a power of two, at most 512."""
     TILED = "tiled"
-    """Our kernel: one order for all rows, in tiles by their number."""
+    """Our kernel: one order of summation; the tile size depends on the number of rows."""
     UNIFORM = "uniform"
-    """Our kernel, a few rows in tiles for many, so that all rows are multiplied by the same instructions."""
+    """Our kernel with the tiles of many rows also for few rows, so that the same instructions multiply all rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
     method: Method
     min_rows: int = 1
-    """What fewer rows are padded to; a power of two."""
+    """Fewer rows are padded to this number; a power of two."""
 
 
 FAST = Way(Method.LIBRARY)
-# Padding a few rows costs little, since the weight's bytes bound their product; padding to 256 would.
+# Padding few rows costs little, since reading the weight takes most of the time; padding to 256 rows would cost much.
 LADDER = (*(Way(Method.PADDED, rows) for rows in (16, 32, 64, 128)), Way(Method.TILED), Way(Method.UNIFORM))
 
 
 class CudaLinear:
-    """A weight [rows, in_features] as it came, or in 8 bits (`kernels.cuda.quantized`), and perhaps a bias [rows].
+    """A weight [rows, in_features], unchanged or in 8 bits (`kernels.cuda.quantized`), and an optional bias [rows].
 
-    Weights of several leaves and shares of a weight whose inner dimension is cut are multiplied by our kernel alone: a
-    library's sums are not the tree's. So are those in 8 bits: a library would write sums that are still to be scaled.
+    Only our kernel multiplies weights of several leaves, since a library does not add them as a tree, and 8-bit
+    weights, since a library would write unscaled sums. In invariant mode the same holds for partial weights.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class CudaLinear:
         return sum(each.nbytes for each in (self.weight, self.scales, self.bias) if each is not None)
 
     def unpack(self) -> tuple[Tensor, Tensor | None]:
-        """Returns copies of the weight [rows, in_features], as it was rounded, and of the bias [rows]."""
+        """Returns copies of the (dequantized) weight [rows, in_features] and of the bias [rows]."""
         bias = None if self.bias is None else self.bias.clone()
         if self.scales is None:
             return self.weight.clone(), bias
@@ -119,8 +119,8 @@ class CudaLinear:
     def __call__(self, rows: Tensor, *, wide: bool = False, known: Quantized | None = None) -> Tensor:
         """Multiplies rows [R, in_features] of any row stride -> [R, out_features] in the dtype.
 
-        In float32 if `wide`, or if the weight is partial, and then without the bias: see `finished`. What is `known` in
-        8 bits, these rows or others, was quantized whole.
+        The result is float32 if `wide` or if the weight is partial; a partial weight's result is without the bias, see
+        `finished`. `known` holds rows that are already quantized with one leaf; it is used if they are these rows.
         """
         epilogue = self._wide_epilogue if wide else self.epilogue
         wide = wide or self.is_partial
@@ -132,26 +132,26 @@ class CudaLinear:
         return products if is_done else finish(products, bias, dtype=dtype, epilogue=epilogue)
 
     def sums(self, rows: Tensor, known: Quantized | None = None) -> Tensor:
-        """Multiplies -> [R, rows of the weight], without bias and epilogue; rounded where a library rounds."""
+        """Multiplies -> [R, rows of the weight], without bias and epilogue; rounded only if a library rounds."""
         if self._uses_library:
             return self.library_products(rows, wide=self.is_partial)
         return self._own_product(rows, None, PLAIN, dtype=torch.float32, known=known)
 
     def finished(self, sums: Tensor) -> Tensor:
-        """Makes the result [R, out_features] of `sums`, of those of all ranks if the weight is partial.
+        """Adds bias and epilogue to `sums` -> [R, out_features]. A partial weight's sums must be those of all ranks.
 
-        It may be the sums themselves.
+        The result may be `sums` itself.
         """
         if sums.dtype is self.dtype and self.bias is None and self.epilogue.is_idle:
             return sums
         return finish(sums, self.bias, dtype=self.dtype, epilogue=self.epilogue)
 
     def own_sums(self, rows: Tensor) -> Tensor:
-        """Multiplies by our kernel -> [R, rows of the weight] float32, without the bias."""
+        """Multiplies with our kernel -> [R, rows of the weight] float32, without the bias."""
         return self._own_product(rows, None, PLAIN, dtype=torch.float32)
 
     def library_products(self, rows: Tensor, *, wide: bool = False) -> Tensor:
-        """Multiplies by the library -> [R, rows of the weight], without the bias, rounded unless `wide`."""
+        """Multiplies with cuBLAS -> [R, rows of the weight], without the bias, rounded unless `wide`."""
         if self.way.method is Method.LIBRARY:
             return library_product(rows, self.weight, wide=wide)
         parts = [
@@ -189,7 +189,7 @@ class CudaLinear:
         )
 
     def _padded(self, rows: Tensor) -> Tensor:
-        """Rows and zeros behind them, so many as the way says."""
+        """Returns the rows, padded with zero rows to a power of two of at least `way.min_rows`."""
         num_rows = max(self.way.min_rows, 1 << (len(rows) - 1).bit_length())
         if num_rows == len(rows):
             return rows
@@ -199,16 +199,16 @@ class CudaLinear:
 
 
 def library_product(rows: Tensor, weight: Tensor, *, wide: bool) -> Tensor:
-    """Multiplies by cuBLAS. The result has the dtype of the rows, or is float32 and unrounded if `wide`."""
+    """Multiplies with cuBLAS. The result has the dtype of the rows, or is float32 and unrounded if `wide`."""
     if not wide or rows.dtype is torch.float32:
         return torch.mm(rows, weight.T)
     return torch.mm(rows, weight.T, out_dtype=torch.float32)
 
 
 def settle(linears: Iterable[CudaLinear]) -> bool:
-    """Steps the linears of each shape down the ladder until rows keep their bits; returns whether all shapes got there.
+    """Moves the linears of each shape down the ladder until they are batch-invariant; returns whether all are.
 
-    Those that did not are left to the library.
+    Linears for which no method passes use the library.
     """
     alike: defaultdict[tuple[object, ...], list[CudaLinear]] = defaultdict(list)
     for linear in linears:
@@ -233,15 +233,16 @@ def _settle(group: list[CudaLinear]) -> bool:
 
 
 def keeps_bits(linear: CudaLinear) -> bool:
-    """Returns whether an output of the product has the same bits for every row count, and in a share of the weight.
+    """Returns whether an output has the same bits for every row count, and in a shard of the weight's rows.
 
-    Of our kernel before it is rounded, since rounding hides most differences; a library rounds in another kernel.
+    Our kernel is compared before rounding, since rounding hides most differences. cuBLAS is compared with both dtypes
+    of its results, since it may use another kernel for each.
     """
     rows = random_numbers(NUM_ROWS, linear.in_features, seed=7).to(linear.weight.device, linear.dtype)
     if linear.way.method is not Method.PADDED:
         computes = [CudaLinear.own_sums]
     else:
-        # Gated products are never wide.
+        # Products of gated weights are never wide.
         widths = (False,) if linear.is_gated else (False, True)
         computes = [partial(CudaLinear.library_products, wide=wide) for wide in widths]
     for compute in computes:
@@ -256,7 +257,7 @@ def keeps_bits(linear: CudaLinear) -> bool:
 
 
 def _shares(linear: CudaLinear, count: int) -> list[CudaLinear]:
-    """The weight's rows in as many parts as ranks may share them, or none where they do not divide."""
+    """Splits the weight's rows into `count` shards; returns no shards if the rows cannot be divided."""
     num_rows = len(linear.weight)
     if num_rows % (16 * count):
         return []
@@ -272,4 +273,4 @@ def _share(linear: CudaLinear, here: slice) -> CudaLinear:
 
 
 def _no_threads(num_threads: int) -> None:
-    """A GPU's results know no threads of the host."""
+    """Does nothing: a GPU's results do not depend on host threads."""

@@ -1,16 +1,17 @@
-"""The work list of attention, made on the device from lengths that lie there, once for the layers of a step.
+"""The work list of attention, made on the device from the lengths there, once for all layers of a kind in a step.
 
 A *tile* is some neighbouring new tokens of one sequence, with the query heads that share a key-value head. A *work
-item* is a tile and a range of its keys; a tile that has several items is *split*. Both are of two kinds: those of
-decodes (as many new tokens as a small tile holds) and those of prefill pieces. All sizes follow from what the host
-knows and all counts lie on the device: grids and memory are the same for every step of a captured size.
+item* is a tile and a range of its keys; a tile that has several items is *split*. There are two kinds of tiles and
+items: of decodes (at most as many new tokens as a small tile holds) and of prefill pieces. All sizes follow from values
+that the host knows, and all counts lie on the device, so that grids and memory are the same for every step of a
+captured size.
 
-In fast mode a tile is cut into ranges of one length, chosen so that a kind has some two items for each program; in
-invariant mode into exactly SPLIT keys counted from position 0. There the length that fast mode would choose decides
-whether one program walks through all splits of a tile or each has a program of its own: the bits are the same. A tile
-for whose partial results there is no room is not cut.
+In fast mode a tile's keys are cut into ranges of one length, which is chosen so that each program has about two items
+of a kind. In invariant mode they are cut into ranges of exactly SPLIT keys, counted from position 0. Then the length of
+fast mode only decides whether one program walks through all splits of a tile or each split has its own program; the
+bits are the same. A tile is not cut if there is no room for its partial results.
 """
-# Triton's functions are in a language of their own, of which pyright sees the syntax.
+# Triton functions are not plain Python: pyright understands only their syntax.
 # pyright: basic, reportCallIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false, reportOperatorIssue=false
 
 from __future__ import annotations
@@ -34,32 +35,32 @@ SPLIT = 512
 """Keys of a split in invariant mode."""
 TILE_COLUMNS = ("sequence", "first row", "tokens", "first position", "first key", "end key", "first partial", "splits")
 ITEM_COLUMNS = ("tile", "first key", "end key", "first partial")
-# Later than any window reaches back.
+# More keys than any sequence has.
 NO_WINDOW = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepLengths:
-    """The inputs of attention for one step, on the device.
+    """The lengths and block tables of one step, on the device.
 
-    A backend whose first kernels of a step write it there puts it into `AttentionBatch.work_lists` itself, under this
-    class. Sizes are then those of the largest step that the memory is for.
+    A captured step, whose kernels write them on the device, puts them into `AttentionBatch.work_lists` under this
+    class. Sizes are then those of the captured bucket.
     """
 
     num_new_tokens: Tensor
     """[S] int32."""
     seq_lens: Tensor
-    """[S] int32. New tokens that a length is short of lie before position 0: they are padding, and see no keys."""
+    """[S] int32. If a length is below the number of new tokens, the first new tokens are padding and see no keys."""
     block_tables: Tensor
     """[S, widest] int32, its rows contiguous."""
     num_tokens: int
-    """T, or the most that there may be."""
+    """T, or an upper bound of it."""
     max_new_tokens: int
     """The most new tokens that a sequence may have."""
 
     @classmethod
     def of(cls, batch: AttentionBatch) -> StepLengths:
-        """Returns those of a step, moved to the device at the first call."""
+        """Returns the lengths of a step, which the first call copies to the device."""
         found = batch.work_lists.get(cls)
         if found is None:
             device = batch.positions.device
@@ -72,20 +73,20 @@ class StepLengths:
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """The sizes of tiles and of what is made of them, all known to the host. Pairs are of decodes and of prefills."""
+    """The sizes of tiles and work lists, all known to the host. Pairs are (decodes, prefills)."""
 
     tile_rows: tuple[int, int]
     """Rows of a tile, padding among them."""
     tile_tokens: tuple[int, int]
     """The most tokens of a tile."""
     programs: tuple[int, int]
-    """Programs that walk through the items."""
+    """The programs that walk through the items."""
     num_kinds: int
-    """1 where no sequence can have more tokens than a decode's tile, else 2."""
+    """1 if no sequence can have more new tokens than a decode's tile holds, else 2."""
     max_tiles: int
     """The most tiles of a kind."""
     max_partials: int
-    """The most rows of partial results of a kind, each of all heads."""
+    """The most rows of partial results of a kind; each row holds all heads."""
 
     @classmethod
     def make(
@@ -97,10 +98,10 @@ class Tiling:
         *,
         invariant: bool,
     ) -> Tiling:
-        """Chooses them for a step of such sizes."""
+        """Chooses the sizes for a step of these lengths."""
         group = shape.num_heads // shape.num_kv_heads
         decode_rows, prefill_rows = (max(rows, triton.next_power_of_2(group)) for rows in TILE_ROWS[invariant])
-        # A decode has the same number of tokens at most in both modes, whatever its tile's rows are.
+        # The most tokens of a decode are the same in both modes, although the rows of its tile differ.
         decode_tokens, prefill_tokens = max(1, TILE_ROWS[False][0] // group), prefill_rows // group
         has_prefills = lengths.max_new_tokens > decode_tokens
         num_seqs, num_tokens = len(lengths.num_new_tokens), lengths.num_tokens
@@ -127,13 +128,13 @@ class WorkList:
     window: int
     """Keys that a query sees."""
     split: int
-    """Keys of a split that is counted from position 0; 0: ranges are of any length."""
+    """The keys of a split, counted from position 0; 0: ranges have any length."""
     tiles: Tensor
-    """[kinds, most tiles, TILE_COLUMNS] int32; those of a sequence from its last tokens to its first."""
+    """[kinds, most tiles, TILE_COLUMNS] int32; a sequence has its tiles ordered from its last tokens to its first."""
     items: Tensor
-    """[kinds, most items, ITEM_COLUMNS] int32. A first partial of -1: the item is all of its tile."""
+    """[kinds, most items, ITEM_COLUMNS] int32. If the first partial is -1, the item covers its whole tile."""
     counts: Tensor
-    """[kinds, 2] int32: how many tiles and items there are."""
+    """[kinds, 2] int32: the numbers of tiles and items."""
 
 
 def make_work_list(
@@ -145,14 +146,14 @@ def make_work_list(
     *,
     invariant: bool,
 ) -> WorkList:
-    """Launches what makes a work list.
+    """Launches the kernels that make a work list.
 
     Args:
-        lengths: of the step, on the device.
+        lengths: the lengths of the step, on the device.
         shape: the model's heads.
         block_size: tokens of a block.
         sliding_window: keys that a query sees, or None.
-        num_multiprocessors: of the device; in invariant mode the results do not depend on it.
+        num_multiprocessors: number of multiprocessors; in invariant mode the results do not depend on it.
         invariant: whether ranges are counted from position 0.
     """
     tiling = Tiling.make(lengths, shape, block_size, num_multiprocessors, invariant=invariant)
@@ -197,7 +198,7 @@ def _make_tiles(
     KEY_TILE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Writes the tiles of one sequence [S programs], after those that the sequences before it of its kind have."""
+    """Writes the tiles of one sequence [S programs], after the tiles of earlier sequences of the same kind."""
     sequence = tl.program_id(0)
     new = tl.load(num_new_tokens + sequence)
     length = tl.load(seq_lens + sequence)
@@ -235,7 +236,7 @@ def _count_work(
     num_new_tokens, seq_lens, num_seqs, window, kind, tile_tokens, decode_tokens,
     KEY_TILE: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Returns how many tiles a kind has, and how many tiles of keys they have, as if each had its sequence's mean."""
+    """Returns the number of tiles of a kind, and of the key tiles that they read, estimated by each sequence's mean."""
     num_tiles = 0
     work = tl.zeros((), tl.int64)
     for start in range(0, num_seqs, BLOCK):
@@ -283,7 +284,7 @@ def _make_items(
     SPLIT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Cuts the tiles of one kind [2 programs] into items, and writes how many there are."""
+    """Cuts the tiles of one kind [2 programs] into items, and writes the numbers of tiles and items."""
     kind = tl.program_id(0)
     tile_tokens = tl.where(kind == 1, prefill_tokens, decode_tokens)
     programs = tl.where(kind == 1, prefill_programs, decode_programs)

@@ -1,10 +1,10 @@
-"""Values in 8 bits: rows quantized leaf by leaf, as `kernels.reference.int8` and `kernels.reference.fp8` say.
+"""Rows in 8 bits: each leaf of a row is quantized as `kernels.reference.int8` and `kernels.reference.fp8` define.
 
-Rows of a weight are its outputs; rows of activations are quantized when they are multiplied, if the format says so. A
-row's values and scales are functions of that row alone.
+Rows of a weight are its outputs. Rows of activations are quantized before a product if the format requires it. A row's
+values and scales depend on that row only.
 """
-# Triton's functions are in a language of their own, of which pyright sees the syntax, and calls take more and other
-# arguments than their parameters.
+# Triton functions are not plain Python: pyright understands only their syntax, and calls take other arguments than the
+# parameters.
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SMALLEST_MAGNITUDE = 1e-30
-"""Leaves whose largest magnitude is below count as zeros."""
+"""Leaves whose largest magnitude is below this are treated as zeros."""
 MAX_INT8_FEATURES = 2**17
-"""Sums of so many products stay within 32 bits."""
-# Added to a number and taken away again it rounds it to a whole one, to even between two.
+"""Sums of this many int8 products fit into 32 bits."""
+# Adding and subtracting this rounds a float32 number to the nearest integer, ties to even.
 WHOLE = tl.constexpr(1.5 * 2**23)
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """What 8 bits of a weight are."""
+    """A format of 8-bit values."""
 
     dtype: torch.dtype
     largest: float
-    """The largest magnitude of a value: what the largest of a row becomes."""
+    """The largest magnitude of a value. Scales map the largest magnitude of a leaf to it."""
     quantizes_rows: bool
-    """Whether rows that are multiplied are held so too, or else the weight's values become theirs, which is exact."""
+    """Whether activations are quantized too. If not, the weight's values are converted exactly to their dtype."""
 
 
 INT8 = Format(torch.int8, 127, quantizes_rows=True)
 FP8 = Format(torch.float8_e4m3fn, 448, quantizes_rows=False)
 FORMATS = {"none": None, "int8": INT8, "fp8": FP8}
-"""How weights are held, by the names of `kernels.select`; None: as they came."""
+"""The formats of weights by the names in `kernels.select`; None: weights are not quantized."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,26 +51,26 @@ class Quantized:
     """Rows in 8 bits."""
 
     rows: Tensor
-    """[R, K]: what they were."""
+    """[R, K]: the rows before quantization."""
     values: Tensor
     """[R, K] in the format's dtype."""
     scales: Tensor
-    """[R, leaves] float32: what 1 is worth, not a number in a leaf that holds one not finite."""
+    """[R, leaves] float32; NaN for a leaf with a number that is not finite."""
 
     @classmethod
     def empty(cls, rows: Tensor, into: Format, leaves: int = 1) -> Quantized:
-        """Makes room for rows [R, K]."""
+        """Allocates values and scales for rows [R, K]."""
         values = rows.new_empty(*rows.shape, dtype=into.dtype)
         return cls(rows, values, rows.new_empty(len(rows), leaves, dtype=torch.float32))
 
 
 @triton.jit
 def quantize_leaf(wide, values, scale, LARGEST: tl.constexpr, SMALLEST: tl.constexpr, is_feature):
-    """Writes a leaf's numbers (float32, zeros where there is no feature) to `values`, and what 1 is worth."""
+    """Quantizes a leaf `wide` (float32, zeros past its features), and writes its values and its scale."""
     magnitudes = tl.abs(wide)
     largest = tl.max(magnitudes)
     num_strange = tl.sum(tl.where(magnitudes < float("inf"), 0, 1))
-    # Rounded as the definition's are: `/` alone may be in the last place on a GPU.
+    # Rounded as in the reference: a plain `/` may differ in the last digit on a GPU.
     inverse = tl.where(largest < SMALLEST, 0.0, tl.div_rn(LARGEST, tl.maximum(largest, SMALLEST)))
     scaled = wide * inverse
     if values.dtype.element_ty == tl.int8:
@@ -114,7 +114,7 @@ def quantize(rows: Tensor, into: Format, leaves: int = 1) -> Quantized:
             SMALLEST=SMALLEST_MAGNITUDE,
             FEATURES=features,
             LEAVES=leaves,
-            # A product and a sum that were fused would be rounded once, and the definition's are rounded twice.
+            # A fused product and sum would be rounded once; the reference rounds both.
             **launch_table.norm_launch(features).options,
         )
     return made

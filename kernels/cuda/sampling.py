@@ -1,7 +1,7 @@
-"""The ops of sampling on a GPU. See `kernels.sampling`.
+"""The sampling ops on a GPU. See `kernels.sampling`.
 
-Owns what passes between the host and the device: a choice is launched after one copy of what its rows ask for, and only
-what returns arrays of numpy waits.
+This module copies data between host and device: a choice takes one copy of its rows' parameters to the device, and only
+functions that return numpy arrays wait for the device.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from kernels.sampling import Choices, Flags, Integers
 
-# Candidates for log probabilities at a time, and the bytes that each takes on its way to the host.
+# The candidates of log probabilities that are computed at a time, and the bytes of memory per candidate.
 MAX_CANDIDATES = 1 << 20
 CANDIDATE_BYTES = 80
 
@@ -35,7 +35,7 @@ class CudaSampling:
         return self.launch_finite_rows(logits).cpu().numpy()
 
     def launch_finite_rows(self, logits: Tensor) -> Tensor:
-        """Finds them on the device. Neither end of a row is finite where a number is none."""
+        """Like `finite_rows`, but leaves the flags on the device. A NaN makes a row's minimum and maximum NaN."""
         least, most = torch.aminmax(logits, dim=-1)
         return (least > float("-inf")) & (most < float("inf"))
 
@@ -45,7 +45,7 @@ class CudaSampling:
         return self.launch_choose(logits, choices).cpu().numpy()
 
     def launch_choose(self, logits: Tensor, choices: Choices) -> Tensor:
-        """Chooses on the device, which gets one copy of what the rows ask for, if any is drawn."""
+        """Chooses on the device, after one copy of the parameters if any row is drawn."""
         drawn = choices.temperatures > 0
         if not drawn.any():
             return choice.choose(logits, None, drawn=False, filtered=False)
@@ -59,7 +59,7 @@ class CudaSampling:
     def token_logprobs(
         self, logits: Tensor, rows: Integers, token_ids: Integers | None, num_best: int
     ) -> TokenLogprobs:
-        """Computes log probabilities of tokens of some rows, and of the best of each, some rows at a time."""
+        """Computes log probabilities of tokens of some rows, and of the best of each, in chunks of rows."""
         width = num_best + (token_ids is not None)
         candidates, values = np.empty((len(rows), width), np.int64), np.empty((len(rows), width), np.float32)
         ranks = np.empty(0 if token_ids is None else len(rows), np.int64)

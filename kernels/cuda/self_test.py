@@ -1,6 +1,6 @@
-"""Holds the ops that were just compiled to what another backend on the same device makes of the same numbers.
+"""Self-test of compiled ops: compares their results with those of another backend on the same device.
 
-A compiler's fault shows as wrong numbers, not as an error: this is for large ones, not for the last places.
+A fault of the compiler shows as wrong numbers, not as an error. The test finds large errors, not rounding errors.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Product = Callable[[Tensor, Tensor, Tensor | None, int], Tensor]
 
 BLOCK_SIZE = 16
-# Tokens before the step, and its own: a decode in a long text, pieces of prompts in few and in many tiles.
+# Tokens before the step and in the step: a decode in a long text, and prefill pieces with few and with many tiles.
 OLD_TOKENS, NEW_TOKENS = (300, 5, 0), (1, 30, 70)
 SHAPE = AttentionShape(8, 2, 128, 128**-0.5)
 BOUNDED = replace(SHAPE, softcap=2.0)
@@ -40,13 +40,13 @@ TOLERANCES = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 
 
 def first_difference(backend: Backend, truth: Backend, dtype: torch.dtype, product: Product | None = None) -> str:
-    """Returns the name of the first op whose results differ from those of `truth`, or "" where there is none.
+    """Returns the name of the first op whose results differ from those of `truth`, or "" if no op differs.
 
     Args:
-        backend: what is tried.
-        truth: of the same device.
-        dtype: of what is computed.
-        product: defines the products of a backend that quantizes weights, from rows [R, K], a weight [N, K], a bias
+        backend: the backend to test.
+        truth: the backend with the expected results, on the same device.
+        dtype: the dtype of rows and weights.
+        product: the expected product of a backend that quantizes weights: from rows [R, K], a weight [N, K], a bias
             [N] and leaves to [R, N] float32.
 
     Raises:
@@ -55,7 +55,7 @@ def first_difference(backend: Backend, truth: Backend, dtype: torch.dtype, produ
     for name, op in _ops(truth, dtype, product).items():
         got, expected = op(backend).double(), op(truth).double()
         tolerance = TOLERANCES[dtype] * float(expected.abs().max())
-        # A number that is none is as wrong as can be.
+        # `not <=` also catches NaN.
         if not float((got - expected).abs().max()) <= tolerance:
             return name
     return ""
@@ -71,7 +71,7 @@ def _ops(truth: Backend, dtype: torch.dtype, product: Product | None) -> dict[st
     weight, bias = numbers(num_outputs, features, 3), numbers(1, num_outputs, 4)[0]
     norm, wide = numbers(1, features, 10)[0], random_numbers(1, features, seed=11)[0].to(device)
     ids = torch.arange(num_tokens, device=device) * 7 % len(weight)
-    # Leaves are never multiplied by a library, where bits are promised; nor are quantized weights.
+    # With two leaves our kernel multiplies instead of a library; quantized weights never use a library.
     leaves = 2 if product is None else 1
 
     def linear(backend: Backend, rows: Tensor, *, wide: bool = False, **kind: Any) -> Tensor:
@@ -124,7 +124,7 @@ def _linear_adapted(backend: Backend, rows: Tensor, packed: PackedLinear, factor
 def _attend(backend: Backend, numbers: Callable[[int, int, int], Tensor]) -> Tensor:
     lengths = list(starmap(int.__add__, zip(OLD_TOKENS, NEW_TOKENS, strict=True)))
     counts = [-(-length // BLOCK_SIZE) for length in lengths]
-    # No sequence's blocks are neighbours, and block 0 is nobody's.
+    # The blocks of a sequence are never neighbours, and no sequence uses block 0.
     tables = [[1 + place * len(counts) + index for place in range(count)] for index, count in enumerate(counts)]
     pool_shape = kv_pool_shape(1 + max(counts) * len(counts), 1, SHAPE.num_kv_heads, BLOCK_SIZE, SHAPE.head_dim)
     width = (SHAPE.num_heads + 2 * SHAPE.num_kv_heads) * SHAPE.head_dim
@@ -144,7 +144,7 @@ def _attend(backend: Backend, numbers: Callable[[int, int, int], Tensor]) -> Ten
 
 
 def _choose(backend: Backend, logits: Tensor) -> Tensor:
-    """The likeliest token of half of the rows; of the rest a draw from the first alone."""
+    """Chooses greedily in half of the rows, and draws with top_k 1 in the others: both give the likeliest token."""
     count = len(logits)
     ones, zeros = np.ones(count, np.int64), np.zeros(count, np.int64)
     temperatures = (np.arange(count) % 2).astype(np.float32)

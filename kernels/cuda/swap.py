@@ -1,10 +1,10 @@
-"""Swaps on streams of their own, beside the steps that compute: each waits for what it needs, and for nothing more.
+"""Swaps of KV blocks on CUDA streams of their own, in parallel with the steps' compute.
 
-A device runs what lies on one stream in order, and streams beside each other. So whatever is enqueued first waits for
-the unfinished work on other streams that writes a block which it reads or writes, or reads one that it writes: a step's
-compute, and swaps in both directions, of blocks on the device and of the host. Which blocks a step's compute reads and
-writes follows from its lengths and block tables; they are looked up only while something swaps. Waits are of the
-device: the host never waits. Knows no sequences.
+A device runs the work on one stream in order, and several streams in parallel. Therefore work first waits for
+unfinished work on other streams with a conflicting block: one of the two writes a block that the other reads or writes.
+Work is a step's compute, a swap out to the host, or a swap in to the device. The blocks that a step's compute reads and
+writes follow from its lengths and block tables; they are only looked up while a swap is unfinished. Only the device
+waits, never the host. Knows no sequences.
 """
 
 from __future__ import annotations
@@ -27,44 +27,50 @@ if TYPE_CHECKING:
     from kernels.ops import BlockPairs
 
 Ids = npt.NDArray[np.int64]
-"""[n]: blocks of the device by their numbers, blocks of the host behind them."""
+"""[n]: block numbers. A host block's number is the number of device blocks plus its own number."""
 
 
 class StepRows(Protocol):
-    """The sequences that a step computes, S of them."""
+    """The S sequences that a step computes."""
 
     @property
     def num_new_tokens(self) -> npt.NDArray[np.int64]:
-        """[S]: tokens that the step computes of each."""
+        """[S]: tokens of each sequence that the step computes."""
         ...
 
     @property
     def seq_lens(self) -> npt.NDArray[np.int64]:
-        """[S]: tokens of each after the step."""
+        """[S]: tokens of each sequence after the step."""
         ...
 
     @property
     def block_tables(self) -> npt.NDArray[np.integer[Any]]:
-        """[S, widest]: block ids in order; what is past a sequence's length is never read."""
+        """[S, widest]: block ids in order; entries past a sequence's length are never read."""
         ...
 
 
 class Event(Protocol):
-    """A place in a stream."""
+    """An event recorded on a stream."""
 
-    def query(self) -> bool: ...
+    def query(self) -> bool:
+        """Returns whether all work before the event is done."""
+        ...
 
 
 class Stream(Protocol):
-    """Work of a device that is done in order."""
+    """A queue of device work that runs in order."""
 
     def wait_event(self, event: Any) -> None:
-        """Makes what is enqueued from now on wait for an event, on the device."""
+        """Makes all work that is enqueued later wait for an event, on the device."""
         ...
 
-    def record_event(self) -> Event: ...
+    def record_event(self) -> Event:
+        """Returns an event after all work enqueued so far."""
+        ...
 
-    def synchronize(self) -> None: ...
+    def synchronize(self) -> None:
+        """Waits until all enqueued work is done."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +81,15 @@ class Streams:
     out: Stream
     into: Stream
     enqueue: Callable[[Any, Callable[[], None]], None]
-    """Enqueues what some work does on a stream."""
+    """Runs a function whose device work is enqueued on a stream."""
 
 
 def make_streams(pool: Tensor) -> Streams:
-    """Makes the streams of the GPU that a pool lies on; its steps compute on this thread's current one."""
+    """Makes the streams of a pool's GPU. Steps compute on the calling thread's current stream."""
     device = pool.device
     out, into = torch.cuda.Stream(device), torch.cuda.Stream(device)
     for stream in (out, into):
-        # The memory of a pool that nobody has any more is given away when these are done with it.
+        # After the pool is freed, torch reuses its memory only when these streams are done with it.
         pool.record_stream(stream)
 
     def enqueue(stream: torch.cuda.Stream, work: Callable[[], None]) -> None:
@@ -100,7 +106,7 @@ class _Swap:
 
 
 class _Compute:
-    """The copies of blocks of a step, and its network."""
+    """A step's compute: its block copies, then its network."""
 
     def __init__(self, rows: StepRows, copy: BlockPairs, block_size: int) -> None:
         self._rows = rows
@@ -117,7 +123,7 @@ class _Compute:
         return self._blocks(first_positions // self._block_size, self._copy[:, 1])
 
     def _blocks(self, first: Ids, more: Ids) -> Ids:
-        """Finds the blocks of each sequence from its `first` one on, and adds some."""
+        """Returns the blocks of each sequence from its table entry `first` on, and the blocks `more`."""
         tables = self._rows.block_tables
         places, ends = np.arange(tables.shape[1]), -(-self._rows.seq_lens // self._block_size)
         own = tables[(places >= first[:, None]) & (places < ends[:, None])]
@@ -132,10 +138,10 @@ class _Enqueued:
 
 
 class SwapStreams:
-    """Enqueues the transfers of steps, from one thread, before their compute."""
+    """Enqueues the transfers of each step before its compute. For one thread."""
 
     def __init__(self, device_pool: Tensor, host_pool: Tensor, streams: Streams) -> None:
-        """`host_pool`: of memory that the device reads and writes by itself; else its copies hold up the host."""
+        """`host_pool`: should lie in pinned memory, which the device accesses itself; other copies block the host."""
         self._device_pool = device_pool
         self._host_pool = host_pool
         self._streams = streams
@@ -146,20 +152,22 @@ class SwapStreams:
         self._marks = np.zeros(len(device_pool) + len(host_pool), np.bool_)
 
     def transfer(self, swap_out: BlockPairs, swap_in: BlockPairs, copy: BlockPairs, rows: StepRows) -> None:
-        """Enqueues a step's transfers, as if done in this order; its compute is what the caller enqueues next.
+        """Enqueues a step's transfers, with results as if in the order swap_out, swap_in, copy.
+
+        The work that the caller enqueues next on the compute stream counts as the step's compute.
 
         Args:
-            swap_out: blocks of the device, and of the host in their place.
-            swap_in: blocks of the host, and of the device in their place.
-            copy: blocks of the device, and their copies.
-            rows: of the network; its arrays stay as they are.
+            swap_out: pairs of a device block and the host block to which it is copied.
+            swap_in: pairs of a host block and the device block to which it is copied.
+            copy: pairs of a device block and the device block to which it is copied.
+            rows: the sequences of the step; their arrays must not change.
 
         Raises:
-            ValueError: an id outside its pool.
+            ValueError: an id is outside its pool.
         """
         streams, on_host = self._streams, self._num_device_blocks
         if self._last_compute is not None:
-            # Everything on the stream by now is the last step's, or before it.
+            # All work on the compute stream by now belongs to the last step or to earlier steps.
             self._unfinished.append(_Enqueued(self._last_compute, streams.compute, streams.compute.record_event()))
         self._unfinished = [each for each in self._unfinished if not each.is_done.query()]
         if swap_out:
@@ -186,7 +194,7 @@ class SwapStreams:
         self._unfinished.append(_Enqueued(swap, stream, stream.record_event()))
 
     def _wait(self, stream: Stream, work: _Swap | _Compute) -> None:
-        """Makes a stream wait for what has to be done before some work."""
+        """Makes a stream wait for all unfinished work that conflicts with `work`."""
         for each in self._unfinished:
             if each.stream is not stream and self._conflict(each.work, work):
                 stream.wait_event(each.is_done)

@@ -1,9 +1,9 @@
-"""Compiles the kernels of all steps to come before the first of them: none shall wait for a compiler.
+"""Compiles the kernels of all later steps at start, so that no step waits for a compiler.
 
-Triton compiles a kernel when it is first launched, and again for another class of its arguments: other tiles, a number
-that is 1 or a multiple of 16, an address that is no multiple of 16. Which launches have which is the launch table's and
-the kernels' to say; here are steps of each class, which all write to block 0. Compiled kernels are kept in the folder
-that TRITON_CACHE_DIR names, for the next start.
+Triton compiles a kernel when it is first launched, and again for each other class of its arguments: other tiles, a
+number that is 1 or a multiple of 16, an address that is not a multiple of 16. The launch table and the kernels
+determine the classes; this module runs steps of each class, which all write to block 0. Compiled kernels are kept for
+the next start in the folder TRITON_CACHE_DIR.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class Compilations:
-    """Counts the kernels that were compiled or read from the cache, from when it was made on."""
+    """Counts the kernels that are compiled or read from the cache after this object was made."""
 
     def __init__(self) -> None:
         self.num_compiled = 0
@@ -48,14 +48,14 @@ class Compilations:
         self.num_compiled += not cache_hit
 
     def tell(self, event: str) -> None:
-        """Logs what has been done so far."""
+        """Logs the counts so far."""
         seconds = time.perf_counter() - self._begin
         log.info("%s: %d kernels compiled, %d from the cache, %.1f s", event, self.num_compiled, self.num_read, seconds)
 
 
 @contextmanager
 def counting_compilations() -> Generator[Compilations]:
-    """Counts, and logs the sum in the end."""
+    """Counts the compilations within the context, and logs them at its end."""
     before, found = knobs.compilation.listener, Compilations()
     knobs.compilation.listener = found
     try:
@@ -71,7 +71,7 @@ def warm_up(
     head: PackedLinear | None,
     sizes: CaptureSizes,
 ) -> None:
-    """Computes a step of each class, and samples in each way. Arguments as for `Backend.capture`."""
+    """Computes a step of each class, and samples with each kind of parameters. Arguments as for `Backend.capture`."""
     with counting_compilations() as found:
         for num_tokens in sorted({min(count, sizes.max_num_tokens) for count in first_row_counts()}):
             if sizes.num_lora_slots:
@@ -92,7 +92,7 @@ def _compute(
     num_tokens: int,
     lora: LoraRows | None = None,
 ) -> Tensor:
-    """Computes tokens of as few sequences as hold so many, with tables so wide that their attention may be split."""
+    """Computes `num_tokens` tokens in as few sequences as possible, with tables so wide that attention may be split."""
     num_seqs = -(-num_tokens // sizes.max_length)
     lens = np.full(num_seqs, num_tokens // num_seqs)
     lens[: num_tokens % num_seqs] += 1
@@ -102,7 +102,7 @@ def _compute(
 
 
 def _sample(ops: SamplingOps, logits: Tensor) -> None:
-    """Chooses greedily, freely and by filters, takes what is not known yet, and measures log probabilities."""
+    """Chooses greedily, without filters and with filters, takes last tokens, and computes log probabilities."""
     zeros, ones = np.zeros(1, np.int64), np.ones(1, np.float32)
     for temperature, top_k in ((0, 0), (1, 0), (1, 2)):
         asked = temperature * ones, zeros + top_k, ones, 0 * ones, zeros, zeros, zeros

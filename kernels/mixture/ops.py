@@ -1,6 +1,6 @@
-"""Mixtures of experts: what networks may ask of them, documented once. As `kernels.ops`, whose letters it uses.
+"""The ops of mixtures of experts (MoE), documented once for all backends. Shapes use the letters of `kernels.ops`.
 
-Letters beside those: E experts, k of which a row goes to.
+Further letters: E experts, of which each row uses k.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Router:
 
     top_k: int
     renormalises: bool
-    """Whether the weights are the softmax of the chosen logits alone; else of the logits of all experts."""
+    """Whether the softmax is taken over the chosen logits only; if false, over the logits of all experts."""
     scale: float = 1.0
     """Factor of the weights."""
 
@@ -37,19 +37,19 @@ class ExpertShape:
     activation: Activation
     """Applied to gates: the first product's result is `activation(gate) * up`."""
     limit: float = 0.0
-    """If not 0, it gives `(up + 1) * gate / (1 + exp(-1.702 * gate))` instead, of a gate that is at most the limit and
-    an up within it on both sides."""
+    """If not 0, the first product's result is `(up + 1) * gate / (1 + exp(-1.702 * gate))` instead, with the gate
+    clamped to at most `limit` and the up to [-limit, limit]."""
     leaves: int = 1
-    """Of the second product: see `LinearSpec`."""
+    """The leaves of the second product: see `LinearSpec.leaves`."""
     partial: bool = False
-    """Whether the inner features are this rank's: see `LinearSpec`."""
+    """Whether other ranks hold the rest of the inner features: see `LinearSpec.partial`."""
 
 
 class ExpertWeights(NamedTuple):
     """The weights of one expert, its biases or None."""
 
     gate_up: Sequence[Tensor]
-    """[2 * inner, width], gates first, in parts one after another."""
+    """[2 * inner, width], gates first; its rows in consecutive parts."""
     gate_up_bias: Tensor | None
     down: Tensor
     """[width, inner]."""
@@ -63,31 +63,31 @@ class PackedExperts(Protocol):
 
     @property
     def linears(self) -> Sequence[PackedLinear]:
-        """Of each expert the first product and the second, expert by expert."""
+        """The first and the second weight of each expert, expert by expert."""
         ...
 
 
 class MixtureOps(Protocol):
-    """The ops of mixtures. A row's results are the same bits whatever stands beside it, as those of other ops."""
+    """The MoE ops. As with the other ops, a row's bits do not depend on the other rows."""
 
     def pack_router(self, weight: Tensor, bias: Tensor | None, arena: Arena | None = None) -> PackedLinear:
-        """Packs the weight [E, width] and bias [E] of a router, whatever the quantization of other weights."""
+        """Packs the weight [E, width] and bias [E] of a router, which is never quantized."""
         ...
 
     def pack_experts(
         self, experts: Iterable[ExpertWeights], shape: ExpertShape, arena: Arena | None = None
     ) -> PackedExperts:
-        """Packs experts one after another: each is let go of before the next one is asked for.
+        """Packs experts one at a time: each is released before `experts` is asked for the next one.
 
-        What is held of them follows one another in one part of the arena. See `Backend.pack_linear`.
+        The packed experts lie one after another in one part of the arena. See `Backend.pack_linear`.
         """
         ...
 
     def route(self, hidden: Tensor, packed: PackedLinear, router: Router) -> tuple[Tensor, Tensor]:
         """Chooses the experts of rows [T, width].
 
-        Logits are made in float32; the largest are chosen, of equal ones the lowest id first, and what is no number
-        before all others.
+        Logits are computed in float32, and the largest are chosen; on ties the lowest id comes first. NaN counts as
+        the largest logit.
 
         Returns:
             Ids [T, k] int32 and their weights [T, k] float32, the largest first.
@@ -95,9 +95,9 @@ class MixtureOps(Protocol):
         ...
 
     def experts(self, hidden: Tensor, ids: Tensor, weights: Tensor, packed: PackedExperts) -> Tensor:
-        """Computes for each row [T, width] the sum of what its experts make of it, times their weights -> [T, width].
+        """Computes for each row [T, width] the weighted sum of its experts' outputs -> [T, width].
 
-        Second products and their biases, weights and the sum, which goes in the order of the ids, are in float32,
-        rounded once.
+        The second products, their biases, the weights and the sum, which is added in the order of `ids`, are float32;
+        the sum is rounded once.
         """
         ...

@@ -1,9 +1,9 @@
-"""Paged attention that gives a row the same bits in every batch. Like `linear`, it owns matrix products.
+"""Paged attention that gives a row the same bits in every batch. Like `linear`, this module calls matrix products.
 
 The softmax takes two passes and no running rescale, as FlashDecoding's "unified maximum" does (arXiv 2311.01282),
 with the true maximum: scores of all splits, one maximum (order-free, hence exact), exponentials, one sum of fixed
 length for each split, products with the values for each split, the splits added in index order, one division. A split
-of which a row sees nothing adds exact zeros, so it does not matter whether it is there. All in float32.
+whose keys a row does not see adds exact zeros, so it does not matter whether it is computed. All in float32.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kernels.ops import AttentionBatch
     from kernels.shapes import AttentionShape
 
-# Keys widened to float32 at a time: small enough to stay in the cache until they are multiplied.
+# Bytes of keys converted to float32 at a time: small enough to stay in the cache until they are multiplied.
 SLAB_BYTES = 2 << 20
 # Multiples to which a tile's rows may be padded, the cheapest first.
 ROW_MULTIPLES = (4, 8, 16, 32, 64)
@@ -36,7 +36,7 @@ def paged_attention(
     row_multiple: int,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """See `kernels.ops.Backend.paged_attention`; `row_multiple` is what tiles are padded to."""
+    """See `kernels.ops.Backend.paged_attention`; the rows of tiles are padded to a multiple of `row_multiple`."""
     kind = (shape, kv_pool.shape[1], sliding_window, row_multiple)
     waves: list[Wave] | None = batch.work_lists.get(kind)
     if waves is None:
@@ -88,13 +88,13 @@ def _attend(
 
 
 def _sink_rows(sinks: Tensor, wave: Wave, shape: AttentionShape) -> Tensor:
-    """Finds the sink of each row of the tiles' -> [num_tiles, K, R, 1]."""
+    """Returns the sink score of each row of the tiles: [num_tiles, K, R, 1]."""
     heads = wave.query_rows % shape.num_heads
     return sinks.index_select(0, heads).view(wave.num_tiles, shape.num_kv_heads, wave.num_rows, 1)
 
 
 def _multiply(left: Tensor, right: Tensor, result: Tensor) -> None:
-    """Multiplies pairs of matrices. Of a single pair a library cuts the sums among its threads, of two it does not."""
+    """Multiplies pairs of matrices. A single pair is doubled, since the library would split its sums among threads."""
     if len(left) > 1:
         torch.bmm(left, right, out=result)
     else:

@@ -1,7 +1,7 @@
 """The reference backend: the op set in torch, for any device that torch has. The oracle for every faster backend.
 
-On a CPU it is exact under every schedule once `probe` has said so; on a GPU the same code runs without that promise.
-Owns the choices that the probe makes, and no tensors.
+On a CPU its results are batch-invariant if `probe` returns true; on a GPU the same code runs without that guarantee.
+It holds the choices of the probe and no tensors.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class ReferenceBackend:
         self.sampling = ReferenceSampling(device)
         self.lora: LoraOps | None
         self._loras = self.lora = ReferenceLoraOps()
-        # torch's version is what it depends on.
+        # Results depend on torch's version.
         self.identity = torch.__version__
-        # Attention's tiles are padded to a multiple of this, where the probe found that it is needed.
+        # The multiples to which attention pads the rows of its tiles, as the probe has found them.
         self._row_multiples: dict[AttentionShape, int] = {}
         self._method = _first_method(device)
         self._joined: Ranks | None = None
@@ -85,7 +85,7 @@ class ReferenceBackend:
         spec: LinearSpec = PLAIN_LINEAR,
         arena: Arena | None = None,
     ) -> PackedLinear:
-        """Packs a weight and a bias, wherever torch has them: oneDNN's own layout lies in memory of its own."""
+        """Packs a weight and a bias, outside the arena: oneDNN allocates its own memory for packed weights."""
         if isinstance(weight, QuantizedWeight):
             return ReferenceQuantized(weight, bias, self._method, spec)
         return ReferenceLinear(join_rows(weight), bias, self._method, spec)
@@ -218,12 +218,12 @@ class ReferenceBackend:
         return None
 
     def probe(self, linears: Sequence[PackedLinear], shape: AttentionShape) -> bool:
-        """Proves that no row's bits depend on the rows beside it."""
+        """Tests whether results are batch-invariant."""
         if self._method is Method.PLAIN:
             return False
         weights = cast("Sequence[ReferenceLinear]", linears)
         packed = [*weights, *self._loras.samples(weights)]
-        # Rows that see all others are not tried in pieces: their products and sums are those of rows that do not.
+        # Attention without a causal mask cannot be tested in pieces. It uses the same products and sums.
         row_multiple = probe.find_row_multiple(replace(shape, is_causal=True))
         if row_multiple is not None:
             self._row_multiples[shape] = row_multiple

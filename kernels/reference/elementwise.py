@@ -1,7 +1,7 @@
 """The ops without a matrix product: each computes a row from that row alone, in one fixed order.
 
-Only functions whose results do not depend on an element's place in the tensor are used: torch's own `silu`, `sigmoid`
-and `gelu` take another formula for the last elements of a vector or a thread's share, so they are spelled out.
+Only functions whose results do not depend on an element's place in the tensor are used. torch's own `silu`, `sigmoid`
+and `gelu` use another formula for the last elements of a vector or of a thread's part, so they are written out here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SLOTS = "slots"
 
 
 def normalise(rows: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
-    """RMS norm over the last dimension, in float32; a weight in float32 multiplies before it is rounded."""
+    """RMS norm over the last dimension, in float32. A float32 weight multiplies before rounding, any other after it."""
     wide = rows.float()
     return _weigh(wide * _inverse_root(wide, epsilon), weight, rows.dtype)
 
@@ -177,7 +177,7 @@ def _write(keys_values: Tensor, batch: AttentionBatch, kv_pool: Tensor, layer: i
 
 
 def _slot_rows(batch: AttentionBatch, kv_pool: Tensor, num_heads: int) -> Tensor:
-    """[T * num_heads]: where keys and values of each token lie in layer 0, in rows of head_dim."""
+    """Returns [T * num_heads]: the pool rows (of head_dim numbers) of each token's keys and values in layer 0."""
     head_dim, block_size = kv_pool.shape[-1], batch.block_size
     block_ids, offsets = batch.slot_mapping // block_size, batch.slot_mapping % block_size
     first_rows = block_ids * (kv_pool.stride(0) // head_dim) + offsets

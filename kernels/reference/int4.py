@@ -1,10 +1,11 @@
-"""Defines products of weights that a checkpoint has quantized, in torch. Every backend has to give its bits.
+"""Defines, in torch, products with weights that a checkpoint has quantized. Every backend must give the same bits.
 
-Of four bits: inputs are in groups of 32, 64 or 128 neighbours. A row is quantized group by group as `int8` does rows.
-A group's sum of `row level * (weight level - zero point)` is a whole number below 2 ** 24, so float32 has it whatever
-the order; it is multiplied by the product of both scales. Groups are added from zero in their order, leaves as a tree.
+4-bit weights: inputs form groups of 32, 64 or 128 neighbours. Rows are quantized group by group, as `int8` quantizes
+whole rows. A group's sum of `row level * (weight level - zero point)` is an integer below 2 ** 24, which float32 holds
+exactly for any order of summation. It is multiplied by the product of both scales. The groups of a leaf are added to
+zero in their order, and the leaves are added as a tree.
 
-Of eight bits: as in `int8`, with the levels and scales of the weight as they are given.
+8-bit weights: as in `int8`, with the levels and scales of the checkpoint.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def linear_quantized(hidden: Tensor, weight: QuantizedWeight, leaves: int = 1) -> Tensor:
-    """Multiplies rows [R, in_features] by a weight -> [R, rows of the weight] float32."""
+    """Multiplies rows [R, in_features] by a quantized weight -> [R, rows of the weight] float32."""
     if weight.order is not None:
         hidden = hidden[:, weight.order]
     product = _grouped_product if weight.zeros is not None else _product

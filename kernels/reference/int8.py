@@ -1,8 +1,8 @@
-"""Defines a product in int8, in torch. Every backend has to give its bits.
+"""Defines, in torch, products in int8. Every backend must give the same bits.
 
-Both sides are quantized row by row and leaf by leaf: a weight when it is packed, its rows being outputs, and
-activations when they are multiplied. Sums of integers are exact, so a row's bits depend on that row alone, and no order
-of summing shows but that of the leaves.
+Each row of both factors is quantized separately in each leaf: weights, whose rows are outputs, when they are packed,
+and activations when they are multiplied. Sums of integers are exact, so a row's bits depend on that row only, and the
+order of summation matters only between leaves.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 
 LEVELS = 127
 SMALLEST_MAGNITUDE = 1e-30
-"""Rows whose largest magnitude is below count as zeros."""
+"""Rows whose largest magnitude is below this are treated as zeros."""
 
 
 def quantize_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Quantizes each row [R, K] by its largest magnitude, rounding to the nearest, and to even between two.
+    """Quantizes each row [R, K], scaled by its largest magnitude; rounds to the nearest level, ties to even.
 
     Returns:
-        [R, K] int8 from -127 to 127, and [R] float32: what 1 is worth, not a number in rows that hold one not finite.
+        Levels [R, K] int8 from -127 to 127 and scales [R] float32. The scale is NaN if the row is not finite.
     """
     wide = rows.float()
     largest = wide.abs().amax(1)
-    # A number divided by a tensor would be multiplied by the reciprocal, which rounds twice.
+    # torch computes number / tensor by the reciprocal, which rounds twice; tensor / tensor rounds once.
     inverse = torch.where(largest < SMALLEST_MAGNITUDE, 0, torch.full_like(largest, LEVELS) / largest)
     levels = (wide * inverse[:, None]).round().nan_to_num(0).to(torch.int8)
     return levels, torch.where(largest.isfinite(), largest / LEVELS, torch.nan)
 
 
 def linear_int8(hidden: Tensor, weight: Tensor, bias: Tensor | None = None, leaves: int = 1) -> Tensor:
-    """Multiplies rows [R, K] by a weight [N, K], both quantized -> [R, N] float32."""
+    """Quantizes rows [R, K] and a weight [N, K], and multiplies them -> [R, N] float32."""
     width = weight.shape[1] // leaves
     sums = [_leaf_sum(*pair) for pair in zip(hidden.split(width, 1), weight.split(width, 1), strict=True)]
     result = add_leaves(sums)

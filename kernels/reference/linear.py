@@ -1,8 +1,8 @@
-"""Linear layers whose rows have the same bits however many rows there are. Like `attention`, it owns matrix products.
+"""Linear layers that give a row the same bits for any number of rows. Like `attention`, this module calls products.
 
-A matrix product's row changes with the number of rows wherever a library takes another kernel for few rows or for the
-last ones. Three ways avoid that on a CPU, tried in this order (`Method`); `kernels.reference.probe` shows which one
-holds on this machine. Knows nothing of networks.
+Libraries use other kernels for few rows or for the last rows, so that a row's bits change with the number of rows.
+Three methods avoid that on a CPU and are tried in this order (`Method`); `kernels.reference.probe` tests which one
+works on this machine. Knows nothing of networks.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 
 PADDED_ROWS = 4
 TILE_ROWS = 32
-# A product of more rows is cut, so that the probe can try all that a library is ever given: MAX_ROWS, or as many as
-# make so many results, but never fewer than the least.
+# Products are cut so that the probe can test every number of rows that the library gets: at most MAX_ROWS rows and
+# MAX_RESULTS results, but at least MIN_CUT_ROWS rows.
 MIN_CUT_ROWS = 96
 MAX_RESULTS = 1 << 24
 
 
 class Method(StrEnum):
-    """How a product is made."""
+    """How a product is computed."""
 
     PREPACKED = "prepacked"
-    """oneDNN, from a weight in its own layout, two rows at least: the fastest."""
+    """oneDNN with a weight in its own layout and at least two rows: the fastest."""
     PADDED = "padded"
-    """The plain product, its rows padded to a multiple of 4."""
+    """torch's product, with rows padded to a multiple of 4."""
     TILED = "tiled"
-    """A loop of plain products of 32 rows each, the last one padded."""
+    """A loop of torch's products of 32 rows each, the last one padded."""
     PLAIN = "plain"
-    """The plain product, as on a GPU: promises nothing."""
+    """torch's product, as on a GPU: not batch-invariant."""
 
 
 LADDER = (Method.PREPACKED, Method.PADDED, Method.TILED)
@@ -57,22 +57,22 @@ def can_prepack(dtype: torch.dtype) -> bool:
 
 
 def join_rows(weight: Tensor | Sequence[Tensor]) -> Tensor:
-    """Returns a weight in one piece: a copy, where it comes in parts."""
+    """Returns a weight as one tensor; parts are concatenated into a copy."""
     return weight if isinstance(weight, Tensor) else torch.cat(list(weight))
 
 
 class ReferenceLinear:
-    """A weight [out_features, in_features] and perhaps a bias, packed for one method.
+    """A weight [out_features, in_features] and an optional bias, packed for one method.
 
-    Half floats that oneDNN cannot pack on this processor are kept and multiplied in float32, and so is every weight of
-    several leaves or ranks, whose sums must not be rounded apart; results are rounded once.
+    16-bit weights that oneDNN cannot pack on this processor are stored and multiplied in float32. So are weights of
+    several leaves or ranks, since their partial sums must not be rounded. Results are rounded once.
     """
 
     is_table = False
 
     def __init__(self, weight: Tensor, bias: Tensor | None, method: Method, spec: LinearSpec = PLAIN_LINEAR) -> None:
         self.num_rows, self.in_features = weight.shape
-        # A method that promises nothing need not keep to the tree.
+        # PLAIN does not promise batch invariance, so it needs no tree of leaves.
         self.leaves = 1 if method is Method.PLAIN else spec.leaves
         self.is_gated, self.is_partial = spec.gated, spec.partial
         self.out_features = self.num_rows // 2 if spec.gated else self.num_rows
@@ -98,11 +98,11 @@ class ReferenceLinear:
 
     @property
     def max_rows(self) -> int:
-        """The most rows that one product of a library has."""
+        """The most rows that the library multiplies at a time."""
         return min(MAX_ROWS, max(MIN_CUT_ROWS, MAX_RESULTS // self.num_rows))
 
     def pack(self, method: Method, weight: Tensor | None = None) -> None:
-        """Packs for a method: a new weight, or the one held, which is laid out anew."""
+        """Packs a new weight for a method, or packs the current weight again."""
         dense = self._dense() if weight is None else weight
         self.method = method
         keeps = method is Method.PLAIN or (self.leaves == 1 and not self.is_partial and can_prepack(self.dtype))
@@ -120,13 +120,13 @@ class ReferenceLinear:
         return torch.cat(dense, dim=1) if self.leaves > 1 else dense[0]
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """Multiplies rows [R, in_features] by all rows of the weight: gates and ups stand side by side."""
+        """Multiplies rows [R, in_features] by all rows of the weight: gates and ups stay separate columns."""
         return self.unrounded(hidden).to(self.dtype)
 
     def unrounded(self, hidden: Tensor) -> Tensor:
         """Multiplies, and returns the products in the dtype that they are computed in: float32 or the weight's own.
 
-        Those of a partial weight are without its bias.
+        The products of a partial weight do not include the bias.
         """
         num_rows = hidden.shape[0]
         if num_rows == 0:

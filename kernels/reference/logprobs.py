@@ -1,8 +1,8 @@
 """Log probabilities, the best tokens and ranks of rows of logits, in torch.
 
-Owns the arithmetic alone: the caller decides which rows it is for. As in `sampling`, a row's result depends
-on its own logits only. torch's `log_softmax` keeps rows apart; its `logsumexp` does not: it cuts the sum of a single
-row among the threads, which rounds otherwise than the same row among others (4 of 60 rows of 152,064, two threads).
+As in `sampling`, a row's result depends on its own logits only. torch's `log_softmax` has this property. torch's
+`logsumexp` does not: it splits the sum of a single row among threads, which rounds differently from the same row in a
+batch (4 of 60 rows of 152,064 logits, with two threads).
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def best_tokens(scores: Tensor, count: int) -> Tensor:
 
 
 def _with_lowest_ties(scores: Tensor, values: Tensor, token_ids: Tensor) -> Tensor:
-    """Replaces the tokens that tie at the last place of [rows, count], a suffix of each row, by those of lowest ids."""
+    """Replaces the tokens that tie at the last place, a suffix of each row, by the tied tokens with the lowest ids."""
     vocab_size, count = scores.shape[1], values.shape[1]
-    # The lower the id, the larger; no two are alike.
+    # A distinct score for each tied token: the lower its id, the larger the score.
     ties = torch.where(scores == values[:, -1:], torch.arange(vocab_size, 0, -1, device=scores.device), 0)
     lowest = vocab_size - ties.topk(count, dim=-1).values
     is_above = values > values[:, -1:]
@@ -53,7 +53,7 @@ def _with_lowest_ties(scores: Tensor, values: Tensor, token_ids: Tensor) -> Tens
 
 
 def ranks(logits: Tensor, token_ids: Tensor) -> Tensor:
-    """Finds the places of tokens in the order of `best_tokens`, from 1: token ids int64 [rows] -> int64 [rows]."""
+    """Returns the rank of each row's token in the order of `best_tokens`, from 1: ids int64 [rows] -> int64 [rows]."""
     chosen = logits.gather(1, token_ids[:, None])
     comes_before = torch.arange(logits.shape[1], device=logits.device) < token_ids[:, None]
     return ((logits > chosen) | ((logits == chosen) & comes_before)).sum(-1) + 1

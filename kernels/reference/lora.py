@@ -1,4 +1,4 @@
-"""Adapters of reference linears: both factors in float32, padded to one width: the probe has tried each shape."""
+"""LoRA adapters of reference linears: both factors are float32, padded to one width whose shapes the probe tests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ReferenceLora:
 
 
 class LoraRoom:
-    """The slots of one weight. `sample` has the shapes of all that may be in them, for the probe."""
+    """The slots of one weight. `sample` is an adapter of zeros for the probe, with the shapes of all adapters."""
 
     def __init__(self, num_slots: int, sample: ReferenceLora) -> None:
         self.sample = sample
@@ -40,11 +40,11 @@ class LoraRoom:
 
     @property
     def width(self) -> int:
-        """The numbers between the factors."""
+        """The padded width (rank) of all adapters."""
         return self.sample.expand.in_features
 
     def shrink(self, hidden: Tensor, lora: LoraRows) -> Tensor:
-        """Multiplies the rows that have adapters by their first factors -> [R, width] float32, others zeros."""
+        """Multiplies rows by the `shrink` factors of their adapters -> [R, width] float32; zeros without an adapter."""
         result = torch.zeros(len(hidden), self.width, device=hidden.device)
         for slot, rows in lora.by_slot:
             adapter = self.held[slot]
@@ -54,12 +54,12 @@ class LoraRoom:
         return result
 
     def add(self, sums: Tensor, inner: Tensor, lora: LoraRows, result: Tensor) -> None:
-        """Writes to rows of `result` that have adapters their sums and what the second factors add, rounded.
+        """Writes the rows of `result` that have adapters: their sums plus the `expand` products, rounded.
 
         Args:
             sums: [R, rows of the weight], with the bias.
-            inner: what `shrink` returned, of all ranks.
-            lora: the rows.
+            inner: the results of `shrink`, summed over all ranks.
+            lora: the adapters of the rows.
             result: [R, rows of the weight] in the model's dtype.
         """
         for slot, rows in lora.by_slot:
@@ -80,7 +80,7 @@ class ReferenceLoraOps:
         return self._rooms.get(weight)
 
     def samples(self, linears: Iterable[ReferenceLinear]) -> list[ReferenceLinear]:
-        """Returns factors of the shapes that adapters of these weights have."""
+        """Returns sample factors, which have the shapes of these weights' adapters."""
         rooms = [room for linear in linears if (room := self.find(linear)) is not None]
         return [factor for room in rooms for factor in (room.sample.shrink, room.sample.expand)]
 
@@ -94,12 +94,12 @@ class ReferenceLoraOps:
     def pack(self, packed: PackedLinear, shrink: Tensor, expand: Tensor) -> PackedLora:
         weight = cast("ReferenceLinear", packed)
         missing = self._rooms[weight].width - len(shrink)
-        # As they are in the model's dtype.
+        # The factors are rounded to the model's dtype.
         inner, outer = (factor.to(weight.dtype).float() for factor in (shrink, expand))
         return _pack(weight, functional.pad(inner, (0, 0, 0, missing)), functional.pad(outer, (0, missing)))
 
     def write(self, packed: PackedLinear, slot: int, lora: PackedLora | None) -> None:
-        """Sets what a slot holds, packed as the probe has found best since."""
+        """Puts an adapter into a slot, packed again if the probe has chosen another method since."""
         room, adapter = self._rooms[cast("ReferenceLinear", packed)], cast("ReferenceLora | None", lora)
         if adapter is not None:
             for factor, like in ((adapter.shrink, room.sample.shrink), (adapter.expand, room.sample.expand)):

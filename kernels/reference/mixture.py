@@ -1,4 +1,4 @@
-"""Mixtures of experts in torch: the definition."""
+"""Mixtures of experts in torch: the reference for the other backends."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _pack(weights: ExpertWeights, shape: ExpertShape, method: Method) -> tuple[R
     gate_up = LinearSpec(gated=True, activation=shape.activation)
     down = LinearSpec(leaves=shape.leaves, partial=shape.partial)
     first = ReferenceLinear(join_rows(weights.gate_up), weights.gate_up_bias, method, gate_up)
-    # The bias is added where all leaves are.
+    # The bias is added after the leaves of all ranks.
     return first, ReferenceLinear(weights.down, weights.down_bias, method, down)
 
 
@@ -49,7 +49,7 @@ class ReferenceMixtureOps:
     """See `kernels.mixture.ops.MixtureOps`."""
 
     def __init__(self, method: Method, ranks: Callable[[], Ranks]) -> None:
-        """`ranks`: gives those with which partial weights are shared."""
+        """`ranks`: returns the ranks that share partial weights."""
         self._method = method
         self._ranks = ranks
 
@@ -88,7 +88,7 @@ class ReferenceMixtureOps:
 
 
 def choose(logits: Tensor, router: Router) -> tuple[Tensor, Tensor]:
-    """Chooses and weighs the experts of rows of logits [T, E] float32: see `kernels.mixture.ops.MixtureOps.route`."""
+    """Chooses experts and their weights from logits [T, E] float32: see `kernels.mixture.ops.MixtureOps.route`."""
     keys = logits.masked_fill(logits.isnan(), float("inf"))
     ids = torch.sort(keys, dim=1, descending=True, stable=True).indices[:, : router.top_k]
     chosen = logits.gather(1, ids)
@@ -102,7 +102,7 @@ def choose(logits: Tensor, router: Router) -> tuple[Tensor, Tensor]:
 
 
 def activate(gate_up: Tensor, shape: ExpertShape) -> Tensor:
-    """Computes what becomes of gates and ups [R, 2 * inner] -> [R, inner]: see `kernels.mixture.ops.ExpertShape`."""
+    """Applies the experts' activation to gates and ups [R, 2 * inner] -> [R, inner]: see `ExpertShape`."""
     if not shape.limit:
         return elementwise.activate_and_mul(gate_up, shape.activation)
     gate, up = gate_up.float().chunk(2, dim=1)

@@ -1,7 +1,7 @@
-"""Proves at start, on this machine, that a row's bits do not depend on the rows beside it.
+"""Tests at start that results are batch-invariant on this machine.
 
-Each op is tried in the shapes that a model gives it, as `kernels.invariance` does; where a product fails, the next way
-of making it is taken.
+Each op is tested by `kernels.invariance` in the shapes that the model uses. If a product fails, the next method of the
+ladder is taken.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from kernels.ops import AttentionBatch
     from kernels.shapes import Activation, AttentionShape
 
-# Products of larger weights are never left to one thread (`dry_runs.settle_threads`), and would take it long.
+# Products of larger weights never run on one thread (`dry_runs.settle_threads`), and testing that would take long.
 MAX_SINGLE_THREAD_WEIGHTS = 1 << 22
-# Outputs of shards, a multiple of 16 each: others are not promised, and Intel's AVX2 kernels give them other bits.
+# Outputs of the tested shards, multiples of 16. Other sizes are not promised: Intel's AVX2 kernels change their bits.
 SHARDS = (128, 64, 48, 32, 16)
 EPSILON = 1e-6
 
 
 def settle_linears(linears: Iterable[ReferenceLinear]) -> bool:
-    """Steps the linears of each shape down the ladder until they are exact; tells whether all shapes got there."""
+    """Moves the linears of each shape down the ladder until they are batch-invariant; returns whether all are."""
     alike: defaultdict[tuple[object, ...], list[ReferenceLinear]] = defaultdict(list)
     for linear in linears:
         key = linear.out_features, linear.is_gated, linear.in_features, linear.leaves, linear.dtype, linear.method
@@ -59,9 +59,9 @@ def _settle(group: list[ReferenceLinear]) -> bool:
 
 
 def rows_are_independent(linear: ReferenceLinear) -> bool:
-    """Returns whether the rows of a product are the same bits for every row count, on one thread too if it may be.
+    """Returns whether a product's rows have the same bits for every row count, and on one thread if it may use one.
 
-    Before they are rounded: of 65,536 sums that differ in float32, one or two do in bfloat16.
+    It compares sums before rounding: of 65,536 sums that differ in float32, only one or two differ in bfloat16.
     """
     rows = random_numbers(NUM_ROWS, linear.in_features, seed=7).to(linear.dtype)
     return keeps_rows(
@@ -74,7 +74,7 @@ def rows_are_independent(linear: ReferenceLinear) -> bool:
 
 
 def columns_are_independent(like: ReferenceLinear, method: Method) -> bool:
-    """Returns whether an output of such a product has the same bits in a shard of its weight and in the whole."""
+    """Returns whether an output has the same bits in a shard of a weight like `like` as in the whole weight."""
     in_features, dtype = like.in_features, like.dtype
     weight = (random_numbers(sum(SHARDS), in_features, seed=9) * in_features**-0.5).to(dtype)
     rows = random_numbers(NUM_ROWS, in_features, seed=7).to(dtype)
@@ -110,14 +110,14 @@ def _keeps(compute: Callable[[Tensor], Tensor], width: int, dtype: torch.dtype) 
 
 
 def find_row_multiple(shape: AttentionShape) -> int | None:
-    """Finds what attention's tiles must be padded to a multiple of, or None where nothing helps."""
+    """Returns the multiple to which attention must pad the rows of its tiles, or None if no multiple works."""
     return next((multiple for multiple in ROW_MULTIPLES if tiles_are_independent(shape, multiple)), None)
 
 
 def tiles_are_independent(shape: AttentionShape, row_multiple: int) -> bool:
-    """Returns whether attention's tiles of so many rows give a row the same bits in every step.
+    """Returns whether attention with tiles padded to `row_multiple` gives a row the same bits in every step.
 
-    In float32, as all of its products are, whatever the dtype of a model.
+    It tests float32, in which attention computes all products for every dtype of the model.
     """
 
     def attend(rows: Tensor, batch: AttentionBatch, pool: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Weights that a checkpoint has quantized, held as they were given: `int4` defines their products."""
+"""Weights that a checkpoint has quantized, kept in the checkpoint's format. `int4` defines their products."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ReferenceQuantized:
-    """Has what `ReferenceLinear` has for the backend. The method is for adapters: its own products are exact anyway."""
+    """Same interface as `ReferenceLinear`. Only its adapters use `method`, since its own products are exact."""
 
     is_table = False
 
@@ -42,7 +42,7 @@ class ReferenceQuantized:
         return self._weight.dequantize(), None if self._bias is None else self._bias.clone()
 
     def unrounded(self, hidden: Tensor) -> Tensor:
-        """Multiplies -> float32; those of a partial weight are without its bias."""
+        """Multiplies -> float32; the products of a partial weight do not include the bias."""
         sums = linear_quantized(hidden, self._weight, self.leaves)
         return sums if self.is_partial else self.biased(sums)
 

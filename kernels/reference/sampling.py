@@ -1,7 +1,7 @@
-"""The ops of sampling in torch: filters and draws that depend on their row alone. See `kernels.sampling`.
+"""The sampling ops in torch: the filters and the draw of a row depend on that row only. See `kernels.sampling`.
 
-Only reductions over the whole vocabulary or over a number of candidates that the row itself chooses, and element-wise
-functions whose bits do not depend on the length, are used.
+This module uses only reductions over the whole vocabulary or over a number of candidates that follows from the row's
+parameters, and elementwise functions whose bits do not depend on the length.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 
-# Rows whose noise is made at once, in elements: what stays in a core's second-level cache.
+# Elements of noise that are made at a time: they fit into a core's L2 cache.
 _NOISE_ELEMENTS = 1 << 18
-# How many of a row's best tokens are looked at before its whole vocabulary is sorted; the last is for `top_p` alone.
+# How many of a row's best tokens are tried before its whole vocabulary is sorted: see `numbers_of_candidates`.
 CANDIDATE_COUNTS = (64, 1024)
-# Logits from which tokens are chosen at a time: sorting a whole vocabulary takes many times their memory.
+# Logits that are processed at a time, since sorting a whole vocabulary takes SORTING_COPIES times their memory.
 MAX_CHOSEN_LOGITS = 1 << 21
 SORTING_COPIES = 12
-# Copies of the logits that log probabilities of all tokens take.
+# Memory that log probabilities of all tokens take, in copies of the logits.
 LOGPROB_COPIES = 2
-# In the place of a number of candidates: the first token is chosen, or one of all is drawn.
+# Special numbers of candidates: GREEDY takes the likeliest token, UNFILTERED draws from the whole vocabulary.
 GREEDY, UNFILTERED = -1, 0
 
 Words = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -47,8 +47,8 @@ Words = tuple[Tensor, Tensor, Tensor, Tensor]
 class DrawKeys:
     """The inputs of a draw besides the logits: int64 columns [rows].
 
-    `seeds` hold 64 bits each, `positions` the place among the output tokens from 0, `sequence_indexes` which of its
-    request's sequences it is.
+    `seeds` hold 64 bits each, `positions` the index among the output tokens from 0, `sequence_indexes` the index of the
+    sequence within its request.
     """
 
     seeds: Tensor
@@ -83,7 +83,7 @@ def philox(counter: Words, key: tuple[Tensor, Tensor]) -> Words:
     for _ in range(_ROUNDS):
         low0, low1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
         high0, high1 = low0 >> 32, low1 >> 32
-        # In place: these tensors are as large as the noise, and memory is what a round waits for.
+        # In place: these tensors are as large as the noise, and a round is limited by memory bandwidth.
         c0, c1 = high1.bitwise_xor_(c1).bitwise_xor_(k0).bitwise_and_(_WORD), low1.bitwise_and_(_WORD)
         c2, c3 = high0.bitwise_xor_(c3).bitwise_xor_(k1).bitwise_and_(_WORD), low0.bitwise_and_(_WORD)
         k0, k1 = (k0 + _KEY_STEPS[0]) & _WORD, (k1 + _KEY_STEPS[1]) & _WORD
@@ -119,7 +119,7 @@ def full_exponential_noise(keys: DrawKeys, vocab_size: int) -> Tensor:
 
 
 def finite_rows(logits: Tensor) -> Tensor:
-    """Finds the rows [rows, vocabulary] of finite numbers: bool [rows]. One pass: a sum keeps NaN and inf."""
+    """Returns which rows [rows, vocabulary] are finite: bool [rows]. One sum is enough, since it keeps NaN and inf."""
     return torch.isfinite(logits.sum(-1))
 
 
@@ -148,25 +148,25 @@ def draw(logits: Tensor, temperatures: Tensor, keys: DrawKeys) -> Tensor:
 
 
 def _slabs(table: Tensor) -> Iterable[Tensor]:
-    """Cuts the rows of a table [rows, n] into pieces of which the noise stays in cache: indexes, int64 [some]."""
+    """Yields row indexes (int64) of a table [rows, n], in pieces whose noise fits into the cache."""
     return torch.arange(len(table), device=table.device).split(max(1, _NOISE_ELEMENTS // table.shape[1]))
 
 
 def draw_filtered(
     logits: Tensor, temperatures: Tensor, filters: Filters, keys: DrawKeys, num_candidates: int
 ) -> Tensor:
-    """Draws a token of each row from those that pass min_p, then top_k, then top_p.
+    """Draws a token of each row from the tokens that pass min_p, then top_k, then top_p.
 
-    The best `num_candidates` of a row are looked at first; a row for which they do not settle what passes is done over
-    with its whole vocabulary sorted. `num_candidates` must follow from the row's own parameters (`CANDIDATE_COUNTS`),
-    never from the batch: sums over candidates round by their number.
+    The best `num_candidates` tokens of a row are tried first. If they do not determine which tokens pass, the row's
+    whole vocabulary is sorted. `num_candidates` must follow from the row's own parameters (`CANDIDATE_COUNTS`), never
+    from the batch, since the rounding of sums depends on the number of candidates.
 
     Args:
         logits: float32 [rows, vocabulary]; -inf is impossible.
         temperatures: float32 [rows], > 0.
-        filters: columns [rows]; a top_k above `num_candidates` is settled by the whole vocabulary.
+        filters: columns [rows]; a top_k above `num_candidates` sorts the whole vocabulary.
         keys: columns [rows].
-        num_candidates: at the vocabulary's size or above, all are sorted at once.
+        num_candidates: number of tokens to try; from the vocabulary's size on, all tokens are sorted at once.
 
     Returns:
         int64 [rows].
@@ -181,8 +181,8 @@ def draw_filtered(
     values, token_ids = _order(values[:, :-1], token_ids[:, :-1])
     best = _best(values, filters)
     keep = _nucleus(values, best, filters, mass)
-    # Which of the tokens that tie at the boundary are candidates is torch's whim. And where the last candidate passes,
-    # those beyond it might, or have a share of the mass.
+    # torch chooses arbitrarily which of the tokens that tie at the boundary are candidates. And if the last candidate
+    # passes, tokens beyond it may pass too, or have a share of the mass.
     goes_on = keep[:, -1] | (best[:, -1] & mass.isnan())
     settled_by_k = (filters.top_k > 0) & (filters.top_k <= num_candidates)
     unsettled = (keep & (values == boundary)).any(-1) | (goes_on & ~settled_by_k)
@@ -202,9 +202,9 @@ def _draw_sorted(logits: Tensor, temperatures: Tensor, filters: Filters, keys: D
 
 
 def _log_mass(logits: Tensor, temperatures: Tensor, filters: Filters) -> Tensor:
-    """The logarithm of a row's whole mass over its best token's where only top_p filters, else NaN: [rows] float32.
+    """Returns log(mass of the row / mass of its best token) of rows that only top_p filters, else NaN: [rows] float32.
 
-    Computed row by row where it is needed: its length is the vocabulary's, so candidates round as the whole does.
+    The sum is always over the whole vocabulary, so that it rounds alike with candidates and with all tokens sorted.
     """
     mass = torch.full_like(temperatures, float("nan"))
     rows = ((filters.top_k == 0) & (filters.min_p <= 0) & (filters.top_p < 1)).nonzero()[:, 0]
@@ -221,16 +221,16 @@ def _order(values: Tensor, token_ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _best(values: Tensor, filters: Filters) -> Tensor:
-    """Returns which of the ordered candidates [rows, n] pass min_p and top_k: a prefix of each row: bool [rows, n]."""
+    """Returns which ordered candidates [rows, n] pass min_p and top_k, always a prefix of the row: bool [rows, n]."""
     keep = (values > float("-inf")) & (values >= values[:, :1] + filters.min_p.log()[:, None])
     rank = torch.arange(values.shape[1], device=values.device)
     return keep & ((rank < filters.top_k[:, None]) | (filters.top_k == 0)[:, None])
 
 
 def _nucleus(values: Tensor, best: Tensor, filters: Filters, log_mass: Tensor) -> Tensor:
-    """Returns which of the `best` of the ordered candidates pass top_p, the first always: bool [rows, n].
+    """Returns which `best` ordered candidates pass top_p; the first one always passes: bool [rows, n].
 
-    The share is one of the mass of the best, or of `log_mass` [rows], see `_log_mass`, where that is not NaN.
+    top_p is a share of the mass of the `best` candidates, or of the mass in `log_mass` [rows] where that is not NaN.
     """
     weights = torch.where(best, (values - values[:, :1]).exp(), 0).double()
     before = weights.cumsum(-1) - weights
@@ -240,14 +240,14 @@ def _nucleus(values: Tensor, best: Tensor, filters: Filters, log_mass: Tensor) -
 
 
 def _race(values: Tensor, token_ids: Tensor, keep: Tensor, keys: DrawKeys, vocab_size: int) -> Tensor:
-    """Draws among the kept, with the noise that they would have in the whole vocabulary: int64 [rows]."""
+    """Draws one of the kept tokens, with the noise that it has in a draw from the whole vocabulary: int64 [rows]."""
     width = int(keep.sum(-1).max())
     values, token_ids, keep = values[:, :width], token_ids[:, :width], keep[:, :width]
     drawn: list[Tensor] = []
     for rows in _slabs(token_ids):
         ids = token_ids[rows]
         if width * 4 > vocab_size:
-            # A counter gives four neighbours their noise: the whole vocabulary costs no more than these.
+            # One counter gives four neighbours their noise: the whole vocabulary costs no more than these ids.
             noise = full_exponential_noise(keys.select(rows), vocab_size).gather(1, ids)
         else:
             noise = exponential_noise(keys.select(rows), ids)
@@ -257,9 +257,9 @@ def _race(values: Tensor, token_ids: Tensor, keep: Tensor, keys: DrawKeys, vocab
 
 
 def numbers_of_candidates(choices: Choices, vocab_size: int) -> Integers:
-    """Returns how many candidates `draw_filtered` shall look at first in each row [R], or GREEDY, or UNFILTERED.
+    """Returns how many candidates `draw_filtered` tries first in each row [R], or GREEDY, or UNFILTERED.
 
-    Follows from the row alone, so that the batch cannot change a draw.
+    The number follows from the row's parameters only, so that the batch cannot change a draw.
     """
     few, many = CANDIDATE_COUNTS
     top_k = choices.top_k
@@ -270,7 +270,7 @@ def numbers_of_candidates(choices: Choices, vocab_size: int) -> Integers:
 
 
 def _parts(counts: Integers, most: int) -> Iterable[tuple[int, Integers]]:
-    """Cuts rows into pieces of one count each, and of so many rows at most: the count and the rows' places."""
+    """Yields (count, row indexes) in pieces of at most `most` rows that all have the same count."""
     for count in np.unique(counts).tolist():
         picked = np.flatnonzero(counts == count)
         for start in range(0, len(picked), most):
@@ -287,7 +287,7 @@ class ReferenceSampling:
         return finite_rows(logits).cpu().numpy()
 
     def launch_finite_rows(self, logits: Tensor) -> Tensor:
-        """Finds them on the device."""
+        """Like `finite_rows`, but leaves the flags on the device."""
         return finite_rows(logits)
 
     apply_masks = staticmethod(apply_masks)
@@ -296,10 +296,10 @@ class ReferenceSampling:
         return self.launch_choose(logits, choices).cpu().numpy()
 
     def launch_choose(self, logits: Tensor, choices: Choices) -> Tensor:
-        """Chooses on the device, rows that are done alike together. Filters wait for it: their counts are data."""
+        """Chooses on the device, together for rows with the same number of candidates. Filters wait for the device."""
         hopeless = ~torch.isfinite(logits.max(-1).values)
         if bool(hopeless.any()):
-            # Keeps what is not a number out of the filters' sums.
+            # Keeps NaN and infinity out of the filters' sums.
             logits = logits.masked_fill(hopeless[:, None], 0)
         counts = numbers_of_candidates(choices, logits.shape[1])
         token_ids = torch.empty(len(logits), dtype=torch.int64, device=self._device)

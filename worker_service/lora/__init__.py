@@ -1,1 +1,1 @@
-"""LoRA adapters: their limits, files, the cache of the host and the slots of the device."""
+"""LoRA adapters: their limits, their files, the host's cache and the device's slots."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LoraRequest:
-    """An adapter that a scheduler asks for: its number, its name, and where it lies."""
+    """An adapter that a scheduler requests: its id, name and folder."""
 
     lora_id: int
     name: str
@@ -22,10 +22,10 @@ class LoraRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AdapterWeights:
-    """An adapter that was read: its factors for each site of the network (None: left as it is), and facts.
+    """A loaded adapter: its factors for each site of the network (None: the adapter does not change it), and facts.
 
-    One that is a soft prompt has no factors and `num_virtual_tokens`; its rows [num_virtual_tokens, hidden_size] are
-    None where another stage embeds.
+    A soft prompt has no factors but `num_virtual_tokens`; its rows [num_virtual_tokens, hidden_size] are None if
+    another stage has the embedding.
     """
 
     request: LoraRequest

@@ -22,7 +22,7 @@ _TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<factor>[AB])\
 
 @dataclass(frozen=True, slots=True)
 class AdapterConfig:
-    """The scale of an adapter, by its configuration."""
+    """The settings of an adapter that determine its rank and scale."""
 
     rank: int
     alpha: float
@@ -31,13 +31,13 @@ class AdapterConfig:
     alphas: dict[str, float]
 
     def scale_of(self, module: str) -> tuple[int, float]:
-        """Returns a module's rank and the factor of its product."""
+        """Returns a module's rank and its scale."""
         rank, alpha = _match(self.ranks, module, self.rank), _match(self.alphas, module, self.alpha)
         return rank, alpha / (math.sqrt(rank) if self.is_rank_stabilized else rank)
 
 
 class AdapterFiles:
-    """A LoRA adapter's folder. Makes BlockyardError MODEL_NOT_LOADED of whatever is wrong with it."""
+    """A LoRA adapter's folder. Raises BlockyardError MODEL_NOT_LOADED for any fault of the folder."""
 
     def __init__(self, folder: PeftFolder, max_rank: int) -> None:
         self._folder = folder
@@ -47,7 +47,7 @@ class AdapterFiles:
 
     @property
     def modules(self) -> dict[str, tuple[int, int, int]]:
-        """The modules that it changes, and of each: rank, inputs, outputs."""
+        """The modules that the adapter changes, each with its rank, inputs and outputs."""
         return {name: (a.shape[0], a.shape[1], b.shape[0]) for name, (a, b) in self._pairs.items()}
 
     def read(self, module: str) -> tuple[Tensor, Tensor]:
@@ -103,9 +103,9 @@ def _is_positive(value: Any, kind: Any) -> bool:
 
 
 def _match(pattern: dict[str, Any], module: str, default: Any) -> Any:
-    """Finds a module's value as PEFT does: by a name, or a pattern of its last parts."""
+    """Finds a module's value as PEFT does: by its whole name or by the last parts of its name."""
     for key, value in pattern.items():
-        # Patterns are not ours to run; names and their last parts are what PEFT's own tools write.
+        # Regular expressions from files are not run; PEFT's own tools write names and last parts of names.
         if module == key.removeprefix("^") or module.endswith("." + key):
             return value
     return default

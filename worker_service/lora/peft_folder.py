@@ -1,7 +1,7 @@
-"""A folder as PEFT writes it: adapter_config.json and adapter_model.safetensors, of any kind of adapter.
+"""A folder in PEFT's format: adapter_config.json and adapter_model.safetensors, for any type of adapter.
 
-What would change results and is not served is refused by its name. Files of PyTorch's own format are not read: to load
-them runs code. Knows no kind's own fields and tensors.
+A field that changes results and is not supported is refused by its name. Files in PyTorch's own format are not read,
+since loading them runs code. Knows no fields and tensors of single adapter types.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ _NEUTRAL: dict[str, object] = {
 
 
 class PeftFolder:
-    """An adapter's folder. Makes BlockyardError MODEL_NOT_LOADED of whatever is wrong with it."""
+    """An adapter's folder. Raises BlockyardError MODEL_NOT_LOADED for any fault of the folder."""
 
     def __init__(self, path: Path, root: Path | None = None) -> None:
-        """`root`: below which its files have to lie, links followed; None: they may lie anywhere."""
+        """`root`: the folder below which the files must lie, links resolved; None: they may lie anywhere."""
         self.path = path
         self._root = root
         self.config_path = path / CONFIG_FILE
         self.weights_path = path / WEIGHTS_FILE
         self.fields = read_object(self.config_path, root)
-        """The configuration, of a kind that is served and with nothing that is not."""
+        """The configuration, whose type and fields are all supported."""
         self.kind = self.fields.get("peft_type")
         """LORA or PROMPT_TUNING."""
         if self.kind not in (LORA, PROMPT_TUNING):
@@ -68,7 +68,7 @@ class PeftFolder:
                 raise unusable(f"{self.config_path}: {name} is {value!r}, which is not served")
 
     def header(self) -> dict[str, TensorEntry]:
-        """Reads which tensors there are, at least one."""
+        """Reads the header of the tensors' file, which has at least one tensor."""
         try:
             header = read_header(self.weights_path, self._root)
         except FileNotFoundError:

@@ -32,18 +32,18 @@ TENSOR = "prompt_embeddings"
 
 
 class AdapterReader:
-    """The way of adapters into one network, which gets its slots here."""
+    """Reads adapters for one network, and gives the network its slots."""
 
     def __init__(
         self, model: DecoderModel, ops: LoraOps | None, limits: LoraLimits, arena: Arena | None = None
     ) -> None:
-        """Makes room.
+        """Makes the network's slots.
 
         Args:
             model: the network.
-            ops: None where only soft prompts are read, since the limits say rank 0.
-            limits: of what is read.
-            arena: where slots for factors lie, as far as they take memory; None: wherever the backend has it.
+            ops: the LoRA ops of the backend; None if the limits allow only soft prompts (rank 0).
+            limits: the limits of adapters.
+            arena: the arena for slots of factors, if they take memory; None: the backend allocates it.
         """
         self.arena = arena
         self._ops = ops
@@ -53,7 +53,7 @@ class AdapterReader:
         max_lora_bytes = self._make_room()
         max_tokens = limits.max_prompt_adapter_tokens
         prompts = self._prompts = model.make_virtual_rows(limits.max_loras * max_tokens) if max_tokens else None
-        # On other devices than a processor rows are in slots alone.
+        # On a CPU the rows of soft prompts are also counted outside the slots; on other devices they are only in slots.
         held = 0 if prompts is None or prompts.device.type != "cpu" else prompts.nbytes // limits.max_loras
         self.max_adapter_bytes = max(max_lora_bytes, held)
         """Bytes of device memory that the largest adapter takes outside of the slots."""
@@ -70,9 +70,9 @@ class AdapterReader:
         )
 
     def read(self, request: LoraRequest, path: Path, root: Path | None = None) -> AdapterWeights:
-        """Reads and packs an adapter; raises BlockyardError MODEL_NOT_LOADED, which says what is wrong with it.
+        """Reads and packs an adapter; raises BlockyardError MODEL_NOT_LOADED with the fault of its files.
 
-        `root`: as of `PeftFolder`.
+        `root`: as in `PeftFolder`.
         """
         folder = PeftFolder(path, root)
         return self._read_prompt(request, folder) if folder.kind == PROMPT_TUNING else self._read_lora(request, folder)
@@ -112,9 +112,9 @@ class AdapterReader:
                 raise unusable(f"{folder}: {name} is {there} and the model's {here}: it belongs to another model")
 
     def write(self, slot: int, adapter: AdapterWeights | None) -> None:
-        """Brings an adapter into a slot, in the device's thread; None: empties it."""
+        """Puts an adapter into a slot, or empties the slot (None). Runs in the device thread."""
         if self._layers is not self._model.layers:
-            # The weights were reloaded by a backend that does not pack them where the old ones were.
+            # The weights were reloaded by a backend that packs them at new addresses.
             self._make_room()
         factors = adapter.factors if adapter else ()
         for index, site in enumerate(self._sites):

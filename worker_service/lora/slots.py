@@ -1,4 +1,4 @@
-"""The slots of the device: which adapter each of them holds. Filled by the steps of an epoch, empty at its beginning.
+"""The adapter in each of the device's slots. Steps of an epoch fill the slots; they are empty at its beginning.
 
 Owned by the device thread. Knows no files and no rows.
 """
@@ -37,10 +37,10 @@ class AdapterSlots:
         """Makes empty slots.
 
         Args:
-            num_slots: how many.
+            num_slots: the number of slots.
             adapters: the host's cache, by lora_id.
-            write: brings an adapter into a slot, or empties it.
-            max_virtual_tokens: of a soft prompt: a slot has so many rows for it.
+            write: puts an adapter into a slot, or empties the slot.
+            max_virtual_tokens: the most virtual tokens of a soft prompt; each slot has this many rows.
         """
         self.lora_ids: Array = np.zeros(num_slots, np.int64)
         """The adapter in each slot; 0: none."""
@@ -59,7 +59,7 @@ class AdapterSlots:
         return lora_id in self._adapters
 
     def num_virtual_tokens(self, lora_id: int) -> int:
-        """Returns the virtual tokens of an adapter in the host's cache; 0: it is no soft prompt, or there is none."""
+        """Returns the number of virtual tokens of an adapter in the host's cache; 0 if it is not a soft prompt."""
         return self._adapters[lora_id].num_virtual_tokens if lora_id else 0
 
     def clear(self) -> None:
@@ -78,7 +78,7 @@ class AdapterSlots:
         return lora_ids
 
     def activate(self, step: Step) -> None:
-        """Makes a checked step's changes; the device gets them by `bring`."""
+        """Applies a checked step's changes; `bring` applies them on the device."""
         for slot, lora_id in zip(step.activated_lora_slots.tolist(), step.activated_lora_ids.tolist(), strict=True):
             self._due.append((slot, self._adapters[lora_id]))
             self._has_factors[slot] = not self._adapters[lora_id].num_virtual_tokens
@@ -86,17 +86,17 @@ class AdapterSlots:
             self.lora_ids = self.after(step)
 
     def take_due(self) -> Arrivals:
-        """Returns what slots are to hold that the device has not got yet, once."""
+        """Returns and forgets the changes of slots that the device has not received yet."""
         due, self._due = tuple(self._due), []
         return due
 
     def bring(self, arrivals: Arrivals) -> None:
-        """Brings adapters into slots of the device, before the step that activates them and behind those before it."""
+        """Writes adapters to the device's slots, after all earlier steps and before the step that activates them."""
         for slot, adapter in arrivals:
             self._write(slot, adapter)
 
     def release(self, lora_id: int, live: Array) -> None:
-        """Empties an adapter's slot; raises BlockyardError WRONG_STATE if it is among those of `live` sequences."""
+        """Empties an adapter's slot; raises BlockyardError WRONG_STATE if a `live` sequence has the adapter."""
         if lora_id in live:
             raise BlockyardError(Reason.WRONG_STATE, f"sequences of this epoch have adapter {lora_id}")
         for slot in np.flatnonzero(self.lora_ids == lora_id).tolist():
@@ -106,8 +106,8 @@ class AdapterSlots:
         """Finds the rows of a step that have LoRA adapters, all of which are in slots.
 
         Args:
-            lora_ids: [C] of each sequence; 0: none.
-            num_rows: [C] of each sequence.
+            lora_ids: [C], the adapter of each sequence; 0: none.
+            num_rows: [C], the number of rows of each sequence.
         """
         if not len(self.lora_ids) or not np.count_nonzero(lora_ids):
             return None
@@ -116,18 +116,18 @@ class AdapterSlots:
         return LoraRows(slots.repeat(num_rows).astype(np.int32)) if (slots >= 0).any() else None
 
     def _find_slots(self, lora_ids: Array) -> Array:
-        """Finds the slots [C] of adapters [C]; -1: none."""
+        """Returns the slots [C] of adapters [C]; -1: no slot."""
         slots = np.where(lora_ids[:, None] == self.lora_ids, np.arange(len(self)), -1).max(axis=1)
         slots[lora_ids == 0] = -1
         return slots
 
     def place(self, token_ids: Array, lora_ids: Array, num_rows: Array) -> Array:
-        """Returns a step's ids, those of virtual tokens as the rows of their slots are numbered.
+        """Returns a step's ids, where virtual tokens have the ids of their slot's rows.
 
         Args:
             token_ids: [T]; not changed.
-            lora_ids: [C] of each sequence, as for `find_rows`.
-            num_rows: [C] of each sequence.
+            lora_ids: [C], the adapter of each sequence, as in `find_rows`.
+            num_rows: [C], the number of rows of each sequence.
         """
         if not self._max_virtual_tokens or not np.count_nonzero(lora_ids):
             return token_ids

@@ -1,7 +1,7 @@
-"""The host's cache of adapters: which there are, which are being read, which are to stay.
+"""The host's cache of adapters: loaded adapters, adapters that are being read, and pinned adapters.
 
-Lives in the event loop; reads in a thread of its own, which has less of a processor than those of steps. What is
-dropped is for the scheduler to say, since it alone knows what steps on their way will use.
+Lives in the event loop; reads in a thread of its own, with a lower priority than the threads of steps. The scheduler
+decides which adapters are dropped, since only it knows which adapters its next steps will use.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ class LoraStore:
     """The adapters of one worker.
 
     Attributes:
-        adapters: those that were read, by lora_id.
-        on_loaded: called with the seconds that a load took.
+        adapters: the loaded adapters, by lora_id.
+        on_loaded: called with the seconds of a load.
         on_removed: called when an adapter was removed.
     """
 
     def __init__(self, reader: AdapterReader, limits: LoraLimits, root: Path | None) -> None:
-        """`root`: adapters lie below it; None: none is read."""
+        """`root`: the folder below which adapters must lie; None: no adapter is read."""
         self.limits = limits
         self.adapters: dict[int, AdapterWeights] = {}
         self.pinned: set[int] = set()
@@ -63,7 +63,7 @@ class LoraStore:
         self._thread = ThreadPoolExecutor(1, "adapter loader", initializer=be_modest)
 
     async def add(self, request: LoraRequest) -> AdapterWeights:
-        """Reads an adapter, unless it is there. Goes on to the end even if its caller leaves, unless it is removed.
+        """Reads an adapter, unless it is loaded. The load continues if the caller leaves, but not if it is cancelled.
 
         Raises BlockyardError.
         """
@@ -93,7 +93,7 @@ class LoraStore:
             raise BlockyardError(Reason.WRONG_STATE, message)
         task = asyncio.create_task(self._read(request))
         self._reading[request.lora_id] = (request, task)
-        # A caller that has left does not ask.
+        # If the caller has left, nobody else reads the exception.
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def _read_folder(self, request: LoraRequest) -> AdapterWeights:
@@ -115,7 +115,7 @@ class LoraStore:
             log.error("an adapter was not loaded", lora_id=request.lora_id, name=request.name, reason=str(error))
             raise
         finally:
-            # Unless it was removed meanwhile.
+            # The adapter may have been removed while it was read.
             if self._reading.get(request.lora_id, (None, None))[1] is asyncio.current_task():
                 del self._reading[request.lora_id]
         self.adapters[request.lora_id] = adapter
@@ -163,9 +163,9 @@ class LoraStore:
         return sorted(self._reading)
 
     def stop_reading(self, lora_id: int) -> None:
-        """Lets an adapter that is being read not come; does nothing to one that is there.
+        """Cancels the load of an adapter; does nothing if it is loaded already.
 
-        The thread reads it to the end, before it reads another one.
+        The thread still reads the adapter to its end before it reads the next one.
         """
         _, task = self._reading.pop(lora_id, (None, None))
         if task is not None:
@@ -183,7 +183,7 @@ class LoraStore:
 
 
 def make_loras(loaded: RunnableModel, limits: LoraLimits, root: Path | None) -> LoraStore | None:
-    """Makes room for adapters, if any are allowed; raises BlockyardError MODEL_NOT_LOADED."""
+    """Makes the cache and the slots of adapters if adapters are allowed; raises BlockyardError MODEL_NOT_LOADED."""
     if limits == NO_LORAS:
         return None
     loaded.require_own_code("adapters (--max-loras)")
@@ -198,7 +198,7 @@ def make_loras(loaded: RunnableModel, limits: LoraLimits, root: Path | None) -> 
 
 
 def wrong_request(request: LoraRequest) -> Iterable[Violation]:
-    """Finds what is wrong with an adapter that a scheduler asks for."""
+    """Yields the faults of a scheduler's request for an adapter."""
     if request.lora_id < 1:
         yield Violation("lora_id", "must be at least 1")
     if wrong := wrong_name(request.name):
@@ -214,11 +214,10 @@ def _require_same(known: LoraRequest, asked: LoraRequest) -> None:
 
 
 def be_modest() -> None:
-    """Gives the calling thread a third of the weight of others.
+    """Lowers the calling thread's scheduling weight to a third of the other threads' weight.
 
-    No less: it holds Python's lock at times, and whoever waits for that waits until it has a processor. As a thread
-    that runs only where no other wants to, beside four busy processes on two processors, it kept all others of the
-    worker waiting for up to three seconds.
+    A lower weight would be harmful: while the thread holds the GIL without running, all other threads wait for it.
+    Measured with idle priority and four busy processes on two cores: the worker waited for up to three seconds.
     """
     if sys.platform == "linux":  # where a thread has a priority of its own
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)

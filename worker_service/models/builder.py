@@ -58,12 +58,12 @@ if TYPE_CHECKING:
 def build_decoder(
     config: ModelConfig, backend: Backend, files: Weights, parallel: Parallel = ALONE, arena: Arena | None = None
 ) -> DecoderModel:
-    """Reads and packs a rank's share of the weights, one tensor at a time, in an order that the configuration gives.
+    """Reads and packs a rank's share of the weights, one tensor at a time, in an order that follows from `config`.
 
-    `arena`: where they go; None: one of its own.
+    `arena`: the arena for the weights; None: a new one.
 
     Raises:
-        BlockyardError: MODEL_NOT_LOADED, where the files and the configuration do not belong together.
+        BlockyardError: MODEL_NOT_LOADED, if the files do not match the configuration.
     """
     if not backend.is_complete and not is_widely_served(config):
         name = f"--{'cpu' if backend.device.type == 'cpu' else 'gpu'}-kernels"
@@ -89,11 +89,11 @@ class PartReader:
         stored = config.stored
         self._quantized = QuantizedReader(stored, files, config.dtype) if stored is not None else None
         self._has_found_two = False
-        # Tensors are another stage's: they count in the digest of the weights, and are not read.
+        # Whether the current tensors belong to another stage: they count in the digest, but are not read.
         self._passes_over = False
 
     def _pack(self, weights: WeightRows, bias: Tensor | None = None, spec: LinearSpec = PLAIN_LINEAR) -> PackedLinear:
-        """Packs a weight, unless it is another stage's: then the result is of no use, and is not kept."""
+        """Packs a weight. For a weight of another stage the result is a placeholder that the caller drops."""
         if self._passes_over:
             return cast("PackedLinear", None)
         return self._backend.pack_linear(weights, bias, spec, self._arena)
@@ -126,7 +126,7 @@ class PartReader:
         return module.arrange(stored.t().contiguous() if module.is_transposed else stored)
 
     def _weights(self, modules: tuple[ProjectionRows, ...]) -> WeightRows:
-        """Reads weights of the same input: as they are, or quantized."""
+        """Reads weights of the same input, quantized if the checkpoint is."""
         reader = self._quantized
         are_quantized = {reader is not None and self._is_quantized(reader.stored, module.name) for module in modules}
         if len(are_quantized) > 1:
@@ -147,15 +147,15 @@ class PartReader:
         return concatenate([module.arrange(bias) for module, bias in zip(modules, read, strict=True)]).clone()
 
     def _keep(self, tensor: Tensor) -> Tensor:
-        """Copies what stays: what is read may lie in a file."""
+        """Copies a tensor into the arena, since a tensor that was read may be a view of a mapped file."""
         return tensor if self._passes_over else keep(self._arena, tensor)
 
     def _read(
         self, name: str, *shape: int, part: Sequence[Sequence[slice]] = (), dtype: torch.dtype | None = None
     ) -> Tensor:
-        """Returns a part of a tensor in a dtype, None: the model's: perhaps the file itself, mapped.
+        """Returns a part of a tensor in a dtype (None: the model's dtype), possibly a view of the mapped file.
 
-        Without numbers if it is passed over, or if others fill what is built.
+        It is a meta tensor if another stage has it, or if the source fills the packed memory itself.
         """
         dtype = dtype or self._config.dtype
         if self._passes_over:
@@ -172,16 +172,19 @@ class PartReader:
 
 
 class NetworkBuilder(PartReader):
+    """Reads all tensors of a network and builds it."""
+
     def build(self) -> DecoderModel:
+        """Reads all weights and makes the network."""
         beginning, layers, ending = self.read()
         model = DecoderModel(self._config, self._backend, beginning, layers, ending, self._share, self._names)
         model.has_two_tables = self._has_found_two
         return model
 
     def read(self) -> tuple[Embedding | None, list[DecoderLayer], LMHead | None]:
-        """Goes through all tensors in the order in which they are packed."""
+        """Reads all tensors in the order in which they are packed."""
         config, share, names = self._config, self._share, self._names
-        # The largest come first, while there is room for a file's pages beside them.
+        # The largest tensors come first, while there is still memory for the pages of their files.
         beginning, head = self._ends()
         layers: list[DecoderLayer] = []
         for index in range(config.num_layers):
@@ -241,7 +244,7 @@ class NetworkBuilder(PartReader):
         return self._keep(self._read(self._names.positions + ".weight", first + count, config.hidden_size, part=part))
 
     def _token_types(self) -> tuple[Tensor | None, NormLayer | None]:
-        """Reads what else an encoder has before its layers: the table of token types, and a norm."""
+        """Reads the parts that only encoders have before their layers: the table of token types, and a norm."""
         encoder, names, hidden = self._config.encoder, self._names, self._config.hidden_size
         if encoder is None:
             return None, None
@@ -250,15 +253,15 @@ class NetworkBuilder(PartReader):
         return table, norm and self._norm(names.embedding_norm, norm, hidden)
 
     def _has_two_tables(self, shape: tuple[int, int]) -> bool:
-        """Returns whether files that should tie their two tables hold two that differ; then both are used.
+        """Returns whether the files have a head that differs from the embedding, although both should be tied.
 
-        As in transformers; there are models whose config.json says that they are tied and that are not.
+        Then both tables are used, as in transformers: some models are not tied although their config.json says so.
         """
         names = (f"{self._names.embedding}.weight", f"{self._names.head}.weight")
         if not all(name in self._files for name in names):
             return False
         embedding, head = (self._files.read(name, shape) for name in names)
-        # A saved model, a model on the meta device and a cut one have a tied table only once.
+        # A saved model, a model on the meta device and a sharded model have a tied table only once.
         is_saved = embedding.is_meta or tuple(embedding.shape) != shape
         self._has_found_two = is_saved or not torch.equal(embedding, head)
         return self._has_found_two
@@ -348,7 +351,7 @@ class NetworkBuilder(PartReader):
         return self._columns(prefix, (*gates, (names.up, inner)))
 
     def _columns(self, prefix: str, modules: Sequence[tuple[str, Cut]]) -> tuple[ProjectionRows, ...]:
-        """Cuts modules of the same input by their outputs: those of one name are stored as one."""
+        """Cuts modules of the same input by their outputs. Modules with the same name are stored as one tensor."""
         if len({name for name, _ in modules}) == len(modules):
             return tuple(self._rows(prefix + name, cut.size, (cut.part,)) for name, cut in modules)
         starts = [sum(cut.size for _, cut in modules[:index]) for index in range(len(modules))]

@@ -1,7 +1,7 @@
 """A decoder, run step by step: embedding, layers, a last norm, a head.
 
-Architectures differ in data alone (`blockyard.model_config.decoder_config`). Owns the weights; knows nothing of files,
-requests, sampling or where blocks come from.
+Architectures differ only in data (`blockyard.model_config.decoder_config`). Owns the weights; knows nothing of files,
+requests, sampling or the allocation of blocks.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class DecoderModel:
         self._backend = backend
         self._beginning = beginning
         self._ending = ending
-        # Though its configuration ties them.
+        # Whether embedding and head differ although the configuration ties them.
         self.has_two_tables = False
         attention, num_kv_heads = config.attention, len(share.kv_heads)
         self._shape = AttentionShape(
@@ -94,7 +94,7 @@ class DecoderModel:
 
     @property
     def parameter_bytes(self) -> int:
-        """Bytes of the weights as they are held: a tied table is held twice where its packed form is no table."""
+        """Bytes of the packed weights. A tied table counts twice if the packed head cannot serve as a table."""
         tensors = [tensor for layer in self.layers for tensor in layer.tensors]
         if self._ending is not None:
             tensors += self._ending.norm.tensors if self._ending.norm else ()
@@ -103,18 +103,19 @@ class DecoderModel:
         return sum(tensor.nbytes for tensor in tensors) + sum(linear.num_bytes for linear in self._linears())
 
     def replace_weights(self, other: DecoderModel | None) -> None:
-        """Takes the weights of a network of the same sizes for its own; None: lets go of its own, to take others later.
+        """Replaces the weights by those of a network of the same sizes; None: drops the weights until the next call.
 
-        What was recorded of it stays valid where both lie in one arena, at the same addresses.
+        Captured steps stay valid if the new weights lie at the same addresses of the same arena.
         """
         self._beginning = other._beginning if other else None
         self.layers = other.layers if other else ()
         self._ending = other._ending if other else None
 
     def make_virtual_rows(self, num_rows: int) -> Tensor | None:
-        """Makes rows [num_rows, hidden_size] for ids from FIRST_VIRTUAL_ID on, zeros; None: another stage embeds.
+        """Makes zero embedding rows [num_rows, hidden_size] for ids from FIRST_VIRTUAL_ID on.
 
-        Call it before `capture`. What is written to them is embedded from the next step on.
+        Returns None if another stage has the embedding. Call it before `capture`. Rows that are written later are used
+        from the next step on.
         """
         if not self.share.is_first_stage:
             return None
@@ -123,9 +124,9 @@ class DecoderModel:
         return rows
 
     def serve_length(self, max_length: int) -> None:
-        """Takes the length of the longest sequence that is served, and makes the rotary tables for it.
+        """Sets the length of the longest sequence that is served, and makes the rotary tables for it.
 
-        There are kinds that have other angles for models of long sequences. Call it before the first step.
+        Some rotary embeddings have other angles if long sequences are served. Call it before the first step.
         """
         self._serve_length(max_length)
         self.reserve_positions(max_length)
@@ -141,7 +142,7 @@ class DecoderModel:
     def reserve_positions(self, num_positions: int) -> None:
         """Makes the rotary tables for that many positions. A step that needs more extends them.
 
-        Models may name a length that no memory holds, so the tables have that of what is served.
+        Models may allow lengths that no memory holds, so the tables only have the length that is served.
         """
         config = self.config
         length = min(-(-num_positions // PART) * PART, config.max_model_len)
@@ -158,12 +159,12 @@ class DecoderModel:
 
         Args:
             token_ids: [T] int64, the new tokens of each sequence of the batch, in its order.
-            batch: what `Backend.plan_attention` made for the step.
-            kv_pool: the pool, of which the step's slots are written.
-            token_types: [T] int64, of networks that have them; None: all are 0.
+            batch: the step's metadata from `Backend.plan_attention`.
+            kv_pool: the pool; the step's slots are written.
+            token_types: [T] int64, for networks with token types; None: all are 0.
 
         Returns:
-            [T, hidden_size]: each row after the final norm, in the model's dtype; before the last stage as it was sent.
+            [T, hidden_size], in the model's dtype: rows after the final norm, or on earlier stages the rows sent on.
         """
         backend = self._backend
         self.reserve_positions(int(batch.seq_lens.max(initial=0)))
@@ -206,9 +207,9 @@ class DecoderModel:
 
     @torch.no_grad()
     def capture(self, kv_pool: Tensor, sizes: CaptureSizes) -> CapturedStep | None:
-        """Records a step over a pool, to be replayed without Python; None where the backend cannot, or rows are pooled.
+        """Captures a step over a pool, to be replayed without Python; None if the backend cannot, or for pooling.
 
-        The rotary table must reach as far as any step will.
+        The rotary table must have enough positions for every step.
         """
         if self.config.pooling is not None:
             return None
@@ -218,19 +219,19 @@ class DecoderModel:
 
     @torch.no_grad()
     def probe(self) -> bool:
-        """Tries to prove on this machine that results do not depend on the batch. Call it before the first step.
+        """Tests on this machine whether results are independent of the batch. Call it before the first step.
 
-        See `kernels.ops.Backend.probe`: on the way a slower but exact way of computing may be chosen.
+        See `kernels.ops.Backend.probe`: the test may choose a slower but exact way of computing.
         """
         return self._backend.probe(self._linears(), self._shape)
 
     def fingerprint(self, ranks: Ranks | None = None) -> str:
-        """Hashes the logits of a fixed list of tokens, in hex: equal where two workers compute the same bits.
+        """Hashes the logits of a fixed list of tokens, in hex. It is equal if two workers compute the same bits.
 
-        Of a network that pools, its rows and what its products make of them.
+        For a network that pools it hashes the rows and the results of the pooling head.
 
-        It differs between weights, dtypes, backends, libraries and the instruction sets that they chose. Call it after
-        `probe`; where ranks share a network, at all of them.
+        It differs between weights, dtypes, backends, libraries and the instruction sets that they choose. Call it after
+        `probe`, and on all ranks of a network.
         """
         hidden = self._fixed_rows()
         logits = self._answers(hidden) if self.share.is_last_stage else None
@@ -257,11 +258,11 @@ class DecoderModel:
         return self.forward(token_ids, batch, pool)
 
     def modules(self) -> list[Module | OtherModule]:
-        """Lists this rank's modules in the order of a step. None, while it has let go of its weights."""
+        """Lists this rank's modules in the order of a step; None while the weights are dropped."""
         return list_modules(self.config, self.share, self.names, self._beginning, self.layers, self._ending)
 
     def describe(self, kernels: str) -> str:
-        """Describes the network, in lines; `kernels`: what computes it."""
+        """Describes the network, in lines. `kernels`: the name of the backend."""
         layers, config = self.share.layers, self.config
         part = "" if len(layers) == config.num_layers else f", layers {layers.start}–{layers.stop - 1}"
         dtype = str(config.dtype).removeprefix("torch.")

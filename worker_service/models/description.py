@@ -1,6 +1,6 @@
-"""Describes a network: its modules in the order of a step, how they are held and cut, and their tensors by name.
+"""Describes a network: its modules in the order of a step, their layouts and shards, and their tensors by name.
 
-Names are those of a checkpoint as transformers writes it. Knows no files, and changes nothing.
+Names are those of transformers' checkpoints. Knows no files, and changes nothing.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ NUM_QKV = 3
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """One weight of a network, with the tensors of a checkpoint that it is made of: one after another, by rows."""
+    """One packed weight of a network, and the checkpoint tensors whose rows it holds, one after another."""
 
     name: str
-    """Within its layer, or the network: "self_attn.qkv_proj"."""
+    """The name within its layer or the network, such as "self_attn.qkv_proj"."""
     kind: str
     weight: Tensor | PackedLinear
     tensors: tuple[ProjectionRows, ...]
     """The part of each tensor that this rank has."""
     layer: int | None = None
-    """Counted from the network's first; None: in none."""
+    """The index of its layer in the whole network; None if it is outside of the layers."""
     cut: str = ""
-    """The part of the whole that this rank has, in words; empty: all."""
+    """This rank's shard of the whole weight, in words; empty: the whole weight."""
 
     @property
     def num_bytes(self) -> int:
@@ -50,11 +50,11 @@ class Module:
 
     @property
     def tensor_names(self) -> frozenset[str]:
-        """The possible names of its tensors."""
+        """The names that the module's tensors may have."""
         return frozenset(f"{rows.name}.{kind}" for rows in self.tensors for kind in ("weight", "bias"))
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields copies of the tensors, on the device: this rank's part of each, as rows are multiplied by it."""
+        """Yields copies of this rank's part of each tensor, on the device, with the values that products use."""
         weight, bias = (self.weight.clone(), None) if isinstance(self.weight, Tensor) else self.weight.unpack()
         sizes = [rows.num_rows for rows in self.tensors]
         for rows, part in zip(self.tensors, weight.split(sizes), strict=True):
@@ -78,7 +78,7 @@ class Module:
 
 @dataclass(frozen=True, slots=True)
 class OtherModule:
-    """A tensor or weight that is not one product's; the fields are those of `Module`."""
+    """A tensor or weight outside of products, with the fields of `Module`."""
 
     name: str
     kind: str
@@ -103,7 +103,7 @@ def list_modules(
     layers: Sequence[DecoderLayer],
     ending: LMHead | None,
 ) -> list[Module | OtherModule]:
-    """Lists the modules of a decoder in the order of a step; arguments as `DecoderModel` has them."""
+    """Lists the modules of a decoder in the order of a step. The arguments are parts of `DecoderModel`."""
     tokens = _part("tokens", share.vocabulary, config.vocab_size) if share.is_cut else ""
     modules = list[Module | OtherModule]()
     if beginning is not None:
@@ -119,7 +119,7 @@ def list_modules(
         modules += _layer_modules(config, share, names, layer)
     if ending is not None:
         modules += _norm(names.final_norm, ending.norm) if ending.norm else ()
-        # A table that is used at both ends is one tensor.
+        # A table that serves as embedding and as head is listed once.
         if ending.head is not None and (beginning is None or ending.head is not beginning.table):
             rows = ProjectionRows(names.head, config.vocab_size, config.hidden_size, (_slice(share.vocabulary),))
             modules.append(Module(names.head, "Linear", ending.head, (rows,), cut=tokens))
@@ -237,10 +237,10 @@ def _part(what: str, units: range, count: int) -> str:
 
 
 def describe_modules(title: str, modules: Iterable[Module | OtherModule]) -> str:
-    """Returns lines for people: the title with all bytes, then a module each; equal neighbouring layers are one."""
+    """Returns lines for people: a title with all bytes, then a line per module; equal neighbouring layers share one."""
     modules = list(modules)
     lines = [f"{title}, {in_words(sum(module.num_bytes for module in modules))}"]
-    # Each layer with its lines, and what is in none by itself.
+    # The lines of each layer, and each module outside of layers by itself.
     parts: list[tuple[int | None, list[str]]] = []
     for layer, members in groupby(modules, lambda module: module.layer):
         described = [module.describe() for module in members]
@@ -256,7 +256,7 @@ def describe_modules(title: str, modules: Iterable[Module | OtherModule]) -> str
 
 
 def in_words(num_bytes: float) -> str:
-    """Returns a size in the largest unit that it has one of."""
+    """Returns a size in words, in the largest unit in which it is at least 1."""
     for unit in ("bytes", "KiB", "MiB"):
         if num_bytes < 1024:
             return f"{num_bytes:.3g} {unit}"

@@ -1,6 +1,6 @@
-"""The determinism id, of all that a worker's results depend on: two workers with one id compute the same bits.
+"""The determinism id, a hash of everything that results depend on: workers with equal ids compute the same bits.
 
-It does not cover threads: they change nothing where results are batch-invariant.
+It does not cover the number of threads, which does not change batch-invariant results.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 
 def determinism_id(loaded: RunnableModel, fingerprint: str) -> str:
-    """Hashes weights, configuration, kernels, sampler, instruction set, library, and what they made of fixed tokens.
+    """Hashes weights, configuration, kernels, sampler, instruction set, library, and the logits of fixed tokens.
 
     Args:
-        loaded: the model, and what computes it.
-        fingerprint: a hash of logits, which differ where anything that matters is not in the list.
+        loaded: the model and its backend.
+        fingerprint: a hash of logits, which covers differences that the other values miss.
     """
     parts = (
         loaded.weights_digest,
-        # All of it: a window or a scaling of positions shows in long texts only, not in what was computed here.
+        # The whole configuration: a window or a scaling of positions only changes long texts, not the fixed tokens.
         repr(loaded.config),
         loaded.backend.name,
         source_digest(),

@@ -1,4 +1,4 @@
-"""One decoder layer against the op set: attention, an MLP or experts, norms where its placement has them.
+"""One decoder layer in terms of the op set: attention, an MLP or experts, and norms before or after them.
 
 Every product goes through `Backend.linear`, `Backend.mixture` and `Backend.paged_attention`; nothing here multiplies
 matrices itself. Knows no files.
@@ -41,14 +41,14 @@ class StepContext:
     batch: AttentionBatch
     kv_pool: Tensor
     rotaries: Sequence[Tensor]
-    """For each kind of rotary embedding [T, 2, rotated numbers]: cosines and sines of each row's position."""
+    """[T, 2, rotated numbers] for each rotary embedding: cosines and sines of each row's position."""
     shape: AttentionShape
     places: Sequence[tuple[int, int]]
-    """For each layer its KV group, and its index within that group."""
+    """The KV group of each layer, and the layer's index within that group."""
 
     @property
     def lora(self) -> LoraRows | None:
-        """The rows that have an adapter."""
+        """The LoRA adapters of the rows."""
         return self.batch.lora
 
 
@@ -74,7 +74,7 @@ class NormLayer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Norms:
-    """The norms of a layer that its placement has."""
+    """The norms of a layer; None where the layer has none."""
 
     pre_attention: NormLayer | None = None
     post_attention: NormLayer | None = None
@@ -118,9 +118,9 @@ class DecoderLayer:
         return (*tensors, *(self.qk_norms[:2] if self.qk_norms else ()), *sinks)
 
     def forward(self, hidden: Tensor, residual: Tensor | None, context: StepContext) -> tuple[Tensor, Tensor | None]:
-        """Computes a layer: rows [T, hidden_size] and what is still to be added to them -> the same of its output.
+        """Computes a layer: rows [T, hidden_size] and their residual, not yet added -> the same for the layer's output.
 
-        `residual_scale` is a factor of the rows that are still to be added to a residual.
+        `residual_scale` is a factor of the rows when they are added to the residual.
         """
         backend, norms, scale = context.backend, self.norms, self.config.residual_scale
         match self.config.placement:
@@ -182,9 +182,9 @@ class Embedding:
     table: Tensor | PackedLinear
     """[vocabulary, hidden_size]: a row of each token."""
     positions: Tensor | None = None
-    """[positions, hidden_size]: a row of each position; None: they turn queries and keys."""
+    """[positions, hidden_size]: a row for each position; None: positions are encoded by rotary embeddings."""
     token_types: Tensor | None = None
-    """[types, hidden_size]: a row of each type."""
+    """[types, hidden_size]: a row for each token type."""
     norm: NormLayer | None = None
 
     @property
@@ -197,7 +197,7 @@ class Embedding:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LMHead:
-    """The final norm and the head that makes logits, on the last stage."""
+    """The final norm and the head that computes logits, on the last stage."""
 
     norm: NormLayer | None
     head: PackedLinear | None

@@ -61,7 +61,7 @@ class WeightsOrigin:
     load_format: str
     """The requested format; see `load_model`."""
     source: str
-    """The files that were read: a model's "files", "sharded" or "packed" files; "random": none."""
+    """The source that was read: "files" of a checkpoint, "sharded" or "packed" files, or "random" without files."""
     seconds: float
 
 
@@ -77,22 +77,22 @@ class RunnableModel:
     model_digest: str
     """SHA-256 of config.json, in hex."""
     parameter_bytes: int
-    """Bytes of the weights as they are held."""
+    """Bytes of the packed weights."""
     quantization: str
-    """The format of the products' weights: one of `kernels.select.QUANTIZATIONS`, or that of their checkpoint."""
+    """The format of the products' weights: one of `kernels.select.QUANTIZATIONS`, or the checkpoint's format."""
     folder: Path
     origin: WeightsOrigin
     parallel: Parallel
-    """The rank whose share of the weights this is."""
+    """The rank whose share of the weights was loaded."""
     arena: Arena
     tensors: Mapping[str, tuple[int, ...]]
-    """The shapes of the tensors that the weights are made of, by name, in the order in which they are read."""
+    """The shapes of the checkpoint's tensors, by name, in the order in which they are read."""
     parts: Sequence[Tensor]
-    """The parts of the arena that the weights take, each [bytes] uint8, in the order in which they were taken."""
+    """The parts of the arena that hold the weights, each [bytes] uint8, in the order in which they were taken."""
     can_sleep: bool = True
-    """Whether its memory can be given up."""
+    """Whether its memory can be released for sleep."""
     version: str = ""
-    """The name of the weights: empty for those that LoadModel loaded."""
+    """The version of the weights; empty for the weights that LoadModel loaded."""
 
     @property
     def foreign_code(self) -> str:
@@ -105,7 +105,7 @@ class RunnableModel:
         return self.config.remarks if self.foreign_code else ()
 
     def require_own_code(self, operation: str) -> None:
-        """Refuses what only our own code can do: raises BlockyardError FEATURE_DISABLED."""
+        """Raises BlockyardError FEATURE_DISABLED if transformers' code computes the model: it lacks `operation`."""
         if self.foreign_code:
             message = f"{self.config.architecture} does not support {operation}, since transformers' code computes it"
             raise BlockyardError(Reason.FEATURE_DISABLED, message)
@@ -131,18 +131,18 @@ def load_model(
 
     Args:
         folder: config.json and safetensors files, as `blockyard.model_files.resolve_model` gives it.
-        dtype: what to compute in; None: as config.json says.
-        device: where to.
+        dtype: the dtype to compute in; None: the dtype of config.json.
+        device: the device to load to.
         on_progress: called with (bytes read, bytes in all) after each tensor.
         kernels: one of `kernels.select.CPU_KERNELS` or `GPU_KERNELS`, by the device.
         quantization: one of `kernels.select.QUANTIZATIONS`.
-        load_format: "auto"; "sharded" or "packed" for what was saved so; or "random" for weights that are made on the
-            device, of a folder that has none.
+        load_format: "auto"; "sharded" or "packed" for saved weights of this format; or "random" for random weights,
+            made on the device, if the folder has none.
         parallel: this rank's place; its share of the weights is loaded.
-        batch_invariant: whether a GPU shall give a row the same bits in every step.
-        can_sleep: whether a GPU's memory shall be such that it can be given up; a processor's always can.
-        packed_cache: folder that keeps packed weights of "auto" for the next load; None: none are kept.
-        task: what the model is served for; UNSPECIFIED: as its files say.
+        batch_invariant: whether a GPU must give a row the same bits in every step.
+        can_sleep: whether a GPU's memory must allow to be released for sleep; a CPU's memory always does.
+        packed_cache: the folder that keeps packed weights of "auto" for the next load; None: they are not kept.
+        task: the task for which the model is served; UNSPECIFIED: the task in its files.
         model_code: one of `blockyard.model_config.fallback.MODEL_CODES`.
 
     Raises:
@@ -183,7 +183,7 @@ def _load_by_transformers(
     *,
     batch_invariant: bool,
 ) -> RunnableModel:
-    """Loads a model that transformers' code computes. That is imported here, and nowhere else."""
+    """Loads a model that transformers' code computes. Only this function imports transformers."""
     from worker_service.models.fallback.loading import load_network  # noqa: PLC0415  an optional feature
 
     found = load_network(folder, dtype, device, on_progress, kernels, batch_invariant=batch_invariant)
@@ -219,10 +219,10 @@ class _Target:
     load_format: str
     can_sleep: bool
     started: float
-    """When the load began, by time.perf_counter()."""
+    """The time of the load's start, by time.perf_counter()."""
 
     def build(self, files: WeightFiles | RandomWeights | PackedWeights) -> RunnableModel:
-        """Builds the network of some files in an arena of its own."""
+        """Builds the network from files, in a new arena."""
         arena = make_arena(self.backend.device, can_be_given_up=self.can_sleep)
         model = build_decoder(self.config, self.backend, files, self.parallel, arena)
         _log_doubts(self.load_format, files.unread)
@@ -244,7 +244,7 @@ class _Target:
         )
 
     def find_pack(self, cache: Path | None) -> _Pack | None:
-        """Finds where packed weights are or may be written; None: nowhere."""
+        """Returns the path where packed weights lie or may be written; None if there is no such path."""
         if not self.backend.packs_into_arenas or self.backend.device.type != "cpu":
             return None
         digest = model_digest(self.folder)
@@ -272,7 +272,7 @@ class _Pack:
 
 
 def _load_packed(pack: _Pack, target: _Target, on_progress: Callable[[int, int], None]) -> RunnableModel | None:
-    """Loads packed weights; returns None, after logging why, where these are not to be used and there are others."""
+    """Loads packed weights. If they are unusable but other files exist, logs the reason and returns None."""
     try:
         with PackedWeights(pack.path, pack.key, target.config, on_progress) as files:
             loaded = target.build(files)
@@ -292,7 +292,7 @@ def _load_packed(pack: _Pack, target: _Target, on_progress: Callable[[int, int],
 
 
 def _write_cached(pack: _Pack, loaded: RunnableModel) -> None:
-    """Keeps packed weights for the next start; a cache that cannot be written costs nothing but that."""
+    """Writes packed weights to the cache for the next start; a failure is only logged."""
     begin = time.perf_counter()
     try:
         pack.path.parent.mkdir(parents=True, exist_ok=True)
@@ -310,7 +310,7 @@ def facts_of(loaded: RunnableModel, companions: Mapping[str, str] = NO_COMPANION
 
 
 def _check(config: ModelConfig, parallel: Parallel, device: torch.device, kernels: str, quantization: str) -> None:
-    """Logs remarks, and refuses what cannot be cut or held here; raises BlockyardError MODEL_NOT_LOADED."""
+    """Logs remarks. Raises BlockyardError MODEL_NOT_LOADED if the weights cannot be sharded or do not fit."""
     for remark in config.remarks:
         log.warning(remark)
     check_sizes(config, parallel)
@@ -348,9 +348,9 @@ def open_weights(
     parallel: Parallel = ALONE,
     root: Path | None = None,
 ) -> WeightFiles | RandomWeights:
-    """Opens a folder's weights, of sharded ones a rank's, or random ones; raises BlockyardError MODEL_NOT_LOADED.
+    """Opens a folder's weights, a rank's sharded weights, or random weights; raises BlockyardError MODEL_NOT_LOADED.
 
-    `root`: below which all files have to lie; None: they may lie anywhere.
+    `root`: the folder below which all files must lie; None: they may lie anywhere.
     """
     if load_format == "sharded":
         return ShardedFiles(folder, parallel, on_progress, root)

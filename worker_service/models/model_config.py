@@ -30,11 +30,11 @@ def read_config(folder: Path, dtype: torch.dtype | None, task: Task = Task.UNSPE
 
     Args:
         folder: the model's folder.
-        dtype: what to compute in; None: as config.json says, float32 where it says nothing.
-        task: what the model is served for; UNSPECIFIED: as its files say.
+        dtype: the dtype to compute in; None: the dtype of config.json, or float32 if it names none.
+        task: the task for which the model is served; UNSPECIFIED: the task in its files.
 
     Raises:
-        BlockyardError: MODEL_NOT_LOADED, where the file is missing, damaged, or asks for what is not supported.
+        BlockyardError: MODEL_NOT_LOADED, if the file is missing or damaged, or needs an unsupported feature.
     """
     network = read_network(folder, "auto" if dtype is None else str(dtype).removeprefix("torch."), task)
     values = {field.name: getattr(network, field.name) for field in fields(DecoderConfig)}

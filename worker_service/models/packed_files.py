@@ -1,8 +1,8 @@
-"""Weights as they lie in memory, in one file a rank: to load it is to read it, and nothing has to be packed.
+"""Packed weights in one file for each rank, with the bytes that they have in memory, so that a load needs no packing.
 
-The parts of the arena, in the order in which they were taken, one behind the other; then a footer in JSON, its length,
-its CRC32C and a mark. The footer has a CRC32C of each MiB of each part, and a key: all that decides where a byte lies.
-A file with another key or a changed byte is not used.
+The file has the parts of the arena, in the order in which they were taken; then a footer in JSON, its length, its
+CRC32C and a magic number. The footer has a CRC32C of each MiB of each part, and a key of everything that determines the
+layout. A file with another key or a changed byte is not used.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 MARK = b"BLOCKYARD PACKED WEIGHTS 1\n"
 _END = struct.Struct(f"<QI{len(MARK)}s")
 CHECKED_BYTES = 1 << 20
-# Bytes that a thread reads at once: pieces that are still in the processor's cache when they are checked.
+# Bytes that a thread reads at a time: they are still in the processor's cache when their checksum is computed.
 _READ_BYTES = 8 << 20
 _MAX_THREADS = 4
 
@@ -50,17 +50,17 @@ Key = dict[str, Any]
 
 
 class PackError(Exception):
-    """A packed file that is not to be used, and why."""
+    """A packed file cannot be used, for the reason in the message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The values of a footer beside the key and the checksums."""
+    """The values of a footer besides the key and the checksums."""
 
     weights_digest: str
-    """As in `LoadedModel`: of the files that the weights came from."""
+    """As in `RunnableModel`: the digest of the files from which the weights came."""
     tensors: Mapping[str, Sequence[int]]
-    """As in `LoadedModel`."""
+    """As in `RunnableModel`."""
     has_two_tables: bool
     """As in `DecoderModel`."""
     companions: Mapping[str, str]
@@ -69,7 +69,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class _Footer:
-    """The end of the file, behind the parts."""
+    """The end of the file, after the parts."""
 
     key: Key
     facts: Facts
@@ -116,15 +116,15 @@ def _are_counts(values: object) -> bool:
 def make_key(
     config: ModelConfig, backend: Backend, quantization: str, parallel: Parallel, folder: Path, model_digest: str
 ) -> Key:
-    """Collects all that decides which bytes lie where in packed weights; two that are equal in it are interchangeable.
+    """Collects everything that determines the bytes of packed weights; files with equal keys are interchangeable.
 
     Args:
-        config: of the model.
-        backend: what packs.
-        quantization: of the products.
+        config: the model's configuration.
+        backend: the backend that packs.
+        quantization: the format of the products' weights.
         parallel: the rank whose weights these are.
-        folder: where the weights come from: size and time of its safetensors files count.
-        model_digest: of its config.json.
+        folder: the folder of the weights: size and time of its safetensors files count.
+        model_digest: the digest of its config.json.
     """
     return {
         "config.json": model_digest,
@@ -146,7 +146,7 @@ def _size_and_time(path: Path) -> tuple[int, int]:
     try:
         status = path.stat()
     except OSError:
-        # A link that leads nowhere: what reads it says so, if it is read.
+        # A dangling link is reported by the code that reads the file, if it is read.
         return 0, 0
     return status.st_size, status.st_mtime_ns
 
@@ -157,8 +157,10 @@ def pack_name(rank: int) -> str:
 
 
 def cached_path(cache: Path, key: Key, folder: Path) -> Path:
-    """Returns the place of a model's file in a cache: a file of another key of the same model, rank and dtype is there
-    no longer once this one is written, so that a cache does not grow with every version.
+    """Returns the path of a model's file in a cache.
+
+    It does not depend on the key: a new file replaces the file of the same model, rank and dtype with an older key, so
+    that the cache does not grow with every version.
     """
     slot = [str(folder.resolve()), key["dtype"], key["quantization"], key["layout"]]
     return cache / f"{folder.name}-{hashlib.sha256(json.dumps(slot).encode()).hexdigest()[:16]}.packed"
@@ -167,17 +169,17 @@ def cached_path(cache: Path, key: Key, folder: Path) -> Path:
 def write_pack(
     path: Path, key: Key, facts: Facts, parts: Sequence[Tensor], on_progress: Callable[[int, int], None]
 ) -> None:
-    """Writes a file, whole or not at all: it is written beside its place and renamed.
+    """Writes a file completely or not at all: it is written under another name and then renamed.
 
     Args:
-        path: where; what is there is replaced.
-        key: of `make_key`.
-        facts: for the footer.
-        parts: of the arena, each [bytes] uint8 in the host's memory.
+        path: the path of the file; an existing file is replaced.
+        key: the key of `make_key`.
+        facts: values for the footer.
+        parts: the parts of the arena, each [bytes] uint8 in host memory.
         on_progress: called with (bytes written, bytes in all).
 
     Raises:
-        OSError: it cannot be written; nothing is left of it.
+        OSError: the file cannot be written; no part of it is left.
     """
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
@@ -207,17 +209,17 @@ def _write_parts(file: BinaryIO, parts: Sequence[Tensor], on_progress: Callable[
 
 
 class PackedWeights:
-    """The tensors of a packed file, by name: places without numbers, since these are read where they are to lie.
+    """The tensors of a packed file, by name, as meta tensors: the packed bytes are read directly into the arena.
 
-    Has what `WeightFiles` has. Build a network of it in what `fill` returns, call `finish`, and close it.
+    Same interface as `WeightFiles`. Build a network from it in the arena that `fill` returns, call `finish`, close it.
     """
 
     def __init__(self, path: Path, key: Key, config: ModelConfig, on_progress: Callable[[int, int], None]) -> None:
         """Opens a file.
 
         Raises:
-            FileNotFoundError: there is none.
-            PackError: it is not whole, or its key is not this one.
+            FileNotFoundError: the file does not exist.
+            PackError: the file is incomplete, or has another key.
         """
         self._file = open_file(path)
         self._path, self._config, self._on_progress = path, config, on_progress
@@ -270,12 +272,12 @@ class PackedWeights:
 
     @property
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of the tensors that the weights are made of, by name, in the order in which they were read."""
+        """The shapes of the checkpoint's tensors, by name, in the order in which they were read."""
         return {name: tuple(shape) for name, shape in self.facts.tensors.items()}
 
     @property
     def unread(self) -> list[str]:
-        """Empty: what the model does not use is not packed."""
+        """Empty: tensors that the model does not use are not packed."""
         return []
 
     def __contains__(self, name: str) -> bool:
@@ -294,15 +296,15 @@ class PackedWeights:
         """Does nothing: the key ensures that these are the tensors."""
 
     def fill(self, arena: Arena) -> Arena:
-        """Returns an arena that hands out what another one does, and begins to read each part's bytes there."""
+        """Returns an arena that hands out the parts of `arena`, and starts to read the file's bytes into each part."""
         self._filling = _FillingArena(arena, self._file.fileno(), self._sizes, self._checksums)
         return self._filling
 
     def finish(self) -> str:
-        """Waits until all is read, and returns the digest of the weights in hex.
+        """Waits until all bytes are read, and returns the digest of the weights in hex.
 
         Raises:
-            PackError: the file is damaged, or cannot be read. What was filled must not be used.
+            PackError: the file is damaged, or cannot be read. The filled memory must not be used.
         """
         assert self._filling is not None
         self._filling.finish(self._on_progress)
@@ -315,7 +317,7 @@ def _brief(value: object) -> str:
 
 
 class _FillingArena:
-    """Hands out what an arena does, and reads a file's parts into it, with several threads."""
+    """Hands out the parts of an arena, and reads a file's parts into them with several threads."""
 
     def __init__(self, arena: Arena, descriptor: int, sizes: Sequence[int], checksums: Sequence[int]) -> None:
         self._arena = arena
@@ -369,7 +371,7 @@ class _FillingArena:
             raise PackError("the file has other parts than the model")
 
     def stop(self) -> None:
-        """Ends the threads; what waits is not read."""
+        """Ends the threads; waiting reads are dropped."""
         self._pool.shutdown(cancel_futures=True)
 
     def rewind(self) -> None:

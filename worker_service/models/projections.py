@@ -1,4 +1,4 @@
-"""Names of a checkpoint's modules, and the rows and columns of them that a packed weight is made of.
+"""Names of a checkpoint's modules, and the rows and columns of them that a packed weight holds.
 
 Knows names, shapes and indices; reads nothing.
 """
@@ -31,7 +31,7 @@ class ModuleNames:
 
     @classmethod
     def find(cls, names: Names, files: Container[str]) -> ModuleNames:
-        """Finds how a checkpoint names its modules; where it has none of them, as the first that are known."""
+        """Returns the naming scheme of a checkpoint, or the first known scheme if none matches."""
         prefix = next((p for p in names.prefixes if f"{p}{names.embedding}.weight" in files), names.prefixes[0])
         head = next((name for name in names.heads if f"{name}.weight" in files), names.heads[0])
         return cls(names, prefix, head)
@@ -57,13 +57,13 @@ class ModuleNames:
         return self.prefix + self.names.final_norm
 
     def layer(self, index: int) -> str:
-        """Returns what the names of a layer's modules begin with."""
+        """Returns the prefix of the names of a layer's modules."""
         return self.prefix + self.names.layer.format(index)
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A rank's part of some dimension: a range of `count` units of so many features each."""
+    """A rank's part of a dimension that has `count` units of equally many features: a range of units."""
 
     count: int
     units: range
@@ -92,7 +92,7 @@ class ProjectionRows:
     """The outputs, in the order in which they are stored."""
     columns: slice = field(default_factory=lambda: slice(None))
     order: Tensor | None = None
-    """[outputs] int64: for each row as it is packed its place among the parts; None: that order."""
+    """[outputs] int64: for each packed row its index in `parts`; None: packed rows have the order of `parts`."""
     is_transposed: bool = False
     """Whether the weight is stored as [inputs, outputs]."""
 
@@ -113,15 +113,15 @@ class ProjectionRows:
         return (part[1], part[0]) if self.is_transposed else part
 
     def arrange(self, rows: Tensor) -> Tensor:
-        """Brings this rank's rows, as they are stored, into the order in which they are packed."""
+        """Reorders this rank's rows from stored order to packed order."""
         return rows if self.order is None else rows[self.order.to(rows.device)]
 
     def restore(self, rows: Tensor) -> Tensor:
-        """Brings packed rows into the order in which they are stored."""
+        """Reorders packed rows to stored order."""
         return rows if self.order is None else rows[self.order.argsort().to(rows.device)]
 
     def take(self, outputs: Tensor) -> Tensor:
-        """Takes of something that has a row for each output this rank's, as they are packed."""
+        """Takes this rank's rows, in packed order, of a tensor that has a row for each output."""
         return self.arrange(take(outputs, (self.parts,)))
 
 
@@ -134,7 +134,7 @@ class Projection:
 
 
 def take(tensor: Tensor, part: Sequence[Sequence[slice]]) -> Tensor:
-    """Takes parts of a tensor, one after another, for each of its first dimensions: a view, where each has one."""
+    """Takes parts of a tensor along each of its first dimensions and concatenates them; a view if each has one part."""
     for dim, slices in enumerate(part):
         index = (slice(None),) * dim
         pieces = [tensor[(*index, piece)] for piece in slices]
@@ -143,7 +143,7 @@ def take(tensor: Tensor, part: Sequence[Sequence[slice]]) -> Tensor:
 
 
 def concatenate(pieces: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Concatenates tensors: those without numbers by their sizes alone, since torch would load its compiler (1.6 s)."""
+    """Concatenates tensors. Meta tensors only by their sizes, since torch would load its compiler for them (1.6 s)."""
     if len(pieces) == 1:
         return pieces[0]
     if not pieces[0].is_meta:
@@ -165,12 +165,12 @@ def join(slices: Sequence[slice]) -> tuple[slice, ...]:
 
 
 def halves_order(num_heads: int, head_dim: int, num_rotated: int) -> Tensor:
-    """Orders rows whose rotated pairs stand side by side so that a pair is half of the rotated numbers apart."""
+    """Returns the order that turns interleaved rotary pairs (2i, 2i + 1) into pairs (i, i + R / 2) of a head."""
     within = torch.arange(head_dim)
     within[:num_rotated] = torch.cat([torch.arange(0, num_rotated, 2), torch.arange(1, num_rotated, 2)])
     return (torch.arange(num_heads)[:, None] * head_dim + within).flatten()
 
 
 def thirds_order(num_heads: int, head_dim: int) -> Tensor:
-    """Orders rows of which each head's queries, keys and values stand together: all queries, all keys, all values."""
+    """Returns the order that turns rows grouped by head (q, k, v of each) into all queries, all keys, all values."""
     return torch.arange(num_heads * 3 * head_dim).view(num_heads, 3, head_dim).transpose(0, 1).flatten()

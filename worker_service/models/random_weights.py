@@ -1,7 +1,7 @@
 """Random weights in place of a model folder's, for benchmarks, tests and plans that need only shapes.
 
-Each tensor is a function of the seed, its name and its shape: words of Philox4x32-10, two halves of each, uniform
-around zero. They are made on the device by whole numbers and one multiplication, so a CPU and a GPU make the same bits.
+Each tensor is a function of the seed, its name and its shape: the two halves of each word of Philox4x32-10, uniform
+around zero. The device computes them with integers and one multiplication, so a CPU and a GPU make the same bits.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
 # A counter gives four words of two values each.
 VALUES_PER_COUNTER = 8
-# Counters at once: their words take 8 bytes each while they are made.
+# Counters that are computed at a time: each word takes 8 bytes meanwhile.
 PIECE = 2**20
 # The standard deviation of a bias. That of a weight keeps the size of what it multiplies.
 BIAS_SPREAD = 0.02
 HALF = 2**16
-# Tensors of quantized modules that there need not be.
+# Optional tensors of quantized modules, which are not made.
 OPTIONAL = (".weight_shape", ".weight_zero_point", ".weight_g_idx", ".g_idx")
 # The standard deviation of levels, as a part of all of them; zero points of 7 or 8, in words.
 LEVEL_SPREAD, MIDDLE_ZEROS = 12**-0.5, 0x77777777
 
 
 class RandomWeights:
-    """All tensors of a network, by name, made when they are read. Has what `WeightFiles` has."""
+    """All tensors of a network, by name, made when they are read. Same interface as `WeightFiles`."""
 
     def __init__(
         self, config: ModelConfig, device: torch.device, on_progress: Callable[[int, int], None], seed: int = 0
@@ -109,7 +109,7 @@ class RandomWeights:
 
 
 def random_tensor(name: str, shape: Sequence[int], spread: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Makes a tensor of numbers around zero: uniform, of this standard deviation, a function of the name."""
+    """Makes a tensor of uniform numbers around zero with this standard deviation, as a function of the name."""
     key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8])
     low, high = (torch.tensor(part, device=device) for part in (key & 0xFFFFFFFF, key >> 32))
     tensor = torch.empty(math.prod(shape), dtype=dtype, device=device)

@@ -2,8 +2,8 @@
 
 The table is made once, in float32 and rounded to the dtype: models were trained with angles of that precision, and
 exact ones would differ from theirs more with every position (4e-5 at position 700). Frequencies never depend on the
-length of the running sequence, since a token's keys would depend on what comes after: "dynamic" is refused, and of the
-two of "longrope" one is chosen by the longest sequence that is served.
+length of the running sequence, since a token's keys would then depend on later tokens: "dynamic" is refused, and of the
+two tables of "longrope" one is chosen by the longest sequence that is served.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ PART = 4096
 def rotary_table(config: RotaryConfig, head_dim: int, num_positions: int, dtype: torch.dtype) -> Tensor:
     """Makes the table [num_positions, 2 * R]: cosines, then sines of which the first half is negated.
 
-    R: the numbers of a head that are rotated. Where queries grow it has [4 * R]: the last two are theirs.
+    R is the number of rotated numbers of a head. If queries have a scale that grows with the position, the table is
+    [num_positions, 4 * R]; its second half is for queries.
     """
     size = config.rotated(head_dim)
     frequencies, attention_factor = KINDS[config.kind](config, size)
@@ -57,7 +58,7 @@ def _linear(config: RotaryConfig, size: int) -> tuple[Tensor, float]:
 
 
 def _llama3(config: RotaryConfig, size: int) -> tuple[Tensor, float]:
-    """Llama 3.1: long wavelengths are stretched, short ones kept, those between blended by their number of turns."""
+    """Llama 3.1: long wavelengths are stretched, short ones kept, and those in between blended."""
     given = config.parameters
     frequencies, _ = _default(config, size)
     turns = given["original_max_position_embeddings"] * frequencies / (2 * math.pi)
@@ -110,7 +111,7 @@ def _longrope(config: RotaryConfig, size: int) -> tuple[Tensor, float]:
 
 
 def _ntk_alpha(config: RotaryConfig, size: int) -> tuple[Tensor, float]:
-    """Hunyuan's: a larger base, whatever the length."""
+    """Hunyuan: a larger base for every length."""
     theta = config.theta * config.parameters["alpha"] ** (size / (size - 2))
     return 1.0 / theta ** (torch.arange(0, size, 2, dtype=torch.float32) / size), 1.0
 

@@ -1,7 +1,7 @@
 """One rank's share of a model in safetensors files of its own, so that each rank reads only what it holds.
 
-The tensors have transformers' names and the dtypes that they had, cut as this rank's share is. A file in JSON says for
-which layout they were cut, where they came from, and the SHA-256 of every file; it is written last.
+The tensors have transformers' names and their original dtypes, and are cut to this rank's share. A manifest in JSON has
+the layout, the source of the weights, and the SHA-256 of every file; it is written last.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class Manifest:
     pipeline_parallel_size: int
     rank: int
     weights_digest: str
-    """As in `LoadedModel`: of the files that the weights came from."""
+    """As in `RunnableModel`: the digest of the files from which the weights came."""
     tensors: Mapping[str, Sequence[int]]
-    """As in `LoadedModel`: of the whole model."""
+    """As in `RunnableModel`: the tensors of the whole model."""
     files: Mapping[str, str]
-    """SHA-256 in hex of all files that this one is about, by name."""
+    """SHA-256 in hex of all files of the rank, by name."""
     format: int = FORMAT
 
     @property
@@ -87,10 +87,10 @@ def _digest(described: dict[str, Any]) -> str:
 
 
 def read_manifest(folder: Path, parallel: Parallel, root: Path | None = None) -> Manifest:
-    """Reads the description of a rank's files. `root`: as of `open_file`.
+    """Reads the manifest of a rank's files. `root`: as in `open_file`.
 
     Raises:
-        BlockyardError: MODEL_NOT_LOADED, where there is none, it is damaged, or it is about another layout.
+        BlockyardError: MODEL_NOT_LOADED, if it is missing or damaged, or has another layout.
     """
     path = folder / manifest_name(parallel.rank)
     if not path.is_file():
@@ -117,7 +117,7 @@ def read_manifest(folder: Path, parallel: Parallel, root: Path | None = None) ->
 
 
 def hash_file(path: Path, root: Path | None = None) -> str:
-    """Returns the SHA-256 of a file in hex; raises OSError. `root`: as of `open_file`."""
+    """Returns the SHA-256 of a file in hex; raises OSError. `root`: as in `open_file`."""
     with open_file(path, root) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -132,10 +132,10 @@ class ShardedFiles(WeightFiles):
         on_progress: Callable[[int, int], None],
         root: Path | None = None,
     ) -> None:
-        """Reads and verifies all files of this rank, whole. `root`: as of `WeightFiles`.
+        """Reads and verifies all files of this rank completely. `root`: as in `WeightFiles`.
 
         Raises:
-            BlockyardError: MODEL_NOT_LOADED, where files are missing, were changed, or are of another layout.
+            BlockyardError: MODEL_NOT_LOADED, if files are missing or changed, or have another layout.
         """
         self._manifest = read_manifest(folder, parallel, root)
         for name, digest in self._manifest.files.items():
@@ -166,7 +166,7 @@ class ShardedFiles(WeightFiles):
             super()._check_shape(name, found, shape)
 
     def finish(self) -> str:
-        """Reports that all is read, and returns the digest of the files that the weights came from."""
+        """Reports the end of the read, and returns the digest of the files from which the weights came."""
         super().finish()
         return self._manifest.weights_digest
 
@@ -177,15 +177,15 @@ def write_slices(
     """Writes a rank's share of some weights, and returns the paths of the files.
 
     Args:
-        config: of the model.
-        files: the weights; each is read or passed over, as when they are loaded.
+        config: the model's configuration.
+        files: the weights; each tensor is read or passed over, as in a load.
         parallel: the rank.
-        folder: where to.
-        max_file_bytes: of one file, unless a single tensor is larger; so much memory may be needed too.
+        folder: the folder for the files.
+        max_file_bytes: the most bytes of a file, unless a single tensor is larger; writing needs as much memory.
 
     Raises:
         OSError, SafetensorError: a file cannot be written.
-        BlockyardError: MODEL_NOT_LOADED, where the weights cannot be read.
+        BlockyardError: MODEL_NOT_LOADED, if the weights cannot be read.
     """
     writer = _Writer(folder, parallel.rank, max_file_bytes)
     _SliceReader(config, files, Share.of(config, parallel), writer.add).read()
@@ -204,7 +204,7 @@ class _Writer:
         self._tensors: dict[str, Tensor] = {}
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Takes a tensor, which may lie in a file: it is read when it is written."""
+        """Adds a tensor. A view of a mapped file is only read when it is written."""
         waiting_bytes = sum(waiting.nbytes for waiting in self._tensors.values())
         if self._tensors and waiting_bytes + tensor.nbytes > self._max_file_bytes:
             self.flush()
@@ -219,14 +219,14 @@ class _Writer:
 
 
 def list_share(config: ModelConfig, names: Sequence[str], parallel: Parallel) -> list[str]:
-    """Lists which of a model's tensors a rank reads, in its order: those of other pipeline stages it does not."""
+    """Lists a model's tensors that a rank reads, in order; it does not read tensors of other pipeline stages."""
     share: list[str] = []
     _SliceReader(config, _Names(names), Share.of(config, parallel), lambda name, tensor: share.append(name)).read()
     return share
 
 
 class _Names:
-    """Tensors without numbers. Has what `Weights` has."""
+    """Meta tensors by name. Same interface as `Weights`."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = frozenset(names)
@@ -243,7 +243,7 @@ class _Names:
 
 
 class _SliceReader(NetworkBuilder):
-    """Goes through the weights as they are loaded, and hands on this rank's parts as they are stored."""
+    """Reads the weights in the order of a load, and passes on this rank's parts in stored order."""
 
     def __init__(self, config: ModelConfig, files: Weights, share: Share, take: Callable[[str, Tensor], None]) -> None:
         nowhere: Any = None

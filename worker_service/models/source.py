@@ -1,4 +1,4 @@
-"""The source code that computes, as a hash: what two versions of Blockyard may differ in."""
+"""A hash of the source code that computes, which tells versions of Blockyard apart."""
 
 from __future__ import annotations
 

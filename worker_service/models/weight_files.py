@@ -1,7 +1,7 @@
 """A model folder's safetensors files: finds them, reads tensors one at a time, and hashes what it reads.
 
-Maps a tensor for as long as it is used: loading copies only what stays, and holds one copy of the weights and one
-tensor more. Knows names and shapes, and nothing of networks.
+A tensor is mapped only while it is used. A load therefore holds one copy of the weights plus one tensor. Knows names
+and shapes, and nothing of networks.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-# safetensors' names of the dtypes that hold plain numbers.
+# safetensors' names of the float dtypes of plain weights.
 STORED_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-# Bytes that stand for numbers, and whole numbers of weights that are quantized.
+# Dtypes of raw bytes, and of the integers of quantized weights.
 _READ_DTYPES = {**STORED_DTYPES, "U8": torch.uint8}
 _ALL_DTYPES = {**_READ_DTYPES, "I8": torch.int8, "I32": torch.int32, "I64": torch.int64}
 # The limit of safetensors' own code.
@@ -40,7 +40,7 @@ MAX_HEADER_BYTES = 100_000_000
 
 
 class Numbers(Enum):
-    """The kind of a tensor's numbers; all but the first occur in quantized checkpoints."""
+    """The kind of a tensor's numbers. Only quantized checkpoints have other kinds than the first."""
 
     FLOATS = auto()
     SCALES = auto()
@@ -67,7 +67,7 @@ _DTYPES_OF: dict[Numbers, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """The place of a tensor, from the header of its file."""
+    """The location of a tensor, from the header of its file."""
 
     path: Path
     shape: tuple[int, ...]
@@ -90,9 +90,9 @@ class Weights(Protocol):
     def __contains__(self, name: str) -> bool: ...
 
     def read(self, name: str, shape: Sequence[int], numbers: Numbers = Numbers.FLOATS) -> Tensor:
-        """Returns a tensor of this shape, or this rank's part of it; it may be shared: copy what is to stay.
+        """Returns a tensor of this shape, or this rank's part of it. It may be a view of a file: copy it to keep it.
 
-        One on "meta" others fill.
+        A meta tensor means that the source fills the packed memory itself.
         """
         ...
 
@@ -117,12 +117,12 @@ class WeightFiles:
         Args:
             folder: holds model.safetensors, or an index and its shards.
             on_progress: called with (bytes read, bytes in all) after each tensor.
-            paths: the files, where they have other names.
-            folders: within it that hold more of them; a name from there begins with the folder's: "2_Dense.".
-            root: below which all files have to lie; None: they may lie anywhere.
+            paths: the files, if they have other names.
+            folders: subfolders with more files; the names of their tensors begin with the folder's name: "2_Dense.".
+            root: the folder below which all files must lie; None: they may lie anywhere.
 
         Raises:
-            BlockyardError: MODEL_NOT_LOADED, where files are missing, damaged, or of another format.
+            BlockyardError: MODEL_NOT_LOADED, if files are missing or damaged, or have another format.
         """
         self._folder = folder
         self._on_progress = on_progress
@@ -157,10 +157,10 @@ class WeightFiles:
         return name in self._entries
 
     def read(self, name: str, shape: Sequence[int], numbers: Numbers = Numbers.FLOATS) -> Tensor:
-        """Returns a tensor as it is stored. It lies in the file, mapped for as long as it lives: copy what is to stay.
+        """Returns a tensor as it is stored. It is a view of the file, which stays mapped while the tensor lives.
 
         Raises:
-            BlockyardError: MODEL_NOT_LOADED, where the tensor is missing, or of another shape or kind.
+            BlockyardError: MODEL_NOT_LOADED, if the tensor is missing, or has another shape or kind.
         """
         entry = self._find(name, shape, _DTYPES_OF[numbers])
         tensor = map_tensor(entry, reads_ahead=True)
@@ -168,10 +168,10 @@ class WeightFiles:
         return tensor
 
     def pass_over(self, name: str, shape: Sequence[int]) -> None:
-        """Takes note of a tensor that another process reads: of it no more is read than the digest needs.
+        """Registers a tensor that another process reads. Only the bytes for the digest are read.
 
         Raises:
-            BlockyardError: as `read`.
+            BlockyardError: as in `read`.
         """
         entry = self._find(name, shape, _ALL_DTYPES)
         self._note(name, entry, map_tensor(entry, reads_ahead=False))
@@ -201,7 +201,7 @@ class WeightFiles:
             )
 
     def finish(self) -> str:
-        """Reports that all is read, and gives the digest of the weights in hex.
+        """Reports the end of the read, and returns the digest of the weights in hex.
 
         It is the SHA-256 of the tensors' own digests in the order of their names; each of these covers name, shape,
         stored dtype and up to 64 KiB of bytes: all of them, or 64 pieces of 1 KiB at even distances.
@@ -221,14 +221,14 @@ def sample_digest(name: str, shape: Sequence[int], stored_dtype: str, tensor: Te
 
 
 def map_tensor(entry: TensorEntry, *, reads_ahead: bool) -> Tensor:
-    """Maps a tensor and nothing else of its file, so that its pages go with it."""
+    """Maps only this tensor's part of the file, so that its pages are freed with the tensor."""
     dtype = _ALL_DTYPES[entry.stored_dtype]
     if not entry.num_bytes:
         return torch.empty(entry.shape, dtype=dtype)
     begin = entry.offset % mmap.ALLOCATIONGRANULARITY
     try:
         with open_file(entry.path, entry.root) as file:
-            # Private, since torch has no tensors that cannot be written.
+            # A private mapping, since torch has no read-only tensors.
             memory = mmap.mmap(
                 file.fileno(), begin + entry.num_bytes, access=mmap.ACCESS_COPY, offset=entry.offset - begin
             )
@@ -252,9 +252,9 @@ def _read_headers(paths: Sequence[Path], root: Path | None) -> dict[str, TensorE
 
 
 def read_header(path: Path, root: Path | None = None) -> dict[str, TensorEntry]:
-    """Reads where each tensor of a file lies; raises ValueError and its like where the file does not hold them all.
+    """Reads the location of each tensor of a file; raises ValueError or a similar error if the file is too short.
 
-    `root`: as of `open_file`, whose OSErrors it raises. The format: https://huggingface.co/docs/safetensors#format
+    `root`: as in `open_file`, whose OSErrors it raises. The format: https://huggingface.co/docs/safetensors#format
     """
     with open_file(path, root) as file:
         (header_bytes,) = struct.unpack("<Q", file.read(8))
@@ -276,7 +276,7 @@ def read_header(path: Path, root: Path | None = None) -> dict[str, TensorEntry]:
 
 
 def _find_files(folder: Path, root: Path | None) -> list[Path]:
-    # In transformers' order: an index beside a whole file is left over.
+    # As in transformers, an index beside a single file is ignored.
     if (folder / SINGLE_FILE).exists():
         return [folder / SINGLE_FILE]
     if (folder / INDEX_FILE).exists():

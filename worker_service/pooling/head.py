@@ -1,4 +1,4 @@
-"""The weights behind a network's rows: products of what is pooled, or the logits of some tokens. Knows no files."""
+"""Pooling heads: linear layers over the pooled row, or the logits of chosen tokens. Knows no files."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
     from kernels.ops import Backend
     from kernels.packed import PackedLinear
 
-# Sets of tokens whose rows of the head stay packed.
+# The most sets of label tokens whose rows of the table stay packed.
 MAX_TOKEN_SETS = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PoolingHead:
-    """The weights of a rule."""
+    """The weights of a pooling rule."""
 
     rule: PoolingRule
     products: tuple[PackedLinear, ...] = ()
     norms: tuple[Tensor | None, ...] = ()
-    """The weight of the layer norm behind each, float32."""
+    """The weight, float32, of the layer norm after each product; None: no norm."""
     table: Tensor | None = None
-    """[vocabulary, hidden_size]: of LABEL_LOGITS, a row for each token."""
+    """[vocabulary, hidden_size]: the head's row of each token, only for LABEL_LOGITS."""
     logits: LogitTransform = AS_THEY_ARE
     owns_table: bool = False
-    """Whether the table is not the embedding's."""
+    """Whether the table is separate from the embedding."""
     _packed: OrderedDict[tuple[int, ...], PackedLinear] = field(
         default_factory=OrderedDict[tuple[int, ...], "PackedLinear"], repr=False
     )
@@ -73,7 +73,7 @@ class PoolingHead:
         return backend.linear(rows, packed, wide=True)
 
     def forget(self) -> None:
-        """Forgets what was packed of the table: its numbers are others now."""
+        """Drops the packed rows of the table, after its numbers have changed."""
         self._packed.clear()
 
 
@@ -83,13 +83,13 @@ def read_products(
     pack: Callable[[Sequence[Tensor], Tensor | None, LinearSpec], PackedLinear],
     read_norm: Callable[[str, int, torch.dtype], Tensor],
 ) -> PoolingHead:
-    """Reads the products of a rule, and the norms between them.
+    """Reads the products of a pooling rule, and the norms after them.
 
     Args:
-        rule: of the model.
-        read: reads a tensor, by its name and its sizes.
+        rule: the model's pooling rule.
+        read: reads a tensor by its name and its sizes.
         pack: packs weights [rows, in_features] in parts with a bias.
-        read_norm: reads the weight of a norm, by its name, its width and the dtype that it is held in.
+        read_norm: reads the weight of a norm by its name, its width and its dtype.
     """
     products, norms = list["PackedLinear"](), list["Tensor | None"]()
     for dense in rule.products:
@@ -102,7 +102,7 @@ def read_products(
 
 
 def finish(rule: PoolingRule, numbers: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Makes probabilities of one sequence's numbers [labels]: in float64, one by one, so alike on every machine."""
+    """Turns a sequence's numbers [labels] into probabilities: in float64, one by one, so alike on every machine."""
     kind = Finish.SOFTMAX if rule.kind is PoolingKind.LABEL_LOGITS else rule.finish
     values = numbers.tolist()
     if kind is Finish.SIGMOID:

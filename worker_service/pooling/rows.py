@@ -1,6 +1,6 @@
-"""The rows of one sequence, as its pieces are computed: kept until all are there, or added up.
+"""The rows of one sequence, whose pieces are computed one after another: they are kept, or added up, until pooled.
 
-Every number is made in the order of the tokens, in float32, so that the cuts between pieces change no bit.
+Sums are computed in the order of the tokens, in float32, so that the boundaries of pieces change no bit.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class PooledRows:
         self._num_tokens += len(hidden)
 
     def finish(self) -> Tensor:
-        """Returns what all rows make: [1, hidden_size], or all of them; of MEAN float32."""
+        """Returns the pooled row [1, hidden_size], or all rows for TOKENS; float32 for MEAN."""
         if self._total is not None:
             return torch.from_numpy(self._total / np.float32(self._num_tokens))[None]
         return torch.cat(self._kept)
@@ -69,10 +69,10 @@ class PoolingRequest:
 
 
 def normalise(rows: Floats) -> Floats:
-    """Divides each row by the square root of the sum of its squares, added in order; one of zeros stays.
+    """Divides each row by its L2 norm, whose squares are added in order; a row of zeros stays zero.
 
     Args:
-        rows: [n, width], which are not changed.
+        rows: [n, width]; not changed.
     """
     lengths: Floats = np.sqrt(np.add.accumulate(rows * rows, axis=1)[:, -1:])
     return np.divide(rows, np.maximum(lengths, SHORTEST), dtype=np.float32)

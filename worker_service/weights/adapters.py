@@ -1,4 +1,4 @@
-"""LoRA adapters as a scheduler asks for them: reads, pins and forgets them, beside the steps. Knows no messages."""
+"""Reads, pins and removes LoRA adapters at a scheduler's request, while steps run. Knows no messages."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class Adapters:
-    """The adapters of one worker. Each method raises BlockyardError WRONG_STATE, or FEATURE_DISABLED without room."""
+    """The adapters of one worker. Methods raise BlockyardError WRONG_STATE, or FEATURE_DISABLED without adapters."""
 
     def __init__(self, owner: Owner, root: Path | None) -> None:
-        """`root`: the folder below which adapters lie; None: none is read."""
+        """`root`: the folder below which adapters must lie; None: no adapter is read."""
         self._owner = owner
         self.root = root
 
@@ -38,9 +38,9 @@ class Adapters:
         return await self.store().add(request)
 
     async def remove(self, lora_id: int) -> None:
-        """Forgets an adapter that is not pinned and that no sequence has, and empties its slot, between two steps.
+        """Removes an adapter that is not pinned and that no sequence uses, and empties its slot, between two steps.
 
-        One that is being read does not come.
+        The load of an adapter that is being read is cancelled.
         """
         store, executor = self.store(), self._owner.set_up.executor
         store.stop_reading(lora_id)

@@ -1,7 +1,7 @@
-"""A new folder below the root that saving is allowed in: whole or not at all.
+"""Makes a new folder below the root of saved weights, completely or not at all.
 
-Files are written in a folder beside it, which then takes its name. Where the ranks of a group share a disk, each moves
-its own files there, the one that makes them complete last.
+Files are written to a temporary folder beside it, which is then renamed. If the ranks of a group share a disk, each
+moves its own files into the target, and the file that completes them last.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _FULL = (ENOSPC, EDQUOT, EFBIG)
 
 
 def find_target(root: Path | None, folder: str) -> Path:
-    """Returns the path of a folder that may be made.
+    """Returns the path of a new folder, if it is allowed.
 
     Args:
-        root: below which it must be, links resolved; None: nothing may be saved.
+        root: the folder below which it must be, links resolved; None: saving is not allowed.
         folder: relative to the root, or a path below it.
 
     Raises:
-        BlockyardError: FEATURE_DISABLED without a root, FIELD_INVALID for what is no name of a new folder,
+        BlockyardError: FEATURE_DISABLED without a root, FIELD_INVALID if `folder` is no valid name of a new folder,
             PERMISSION_DENIED for a path outside the root.
     """
     if root is None:
@@ -51,11 +51,11 @@ def find_target(root: Path | None, folder: str) -> Path:
 
 @contextmanager
 def new_folder(target: Path, rank: int, world_size: int) -> Generator[Path]:
-    """Yields an empty folder, which becomes `target` at the end; after an error nothing of it is left.
+    """Yields an empty folder, which becomes `target` at the end; after an error it is deleted.
 
     Raises:
-        BlockyardError: FIELD_INVALID where the target is there, unless other ranks of the group made it; NEVER_FITS
-            where the disk is full; WRONG_STATE where it cannot be written otherwise.
+        BlockyardError: FIELD_INVALID if the target exists, unless other ranks of the group made it; NEVER_FITS if the
+            disk is full; WRONG_STATE if it cannot be written for another reason.
     """
     _refuse_present(target, rank, world_size)
     unfinished = target.with_name(f".{target.name}.{secrets.token_hex(4)}")

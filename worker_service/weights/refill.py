@@ -1,7 +1,7 @@
-"""Builds a model's weights once more, from another source, where the old ones lie. Runs in the device thread.
+"""Rebuilds a model's weights from another source, in the memory of the old weights. Runs in the device thread.
 
-The order of what is built follows from the configuration alone, so that in an arena that was rewound every weight has
-the address that it had: what was recorded stays valid, and of memory no second copy is needed.
+The order of the weights follows from the configuration only, so that in a rewound arena every weight gets its old
+address again: captured steps stay valid, and no memory for a second copy is needed.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 
 class Source(Weights, Protocol):
     def finish(self) -> str:
-        """Returns the digest of all that was read, in hex."""
+        """Returns the digest of the weights that were read, in hex."""
         ...
 
 
 def refill(
     executor: StepExecutor, loaded: RunnableModel, cache: CacheInfo, source: Source, version: str
 ) -> tuple[RunnableModel, CacheInfo]:
-    """Reads all weights from a source, and finds what is promised of their results.
+    """Reads all weights from a source, and updates the batch invariance and the determinism id of their results.
 
     Raises:
-        BlockyardError: MODEL_NOT_LOADED, where the source cannot be read, or is of other tensors. Then the weights are
-            neither the old ones nor the new ones.
+        BlockyardError: MODEL_NOT_LOADED, if the source cannot be read or has other tensors. Then the weights are a
+            mixture of old and new weights.
     """
     model, backend, arena = loaded.model, loaded.backend, loaded.arena
     if not backend.packs_into_arenas:
-        # Both at once may be more than there is room for.
+        # The old weights are dropped first: memory may not hold both.
         model.replace_weights(None)
     arena.rewind()
     built = build_decoder(loaded.config, backend, source, loaded.parallel, arena)
@@ -51,11 +51,11 @@ def refill(
     batch_invariant = cache.batch_invariant
     if not backend.packs_into_arenas:
         model.replace_weights(built)
-        # Choices that were made for the old weights are gone with them.
+        # The probe's choices for the old weights are lost with them.
         batch_invariant = executor.runner.prove_batch_invariance()
     loaded = replace(loaded, weights_digest=source.finish(), version=version)
     is_alone = loaded.parallel.world_size == 1
-    # Ranks compute nothing together here: what they computed of their first weights stands for this machine.
+    # Ranks compute nothing together here: the fingerprint of the first weights continues to identify this machine.
     if is_alone:
         executor.fingerprint = executor.runner.fingerprint()
     identity = determinism_id(loaded, executor.fingerprint)

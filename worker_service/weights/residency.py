@@ -1,4 +1,4 @@
-"""Releases weights and pools, takes them again, and refills the weights: between epochs, at fixed addresses.
+"""Sleep, wake-up, reload and update: releases, restores and refills weights and pools between epochs, in place.
 
 Lives in the event loop; all work is the device thread's. Knows no messages.
 """
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 class Owner(Protocol):
-    """The worker, as far as it matters here."""
+    """The part of the worker that this module uses."""
 
     set_up: SetUp
 
@@ -54,7 +54,7 @@ class Owner(Protocol):
         ...
 
     def require(self, *states: WorkerState) -> None:
-        """Raises BlockyardError WRONG_STATE in other states, and where the worker ends."""
+        """Raises BlockyardError WRONG_STATE in other states, and while the worker stops."""
         ...
 
     async def run(self, work: Callable[[], T]) -> T:
@@ -64,11 +64,11 @@ class Owner(Protocol):
 
 class Residency:
     def __init__(self, owner: Owner, model_root: Path | None = None) -> None:
-        """`model_root`: the folder below which other weights may be; None: those of the loaded model alone."""
+        """`model_root`: the folder below which other weights may lie; None: only the loaded model's weights."""
         self._owner = owner
         self._model_root = model_root
         self.update: WeightUpdate | None = None
-        """The one that was begun last and is neither finished nor given up."""
+        """The update in progress: begun, and neither finished nor aborted."""
 
     @property
     def _state(self) -> SleepInfo:
@@ -85,12 +85,12 @@ class Residency:
         return loaded, executor
 
     def _slots(self) -> Arena | None:
-        """Returns where the slots of LoRA adapters lie; None: there are none."""
+        """Returns the arena of the LoRA slots; None without slots."""
         loras = self._owner.set_up.loras
         return None if loras is None else loras.arena
 
     async def sleep(self, level: int, tags: frozenset[MemoryTag]) -> MemoryUse:
-        """Gives memory up; asleep already, it gives up what a higher level does.
+        """Releases memory. A sleeping worker releases the further memory of a higher level.
 
         Raises BlockyardError WRONG_STATE, FIELD_INVALID or FEATURE_DISABLED.
         """
@@ -129,7 +129,7 @@ class Residency:
             return use
 
     async def wake_up(self, tags: frozenset[MemoryTag]) -> SleepInfo:
-        """Takes memory again: all that is asleep, if no tags are named. Returns what is asleep still.
+        """Restores the memory of the named tags, or of all tags. Returns the tags that still sleep.
 
         Raises BlockyardError WRONG_STATE, FIELD_INVALID for a tag that is awake, or NEVER_FITS.
         """
@@ -165,8 +165,8 @@ class Residency:
     async def reload(self, wanted: WeightsSource, on_progress: Callable[[int, int], None]) -> SetUp:
         """Reloads the weights; calls `on_progress` in the device thread. Continues to the end if its caller leaves.
 
-        Raises BlockyardError FIELD_INVALID for a wrong name; MODEL_NOT_LOADED, before anything is changed where the
-        folder shows it; later the worker is STALE, as it is meanwhile.
+        Raises BlockyardError FIELD_INVALID for a wrong name, or MODEL_NOT_LOADED. A fault that the folder already shows
+        is raised before any change. During the reload, and after a later fault, the worker is STALE.
         """
         if wanted.version and (wrong := wrong_name(wanted.version)):
             raise invalid([Violation("version", wrong)])
@@ -195,9 +195,9 @@ class Residency:
     # Live updates.
 
     def begin_update(self, version: str, ticket: bytes, heads: Sequence[TensorHead]) -> list[int]:
-        """Begins an update, and returns the indices of the heads in the order in which their bytes are to come.
+        """Begins an update, and returns the indices of the heads in the order in which their bytes must be sent.
 
-        Raises BlockyardError FIELD_INVALID with all that is wrong, and has changed nothing then; or WRONG_STATE.
+        Raises BlockyardError FIELD_INVALID with all faults, or WRONG_STATE; both before any change.
         """
         with self._owner.lifecycle("BeginWeightUpdate", WorkerState.CACHE_READY, WorkerState.STALE):
             loaded = self._parts()[0]
@@ -219,9 +219,9 @@ class Residency:
             return order
 
     async def receive_update(self, ticket: bytes, pieces: AsyncIterator[tuple[int, bytes]]) -> WeightUpdate:
-        """Takes all bytes of the update that was begun: (index of the tensor, bytes); returns it.
+        """Receives all bytes of the current update as (index of the tensor, bytes), and returns the update.
 
-        Raises BlockyardError PERMISSION_DENIED, WRONG_STATE, or FIELD_INVALID where other bytes come than were named.
+        Raises BlockyardError PERMISSION_DENIED, WRONG_STATE, or FIELD_INVALID if the bytes do not match the heads.
         """
         with self._owner.lifecycle("UpdateWeights", WorkerState.STALE):
             update = self._require_update()
@@ -244,9 +244,9 @@ class Residency:
                 update.is_over.set()
 
     async def finish_update(self, version: str) -> SetUp:
-        """Waits until all bytes of an update were taken, and makes it the weights.
+        """Waits until all bytes of the update are received, and makes them the weights.
 
-        Raises BlockyardError WRONG_STATE where it broke off, or there is none.
+        Raises BlockyardError WRONG_STATE if the update was interrupted, or there is no update.
         """
         loaded = self._owner.set_up.loaded
         if not self._state.weights_are_stale and loaded is not None and version and loaded.version == version:
@@ -285,7 +285,7 @@ class Residency:
 
 
 def _used_bytes(loaded: RunnableModel) -> int:
-    """Bytes of the device that this process has: on a processor, all that it has in memory."""
+    """Returns the device memory that this process uses, in bytes; on a CPU all of its memory."""
     device = loaded.backend.device
     if device.type == "cpu":
         return psutil.Process().memory_info().rss

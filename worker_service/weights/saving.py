@@ -1,7 +1,7 @@
-"""Saves the weights of a worker in a new folder, which a worker loads again by --load-format.
+"""Saves the weights of a worker in a new folder, which a worker can load with --load-format.
 
-What a worker loads from there gives the bits that this one gives: the digest of the weights is that of the files that
-they came from. Reads what no step changes, so steps need not wait. Knows no messages.
+The saved weights give the same bits: their digest is the digest of the original files. Steps never change weights, so
+they continue during a save. Knows no messages.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ DEFAULT_FILE_BYTES = 5 * 10**9
 
 class Saving:
     def __init__(self, owner: Owner, root: Path | None = None, on_save: OnSave = lambda *_: None) -> None:
-        """`root`: the folder below which may be saved; None: nothing may.
+        """`root`: the folder below which weights may be saved; None: saving is not allowed.
 
-        `on_save` is given the format of each save and the seconds that it took; None: it failed, or was refused.
+        `on_save` gets the format of each save and its seconds, or None if the save failed or was refused.
         """
         self._owner = owner
         self._root = root
         self._on_save = on_save
 
     async def save(self, request: SaveRequest, on_progress: Callable[[int, int], None]) -> SavedState:
-        """Saves the weights; calls `on_progress` in another thread. Goes on to the end even if its caller leaves.
+        """Saves the weights; calls `on_progress` in another thread. Continues to the end even if its caller leaves.
 
         Args:
             request: the format, the folder as `find_target` takes it, and the bytes of one sharded file; 0: 5 GB.
             on_progress: called with (bytes done, bytes in all).
 
         Raises:
-            BlockyardError: WRONG_STATE in another state, or where the weights are not those of a folder;
-                FEATURE_DISABLED where these kernels' weights cannot be saved so; as of `find_target`, `new_folder`.
+            BlockyardError: WRONG_STATE in another state, or if the weights do not come from a folder; FEATURE_DISABLED
+                if these kernels cannot save this format; errors of `find_target` and `new_folder`.
         """
         begin = time.perf_counter()
         try:
@@ -92,7 +92,7 @@ class Saving:
 
 
 def _copy_companions(loaded: RunnableModel, folder: Path) -> dict[str, str]:
-    """Copies configuration and tokenizer, which serving the model needs; returns their SHA-256 by name."""
+    """Copies the configuration and the tokenizer; returns their SHA-256 by name."""
     for path in find_companions(loaded.folder):
         shutil.copyfile(path, folder / path.name)
     return {path.name: hash_file(path) for path in sorted(folder.iterdir())}

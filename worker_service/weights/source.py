@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 def find_folder(
     told: ModelSource, model: str, revision: str, kept: Path, root: Path | None
 ) -> tuple[Path, Path | None]:
-    """Finds a folder of weights, and the root below which its files have to lie; None: they may lie anywhere.
+    """Returns a folder of weights, and the root below which its files must lie (None: they may lie anywhere).
 
     Args:
-        told: what the model was loaded from.
-        model: empty, the name that `told` has, or a folder.
-        revision: for a hub id; empty: as told.
+        told: the source from which the model was loaded.
+        model: empty, the name in `told`, or a folder.
+        revision: the revision of a hub id; empty: the revision in `told`.
         kept: the folder of the loaded model.
-        root: the folder below which others are allowed.
+        root: the folder below which other folders are allowed.
 
     Raises:
-        BlockyardError: PERMISSION_DENIED for another folder than these, links resolved; MODEL_NOT_LOADED for none;
-            FIELD_INVALID for what is no path, and no revision.
+        BlockyardError: PERMISSION_DENIED for any other folder, links resolved; MODEL_NOT_LOADED if the folder does not
+            exist; FIELD_INVALID for an invalid path or revision.
     """
     if not model or model == told.model:
         if not revision or revision == told.revision:
@@ -59,11 +59,11 @@ def open_source(
     root: Path | None,
     on_progress: Callable[[int, int], None],
 ) -> WeightFiles | RandomWeights:
-    """Opens the weights of a folder for a model that was loaded; `wanted`: model and revision, as of `find_folder`.
+    """Opens the weights of a folder for a loaded model. `wanted`: model and revision, as in `find_folder`.
 
     Raises:
-        BlockyardError: as `find_folder`; MODEL_NOT_LOADED, where the folder's configuration or tensors are not those of
-            the model.
+        BlockyardError: as in `find_folder`; MODEL_NOT_LOADED if the folder's configuration or tensors do not match the
+            model.
     """
     folder, root = find_folder(told, *wanted, loaded.folder, root)
     _require_readable(folder / "config.json", root)

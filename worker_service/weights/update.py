@@ -1,7 +1,7 @@
-"""One update of the weights: which tensors are to come, in which order, and their bytes as they come.
+"""One live update of the weights: the expected tensors, their order, and their bytes as they arrive.
 
-The event loop queues whole tensors, a few ahead at most; the device thread reads them like those of a file. Knows no
-messages.
+The event loop queues complete tensors, at most a few ahead; the device thread reads them like tensors of a file. Knows
+no messages.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
 MIN_TICKET_BYTES = 16
 MAX_VIOLATIONS = 20
 MAX_NAMES = 5
-# Tensors that wait for the device thread while the next one comes.
+# Complete tensors that may wait for the device thread while the next tensor arrives.
 NUM_STAGED = 2
 
 
 @dataclass(frozen=True, slots=True)
 class TensorHead:
-    """A tensor without its numbers; `stored_dtype`: as safetensors names it. Has `sha256` (else empty) or `crc32`.
+    """The metadata of a tensor, with a `sha256` (empty: none) or a `crc32`. `stored_dtype` is safetensors' name.
 
-    `sample_sha256`: see `tensor_digest`; empty: not told.
+    `sample_sha256`: see `sample_digest`; empty: not given.
     """
 
     name: str
@@ -59,9 +59,9 @@ class TensorHead:
 
 
 def order_heads(loaded: RunnableModel, heads: Sequence[TensorHead]) -> list[int]:
-    """Returns the indices of the heads that this rank takes, in the order in which it reads the model's tensors.
+    """Returns the indices of the heads whose tensors this rank receives, in the order in which it reads them.
 
-    It takes those of other pipeline stages too, unless the samples of all of these are told.
+    It also receives tensors of other pipeline stages, unless all of these have a `sample_sha256`.
     """
     places = {head.name: index for index, head in enumerate(heads)}
     names = tensor_names(loaded)
@@ -72,13 +72,13 @@ def order_heads(loaded: RunnableModel, heads: Sequence[TensorHead]) -> list[int]
 
 
 def tensor_names(loaded: RunnableModel) -> list[str]:
-    """Lists the tensors that an update must have, in the order in which a model's are read."""
+    """Lists the tensors that an update must have, in the order in which the model's tensors are read."""
     head = f"{loaded.model.names.head}.weight"
     return [name for name in loaded.tensors if not (loaded.config.head.is_tied and name == head)]
 
 
 def wrong_heads(loaded: RunnableModel, heads: Sequence[TensorHead]) -> list[Violation]:
-    """Finds all that keeps these tensors from being a model's weights."""
+    """Returns the reasons why these tensors cannot be the model's weights; empty if they can."""
     if loaded.model.has_two_tables:
         return [Violation("tensors", "this model holds two tables that its config.json ties: reload it from a folder")]
     if loaded.config.stored is not None:
@@ -113,7 +113,7 @@ def _wrong_heads(loaded: RunnableModel, heads: Sequence[TensorHead]) -> Iterator
 
 
 class _Arrival:
-    """A tensor that comes in pieces. Each is hashed while it is in the processor's cache."""
+    """A tensor that arrives in pieces. Each piece is hashed while it is in the processor's cache."""
 
     def __init__(self, head: TensorHead, room: npt.NDArray[np.uint8]) -> None:
         self._head = head
@@ -128,7 +128,7 @@ class _Arrival:
         return self._num_bytes == self._head.num_bytes
 
     def add(self, piece: bytes) -> None:
-        """Takes the next bytes; raises BlockyardError FIELD_INVALID where there are too many."""
+        """Adds the next bytes; raises BlockyardError FIELD_INVALID if there are too many."""
         end = self._num_bytes + len(piece)
         if end > self._head.num_bytes:
             raise BlockyardError(Reason.FIELD_INVALID, f"{self._head.name} has more than {self._head.num_bytes} bytes")
@@ -139,7 +139,7 @@ class _Arrival:
             self._sha256.update(piece)
 
     def finish(self) -> Tensor:
-        """Returns the tensor; raises BlockyardError FIELD_INVALID for other bytes than were told."""
+        """Returns the tensor; raises BlockyardError FIELD_INVALID if its bytes do not match the checksum."""
         if self._sha256 is not None and self._sha256.digest() != self._head.sha256:
             raise BlockyardError(Reason.FIELD_INVALID, f"{self._head.name} is damaged: the SHA-256 differs")
         if self._head.crc32 not in (None, self._crc32):
@@ -148,16 +148,16 @@ class _Arrival:
 
 
 class _Rooms:
-    """Memory for tensors that come, taken once and used for one after another.
+    """Memory for arriving tensors, which is allocated once and reused.
 
-    Fresh pages for each, which the system has to clear, would take longer than packing what is put there.
+    Allocating fresh pages for each tensor, which the system must clear, would take longer than packing the tensor.
     """
 
     def __init__(self) -> None:
         self._free: list[npt.NDArray[np.uint8]] = []
 
     def take(self, num_bytes: int) -> npt.NDArray[np.uint8]:
-        """Returns bytes [num_bytes]; they are free again once neither they nor a tensor made of them is referenced."""
+        """Returns bytes [num_bytes]; they are reused when no reference to them or to a tensor made of them is left."""
         if num_bytes < HUGE_PAGE_BYTES:
             return np.empty(num_bytes, np.uint8)
         fitting = [room for room in self._free if len(room) >= num_bytes]
@@ -172,16 +172,16 @@ class _Rooms:
 
 
 class WeightUpdate:
-    """The tensors of one update. Has what `WeightFiles` has for the device thread."""
+    """The tensors of one update. Same interface as `WeightFiles`, for the device thread."""
 
     def __init__(
         self, version: str, ticket: bytes, heads: Sequence[TensorHead], order: Sequence[int], names: Sequence[str]
     ) -> None:
-        """`order`: indices of the heads of tensors that come; `names`: of all tensors that the model has."""
+        """`order`: indices of the heads whose tensors are sent; `names`: names of all tensors of the model."""
         self.version = version
         self.num_bytes = 0
         self.num_tensors = 0
-        # The model that the device thread made, once all tensors have come.
+        # The model that the device thread has made, once all tensors have arrived.
         self.renewed: tuple[RunnableModel, CacheInfo] | None = None
         self.is_over = asyncio.Event()
         self._ticket: bytes | None = ticket
@@ -197,11 +197,11 @@ class WeightUpdate:
 
     @property
     def is_used(self) -> bool:
-        """Whether its ticket was."""
+        """Whether the ticket of the update was used."""
         return self._ticket is None
 
     def use(self, ticket: bytes) -> None:
-        """Takes the ticket, which is good once; raises BlockyardError PERMISSION_DENIED for another one."""
+        """Uses the ticket, which is valid once; raises BlockyardError PERMISSION_DENIED for another ticket."""
         if self._ticket is None or ticket != self._ticket:
             raise BlockyardError(
                 Reason.PERMISSION_DENIED, "the ticket is not that of the update, or it was used already"
@@ -209,7 +209,7 @@ class WeightUpdate:
         self._ticket = None
 
     def require_whole(self) -> None:
-        """Raises BlockyardError WRONG_STATE that names the missing tensors."""
+        """Raises BlockyardError WRONG_STATE, which names the missing tensors, if the update was interrupted."""
         if self.renewed is None:
             missing = [self._heads[index].name for index in self._order[self.num_tensors :]]
             some = ", ".join(missing[:MAX_NAMES]) + (", ..." if len(missing) > MAX_NAMES else "")
@@ -222,7 +222,7 @@ class WeightUpdate:
     # The event loop's side.
 
     async def feed(self, pieces: AsyncIterator[tuple[int, bytes]]) -> None:
-        """Takes pieces of tensors until all have come; raises BlockyardError FIELD_INVALID for what is not in order."""
+        """Receives pieces until all tensors are complete; raises BlockyardError FIELD_INVALID for a wrong piece."""
         for index in self._order:
             head = self._heads[index]
             await self._room.acquire()
@@ -248,7 +248,7 @@ class WeightUpdate:
         return name in self._names
 
     def read(self, name: str, shape: Sequence[int], numbers: Numbers = Numbers.FLOATS) -> Tensor:
-        """Waits for the next tensor, and returns it as it came."""
+        """Waits for the next tensor, and returns it as it was sent."""
         found = self._tensors.get()
         if isinstance(found, Exception):
             raise found
@@ -263,10 +263,10 @@ class WeightUpdate:
         return tensor
 
     def pass_over(self, name: str, shape: Sequence[int]) -> None:
-        """Takes note of a tensor that another stage reads: it comes only where too little is told of it."""
+        """Registers a tensor that another stage reads. It is only sent, and then read, if its sample is not known."""
         if name not in self._digests:
             self.read(name, shape)
 
     def finish(self) -> str:
-        """Returns the digest of the weights, which is that of a folder with the same tensors."""
+        """Returns the digest of the weights, which equals the digest of a folder with the same tensors."""
         return weights_digest(self._digests)

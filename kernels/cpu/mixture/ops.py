@@ -1,4 +1,4 @@
-"""The ops of mixtures as descriptors: executed at once, or recorded (`OpStream`)."""
+"""The MoE ops as `Op` structures, which are executed at once or recorded (`OpStream`)."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ class CpuMixtureOps:
             "top_k": top_k,
             "expert_stride": held.stride,
         }
-        # The copies of all rows, in the order of experts. In a plan sums take the place of copies, so it has the
-        # same size.
+        # `gathered` has copies of all rows in the order of experts. In a plan `sums` reuses its memory, so both have
+        # the same size.
         gathered, inner, sums = (
             torch.empty(num_rows, top_k * width),
             hidden.new_empty(num_rows, top_k * first.out_features),

@@ -1,4 +1,4 @@
-"""The experts of a layer, each packed as other weights are, at equal distances in one part of an arena."""
+"""The experts of a layer, packed like other weights, at equal distances in one part of an arena."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
     from kernels.cpu.quantized import Int8Linear
     from kernels.mixture.ops import ExpertShape, ExpertWeights
 
-    # (weight in parts, bias, arena, whether it is the first product) -> what is held.
+    # (weight in parts, bias, arena, whether it is the first product) -> packed weight.
     Pack = Callable[[Sequence[Tensor], "Tensor | None", "_Range", bool], "CpuLinear | Int8Linear"]
 
 
 class _Range:
-    """Hands out parts of one part of an arena. Has what packing needs of `kernels.arena.Arena`."""
+    """Hands out pieces of one part of an arena. Has the methods of `kernels.arena.Arena` that packing needs."""
 
     def __init__(self, memory: Tensor | None = None) -> None:
-        """`memory`: [any] uint8; None: parts have no memory, and are counted."""
+        """`memory`: [any] uint8; None: `take` returns meta tensors and only counts their bytes."""
         self._memory = memory
         self.used_bytes = 0
 
     def take(self, num_bytes: int) -> Tensor:
-        """Returns bytes [num_bytes] uint8, from a multiple of 64 on."""
+        """Returns a uint8 tensor [num_bytes] at a multiple of 64."""
         begin, size = self.used_bytes, -(-num_bytes // ALIGNMENT) * ALIGNMENT
         self.used_bytes += size
         if self._memory is None:
@@ -50,7 +50,7 @@ class CpuExperts:
         counted = _Range()
         _pack_expert(pack, _without_numbers(first), counted)
         self.stride = counted.used_bytes
-        """Bytes from what is held of one expert to that of the next."""
+        """Bytes from the packed weights of one expert to those of the next."""
         held = _Range(arena.take(shape.num_experts * self.stride))
         self.linears: Sequence[CpuLinear | Int8Linear] = [
             linear for weights in chain([first], rest) for linear in _pack_expert(pack, weights, held)

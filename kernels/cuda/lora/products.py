@@ -1,10 +1,11 @@
-"""The products of rows and of both factors of their adapters: see `kernels.lora`.
+"""The products of rows with the two factors of their LoRA adapters: see `kernels.lora`.
 
-A program multiplies rows of one slot, TILE_ROWS at most, found by the bounds on the device. Sums go along the inner
-dimension in steps that depend on its length alone, over leaves as `add_leaves` does; no other program adds to them, and
-tiles have one size: a row's bits depend on that row and its adapter. Rows without one are neither read nor written.
+A program multiplies at most TILE_ROWS rows of one slot, which it finds by `Segments.bounds` on the device. The inner
+dimension is summed in steps that depend only on its length, and leaves are added as a tree (`add_leaves`). One
+program computes a sum completely, and all tiles have one size, so that a row's bits depend only on that row and its
+adapter. Rows without an adapter are neither read nor written.
 """
-# Triton's functions are in a language of their own, of which pyright sees the syntax.
+# Triton functions are not plain Python: pyright understands only their syntax.
 # pyright: basic, reportAssignmentType=false, reportArgumentType=false, reportCallIssue=false
 # pyright: reportGeneralTypeIssues=false
 
@@ -29,24 +30,24 @@ if TYPE_CHECKING:
     from kernels.cuda.lora.segments import Segments
 
 WIDTH_MULTIPLE = 16
-"""Widths of adapters are filled up to a multiple, so that their rows begin where 16 bytes are read at once."""
+"""Widths of adapters are padded to a multiple of this, so that rows are aligned for reads of 16 bytes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Factors:
-    """The adapters of a weight: views of what the slots hold."""
+    """The adapters of a weight, as views of its slots."""
 
     widths: Tensor
-    """[slots] int32: the numbers between the factors, a multiple of WIDTH_MULTIPLE; 0: the slot is empty."""
+    """[slots] int32: the padded width of each adapter, a multiple of WIDTH_MULTIPLE; 0: the slot is empty."""
     numbers: Tensor
-    """[slots, most]: of each slot `shrink` [width, in_features], and right behind it `expand` [rows, width]."""
+    """[slots, most]: the factors of each slot: `shrink` [width, in_features], then `expand` [rows, width]."""
     max_width: int
-    """Of the widest adapter."""
+    """The padded width of the widest adapter."""
 
 
 @triton.jit
 def _find_tile(tile, bounds, num_slots, SLOTS: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Finds a tile's slot (num_slots and more: there is none), and in `order` its first row and the slot's end."""
+    """Returns a tile's slot (num_slots or more: no slot), the place of its first row in `order`, and the slot's end."""
     slots = tl.arange(0, SLOTS)
     begins = tl.load(bounds + slots, slots < num_slots, 0)
     ends = tl.load(bounds + slots + 1, slots < num_slots, 0)
@@ -167,16 +168,17 @@ def _expand(
 
 
 def shrink(rows: Tensor, factors: Factors, segments: Segments, leaves: int) -> Tensor:
-    """Multiplies the rows that have adapters by their first factors.
+    """Multiplies rows by the `shrink` factors of their adapters.
 
     Args:
         rows: [R, in_features], of any row stride, in the factors' dtype.
-        factors: of all slots.
-        segments: the rows.
-        leaves: slices of in_features that are summed apart.
+        factors: the factors of all slots.
+        segments: the rows by slot.
+        leaves: number of slices of in_features that are summed separately.
 
     Returns:
-        [R, max_width] float32, not rounded. What no adapter has numbers for is not written.
+        [R, max_width] float32, not rounded. Rows without an adapter, and columns past an adapter's width, are
+        uninitialised.
     """
     inner = rows.new_empty(len(rows), factors.max_width, dtype=torch.float32)
     launch = launch_table.shrink_launch(rows.itemsize, rows.shape[1] // leaves)
@@ -203,17 +205,17 @@ def expand(
     in_features: int,
     epilogue: Epilogue,
 ) -> None:
-    """Writes the rows that have adapters: sums, bias, and what the second factors add; then the epilogue, and rounded.
+    """Writes the rows that have adapters: sums plus bias plus `expand` products, then the epilogue, then rounds.
 
     Args:
-        sums: [R, N], contiguous; may be the result itself.
+        sums: [R, N], contiguous; may be `result` itself.
         bias: [N].
-        inner: [R, max_width] float32, of any row stride, of all leaves and ranks; rounded here.
-        factors: of all slots.
-        segments: the rows.
+        inner: [R, max_width] float32, of any row stride: the results of `shrink`, summed over all ranks.
+        factors: the factors of all slots.
+        segments: the rows by slot.
         result: [R, N], or [R, N / 2] if gated, contiguous. Rows without an adapter stay as they are.
-        in_features: of the first factors.
-        epilogue: what is done after the bias; nothing of logits.
+        in_features: the inner dimension of the `shrink` factors.
+        epilogue: the operations after the bias; its logit transform is ignored.
     """
     num_columns, num_outputs = sums.shape[1], result.shape[1]
     launch = launch_table.LORA_EXPAND[factors.numbers.itemsize]

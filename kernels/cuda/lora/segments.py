@@ -1,4 +1,4 @@
-"""The rows of a step by the slots that they have, on the device: the sizes of launches are known without looking."""
+"""The rows of a step sorted by LoRA slot, on the device. Launch sizes do not depend on values on the device."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from kernels.lora import LoraRows
 
 TILE_ROWS = 16
-"""Rows that are multiplied together, however many there are: so all get the same instructions."""
+"""Rows of a tile, for any number of rows, so that the same instructions multiply all rows."""
 ALIGNMENT = 4
-"""Words: columns begin at addresses that a kernel may read 16 bytes of at once, as those of tensors do."""
+"""In words: columns start at multiples of 16 bytes, as tensors do, so that a kernel may read 16 bytes at once."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,17 +29,17 @@ class Segments:
     order: Tensor
     """[T] int32: rows, those without an adapter first."""
     bounds: Tensor
-    """[slots + 1] int32: where the rows of each slot begin in `order`, and where those of the last one end."""
+    """[slots + 1] int32: the place in `order` where each slot's rows begin, and the end of the last slot's rows."""
     num_tiles: int
-    """At least the tiles that hold the rows of all slots, none of them those of two."""
+    """An upper bound of the tiles for all rows with adapters, where each tile has rows of one slot."""
 
     @classmethod
     def of(cls, lora: LoraRows, num_slots: int, device: torch.device) -> Segments:
-        """Returns a step's, which are made once."""
+        """Returns the segments of a step, which are made at the first call."""
         found = lora.work_lists.get(cls)
         if found is None:
             bounds, order = sort_rows(lora.slots, num_slots)
-            # Both begin where those of a graph do: compiled code depends on that.
+            # Both columns are aligned as in a captured graph, since compiled code depends on the alignment.
             filling = np.zeros(-len(bounds) % ALIGNMENT, np.int32)
             words = upload(np.concatenate([bounds, filling, order]), device)
             num_tiles = int((-(-np.diff(bounds) // TILE_ROWS)).sum())
@@ -50,12 +50,12 @@ class Segments:
 def sort_rows(
     slots: npt.NDArray[np.integer[Any]], num_slots: int
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """Returns bounds [slots + 1] and order [T] of rows with these slots [T]; -1: none."""
+    """Returns bounds [slots + 1] and order [T] of rows whose slots are `slots` [T]; -1: no adapter."""
     order = np.argsort(slots, kind="stable")
     bounds = np.searchsorted(slots[order], np.arange(num_slots + 1))
     return bounds.astype(np.int32), order.astype(np.int32)
 
 
 def most_tiles(num_rows: int, num_slots: int) -> int:
-    """Returns how many tiles so many rows may take: each slot's last one may hold a single row."""
+    """Returns the most tiles that `num_rows` rows may take: the last tile of each slot may hold a single row."""
     return min(num_rows, (num_rows + num_slots * (TILE_ROWS - 1)) // TILE_ROWS)

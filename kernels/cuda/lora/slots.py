@@ -1,7 +1,7 @@
-"""Slots of weights on a GPU: memory of the device that stays where it is, so that graphs may name it.
+"""LoRA slots of weights on a GPU. Their device memory never moves, so that CUDA graphs may contain its addresses.
 
-An adapter waits in the host's memory, pinned, as one run of bytes: to bring it into a slot is one copy, in the order of
-the device's work, that waits for nothing.
+A packed adapter is one run of bytes in pinned host memory. Putting it into a slot is one asynchronous copy on the
+device's stream.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kernels.ops import PackedLinear
 
 CHUNK_BYTES = 8 << 20
-# Before the numbers of an adapter: their width, in the first word.
+# The header before an adapter's factors, whose first word is the adapter's width.
 HEADER_BYTES = 64
 
 
@@ -46,13 +46,13 @@ class LoraRoom:
         self._weight = weight
         width = _up_to_multiple(max_width, WIDTH_MULTIPLE)
         self.slot_bytes = _slot_bytes(weight, width)
-        # Zeros: all are empty.
+        # The memory is zero, so all slots are empty.
         self._slots = arena.take(num_slots * self.slot_bytes).view(num_slots, self.slot_bytes)
         numbers = self._slots[:, HEADER_BYTES:].view(weight.dtype)
         self._factors = Factors(self._slots.view(torch.int32)[:, 0], numbers, width)
 
     def write(self, slot: int, lora: CudaLora | None) -> None:
-        """Sets what a slot holds, behind all that was launched."""
+        """Puts an adapter into a slot, or empties it, after all work launched before."""
         if lora is None:
             self._slots[slot, :HEADER_BYTES].zero_()
         else:
@@ -63,7 +63,7 @@ class LoraRoom:
         return Segments.of(lora, len(self._slots), self._slots.device)
 
     def shrink(self, hidden: Tensor, lora: LoraRows) -> Tensor:
-        """Multiplies by the first factors -> [R, max_width] float32."""
+        """Multiplies rows by the `shrink` factors of their adapters -> [R, max_width] float32."""
         return shrink(hidden, self._factors, self.segments(lora), self._weight.leaves)
 
     def expand(self, sums: Tensor, inner: Tensor, lora: LoraRows, result: Tensor) -> None:
@@ -88,13 +88,13 @@ class CudaLoraOps:
         return self._rooms.get(weight)
 
     def make_room(self, packed: PackedLinear, num_slots: int, max_width: int, arena: Arena | None = None) -> int:
-        """Gives a weight slots. Adapters that are in none are in the host's memory."""
+        """Gives a weight slots. Packed adapters are in host memory, and take no device memory outside the slots."""
         weight = cast("CudaLinear", packed)
         room = self._rooms[weight] = LoraRoom(weight, num_slots, max_width, arena or LastingArena(self._device))
         return 0 if self._device.type == "cuda" else room.slot_bytes
 
     def pack(self, packed: PackedLinear, shrink: Tensor, expand: Tensor) -> PackedLora:
-        """Packs factors, one behind the other."""
+        """Packs both factors, one after the other, into one run of bytes."""
         weight = cast("CudaLinear", packed)
         width = _up_to_multiple(len(shrink), WIDTH_MULTIPLE)
         missing = width - len(shrink)

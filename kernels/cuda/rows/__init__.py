@@ -1,1 +1,1 @@
-"""The ops without a matrix product that look at whole rows or heads: norms, rotation, writing to the cache."""
+"""The ops without a matrix product that read whole rows or heads: norms, rotary embedding, writing to the KV cache."""

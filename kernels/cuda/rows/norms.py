@@ -1,9 +1,9 @@
 """Norms and sums of rows, in Triton. See `kernels.ops`, and `kernels.cuda.elementwise` for the bits of results.
 
-A program computes one row, or a slice of a sum, from that row alone.
+A program computes one row, or a slice of a sum of two rows, from that row only.
 """
-# Triton's functions are in a language of their own, of which pyright sees the syntax, and calls take more and other
-# arguments than their parameters.
+# Triton functions are not plain Python: pyright understands only their syntax, and calls take other arguments than the
+# parameters.
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 # pyright: reportOptionalOperand=false
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 @triton.jit
 def inverse_root_mean_square(squares, count, epsilon):
-    """Takes the sum of squares and how many there are, as a float."""
+    """Returns `1 / sqrt(squares / count + epsilon)`. `squares` is a sum of `count` squares; both are floats."""
     return tl.div_rn(1.0, tl.sqrt_rn(tl.div_rn(squares, count) + epsilon))
 
 
 @triton.jit
 def weigh(normed, weight, like):
-    """Multiplies by a weight: in float32 before the one rounding, in the dtype of `like` after it."""
+    """Applies a weight and rounds to the dtype of `like`: before a weight in that dtype, after a float32 weight."""
     if weight.dtype == tl.float32:
         return (normed * weight).to(like.dtype)
     # A product of two values of 16 bits is exact in float32.
@@ -93,9 +93,9 @@ def norm(
     bias: Tensor | None = None,
     is_centred: bool = False,
 ) -> tuple[Tensor, Tensor, Quantized | None]:
-    """See `kernels.ops.Backend.rms_norm`, and `layer_norm` where the mean is taken away.
+    """See `kernels.ops.Backend.rms_norm`, and `Backend.layer_norm` for `is_centred`.
 
-    Quantizes the result too, in the same pass, if there is a format for it.
+    With a format `into` it also quantizes the result, in the same pass.
     """
     num_rows, width = hidden.shape
     normed = hidden.new_empty(num_rows, width)
@@ -136,7 +136,7 @@ def add_normed(hidden: Tensor, weight: Tensor | None, epsilon: float, residual: 
 
 
 def norm_in_place(rows: Tensor, weight: Tensor, epsilon: float) -> None:
-    """Puts what `kernels.ops.Backend.rms_norm` makes of rows [T, width], of any row stride, into their place."""
+    """Replaces rows [T, width], of any row stride, by the result of `kernels.ops.Backend.rms_norm`."""
     _launch_add_normed(rows, weight, epsilon, None, rows, 1.0)
 
 

@@ -1,10 +1,10 @@
 """Rotation of queries and keys, and writing keys and values to their slots, in one kernel. See `kernels.ops`.
 
-A program computes some heads of one token, from these heads alone; norms of whole rows are a launch before. For the
-bits of results see `kernels.cuda.elementwise`.
+A program computes some heads of one token from these heads only; norms of whole rows are a separate launch before it.
+For the bits of results see `kernels.cuda.elementwise`.
 """
-# Triton's functions are in a language of their own, of which pyright sees the syntax, and calls take more and other
-# arguments than their parameters.
+# Triton functions are not plain Python: pyright understands only their syntax, and calls take other arguments than the
+# parameters.
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 # pyright: reportOptionalOperand=false, reportPossiblyUnboundVariable=false
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 @triton.jit
 def slot_offset(slot, block_stride, block_size, head_dim):
-    """Returns where a slot (int64) of a pool's first layer and head lies, in elements, int64."""
+    """Returns the offset of a slot (int64) in the pool's first layer and head, in elements, int64."""
     return slot // block_size * block_stride + slot % block_size * head_dim
 
 
 @triton.jit
 def _turned(values, other, cosines, sines):
-    """Rounds both products and their sum, as the reference does."""
+    """Rotates values. Both products and their sum are rounded, as in the reference."""
     dtype = values.dtype
     straight = (values.to(tl.float32) * cosines.to(tl.float32)).to(dtype)
     crossed = (other.to(tl.float32) * sines.to(tl.float32)).to(dtype)
@@ -42,10 +42,10 @@ def _turned(values, other, cosines, sines):
 
 @triton.jit
 def _num_slots_to_clear(slots, token, num_tokens, block_size):
-    """Counts the slots behind a token's that are to be cleared.
+    """Counts the slots after a token's slot that must be cleared.
 
-    Those of the last token in its block, if the block's first slot is written in this step too. A block's tokens are
-    one sequence's, so neighbouring slots in it are those of neighbouring rows.
+    The last token of this step in a block clears the rest of the block if the block's first slot is also written in
+    this step. A block's tokens belong to one sequence, so neighbouring slots belong to neighbouring rows.
     """
     slot = tl.load(slots + token)
     offset = slot % block_size
@@ -56,7 +56,7 @@ def _num_slots_to_clear(slots, token, num_tokens, block_size):
 
 @triton.jit
 def _head_scales(first, second, rest, count, epsilon, REST: tl.constexpr):
-    """Returns what each head is multiplied by."""
+    """Returns the inverse root mean square of each head."""
     wide_first, wide_second = first.to(tl.float32), second.to(tl.float32)
     squares = tl.sum(wide_first * wide_first + wide_second * wide_second, 1)
     if REST:
@@ -66,7 +66,7 @@ def _head_scales(first, second, rest, count, epsilon, REST: tl.constexpr):
 
 @triton.jit
 def _weighed(values, scales, query_norm, key_norm, inside, is_query, is_key):
-    """Other kinds of heads read no weight."""
+    """Applies scales and norm weights to query and key heads. Value heads read no weight."""
     weight = tl.load(query_norm, inside & is_query, 0) + tl.load(key_norm, inside & is_key, 0)
     return weigh(values.to(tl.float32) * scales, weight, values)
 
@@ -85,7 +85,7 @@ def _rotary_and_cache(
     block_size, num_heads, num_kv_heads, head_dim, HAS_NORMS: tl.constexpr, ROTATED: tl.constexpr, HEADS: tl.constexpr,
     REST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Takes heads as two halves of what is rotated (ROTATED; 0: all of a head), and what is not (in a tile of REST)."""
+    """A head is read as the two halves of its first ROTATED numbers (0: the whole head) and a tile of REST others."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
     column = tl.arange(0, BLOCK)[None, :]
@@ -118,7 +118,7 @@ def _rotary_and_cache(
     to_query = query + (token * num_heads + head) * head_dim
     tl.store(to_query + column, first, inside & is_query)
     tl.store(to_query + column + half, second, inside & is_query)
-    # Keys of all heads, then values: the order of the pool's planes is that of the row.
+    # The row and the pool have the same order: keys of all heads, then values of all heads.
     to_pool = inside & (head >= num_heads)
     place = slot_offset(tl.load(slots + token), block_stride, block_size, head_dim) + layer_offset
     slot = pool + place + (head - num_heads).to(tl.int64) * block_size * head_dim
@@ -144,9 +144,9 @@ def rotary_and_cache(
     shape: AttentionShape,
     norms: QueryKeyNorms | None,
 ) -> Tensor:
-    """See `kernels.ops.Backend.rotary_and_cache`. The queries returned are a tensor apart.
+    """See `kernels.ops.Backend.rotary_and_cache`. The returned queries are a new tensor.
 
-    Reads `slot_mapping` alone of the batch: which blocks are fresh follows from it, and no size depends on that.
+    Of the batch it reads only `slot_mapping`, from which the fresh blocks follow, so no size depends on `fresh_blocks`.
     """
     num_tokens, num_heads, num_kv_heads, head_dim = len(qkv), shape.num_heads, shape.num_kv_heads, shape.head_dim
     if norms is not None and norms.are_of_whole_rows:

@@ -1,12 +1,13 @@
 """The choice of a token for each row, in Triton. See `kernels.sampling.Choices`.
 
-Every filter keeps the first tokens of a row's order, so what passes all of them is one bound and no row is sorted. A
-row is many programs' where it is read whole, chunk by chunk, and one program's where a bound is searched, among groups
-that may hold it. What is kept of chunks is a maximum or a sum of integers: a row's token depends on that row alone.
-What is launched depends on shapes alone, and nothing waits for the device.
+Every filter keeps a prefix of the row's tokens in order of their values, so a single bound describes the tokens that
+pass all filters, and no row is sorted. Kernels that read whole rows have one program for each chunk of a row. Kernels
+that search a bound have one program for each row, which only reads the groups of tokens that may hold the bound. The
+result of a chunk is a maximum or a sum of integers, so that a row's token depends on that row only. Launches depend on
+shapes only, and the host never waits for the device.
 """
-# Triton's functions are in a language of their own, of which pyright sees the syntax, and calls take more and other
-# arguments than their parameters.
+# Triton functions are not plain Python: pyright understands only their syntax, and calls take other arguments than the
+# parameters.
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ if TYPE_CHECKING:
 
     from kernels.sampling import Choices
 
-# Columns of a table of choices, int32: floats by their bits, a seed as two words.
+# Columns of the table of sampling parameters, int32: floats are stored as their bits, a seed as two words.
 TEMPERATURE, TOP_K, TOP_P, LOG_MIN_P, SEED_LOW, SEED_HIGH, POSITION, SEQUENCE_INDEX = map(tl.constexpr, range(8))
 NUM_COLUMNS = tl.constexpr(8)
 
 
 @triton.jit
 def _find_best(logits, group_values, chunk_values, chunk_ids, size, BLOCK: tl.constexpr):
-    """Finds the largest logit of each group, and the first token of each chunk."""
+    """Finds the largest logit of each group, and the largest logit and its token of each chunk."""
     row, chunk, num_chunks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     token_ids = chunk * BLOCK + tl.arange(0, BLOCK)
     values = load_logits(logits + row * size, token_ids, token_ids < size)
@@ -69,13 +70,13 @@ def _load_filters(choices, row):
 
 @triton.jit
 def _bound_of_min_p(best, log_min_p):
-    """Returns the order of the least value that passes; the best passes, whatever rounds."""
+    """Returns the order of the smallest value that passes min_p; the best value passes in spite of rounding."""
     return tl.minimum(tl.maximum(order_of(best + log_min_p), IMPOSSIBLE + 1), order_of(best))
 
 
 @triton.jit
 def _weigh_chunks(logits, choices, chunk_values, masses, size, unit, CHUNKS: tl.constexpr, BLOCK: tl.constexpr):
-    """Weighs what of each chunk passes min_p, where top_p is a share of that."""
+    """Sums the weights of each chunk's tokens that pass min_p, for rows whose top_p is a share of this mass."""
     number, chunk, num_chunks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     temperature, top_k, top_p, log_min_p = _load_filters(choices, number)
     if (temperature > 0) & (top_p < 1) & ((top_k <= 0) | (top_k >= size)):
@@ -92,7 +93,7 @@ def _list_groups(
 ):  # fmt: skip
     """Lists, for each row that top_k or top_p filters, the groups that hold all tokens which may pass.
 
-    Leaves in the place of the bound a lower one, that all which pass do.
+    Writes a lower bound to `bounds`, which all tokens that pass the filters also pass.
     """
     row = tl.program_id(0).to(tl.int64)
     temperature, top_k, top_p, log_min_p = _load_filters(choices, row)
@@ -104,12 +105,12 @@ def _list_groups(
         high = order_of(best)
         maxima = group_values + row * num_groups
         if is_topped:
-            # As many groups as tokens pass have one of this value or above.
+            # At least top_k groups have a maximum of at least this value, so at least top_k tokens have.
             low, _ = search(
                 maxima, groups, num_groups, num_groups, temperature, low, high, top_k, best, 0.0, False, False, BLOCK
             )
         else:
-            # Tokens below this weigh less than top_p leaves out beside the best one alone.
+            # All tokens below this value together weigh less than the share 1 - top_p of the best token's weight.
             low = tl.maximum(low, order_of(best + tl.log((1 - top_p) / size) - 0.125))
         places = tl.arange(0, GROUPS)
         values = tl.load(maxima + places, places < num_groups, float("-inf"))
@@ -126,7 +127,7 @@ def _find_bounds(
     logits, choices, chunk_values, masses, group_lists, num_listed, bounds, ends, size, num_chunks, num_groups, unit,
     CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Finds what passes min_p, then top_k, then top_p in each row."""
+    """Finds each row's bound for the tokens that pass min_p, then top_k, then top_p."""
     number = tl.program_id(0).to(tl.int64)
     row, groups, count = logits + number * size, group_lists + number * num_groups, tl.load(num_listed + number) * GROUP
     temperature, top_k, top_p, _ = _load_filters(choices, number)
@@ -158,12 +159,12 @@ def _find_bounds(
 
 @triton.jit
 def noise_words(first, asked, BLOCK: tl.constexpr):
-    """Returns the words of tokens from `first`, a multiple of 4, on, for a row of the table: uint32 [BLOCK]."""
+    """Returns the random words, uint32 [BLOCK], of the tokens from `first` (a multiple of 4) on, for a table row."""
     low, high = tl.load(asked + SEED_LOW).to(tl.int64) & 0xFFFFFFFF, tl.load(asked + SEED_HIGH).to(tl.int64)
     counters = first // 4 + tl.arange(0, BLOCK // 4)
     position, sequence_index = tl.load(asked + POSITION), tl.load(asked + SEQUENCE_INDEX)
     words = tl.philox((high << 32) | low, counters, position, sequence_index, 0)
-    # A counter gives four neighbours a word each.
+    # One counter gives four words, for four neighbouring tokens.
     return tl.interleave(tl.interleave(words[0], words[2]), tl.interleave(words[1], words[3]))
 
 
@@ -171,7 +172,7 @@ def noise_words(first, asked, BLOCK: tl.constexpr):
 def _exponential_noise(words):
     """Turns uniform words into Exp(1), float32: small values, which win the race, keep all their bits."""
     uniform = tl.minimum((words.to(tl.float32) + 0.5) * 2.0**-32, 1 - 2.0**-24)
-    # log1p(-u) without its loss where 1 - u rounds: Kahan's quotient.
+    # -log1p(-u) without the error of rounding 1 - u: Kahan's quotient.
     rest = 1 - uniform
     return tl.where(rest == 1, uniform, tl.div_rn(uniform * tl.log(rest), rest - 1))
 
@@ -181,7 +182,7 @@ def _race(
     logits, choices, bounds, ends, chunk_values, chunk_ids, scores, winners, size,
     FILTERED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Finds the winner of each chunk by value less the logarithm of noise, or its first token at temperature 0."""
+    """Finds each chunk's token with the largest value minus log noise, or its largest logit at temperature 0."""
     number, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     place = number * tl.num_programs(1) + chunk
     asked = choices + number * NUM_COLUMNS
@@ -207,7 +208,7 @@ def _race(
 
 @triton.jit
 def _choose(chunk_values, scores, winners, token_ids, num_chunks, CHUNKS: tl.constexpr):
-    """Finds the winner of each row among those of its chunks."""
+    """Finds the winner of each row among the winners of its chunks."""
     row = tl.program_id(0).to(tl.int64)
     best, _ = load_best(chunk_values, row, num_chunks, CHUNKS)
     _, chunk = load_best(scores, row, num_chunks, CHUNKS)
@@ -216,9 +217,9 @@ def _choose(chunk_values, scores, winners, token_ids, num_chunks, CHUNKS: tl.con
 
 
 def pack_choices(choices: Choices) -> npt.NDArray[np.int32]:
-    """Makes the table of what rows ask for: int32 [R, 8], see `choose`."""
+    """Makes the table of the rows' sampling parameters: int32 [R, 8], see `choose`."""
     words = np.empty((len(choices.temperatures), NUM_COLUMNS.value), np.int32)
-    # By torch, as the reference has it: numpy's logarithm has other last bits.
+    # With torch, as in the reference: numpy's logarithm differs in the last bits.
     log_min_p = torch.from_numpy(np.array(choices.min_p, np.float32)).log_().numpy()
     floats = {TEMPERATURE: choices.temperatures, TOP_P: choices.top_p, LOG_MIN_P: log_min_p}
     integers = {
@@ -236,16 +237,16 @@ def pack_choices(choices: Choices) -> npt.NDArray[np.int32]:
 
 
 def choose(logits: Tensor, table: Tensor | None, *, drawn: bool, filtered: bool) -> Tensor:
-    """Launches the choice of a token of each row, the same kernels whatever the table holds.
+    """Launches the choice of a token of each row. The same kernels run for any contents of the table.
 
     Args:
         logits: float32 [R, vocabulary].
         table: int32 [R, 8] on the device, as `pack_choices` makes it.
-        drawn: whether any row may have a temperature above 0; if not, there need be no table.
-        filtered: whether any such row may have a filter.
+        drawn: whether any row may have a temperature above 0; if false, the table may be None.
+        filtered: whether any row with a temperature above 0 may have a filter.
 
     Returns:
-        Token ids int64 [R], -1 where none is possible.
+        Token ids int64 [R], -1 if the largest logit of a row is infinite.
     """
     num_rows, size = logits.shape
     token_ids = logits.new_empty(num_rows, dtype=torch.int64)
@@ -269,7 +270,7 @@ def choose(logits: Tensor, table: Tensor | None, *, drawn: bool, filtered: bool)
 
 
 def _filter(logits: Tensor, table: Tensor, maxima: Tensor, values: Tensor, bounds: Tensor, places: int) -> None:
-    """Launches what finds the bounds of rows, int32 [2, R]."""
+    """Launches the kernels that find the rows' `bounds`, int32 [2, R]: orders of values, and ends of ids."""
     (num_rows, size), num_chunks, num_groups = logits.shape, values.shape[1], maxima.shape[1]
     masses = values.new_empty(values.shape, dtype=torch.int64)
     groups, num_listed = bounds.new_empty(maxima.shape), bounds.new_empty(num_rows)
@@ -283,8 +284,8 @@ def _filter(logits: Tensor, table: Tensor, maxima: Tensor, values: Tensor, bound
 
 
 def memory_bytes(num_rows: int, vocab_size: int) -> int:
-    """Returns what `choose` allocates, its results and the table among that."""
+    """Returns the bytes that `choose` allocates, with its results and the table."""
     num_chunks = triton.cdiv(vocab_size, launch_table.SAMPLING.block)
     num_groups = num_chunks * launch_table.SAMPLING.block // GROUP.value
-    # Best tokens, winners and masses of chunks; maxima and lists of groups; the table, lists' lengths, bounds and ids.
+    # Per chunk: best tokens, winners, masses. Per group: maxima, lists. Per row: table, list length, bounds, token id.
     return num_rows * int(24 * num_chunks + 8 * num_groups + 4 * NUM_COLUMNS.value + 20)

@@ -1,6 +1,6 @@
-"""The tokens that rows of the batch sampled last, where the host does not know them yet, in Triton."""
-# Triton's functions are in a language of their own, of which pyright sees the syntax, and calls take more and other
-# arguments than their parameters.
+"""The tokens that rows sampled last and that the host does not know yet, in Triton."""
+# Triton functions are not plain Python: pyright understands only their syntax, and calls take other arguments than the
+# parameters.
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ def _put(last_tokens, rows, token_ids, num_rows, BLOCK: tl.constexpr):
 
 
 def take_last_tokens(token_ids: Tensor, last_tokens: Tensor, result: Tensor | None = None) -> Tensor:
-    """Replaces ids that are not known, each by the token that a row sampled last.
+    """Replaces placeholder ids by the tokens that rows sampled last.
 
     Args:
-        token_ids: int32 or int64 [T], -1 - row where one is not known.
-        last_tokens: int64 [rows].
-        result: what is written, [T] of the same dtype, which may be `token_ids`; None: a new tensor.
+        token_ids: int32 or int64 [T]; -1 - row is the placeholder for that row's last token.
+        last_tokens: int64 [rows]: the last token of each row, -1 if its sampling failed.
+        result: the output, [T] of the same dtype, which may be `token_ids`; None: a new tensor.
 
     Returns:
-        [T], 0 in the place of a row's -1: a row that failed has no token, and nobody asks what comes of this one.
+        [T]. A last token of -1 becomes 0; the result of a failed row is not used.
     """
     result = token_ids.new_empty(len(token_ids)) if result is None else result
     if len(token_ids):
@@ -52,7 +52,7 @@ def take_last_tokens(token_ids: Tensor, last_tokens: Tensor, result: Tensor | No
 
 
 def put_last_tokens(last_tokens: Tensor, rows: Tensor, token_ids: Tensor) -> None:
-    """Writes the tokens int64 [R] of rows int64 [R], no two of which are one, into a table int64 [any]."""
+    """Writes `token_ids` int64 [R] to the distinct rows `rows` int64 [R] of `last_tokens` int64 [any]."""
     if len(rows):
         launch = launch_table.LAST_TOKENS
         _put[(triton.cdiv(len(rows), launch.block),)](last_tokens, rows, token_ids, len(rows), **launch.options)

@@ -1,10 +1,10 @@
 """Log probabilities, ranks and the best tokens of rows of logits, in Triton. See `kernels.sampling`.
 
-A row is one program's. Its mass is a sum of integers and its logarithm is taken in float64, so that what is told of a
-token is rounded once.
+One program computes a row. Its mass is a sum of integers whose logarithm is taken in float64, so that each log
+probability is rounded only once.
 """
-# Triton's functions are in a language of their own, of which pyright sees the syntax, and calls take more and other
-# arguments than their parameters.
+# Triton functions are not plain Python: pyright understands only their syntax, and calls take other arguments than the
+# parameters.
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _measure(
     logits, rows, given, normalizers, ranks, best_ids, size, num_best, unit,
     HAS_GIVEN: tl.constexpr, HAS_BEST: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Finds what log probabilities of a row are less by, the place of a given token, and the first tokens, by id."""
+    """Finds a row's log-sum-exp, the rank of the given token, and the ids of the `num_best` best tokens, ascending."""
     number = tl.program_id(0).to(tl.int64)
     row = logits + tl.load(rows + number) * size
     maxima = tl.zeros([BLOCK], tl.float32) + float("-inf")
@@ -69,13 +69,13 @@ def _measure(
 
 
 def token_logprobs(logits: Tensor, rows: Tensor, given: Tensor | None, num_best: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Computes log probabilities on the device, with nothing that waits for it.
+    """Computes log probabilities on the device, without waiting for it.
 
     Args:
         logits: float32 [R, vocabulary].
-        rows: int64 [n], at least one.
+        rows: indices of rows, int64 [n], at least one.
         given: token ids int64 [n] that come first among the candidates, or None.
-        num_best: of the best tokens, which come after.
+        num_best: number of best tokens, which follow among the candidates.
 
     Returns:
         Candidates int64 [n, width], their log probabilities float32 [n, width], and the given tokens' ranks int64 [n].
@@ -86,7 +86,7 @@ def token_logprobs(logits: Tensor, rows: Tensor, given: Tensor | None, num_best:
     arguments = (logits, rows, rows if given is None else given, normalizers, ranks, best, size, num_best)
     options = launch_table.FILTERS.options
     _measure[(num_rows,)](*arguments, unit_of_weight(size), given is not None, num_best > 0, **options)
-    # They came by id, so that those which tie stay in order.
+    # The best tokens are in order of their ids, so that a stable sort orders ties by id.
     order = logits[rows[:, None], best].sort(dim=-1, descending=True, stable=True).indices
     candidates = best.gather(1, order)
     if given is not None:

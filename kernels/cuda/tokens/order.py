@@ -1,12 +1,13 @@
-"""The order of a row's tokens, in Triton: what passes a bound, how much that weighs, and which bound a share has.
+"""Bounds in the order of a row's tokens, in Triton: tests of a bound, the mass above it, and the search for a bound.
 
-Tokens are ordered by value (logit over temperature), the largest first, ties by the lower id. The first tokens of that
-order are told by a bound: a value, by its order among floating-point numbers, and the end of the ids that pass at just
-that value. Bounds are found by bisection, each pass of which moves to a value that the row holds. Masses are sums of
-integers, which no order of summation can change. Knows no filters; a function looks at one row.
+Tokens are ordered by value (logit / temperature), the largest first; on ties the lower id comes first. A bound
+describes a prefix of this order: all tokens above a value, which is stored as an integer (`order_of`), and the tokens
+of exactly that value whose ids are below an end. Bounds are found by bisection, whose every pass moves to a value in
+the row. Masses are sums of integers, so that the order of summation does not matter. Knows no filters; each function
+handles one row.
 """
-# Triton's functions are in a language of their own, of which pyright sees the syntax, and calls take more and other
-# arguments than their parameters.
+# Triton functions are not plain Python: pyright understands only their syntax, and calls take other arguments than the
+# parameters.
 # pyright: basic, reportArgumentType=false, reportCallIssue=false, reportGeneralTypeIssues=false
 
 from __future__ import annotations
@@ -14,22 +15,22 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# `order_of` what is impossible.
+# `order_of` the value of an impossible token, -inf.
 IMPOSSIBLE = tl.constexpr(-0x7F800001)
-# Tokens of which the largest logit is known, so that those which cannot pass are not looked at.
+# The tokens of a group. The largest logit of each group is known, so that groups which cannot pass are skipped.
 GROUP = tl.constexpr(64)
-# The largest sum of weights, as a power of 2.
+# Sums of weights stay below 2 ** MASS_BITS.
 MASS_BITS = 62
 
 
 def unit_of_weight(vocab_size: int) -> float:
-    """Returns how many units a row's best token weighs: so many that no sum over the vocabulary overflows."""
+    """Returns the integer weight of a row's best token: the largest at which no sum over the vocabulary overflows."""
     return 2.0 ** (MASS_BITS - vocab_size.bit_length())
 
 
 @triton.jit
 def order_of(values):
-    """Returns integers (int32) of the order of floating-point numbers; 0 and -0 are one."""
+    """Maps float32 values to int32 numbers with the same order; 0 and -0 are equal."""
     bits = (values + 0.0).to(tl.int32, bitcast=True)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
 
@@ -41,14 +42,14 @@ def value_of(order):
 
 @triton.jit
 def load_logits(row, token_ids, inside):
-    """Loads logits; impossible is what is not inside, or not a number."""
+    """Loads logits; NaN, and tokens that are not `inside`, become -inf."""
     logits = tl.load(row + token_ids, inside, float("-inf"))
     return tl.where(logits == logits, logits, float("-inf"))
 
 
 @triton.jit
 def visit_tokens(groups, first, count, LISTED: tl.constexpr, BLOCK: tl.constexpr):
-    """Returns ids of tokens from the place `first` on, of `count` or of listed groups, and which of them there are."""
+    """Returns BLOCK token ids from place `first` on, of all tokens or of the listed groups, and whether each exists."""
     places = first + tl.arange(0, BLOCK)
     inside = places < count
     if LISTED:
@@ -58,13 +59,13 @@ def visit_tokens(groups, first, count, LISTED: tl.constexpr, BLOCK: tl.constexpr
 
 @triton.jit
 def weigh(values, best, unit):
-    """Returns e to the power of value - best in units: int64, rounded down."""
+    """Returns the weights `exp(value - best) * unit`: int64, rounded down."""
     return (tl.exp(values - best) * unit).to(tl.int64)
 
 
 @triton.jit
 def passes_bound(values, token_ids, order, end):
-    """Returns which tokens pass a bound: those above a value, and those of just that value before an id."""
+    """Returns which tokens pass a bound: those above its value, and those of exactly its value with ids below `end`."""
     orders = order_of(values)
     return (orders > order) | ((orders == order) & (token_ids < end))
 
@@ -74,25 +75,26 @@ def search(
     row, groups, count, size, temperature, low, high, target, best, unit,
     WEIGHTED: tl.constexpr, LISTED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Finds the largest value of a row that tokens of a number, or of a weight, reach.
+    """Finds the largest value of a row such that the tokens of at least this value reach a target number or weight.
 
     Args:
         row: logits.
-        groups: if LISTED, those that hold all tokens from `low` on, ascending.
-        count: of the tokens that are looked at, past the vocabulary or not.
-        size: of the vocabulary.
-        temperature: of the values.
-        low: order of a value that they reach; if they do not, nothing below it is looked at.
-        high: order of the largest value.
-        target: their number (int32) or weight (int64), above 0.
+        groups: if LISTED, the ascending groups that hold all tokens of at least the value of `low`.
+        count: the number of tokens to read, possibly beyond the vocabulary.
+        size: the size of the vocabulary.
+        temperature: the divisor of logits.
+        low: the order of a value at which the target is reached; no value below it is tried.
+        high: the order of the largest value.
+        target: the number (int32) or weight (int64) to reach, above 0.
         best: the largest value.
-        unit: of weights.
-        WEIGHTED: whether it is a weight.
-        LISTED: whether there are groups.
-        BLOCK: tokens at a time.
+        unit: the weight of the largest value.
+        WEIGHTED: whether the target is a weight.
+        LISTED: whether only the listed groups are read.
+        BLOCK: tokens that are read at a time.
 
     Returns:
-        The value's order, and how much of the target is left to its ties, or more if they all pass.
+        The order of the value, and the part of the target that tokens of exactly this value must reach, or more if all
+        of these tokens pass.
     """
     rest = target
     while low < high:
@@ -115,7 +117,7 @@ def search(
         reached = tl.sum(reach, 0)
         if reached >= target:
             low = tl.min(least, 0)
-            # Where these are just so many, they are those.
+            # If these tokens reach the target exactly, the search is over.
             high = tl.where(reached == target, low, high)
         else:
             high = tl.max(most, 0)
@@ -127,7 +129,7 @@ def search(
 def end_of_ties(
     row, groups, count, size, temperature, order, num_ties, LISTED: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    """Returns the end of the first `num_ties` ids whose values are of one order."""
+    """Returns the end (id + 1) of the first `num_ties` ids whose value has the order `order`."""
     end = tl.zeros([BLOCK], tl.int32)
     for first in range(0, count, BLOCK):
         token_ids, inside = visit_tokens(groups, first, count, LISTED, BLOCK)
@@ -156,7 +158,7 @@ def mass_of(
 
 @triton.jit
 def load_best(candidates, row, num_candidates, CANDIDATES: tl.constexpr):
-    """Returns the largest of a row of candidates and its place, the first on ties."""
+    """Returns the largest of a row of candidates and its place; on ties the first place."""
     places = tl.arange(0, CANDIDATES)
     values = tl.load(candidates + row * num_candidates + places, places < num_candidates, float("-inf"))
     return tl.max(values, 0, return_indices=True, return_indices_tie_break_left=True)

@@ -1,1 +1,1 @@
-"""Networks computed by transformers' own code over our ops. Imported only where no family of ours reads a model."""
+"""Networks computed by transformers' code over our ops. Imported only for models that our own code does not support."""

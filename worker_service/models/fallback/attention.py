@@ -1,7 +1,7 @@
 """The attention function that transformers' layers call: our paged attention, over the pool of the step.
 
-Layers find it by its name, so the code that runs a network sets with `attending` what its calls do: a survey notes
-them, a step computes them.
+Layers find the function by its name. The code that runs a network sets the handler of its calls with `attending`: a
+survey records the calls, a step computes them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ IMPLEMENTATION = "blockyard"
 
 
 class Attends(Protocol):
-    """Takes the calls of all layers."""
+    """A handler of the attention calls of all layers."""
 
     def attend(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: object, given: Mapping[str, Any]
@@ -37,7 +37,7 @@ class Attends(Protocol):
 
 
 class _Calls(threading.local):
-    """The object that takes the attention calls of this thread."""
+    """The current handler of this thread's attention calls."""
 
     taker: Attends | None = None
 
@@ -47,7 +47,7 @@ _calls = _Calls()
 
 @contextmanager
 def attending(taker: Attends) -> Generator[None]:
-    """Gives this thread's calls to a taker."""
+    """Lets `taker` handle this thread's attention calls within the context."""
     before, _calls.taker = _calls.taker, taker
     try:
         yield
@@ -58,7 +58,7 @@ def attending(taker: Attends) -> Generator[None]:
 def attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: object, **given: Any
 ) -> tuple[Tensor, None]:
-    """Passes a layer's call on; see `transformers.AttentionInterface`."""
+    """Passes a layer's call to the current handler; see `transformers.AttentionInterface`."""
     assert _calls.taker is not None, "a network runs outside of `attending`"
     return _calls.taker.attend(module, query, key, value, attention_mask, given), None
 

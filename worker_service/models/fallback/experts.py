@@ -1,6 +1,6 @@
-"""Mixtures of experts by our products: each row by each of its experts, and added in the order of its choice.
+"""Mixtures of experts with our products: each row is multiplied by its experts, and their outputs are added in order.
 
-Neither which other rows chose an expert nor how many there are changes a row's bits.
+A row's bits do not depend on the other rows that chose an expert.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class FallbackExperts:
 
 
 def are_experts(module: nn.Module) -> bool:
-    """Returns whether transformers lets others compute a module's experts."""
+    """Returns whether transformers allows another function to compute a module's experts."""
     return all(hasattr(module, name) for name in ("has_gate", "has_bias", "is_transposed", "_apply_gate"))
 
 
 def expert_weights(module: Any) -> Iterator[tuple[str, Tensor, Tensor | None]]:
-    """Yields of both products the parameter, the weights [experts, outputs, inputs] and the biases."""
+    """Yields for both products the parameter, the weights [experts, outputs, inputs] and the biases."""
     for name in ("gate_up_proj" if module.has_gate else "up_proj", "down_proj"):
         weights = getattr(module, name)
         yield (
@@ -47,9 +47,9 @@ def expert_weights(module: Any) -> Iterator[tuple[str, Tensor, Tensor | None]]:
 
 
 def compute_experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-    """Computes rows [T, hidden] by the experts that were chosen for them, `top_k_index` [T, k] -> [T, hidden].
+    """Computes rows [T, hidden] with their chosen experts, `top_k_index` [T, k] -> [T, hidden].
 
-    What they make is multiplied by `top_k_weights` [T, k] and added in float32, rounded once.
+    The outputs of experts are multiplied by `top_k_weights` [T, k] and added in float32; the sum is rounded once.
     """
     if hidden_states.is_meta:
         return torch.empty_like(hidden_states)

@@ -1,7 +1,7 @@
-"""Finds ops of torch in a network whose results may depend on the rows beside one, and the modules that call them.
+"""Finds torch ops in a network whose results for a row may depend on other rows, and the modules that call them.
 
-Products, which belong to `Backend.linear` and `Backend.paged_attention`, and the functions that torch computes
-otherwise at the end of a tensor.
+These are products, which `Backend.linear` and `Backend.paged_attention` should compute, and functions for which torch
+uses another formula at the end of a tensor.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from types import FrameType
 
-# By their names in ATen, up to the dot.
+# Names in ATen, up to the dot.
 _PRODUCTS = {
     **dict.fromkeys(("matmul", "linear", "mm", "bmm", "mv", "dot", "vdot"), 0),
     **dict.fromkeys(("addmm", "baddbmm", "addbmm", "addmv"), 1),
@@ -46,7 +46,7 @@ class ForeignOp:
 
 
 class ForeignOps(TorchDispatchMode):
-    """Notes what a network calls while it is entered."""
+    """Records the foreign ops that a network calls within this context."""
 
     def __init__(self, names: Mapping[nn.Module, str]) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Functions that a network calls by name, and not as modules: computed so that no row's bits depend on its place.
+"""Batch-invariant versions of torch functions that a network calls directly, not through a module.
 
-torch's own activations take another formula for the last numbers of a tensor (`kernels.reference.elementwise`), and a
-product by a parameter is not a module's.
+torch's own activations use another formula for the last numbers of a tensor (`kernels.reference.elementwise`), and a
+product with a parameter is not a module that could be replaced.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ _CASTS = (torch.Tensor.to, torch.Tensor.type, torch.Tensor.float)
 
 
 class ExactFunctions(TorchFunctionMode):
-    """Computes activations, and products by parameters of the network, by our ops."""
+    """Computes activations, and products with parameters of the network, with our ops."""
 
     def __init__(self, packer: Packer, parameters: Mapping[str, nn.Parameter]) -> None:
         super().__init__()
         self._packer = packer
         self._names: dict[int, str] = {id(parameter): name for name, parameter in parameters.items()}
         self._parameters = parameters
-        # Casts of parameters: they never change, and their products are packed once.
+        # Casts of parameters. Parameters never change, so each cast is kept and packed once.
         self._casts: dict[tuple[int, torch.dtype], Tensor] = {}
 
     def __torch_function__(

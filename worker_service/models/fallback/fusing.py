@@ -1,7 +1,6 @@
-"""Products that are made together: of linear layers that read the same rows, and of a gated MLP.
+"""Fused products: of linear layers that read the same rows, and of a gated MLP.
 
-What stands beside one another in a network is found by a survey, what an MLP computes by trying it: names prove
-nothing.
+A survey finds layers that read the same rows, and a trial finds what an MLP computes: names alone prove nothing.
 """
 
 from __future__ import annotations
@@ -24,16 +23,16 @@ if TYPE_CHECKING:
     from kernels.packed import PackedLinear
 
 MLP_PARTS = ("gate_proj", "up_proj", "down_proj")
-# A small MLP, with which a large one's code is tried.
+# The sizes of a small MLP with which the code of a large MLP is tried.
 WIDTH, INNER, NUM_ROWS = 8, 24, 5
-# Rows of all sizes: some networks bound what is large.
+# Rows of different magnitudes, since some networks clamp large values.
 MAGNITUDES = (1e-3, 1.0, 1e2, 1e4)
 TOLERANCE = 2e-5
 
 
 @dataclass(slots=True)
 class FusedInputs:
-    """Notes which linear layers of a pass read the same rows, one directly after another."""
+    """Records the groups of linear layers that read the same rows directly one after another in a forward pass."""
 
     names: Mapping[nn.Module, str]
     groups: list[list[str]] = field(default_factory=list[list[str]])
@@ -41,7 +40,7 @@ class FusedInputs:
     """The value that was read last. It is kept alive, so that no other object gets its address."""
 
     def note(self, module: nn.Module, given: Sequence[Any]) -> None:
-        """Notes a call; see `nn.Module.register_forward_pre_hook`."""
+        """Records a call; see `nn.Module.register_forward_pre_hook`."""
         rows = given[0] if given else None
         if rows is None or rows is not self.last:
             self.groups.append([])
@@ -50,7 +49,7 @@ class FusedInputs:
 
 
 class TogetherProduct:
-    """The product of several layers' weights by the same rows, made when the first of them asks."""
+    """The product of the same rows with several layers' weights, computed at the first layer's call."""
 
     def __init__(self, backend: Backend, packed: PackedLinear) -> None:
         self._backend = backend
@@ -59,7 +58,7 @@ class TogetherProduct:
         self._product: Tensor | None = None
 
     def compute(self, rows: Tensor, start: int, end: int, *, is_last: bool) -> Tensor:
-        """Returns numbers [..., start:end] of the product of rows [..., inputs]."""
+        """Returns columns [..., start:end] of the product of rows [..., inputs]."""
         if rows is not self._rows or self._product is None:
             flat = rows.reshape(-1, rows.shape[-1])
             product = self._backend.linear(flat, self._packed)
@@ -71,10 +70,10 @@ class TogetherProduct:
 
 
 class PartOfProduct(nn.Module):
-    """One of the layers whose products are made together."""
+    """One of several layers whose products are computed together."""
 
     def __init__(self, together: TogetherProduct, place: tuple[int, int], weight: Tensor, *, is_last: bool) -> None:
-        """`place`: from where to where its outputs are; `weight`: its shape and dtype."""
+        """`place`: the start and end of this layer's outputs; `weight`: gives its shape and dtype."""
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self._together = together
@@ -104,9 +103,9 @@ class GatedMlp(nn.Module):
 
 @torch.no_grad()
 def find_gated_mlp(module: nn.Module) -> Activation | None:
-    """Finds the activation with which a module is a gated MLP and nothing else; None: it is another thing.
+    """Returns the activation of a module that computes a gated MLP and nothing else; None for other modules.
 
-    Its code is tried in float32 over small products, as it is in all else.
+    It runs the module's code in float32 with small products.
     """
     children: dict[str, Any] = dict(module.named_children())
     parts: list[Any] = [children.get(name) for name in MLP_PARTS]

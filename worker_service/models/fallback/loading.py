@@ -1,6 +1,6 @@
 """Loads a model folder into a network that transformers' code computes.
 
-No code of a model's own is ever run, whatever its files ask for, and nothing is fetched.
+It never runs a model's own code, even if the files request it, and downloads nothing.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from kernels.ops import Backend
     from worker_service.models.fallback.survey import Survey
 
-# The progress of a load is reported.
+# Our own code reports the progress of a load, so transformers' progress bars are off.
 transformers.utils.logging.disable_progress_bar()
 
 DTYPE_OF: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
-# transformers' classes read what they want of config.json, and say what is wrong with it in words of Python.
+# transformers' classes may read any field of config.json, and raise all kinds of Python errors if one is wrong.
 _TROUBLE = (
     *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, NotImplementedError),
     *(OSError, RuntimeError, TypeError, ValueError),
@@ -67,10 +67,10 @@ def load_network(
     *,
     batch_invariant: bool = False,
 ) -> LoadedNetwork:
-    """Loads a network; arguments as of `worker_service.models.loader.load_model`.
+    """Loads a network. Arguments as in `worker_service.models.loader.load_model`.
 
     Raises:
-        BlockyardError: MODEL_NOT_LOADED, with a message that says what to do.
+        BlockyardError: MODEL_NOT_LOADED, with advice in the message.
     """
     outline = read_outline(folder, "auto" if dtype is None else str(dtype).removeprefix("torch."))
     dtype = DTYPE_OF[outline.dtype_name]
@@ -104,7 +104,7 @@ def _options(dtype: torch.dtype) -> dict[str, Any]:
 
 
 def survey_model(folder: Path, outline: Outline, dtype: torch.dtype) -> tuple[Survey, ModelConfig]:
-    """Reads the configuration by transformers' classes, and finds what their network asks for: without its weights.
+    """Reads the configuration with transformers' classes, and surveys their network without its weights.
 
     Raises BlockyardError MODEL_NOT_LOADED.
     """
@@ -129,7 +129,7 @@ def survey_model(folder: Path, outline: Outline, dtype: torch.dtype) -> tuple[Su
 
 
 def _check_class(kind: Any, outline: Outline) -> None:
-    """Refuses another network than config.json names, and one whose attention is its own."""
+    """Refuses a network that config.json does not name, and a network that computes attention itself."""
     if not isinstance(kind, type):
         raise refuse(outline.architecture, "it is no causal language model, by its model_type")
     found = kind.__name__
@@ -148,7 +148,7 @@ def _check_parts(model: Any, architecture: str) -> None:
 
 
 def _make_config(outline: Outline, survey: Survey, text: Any, dtype: torch.dtype, max_model_len: int) -> ModelConfig:
-    """Describes a network by what it asked for: its heads, its windows, and the sizes of its tables."""
+    """Makes the configuration of a surveyed network: its heads, its windows, and the sizes of its tables."""
     hidden_size, vocab_size = int(text.hidden_size), int(text.vocab_size)
     inner = getattr(text, "intermediate_size", None)
     feed = Mlp(inner_features=inner if isinstance(inner, int) and inner > 0 else 4 * hidden_size)
@@ -184,7 +184,7 @@ def _make_config(outline: Outline, survey: Survey, text: Any, dtype: torch.dtype
 
 
 def _read_weights(folder: Path, outline: Outline, dtype: torch.dtype, device: torch.device) -> Any:
-    """Reads all weights; refuses files that are not the network's: transformers would make up what they lack."""
+    """Reads all weights. Refuses files that do not match the network: transformers would fill gaps at random."""
     try:
         loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
             folder,
@@ -209,13 +209,13 @@ def _read_weights(folder: Path, outline: Outline, dtype: torch.dtype, device: to
 
 
 def _identify(model: nn.Module, folder: Path) -> str:
-    """Names what computes a model: transformers' version, and hashes of its code and of config.json."""
+    """Names the code that computes a model: transformers' version, and hashes of its code and of config.json."""
     code = hashlib.sha256(Path(inspect.getfile(type(model))).read_bytes()).hexdigest()
     config = hashlib.sha256((folder / "config.json").read_bytes()).hexdigest()
     return f"transformers {transformers.__version__} {code} {config}"
 
 
 def _say(error: BaseException) -> str:
-    """Returns the first line of an error, and its kind."""
+    """Returns the class and the first line of an error."""
     first = (str(error).strip().splitlines() or [""])[0]
     return f"{type(error).__name__}: {first[:200]}"

@@ -1,4 +1,4 @@
-"""A network that transformers' code computes, as the worker runs one."""
+"""A network that transformers' code computes, with the interface that the worker needs."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class TransformersModel(DecoderModel):
     """See `DecoderModel`: whole, on one device, and op by op."""
 
     def __init__(self, config: ModelConfig, network: Network, survey: Survey, code: str) -> None:
-        """`code`: what computes it, see `DecoderModel.foreign_code`."""
+        """`code`: the name of the code that computes it, see `DecoderModel.foreign_code`."""
         share = Share.of(config, ALONE)
         super().__init__(
             config, network.packer.backend, None, (), None, share, ModuleNames(LLAMA_NAMES, "model.", "lm_head")
         )
-        # Transformers' layers see all tokens of a sequence: no KV group drops any.
+        # Transformers' layers see all tokens of a sequence, so no KV group drops tokens.
         self.kv_groups = KvGroups.keep_all(config.num_layers)
         self.foreign_code = code
         self._network = network
@@ -77,9 +77,9 @@ class TransformersModel(DecoderModel):
     def probe(self) -> bool:
         """Returns whether results are independent of the batch: all ops are ours, and the checks find no difference.
 
-        A foreign op that may depend on the batch is reason enough for False: the checks are short.
+        Any foreign op that may depend on the batch gives False, since the short checks may miss its effect.
         """
-        # Each probe may change how its shape is computed.
+        # Each probe may change the method of its shape.
         found = [self._backend.probe(self._linears(), shape) for shape in self._shapes]
         difference = self.checks.first_difference(self.compute, self.config.sliding_window)
         if self.foreign_ops or difference:

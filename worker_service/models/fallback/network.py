@@ -1,4 +1,4 @@
-"""A causal language model of transformers, cut where its head begins: its body makes rows, its head logits of rows."""
+"""A causal language model of transformers, split into its body, which computes rows, and its head for logits."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 class Network:
-    """The network, whose products are packed already."""
+    """A network whose products are packed."""
 
     def __init__(self, model: Any, sites: Mapping[str, Site], packer: Packer) -> None:
         self.model = model
         self.packer = packer
         self._body: Any = model.base_model
         self._sites: dict[nn.Module, Site] = {model.get_submodule(name): site for name, site in sites.items()}
-        # Rows that the head is asked about: instead of the body's own.
+        # Rows that the body returns instead of its own, while only the head is computed.
         self._given: Tensor | None = None
         self._output_type: Any = None
         compute_body = self._body.forward
@@ -43,14 +43,14 @@ class Network:
         self._body.forward = forward_body
 
     def compute_hidden(self, token_ids: Tensor, batch: AttentionBatch, kv_pool: Tensor, backend: Backend) -> Tensor:
-        """Computes a step: the rows [T, hidden_size] that its head reads, of tokens [T]."""
+        """Computes a step: from tokens [T] to the rows [T, hidden_size] that the head reads."""
         step = StepAttention(backend, batch, kv_pool, self._sites)
         with attending(step):
             output = self._body(input_ids=token_ids[None], position_ids=batch.positions[None], use_cache=False)
         return output.last_hidden_state[0]
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Computes the logits [R, vocab_size] float32 of rows [R, hidden_size]; after a first step."""
+        """Computes the logits [R, vocab_size] float32 of rows [R, hidden_size]. Call `compute_hidden` once before."""
         ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
         self._given = hidden[None]
         try:
@@ -61,7 +61,7 @@ class Network:
     def replace_functions(self, token_ids: Tensor, batch: AttentionBatch, kv_pool: Tensor) -> list[ForeignOp]:
         """Replaces functions that modules call by our ops; returns the remaining calls that may depend on the batch.
 
-        `batch` is a step of `token_ids`, to find out by.
+        `token_ids` and `batch` are a step that is computed to find the calls.
         """
         found = self._find_foreign(token_ids, batch, kv_pool)
         if not found:
@@ -73,7 +73,7 @@ class Network:
 
     def _find_foreign(self, token_ids: Tensor, batch: AttentionBatch, kv_pool: Tensor) -> list[ForeignOp]:
         names = {module: name or type(module).__name__ for name, module in self.model.named_modules()}
-        # Once without looking: what is made at first use is no part of a step.
+        # The first run is not recorded: it also initialises things that later steps reuse.
         self.compute_logits(self.compute_hidden(token_ids, batch, kv_pool, self.packer.backend))
         with ForeignOps(names) as looking:
             self.compute_logits(self.compute_hidden(token_ids, batch, kv_pool, self.packer.backend))

@@ -1,4 +1,4 @@
-"""Norms by our op, where it gives what a module gives: tried with its own weights, since a name proves nothing."""
+"""Replaces norms by our op if it gives the module's results in a trial with its weights: a name proves nothing."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from kernels.ops import Backend
 
 NUM_ROWS = 7
-# In units of the dtype's precision, as a share of the largest number.
+# The largest error, in units of the dtype's precision, relative to the largest number.
 TOLERANCE = 2.0
 
 
 class ExactNorm(nn.Module):
-    """A norm by the root mean square, by `Backend.rms_norm`."""
+    """An RMS norm computed by `Backend.rms_norm`."""
 
     def __init__(self, backend: Backend, weight: Tensor, epsilon: float) -> None:
-        """`weight`: [width], as of `Backend.rms_norm`."""
+        """`weight`: [width], as in `Backend.rms_norm`."""
         super().__init__()
         self._backend = backend
         self._epsilon = epsilon
@@ -40,7 +40,7 @@ class ExactNorm(nn.Module):
 
 @torch.no_grad()
 def find_norm(module: nn.Module, backend: Backend, dtype: torch.dtype) -> ExactNorm | None:
-    """Finds a norm by our op that gives what a module gives; None: it is no such norm, and stays as it is."""
+    """Returns an `ExactNorm` with the results of a module; None if no such norm gives them."""
     tensors = dict(chain(module.named_parameters(), module.named_buffers()))
     weight = tensors.get("weight")
     if "Norm" not in type(module).__name__ or weight is None or len(tensors) > 1 or weight.dim() != 1:

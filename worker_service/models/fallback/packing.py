@@ -1,6 +1,6 @@
-"""Replaces the weights of a network's products by packed ones, and the modules that multiply by them by our ops.
+"""Packs the weights of a network's products, and replaces the modules that multiply by them with our ops.
 
-Each weight is dropped once it is packed: at most one copy of the weights is held, and the largest one beside it.
+Each weight is dropped once it is packed, so that memory holds at most one copy of all weights plus the largest weight.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Packer:
-    """Packs weights, and keeps what it packed by the names of their modules."""
+    """Packs weights, and keeps the packed weights by the names of their modules."""
 
     backend: Backend
     dtype: torch.dtype
@@ -58,16 +58,16 @@ class Packer:
 
 
 class PackedModule(nn.Module):
-    """A linear layer by `Backend.linear`."""
+    """A linear layer computed by `Backend.linear`."""
 
     def __init__(self, backend: Backend, packed: PackedLinear, dtype: torch.dtype, *, is_head: bool = False) -> None:
-        """`is_head`: it makes logits, which are float32."""
+        """`is_head`: whether it computes logits, which are float32."""
         super().__init__()
         self.in_features, self.out_features = packed.in_features, packed.out_features
         self._backend = backend
         self._packed = packed
         self._is_head = is_head
-        # Some networks read the dtype of a weight. The stand-in has no numbers: a product with it would fail.
+        # Some networks read the dtype of a weight. This meta tensor has it; a product with it would fail.
         self.__dict__["weight"] = torch.empty(packed.out_features, packed.in_features, dtype=dtype, device="meta")
 
     def forward(self, rows: Tensor) -> Tensor:
@@ -93,16 +93,16 @@ class PackedEmbedding(nn.Module):
 
 @torch.no_grad()
 def pack_network(model: nn.Module, head: nn.Module, together: Iterable[Sequence[str]], packer: Packer) -> None:
-    """Replaces what multiplies in a network, module by module.
+    """Replaces the modules of a network that multiply, one by one.
 
     Args:
         model: the network.
-        head: what makes its logits.
-        together: the names of linear layers that read the same rows, one after another.
-        packer: where weights go.
+        head: the module that computes logits.
+        together: groups of names of linear layers that read the same rows, one after another.
+        packer: packs and keeps the weights.
     """
     _pack_head(model, head, packer)
-    # By names: a module that is held keeps its weight.
+    # A list of names, not of modules: a reference to a module would keep its weight alive.
     for name in [name for name, _ in model.named_modules()]:
         module = _find(model, name)
         if module is not None and (activation := find_gated_mlp(module)) is not None:
@@ -127,9 +127,9 @@ def _find(model: nn.Module, name: str) -> nn.Module | None:
 
 
 def _pack_head(model: nn.Module, head: nn.Module, packer: Packer) -> None:
-    """Packs the head. A table that is used at both ends is held once, where the backend takes rows of packed weights.
+    """Packs the head. A tied table is held once if the backend can embed from packed weights.
 
-    An embedding of another class does more than take rows, so it keeps its own.
+    An embedding of another class does more than look up rows, so it keeps its own table.
     """
     names = {module: name for name, module in model.named_modules()}
     weight = _weight(head)
@@ -160,7 +160,7 @@ def _pack_mlp(model: nn.Module, module: nn.Module, name: str, activation: Activa
 
 
 def _pack_together(model: nn.Module, group: Sequence[str], packer: Packer) -> None:
-    """Packs layers as one weight, unless they are packed already or unlike."""
+    """Packs layers as one weight, unless they are packed already or differ in dtype or bias."""
     found = [_find(model, name) for name in group]
     modules = [module for module in found if type(module) is nn.Linear]
     if len(modules) < len(found) or len({(each.weight.dtype, _has_bias(each)) for each in modules}) > 1:

@@ -1,7 +1,7 @@
-"""Finds what a network asks of attention, before its weights are read: one pass on the meta device, by its calls.
+"""Surveys the attention calls of a network before its weights are read, with one forward pass on the meta device.
 
-What is not understood is refused: a keyword that would change numbers, a mask other than a causal one with a window,
-heads that differ between layers. A network that asked for more than it is given would be exact, and wrong.
+Unsupported calls are refused: a keyword that would change numbers, a mask other than a causal one with a window, heads
+that differ between layers. Otherwise the network would run without an error and give wrong results.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ if TYPE_CHECKING:
     from blockyard.errors import BlockyardError
 
 SURVEY_TOKENS = 8
-# A mask is looked at over so many positions at most.
+# The most positions over which a mask is tested.
 MAX_MASK_LENGTH = 1 << 20
-# Keywords of attention that change nothing here: what they say is known from elsewhere, or of a training run.
+# Keywords of attention that change no result here: their values are known otherwise, or only matter for training.
 _HARMLESS = frozenset(
     ("position_ids", "use_cache", "output_router_logits", "output_attentions", "cache_position", "layer_idx")
 )
-# Rotary embeddings whose frequencies follow the longest position that they are asked for.
+# Rotary embeddings whose frequencies depend on the longest position of a step.
 _MOVING_ROTARIES = frozenset(("dynamic", "longrope"))
 _READ = frozenset(("scaling", "sliding_window", "softcap", "s_aux", "dropout", "is_causal"))
 
 
 def refuse(architecture: str, why: str) -> BlockyardError:
-    """The error of a network that transformers' code would compute, and that cannot be served so."""
+    """Returns the error for a network that cannot be served with transformers' code."""
     return unusable(f"transformers' code for {architecture} cannot be served: {why}")
 
 
 @dataclass(slots=True)
 class Survey:
-    """Takes the calls of attention of a pass, and notes them."""
+    """Handles and records the attention calls of a forward pass."""
 
     architecture: str
     max_model_len: int
@@ -55,12 +55,12 @@ class Survey:
     together: list[list[str]] = field(default_factory=list[list[str]])
     """Linear layers that read the same rows, one after another."""
     masks: list[tuple[Tensor, int | None]] = field(default_factory=list["tuple[Tensor, int | None]"])
-    """The masks that the network made, and the windows that they are."""
+    """The masks that the network made, each with its window."""
 
     def attend(
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: object, given: Mapping[str, Any]
     ) -> Tensor:
-        """Notes a layer's call, and returns a result of the right shape."""
+        """Records a layer's call, and returns a result of the right shape."""
         name = self.names[module]
         if name in self.sites:
             raise self._refuse(f"{name} attends more than once")
@@ -94,13 +94,13 @@ class Survey:
     def make_mask(
         self, q_length: int, kv_length: int, mask_function: Callable[..., Tensor], device: torch.device, **_: Any
     ) -> Tensor:
-        """Notes a mask that the network asks for; see `transformers.AttentionMaskInterface`."""
+        """Records a mask that the network requests; see `transformers.AttentionMaskInterface`."""
         mask = torch.empty(1, 1, q_length, kv_length, dtype=torch.bool, device=device)
         self.masks.append((mask, self._read_mask(mask_function)))
         return mask
 
     def _read_mask(self, mask_function: Callable[..., Tensor]) -> int | None:
-        """Finds the window of a mask: the keys that the last position sees, and all others by the same rule."""
+        """Returns the window of a mask: the number of keys that the last position sees. Other positions must agree."""
         length = min(self.max_model_len, MAX_MASK_LENGTH)
         keys, zero = torch.arange(length), torch.tensor(0)
         try:
@@ -119,12 +119,12 @@ class Survey:
         return window if window < length else None
 
     def check_rotaries(self) -> None:
-        """Refuses positions that are turned by what else runs."""
+        """Refuses rotary embeddings whose angles depend on the other sequences of a step."""
         for module, name in self.names.items():
             kinds = getattr(module, "rope_type", None)
             kinds = set(kinds.values()) if isinstance(kinds, dict) else {kinds}
             if wrong := kinds & _MOVING_ROTARIES:
-                # No trial would show it: positions turn otherwise once a text is long.
+                # A trial would not show it, since only long texts change the angles.
                 raise self._refuse(f"{name} scales its rotary positions by the longest text of a step ({wrong.pop()})")
 
     def check(self) -> None:
@@ -145,7 +145,7 @@ class Survey:
 
 @contextmanager
 def _masks_of(survey: Survey) -> Generator[None]:
-    """Lets networks ask for masks, which they do not where a step attends."""
+    """Lets the survey make the network's masks within the context. In a step networks make no masks."""
     ALL_MASK_ATTENTION_FUNCTIONS.register(IMPLEMENTATION, survey.make_mask)
     try:
         yield
@@ -155,10 +155,10 @@ def _masks_of(survey: Survey) -> Generator[None]:
 
 @torch.no_grad()
 def survey_network(model: nn.Module, body: nn.Module, architecture: str, max_model_len: int) -> Survey:
-    """Passes tokens through a network on the meta device.
+    """Surveys a network by passing tokens through it on the meta device.
 
     Raises:
-        BlockyardError: MODEL_NOT_LOADED, for what our attention does not compute.
+        BlockyardError: MODEL_NOT_LOADED, if our attention cannot compute the calls.
     """
     survey = Survey(architecture, max_model_len, {module: name for name, module in model.named_modules()})
     survey.check_rotaries()
@@ -167,7 +167,7 @@ def survey_network(model: nn.Module, body: nn.Module, architecture: str, max_mod
     inputs = FusedInputs(survey.names)
     hooks = [module.register_forward_pre_hook(inputs.note) for module in survey.names if type(module) is nn.Linear]
     with attending(survey), _masks_of(survey):
-        # With a mask of its own a network does not look for several texts in one row.
+        # With a given mask the network does not search the positions for several packed texts.
         body(input_ids=ids, attention_mask=torch.empty_like(ids), position_ids=positions, use_cache=False)
     for hook in hooks:
         hook.remove()

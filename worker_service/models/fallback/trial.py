@@ -1,6 +1,6 @@
 """Prints as JSON why transformers' code for a model cannot be served: `python -m worker_service.models.fallback.trial`.
 
-For `blockyard doctor` and `blockyard plan`: they name a folder and a dtype. Reads config.json alone, and no weights.
+`blockyard doctor` and `blockyard plan` run it with a folder and a dtype. Reads only config.json, and no weights.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from worker_service.models.fallback.loading import DTYPE_OF, survey_model
 
 
 def find_refusal(folder: Path, dtype: str) -> str:
-    """Builds the network without its weights, and returns why it is refused; empty: it is not."""
+    """Builds the network without its weights, and returns the reason for a refusal; empty if it can be served."""
     try:
         outline = read_outline(folder, dtype)
         survey_model(folder, outline, DTYPE_OF[outline.dtype_name])

@@ -1,1 +1,1 @@
-"""The part of a layer behind its attention: an MLP, or a mixture of experts."""
+"""The part of a layer after its attention: an MLP, or a mixture of experts."""

@@ -1,4 +1,4 @@
-"""The weights of an MLP and of a mixture of experts, and what they compute, against the op set."""
+"""An MLP and a mixture of experts: their weights, and their computation in terms of the op set."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class MoE:
     routing: Router
     experts: PackedExperts
     tensors: ExpertTensors
-    """The places of the experts in the checkpoint."""
+    """The tensors of the experts in the checkpoint."""
 
     @property
     def projections(self) -> tuple[Projection, ...]:

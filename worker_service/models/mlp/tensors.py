@@ -1,4 +1,4 @@
-"""The tensors that a layer's experts are made of: reads a rank's part of each, expert by expert, and gives it back."""
+"""The checkpoint tensors of a layer's experts: reads a rank's part of them, expert by expert, and restores it."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class Read(Protocol):
     def __call__(
         self, name: str, *shape: int, part: Sequence[Sequence[slice]] = (), dtype: torch.dtype | None = None
     ) -> Tensor:
-        """Returns a part of a tensor of this shape, in a dtype; None: in the model's."""
+        """Returns a part of a tensor of this shape, in a dtype (None: the model's dtype)."""
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertTensors:
-    """The places of a layer's experts in a checkpoint, and the part of them that a rank has."""
+    """The tensors of a layer's experts in a checkpoint, and the part of them that a rank has."""
 
     prefix: str
     names: ExpertNames
@@ -52,7 +52,7 @@ class ExpertTensors:
     """This rank's inner features."""
 
     def read(self, read: Read, contains: Callable[[str], bool]) -> Iterator[ExpertWeights]:
-        """Yields the experts in order; tensors of all are read once, before the first."""
+        """Yields the experts in order. Tensors that hold all experts are read once, before the first expert."""
         if self.names.layout is ExpertLayout.EXPERTS:
             yield from self._read_each(read)
         elif contains(self.prefix + self.names.gate + BLOCKS):
@@ -98,7 +98,7 @@ class ExpertTensors:
     def _read_stacked(self, read: Read) -> Iterator[ExpertWeights]:
         count, size = self.experts.num_experts, self.inner.size
         gate_up, _, down = self._names_of(0)
-        # A rank that has all takes them as they lie.
+        # A rank with all inner features takes the tensors unchanged.
         parts = WHOLE if self._num_inner == size else (self.inner.part, _moved(self.inner.part, size))
         first = read(gate_up, count, 2 * size, self.width, part=(WHOLE, parts))
         second = read(down, count, self.width, size, part=(WHOLE, WHOLE, (self.inner.part,)))
@@ -130,7 +130,7 @@ class ExpertTensors:
         dtype = first_bias.dtype
         for number in range(count):
             rows = self._numbers(first[number], first_scales[number], dtype)
-            # Blocks need not end where a rank's features do.
+            # A rank's features need not end at the end of a block.
             columns = self._numbers(second[number], second_scales[number], dtype)
             columns = take(columns, (WHOLE, (self.inner.part,)))
             yield self._paired(rows, first_bias[number], columns, second_bias[number])
@@ -149,7 +149,7 @@ class ExpertTensors:
 
     @property
     def _pairs(self) -> slice:
-        """This rank's gates and ups, side by side."""
+        """The slice of this rank's gates and ups, which are interleaved."""
         return slice(2 * self.inner.part.start, 2 * self.inner.part.stop)
 
     def _paired(self, rows: Tensor, bias: Tensor, down: Tensor, down_bias: Tensor) -> ExpertWeights:
@@ -158,7 +158,7 @@ class ExpertTensors:
         return ExpertWeights([rows[::2], rows[1::2]], ordered, down, down_bias)
 
     def restore(self, linears: Sequence[PackedLinear]) -> Iterator[tuple[str, Tensor]]:
-        """Yields copies of the tensors of packed experts: this rank's parts, as rows are multiplied by them."""
+        """Yields copies of this rank's parts of the experts' tensors, with the values that products use."""
         pairs = zip(linears[::2], linears[1::2], strict=True)
         if self.names.layout is ExpertLayout.EXPERTS:
             for number, (first, second) in enumerate(pairs):

@@ -38,10 +38,10 @@ class QuantizedReader:
                 self.files.pass_over(f"{module.name}.{part}", shape)
 
     def read(self, modules: Sequence[ProjectionRows]) -> QuantizedWeight:
-        """Reads this rank's rows of modules of one input, one module behind another.
+        """Reads this rank's rows of modules of the same input, one module after another.
 
         Raises:
-            BlockyardError: MODEL_NOT_LOADED, where tensors are missing, damaged, or not quantized alike.
+            BlockyardError: MODEL_NOT_LOADED, if tensors are missing or damaged, or have different formats.
         """
         weights = [self._read_one(module) for module in modules]
         first, names = weights[0], ", ".join(module.name for module in modules)
@@ -76,7 +76,7 @@ class QuantizedReader:
             raise unusable(f"{module.name} has zero points, though config.json says that its weights are symmetric")
 
     def _cut(self, whole: QuantizedWeight, module: ProjectionRows) -> QuantizedWeight:
-        """Takes this rank's outputs and inputs, which are whole groups."""
+        """Takes this rank's outputs and inputs; the inputs are whole groups."""
         inputs = range(module.in_features)[module.columns]
         first, last = (place // whole.group for place in (inputs.start, inputs.stop))
         rows = whole.map_rows(lambda tensor: module.arrange(take(tensor, (module.parts,))))
@@ -88,7 +88,7 @@ class QuantizedReader:
         return replace(rows, levels=rows.levels[:, module.columns], scales=rows.scales[:, groups], zeros=zeros)
 
     def _tensors(self, module: ProjectionRows) -> Iterator[tuple[str, tuple[int, ...], Numbers]]:
-        """Lists the tensors that a module has: the ends of their names, shapes, and what they are."""
+        """Lists a module's tensors: the suffixes of their names, their shapes, and the kind of their numbers."""
         stored, outputs, inputs = self.stored, module.out_features, module.in_features
         groups, words = inputs // (stored.group or inputs), -(-outputs // PER_WORD)
 

@@ -1,6 +1,6 @@
-"""Takes levels, scales and zero points out of the tensors that checkpoints have them in. Knows no files.
+"""Unpacks levels, scales and zero points from a checkpoint's tensors. Knows no files.
 
-AWQ and GPTQ lie as AutoAWQ's gemm and GPTQ's kernels read them; compressed-tensors as its own library packs.
+AWQ has the layout of AutoAWQ's gemm kernels, GPTQ of its own kernels, and compressed-tensors of its own library.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ ONE_LESS = (Packing.GPTQ,)
 def unpack(
     stored: StoredWeights, module: str, shape: tuple[int, int], parts: Mapping[str, Tensor], dtype: torch.dtype
 ) -> QuantizedWeight:
-    """Makes a weight of a module's tensors.
+    """Makes a weight from a module's tensors.
 
     Args:
-        stored: how they are packed.
-        module: its name, for messages.
-        shape: of the weight [outputs, inputs].
-        parts: the tensors by the ends of their names.
-        dtype: of what the weight multiplies.
+        stored: the format of the tensors.
+        module: the module's name, for messages.
+        shape: the shape of the weight [outputs, inputs].
+        parts: the tensors by the suffixes of their names.
+        dtype: the dtype of the rows that the weight multiplies.
 
     Raises:
-        BlockyardError: MODEL_NOT_LOADED, where they cannot be what `stored` says.
+        BlockyardError: MODEL_NOT_LOADED, if the tensors do not have the format `stored`.
     """
     scales = parts[_scales_name(stored)].float()
     if not scales.isfinite().all():
@@ -95,7 +95,7 @@ def _levels_and_zeros(
             levels, zeros = halves(parts["qweight"].T), halves(parts["qzeros"])[:, : shape[0]].T
             if stored.packing in ONE_LESS:
                 if (zeros == 15).any():
-                    # Some readers take it for 16, others for 0, others carry into the next one.
+                    # Readers disagree on this value: some read 16, others 0, others carry into the next zero point.
                     raise unusable(
                         f"{module} has zero points of 16 or 0, which readers of GPTQ's first format do not agree on: "
                         "convert the model to gptq_v2"
@@ -105,13 +105,13 @@ def _levels_and_zeros(
 
 
 def halves(words: Tensor) -> Tensor:
-    """Takes words [rows, words] int32 apart -> [rows, 8 * words] uint8, those of four bits from the lowest on."""
+    """Splits words [rows, words] int32 into 4-bit numbers, the lowest bits first -> [rows, 8 * words] uint8."""
     pairs = words.contiguous().view(torch.uint8)
     return torch.stack([pairs & 15, pairs >> 4], dim=2).flatten(1)
 
 
 def _order(stored: StoredWeights, module: str, in_features: int, parts: Mapping[str, Tensor]) -> Tensor | None:
-    """Returns the inputs in the order of their groups; None: it is their own."""
+    """Returns the inputs in the order of their groups, or None if they are in this order already."""
     found = parts.get("g_idx", parts.get("weight_g_idx"))
     group = stored.group or in_features
     plain = torch.arange(in_features) // group
