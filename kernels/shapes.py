@@ -104,9 +104,9 @@ def add_leaves(sums: Sequence[Tensor]) -> Tensor:
     """Adds float32 sums of leaves, a power of two of them in order, as a binary tree.
 
     The inner dimension of a product is cut into a power of two of equal slices, the leaves, even on one device. The
-    product over each leaf is summed separately in float32. The sums of the leaves are added as a binary tree: neighbours
+    product over each leaf is summed separately in float32. The sums are then added as a binary tree: neighbours
     first, then the sums of neighbours. With tensor parallelism each device holds some neighbouring leaves and computes
-    the sum of their subtree; the devices then add these sums in pairs along the rest of the tree. So the result does not
+    the sum of their subtree; the devices add these sums in pairs along the rest of the tree. So the result does not
     depend on the number of devices.
     """
     while len(sums) > 1:
