@@ -249,7 +249,6 @@ class GenerationService:
 
     @property
     def num_requests(self) -> int:
-        """The number of running requests."""
         return self._live.num_running
 
     @property
@@ -259,7 +258,6 @@ class GenerationService:
 
     @property
     def metrics(self) -> GatewayMetrics:
-        """The metrics of the requests."""
         return self._live.metrics
 
     def models(self) -> list[Model]:

@@ -238,6 +238,5 @@ async def serve(configuration: GatewayConfiguration) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The program: `python -m gateway`."""
     configuration = load(GatewayConfiguration, "gateway", "Text in, text out: gRPC and the OpenAI API.", arguments)
     run_process("gateway", configuration, serve, (KeyFileError, SettingsError, BlockyardError), switch_seconds=None)

@@ -32,7 +32,6 @@ GPU_WIDTH_MULTIPLE, GPU_HEADER_BYTES, GPU_ALIGNMENT = 16, 64, 64
 
 
 def lora_limits(settings: LoraSettings) -> LoraLimits:
-    """Computes a worker's room for adapters."""
     max_cpu_loras = max(settings.max_cpu_loras or 4 * settings.max_loras, settings.max_loras)
     return LoraLimits(settings.max_loras, settings.max_lora_rank, max_cpu_loras, settings.max_prompt_adapter_tokens)
 

@@ -34,7 +34,6 @@ def wrong_profile_request(request: ProfileRequest) -> Iterable[Violation]:
 
 
 def wrong_block_size(block_size: int) -> Iterable[Violation]:
-    """Finds that blocks cannot have so many tokens."""
     if block_size not in BLOCK_SIZES:
         yield Violation("block_size", f"must be one of {', '.join(map(str, BLOCK_SIZES))}, not {block_size}")
 

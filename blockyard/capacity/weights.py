@@ -43,7 +43,6 @@ class Product:
     module: str = ""
     """The first of the modules that it is made of."""
     stored: StoredWeights | None = None
-    """How its checkpoint has quantized it."""
 
     @property
     def num_elements(self) -> int:

@@ -34,16 +34,12 @@ MEASURES = ("time_to_first_token", "inter_token_latency", "time_per_output_token
 
 
 class ApiName(StrEnum):
-    """The front that the load is put on."""
-
     GRPC = "grpc"
     HTTP = "http"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything that decides a run."""
-
     api: str
     target: str
     url: str
@@ -152,7 +148,6 @@ class _progress:
 
 
 def make_table(summary: Summary) -> Table:
-    """Makes the table that a person reads."""
     title = f"{summary.num_requests} requests in {summary.elapsed_seconds:.2f} s, {summary.num_errors} failed"
     if summary.num_rejections:
         title += f", {summary.num_rejections} times refused with a time to come back"

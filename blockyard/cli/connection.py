@@ -37,11 +37,9 @@ class Connection:
         return special if special != ClientTls() else self.tls
 
     def make_client(self, target: str) -> Client:
-        """Makes a client of these gateways."""
         return Client(target, api_key=self.api_key, tls=self._client_tls())
 
     def make_async_client(self, target: str, tenant: str = "") -> AsyncClient:
-        """Makes a client for asyncio."""
         return AsyncClient(target, tenant=tenant, api_key=self.api_key, tls=self._client_tls())
 
     def make_access(self) -> ClientAccess:

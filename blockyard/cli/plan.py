@@ -143,12 +143,10 @@ class Report:
 
     @property
     def lengths(self) -> list[int]:
-        """The lengths of sequences to tell of."""
         longest = max(each.max_model_len for each in self.plans)
         return [length for length in LENGTHS if length < longest] + ([longest] if longest else [])
 
     def describe(self) -> dict[str, Any]:
-        """Describes all as JSON."""
         return {
             "model": {
                 "architecture": self.network.architecture,
@@ -191,7 +189,6 @@ class Report:
         }
 
     def show(self, console: Console) -> None:
-        """Prints all for a person."""
         network, hardware = self.network, self.hardware
         how = held_in(network, self.quantization)
         held = network.dtype_name + ("" if how == network.dtype_name else f", {how}")

@@ -24,8 +24,6 @@ class PoolingOptions(TypedDict, total=False):
 
 
 class EmbedOptions(PoolingOptions, total=False):
-    """Options of `embed`."""
-
     dimensions: int
     """The first so many numbers of each vector alone, for models trained for it. [all]"""
     normalise: bool
@@ -35,8 +33,6 @@ class EmbedOptions(PoolingOptions, total=False):
 
 
 class ScoreOptions(PoolingOptions, total=False):
-    """Options of `score`."""
-
     instruction: str
     """What the query is for, for models that take one. [the model's own]"""
     top_n: int
@@ -44,7 +40,5 @@ class ScoreOptions(PoolingOptions, total=False):
 
 
 class ClassifyOptions(PoolingOptions, total=False):
-    """Options of `classify`."""
-
     raw: bool
     """Tell the head's numbers as they are, no probabilities. [False]"""

@@ -47,7 +47,6 @@ class Tensor:
     data: memoryview
 
     def head(self) -> administration_pb2.TensorHead:
-        """Makes what is told of it first."""
         return administration_pb2.TensorHead(
             name=self.name,
             dtype=self.dtype,

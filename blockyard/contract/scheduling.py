@@ -179,8 +179,6 @@ class Resume:
 
 
 class AbortReason(StrEnum):
-    """Why a gateway ends something."""
-
     CLIENT = "client"
     """The client cancelled the request, or is gone."""
     STOP_STRING = "stop_string"

@@ -127,8 +127,6 @@ class LoadRequest:
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
-    """How far loading or saving is."""
-
     done_bytes: int
     total_bytes: int
 

@@ -198,7 +198,6 @@ class LLM:
         return self._client.tokenize(text)
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
-        """Turns token ids into text."""
         return self._client.detokenize(token_ids)
 
     # Operators' calls.
@@ -287,7 +286,6 @@ class LLM:
 
     @property
     def model(self) -> Model:
-        """The model that is served."""
         return self._client.list_models()[0]
 
 

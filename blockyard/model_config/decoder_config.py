@@ -24,16 +24,12 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 class NormKind(StrEnum):
-    """How a norm measures its rows."""
-
     RMS = "rms"
     LAYER = "layer"
 
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """A norm of rows."""
-
     kind: NormKind = NormKind.RMS
     epsilon: float = 1e-6
     offset: float = 0.0
@@ -51,8 +47,6 @@ class Norm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """The attention of a layer."""
-
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -133,8 +127,6 @@ class Placement(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One layer."""
-
     attention: Attention
     feed: Mlp | Experts
     norm: Norm
@@ -164,8 +156,6 @@ class Encoder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """What makes logits of the last rows."""
-
     is_tied: bool = False
     """It is the embedding's table."""
     has_bias: bool = False
@@ -206,12 +196,10 @@ class DecoderConfig:
 
     @property
     def task(self) -> Task:
-        """What it is served for."""
         return self.pooling.task if self.pooling else Task.GENERATE
 
     @property
     def num_layers(self) -> int:
-        """Layers of the whole network."""
         return len(self.layers)
 
     @property
@@ -221,17 +209,14 @@ class DecoderConfig:
 
     @property
     def num_heads(self) -> int:
-        """Heads of queries of a layer."""
         return self.attention.num_heads
 
     @property
     def num_kv_heads(self) -> int:
-        """Heads of keys, and of values."""
         return self.attention.num_kv_heads
 
     @property
     def head_dim(self) -> int:
-        """Numbers of a head."""
         return self.attention.head_dim
 
     @property

@@ -63,7 +63,6 @@ class KvGroups:
 
     @property
     def num_groups(self) -> int:
-        """How many there are."""
         return len(self.windows)
 
     def places(self, layers: range) -> list[tuple[int, int]]:

@@ -61,7 +61,6 @@ class CertificateFiles:
 
     @property
     def chain_path(self) -> str:
-        """The file of the certificate."""
         return self._paths[0]
 
     @property
@@ -193,6 +192,5 @@ class Peer:
     name: str
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """Makes what a channel is opened with."""
         now = self.files.current()
         return grpc.ssl_channel_credentials(now.authority, now.key, now.chain)

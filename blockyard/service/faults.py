@@ -58,8 +58,6 @@ POINTS = (
 
 
 class Action(StrEnum):
-    """What a process does to itself."""
-
     KILL = "kill"
     """Ends at once, as by the kernel's hand: SIGKILL."""
     HANG = "hang"

@@ -88,7 +88,6 @@ class AuthenticationInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[mis
         self._authenticator = authenticator
 
     async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        """Wraps the handler of one call."""
         handler = await continuation(handler_call_details)
         method: str = handler_call_details.method  # type: ignore[attr-defined]
         # A method that nobody answers needs no guard.
@@ -111,7 +110,6 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """
 
     async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        """Wraps the handler of one call."""
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
@@ -188,7 +186,6 @@ class CallCounter(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         self._on_error = on_error
 
     async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        """Wraps the handler of one call."""
         handler = await continuation(handler_call_details)
         method: str = handler_call_details.method  # type: ignore[attr-defined]
         # Names that no service has must not become labels.

@@ -29,8 +29,6 @@ _IDLE_SECONDS = 30.0
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One connection, one answer."""
-
     timeout = _REQUEST_SECONDS
     registry: Registry
 

@@ -96,14 +96,10 @@ class ServiceConfiguration(Protocol):
     """The sections that the configurations of all services have."""
 
     @property
-    def log(self) -> LogSettings:
-        """How the process logs."""
-        ...
+    def log(self) -> LogSettings: ...
 
     @property
-    def tracing(self) -> TracingSettings:
-        """Where the process sends its spans."""
-        ...
+    def tracing(self) -> TracingSettings: ...
 
 
 Configuration = TypeVar("Configuration", bound=ServiceConfiguration)

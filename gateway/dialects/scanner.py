@@ -55,7 +55,6 @@ class Parts:
 
     @property
     def begins_call(self) -> bool:
-        """Whether a call begins in these parts."""
         return bool(self.calls and self.calls[-1].name)
 
 
@@ -135,7 +134,6 @@ class Scanner:
     # CallSink: the parsers of calls report here.
 
     def knows(self, name: str) -> bool:
-        """Returns whether there is a tool of this name."""
         return name in self._tools
 
     def types_of(self, name: str, key: str) -> frozenset[str]:
@@ -144,7 +142,6 @@ class Scanner:
         return types_of(read_schema(self._tools[name]), key)
 
     def on_call(self, name: str, call_id: str = "") -> None:
-        """Takes note of a call."""
         if self._one_call and self.num_calls:
             raise _Enough
         self._parts.calls.append(CallPiece(self._num_begun, name, call_id))
@@ -152,7 +149,6 @@ class Scanner:
         self._feed.commit()
 
     def on_arguments(self, piece: str) -> None:
-        """Takes more of its arguments."""
         self._feed.commit()
         calls = self._parts.calls
         if calls and calls[-1].index == self._num_begun - 1:
@@ -161,7 +157,6 @@ class Scanner:
             calls.append(CallPiece(self._num_begun - 1, arguments=piece))
 
     def on_call_end(self) -> None:
-        """Takes note that it is whole."""
         self.num_calls += 1
         self._feed.commit()
 

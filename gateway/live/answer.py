@@ -62,8 +62,6 @@ class Ended(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A place in an answer."""
-
     num_tokens: int
     num_text_bytes: int
 

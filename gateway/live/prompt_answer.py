@@ -22,7 +22,6 @@ class PromptAnswer:
         self._texts = texts
 
     def add(self, piece: PromptPiece) -> None:
-        """Adds a piece."""
         start = piece.first_position - self._first_position
         self._entries[start : start + len(piece.candidates)] = piece.candidates
 

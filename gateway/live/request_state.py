@@ -48,9 +48,7 @@ class Listener(Protocol):
         """Whether new tokens do not wake it."""
         ...
 
-    def wake(self) -> None:
-        """Notifies that there is something new to read."""
-        ...
+    def wake(self) -> None: ...
 
     def on_recovered(self, event: Recovered) -> None:
         """Adds the event of a failure that the request survived."""
@@ -108,7 +106,6 @@ class RequestState:
 
     @property
     def has_ended(self) -> bool:
-        """Whether every sequence has its end."""
         return all(answer.ended is not None for answer in self.answers)
 
     @property
@@ -124,7 +121,6 @@ class RequestState:
 
     @property
     def token_counts(self) -> TokenCounts:
-        """The request's tokens so far."""
         num_completion_tokens = sum(answer.num_tokens for answer in self.answers)
         num_prompt_tokens = len(self.submission.prompt_token_ids)
         return TokenCounts(num_prompt_tokens, self.num_cached_prompt_tokens, num_completion_tokens)
@@ -152,7 +148,6 @@ class RequestState:
     # Events of the scheduler.
 
     def on_accepted(self, first_sequence_id: int) -> None:
-        """Takes note that the scheduler has queued it."""
         self._first_sequence_id = first_sequence_id
         self.is_accepted = True
         self.request_log.on_accepted()
@@ -180,7 +175,6 @@ class RequestState:
         return self.has_ended
 
     def add_prompt_piece(self, piece: PromptPiece) -> None:
-        """Adds log probabilities of a part of the prompt."""
         if self.prompt is not None:
             self.prompt.add(piece)
 
@@ -199,7 +193,6 @@ class RequestState:
             answer.note_weights(version)
 
     def make_accepted(self) -> Accepted:
-        """Makes the event of a queued request."""
         versions = self.answers[0].weight_versions
         return replace(self.origin.accepted, weight_version=versions[0][1]) if versions else self.origin.accepted
 
@@ -209,14 +202,12 @@ class RequestState:
         self.wake()
 
     def wake(self) -> None:
-        """Wakes the readers, since there is something new."""
         for reader in self.readers:
             reader.wake()
 
     # Messages.
 
     def make_finished_event(self, answer: SequenceAnswer) -> Finished:
-        """Makes the event of an answer that has ended."""
         assert answer.ended is not None
         return Finished(
             index=answer.index,

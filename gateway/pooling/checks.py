@@ -65,7 +65,6 @@ def check_characters(
 
 
 def check_tokens(field: str, encoded: Sequence[EncodedPair], model: PooledModel) -> Iterator[Violation]:
-    """Yields the violations in the token ids of inputs."""
     for place, each in enumerate(encoded):
         name, token_ids = f"{field}[{place}]", each.token_ids
         if not token_ids:

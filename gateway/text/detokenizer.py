@@ -26,8 +26,6 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Detokenizer(Protocol):
-    """Makes the text of one sequence."""
-
     def push(self, token_ids: Sequence[int]) -> str:
         """Adds ids and returns the text that is final now."""
         ...
@@ -154,7 +152,6 @@ class ByteDetokenizer:
         return self._decoder.decode(b"".join([table[i] for i in token_ids if i < size]))
 
     def flush(self) -> str:
-        """Returns the rest."""
         return self._decoder.decode(b"", final=True)
 
 
@@ -186,7 +183,6 @@ class WindowDetokenizer:
         return self._read_to(end)
 
     def flush(self) -> str:
-        """Returns the rest."""
         self._holds_incomplete = False
         return self._read_to(len(self._window))
 

@@ -45,8 +45,6 @@ Target = Annotated[str, typer.Argument(help=f"`{GATEWAY}` (the one that is asked
 
 
 class Level(StrEnum):
-    """The least important events that a log has."""
-
     DEBUG = "debug"
     INFO = "info"
     WARNING = "warning"

@@ -17,8 +17,6 @@ from blockyard.common.v1 import administration_pb2
 
 
 class Format(StrEnum):
-    """What weights are saved as."""
-
     SHARDED = "sharded"
     PACKED = "packed"
 

@@ -44,7 +44,6 @@ async def look_at_kernels(settings: WorkerProcessSettings) -> list[Finding]:
 
 
 def read_answer(answer: dict[str, Any]) -> Iterator[Finding]:
-    """Makes findings of what the process said."""
     yield good("torch", answer["torch"])
     for device in answer["devices"]:
         subject, text = f"kernels on {device['device']}", f"{device['kernels'] or 'none'} ({device['name']})"

@@ -105,7 +105,6 @@ def look_at_clock(state: int | None) -> Finding:
 
 
 def look_at_gpus(configuration: SystemConfiguration) -> Iterator[Finding]:
-    """Looks at the GPUs, and whether the driver answers."""
     found = query_gpus()
     for number, gpu in enumerate(found):
         capability = ".".join(map(str, gpu.capability))

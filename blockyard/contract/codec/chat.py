@@ -113,7 +113,6 @@ def _decode_message(message: inference_pb2.Message, number: int) -> Message:
 
 
 def encode_call(call: ToolCall) -> inference_pb2.ToolCall:
-    """Encodes a call of a tool."""
     return inference_pb2.ToolCall(id=call.id, name=call.name, arguments=call.arguments)
 
 

@@ -36,7 +36,6 @@ class EnumCodec(Generic[Member, Number]):
             self._members[0] = zero
 
     def encode(self, member: Member) -> Number:
-        """Returns the number of a member."""
         return self._numbers[member]
 
     def decode(self, number: int) -> Member:

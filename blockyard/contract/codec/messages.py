@@ -15,8 +15,6 @@ MessageT = TypeVar("MessageT", bound=Message)
 
 
 class _Part(Protocol):
-    """Encodes and decodes one field."""
-
     @property
     def encode(self) -> Callable[[Any], Any]:
         """Makes what the message holds of what the value holds."""
@@ -30,8 +28,6 @@ class _Part(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FieldCodec:
-    """The functions that encode and decode one field."""
-
     encode: Callable[[Any], Any]
     decode: Callable[[Any], Any]
 
@@ -56,14 +52,12 @@ class MessageCodec(Generic[Value, MessageT]):
         self._fields = [(name, known[name].is_repeated, known[name].message_type is not None) for name in names]
 
     def encode(self, value: Value) -> MessageT:
-        """Encodes a value."""
         given = {name: getattr(value, name) for name, _, _ in self._fields}
         for name, part in self._parts.items():
             given[name] = None if given[name] is None else part.encode(given[name])
         return self._message(**given)
 
     def decode(self, message: MessageT) -> Value:
-        """Decodes a message."""
         told: dict[str, Any] = {}
         for name, is_repeated, is_message in self._fields:
             field: Any = getattr(message, name)

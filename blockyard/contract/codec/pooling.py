@@ -17,7 +17,6 @@ _KINDS = EnumCodec(PoolingKind, pooling_pb2.PoolingKind.items(), "POOLING_KIND_"
 
 
 def encode_pooling(pooling: Pooling) -> pooling_pb2.Pooling:
-    """Encodes what to make of a prompt."""
     return pooling_pb2.Pooling(
         kind=_KINDS.encode(pooling.kind) if pooling.kind else pooling_pb2.POOLING_KIND_UNSPECIFIED,
         label_token_ids=pooling.label_token_ids,

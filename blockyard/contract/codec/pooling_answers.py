@@ -17,31 +17,26 @@ from blockyard.inference.v1 import inference_pb2
 
 
 def encode_embeddings(answer: Embeddings) -> inference_pb2.EmbedResponse:
-    """Encodes vectors."""
     return inference_pb2.EmbedResponse(
         embeddings=[inference_pb2.Embedding(values=vector) for vector in answer.vectors], facts=_encode_facts(answer)
     )
 
 
 def decode_embeddings(message: inference_pb2.EmbedResponse) -> Embeddings:
-    """Decodes vectors."""
     return Embeddings(vectors=[list(each.values) for each in message.embeddings], **_decode_facts(message.facts))
 
 
 def encode_scores(answer: Scores) -> inference_pb2.ScoreResponse:
-    """Encodes scores."""
     documents = [inference_pb2.ScoredDocument(index=each.index, score=each.score) for each in answer.documents]
     return inference_pb2.ScoreResponse(documents=documents, facts=_encode_facts(answer))
 
 
 def decode_scores(message: inference_pb2.ScoreResponse) -> Scores:
-    """Decodes scores."""
     documents = [ScoredDocument(each.index, each.score) for each in message.documents]
     return Scores(documents=documents, **_decode_facts(message.facts))
 
 
 def encode_classifications(answer: Classifications) -> inference_pb2.ClassifyResponse:
-    """Encodes labels."""
     return inference_pb2.ClassifyResponse(
         classifications=[
             inference_pb2.Classification(probabilities=each.probabilities, label=each.label)
@@ -53,7 +48,6 @@ def encode_classifications(answer: Classifications) -> inference_pb2.ClassifyRes
 
 
 def decode_classifications(message: inference_pb2.ClassifyResponse) -> Classifications:
-    """Decodes labels."""
     each = [Classification(list(one.probabilities), one.label) for one in message.classifications]
     return Classifications(classifications=each, labels=list(message.labels), **_decode_facts(message.facts))
 

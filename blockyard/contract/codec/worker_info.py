@@ -48,7 +48,6 @@ def encode_worker_info(info: WorkerInfo) -> worker_pb2.GetWorkerInfoResponse:
 
 
 def decode_worker_info(message: worker_pb2.GetWorkerInfoResponse) -> WorkerInfo:
-    """Decodes who a worker is."""
     return _INFO.decode(message)
 
 
@@ -59,7 +58,6 @@ def encode_duration(seconds: float) -> Duration:
 
 
 def encode_group_request(request: GroupRequest) -> worker_pb2.FormGroupRequest:
-    """Encodes a group to join."""
     return worker_pb2.FormGroupRequest(
         epoch=request.epoch,
         rendezvous_address=request.rendezvous_address,
@@ -71,7 +69,6 @@ def encode_group_request(request: GroupRequest) -> worker_pb2.FormGroupRequest:
 
 
 def decode_group_request(message: worker_pb2.FormGroupRequest) -> GroupRequest:
-    """Decodes a group to join."""
     return GroupRequest(
         message.epoch,
         message.rendezvous_address,

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How an architecture is read."""
-
     model_type: str
     """The `model_type` that belongs to it; transformers builds the network by that one."""
     read: Callable[[Fields], DecoderConfig]

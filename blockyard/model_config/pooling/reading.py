@@ -93,7 +93,6 @@ def _unstated(architecture: str) -> str:
 
 
 def _find_task(architecture: str, config: Mapping[str, Any], modules: Modules | None) -> Task:
-    """Finds what a model's files are for."""
     if modules is not None and modules.makes_vectors:
         return Task.EMBED
     if architecture.endswith(_CLASSIFIER):
@@ -193,7 +192,6 @@ def _read_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _read_finish(config: Mapping[str, Any], num_labels: int) -> Finish:
-    """Reads what makes probabilities of a head's numbers."""
     match config.get("problem_type"):
         case None | "single_label_classification":
             return Finish.SOFTMAX if num_labels > 1 else Finish.SIGMOID

@@ -47,8 +47,6 @@ _NEUTRAL = {
 
 @dataclass(slots=True)
 class Modules:
-    """What modules.json lists."""
-
     folder: Path
     kind: PoolingKind | None = None
     source: str = ""

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MessageCall:
-    """One call of a client."""
-
     request: GenerationRequest
     max_tokens: int
     stream: bool
@@ -28,7 +26,6 @@ class MessageCall:
 
 
 def understand(body: MessagesBody, tenant: str) -> MessageCall:
-    """Makes a call of a body of /v1/messages."""
     request = GenerationRequest(
         prompt=conversation_of(body),
         request_id=f"msg_{uuid.uuid4().hex}",

@@ -56,8 +56,6 @@ class AnsweringRoute(APIRoute):
 
 
 class MessageEndpoints:
-    """Serves messages, and counts their tokens."""
-
     def __init__(self, generation: GenerationService) -> None:
         self._generation = generation
 
@@ -110,7 +108,6 @@ async def _alive() -> Response:
 
 
 def add_messages(app: FastAPI, generation: GenerationService) -> None:
-    """Adds the API's routes to an application."""
     endpoints = MessageEndpoints(generation)
     router = APIRouter(route_class=AnsweringRoute)
     router.add_api_route(PATH, endpoints.create, methods=["POST"], **document.MESSAGES)

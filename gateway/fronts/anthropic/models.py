@@ -27,13 +27,10 @@ class VersionedRoute(AnsweringRoute):
     """A route for calls with the header that all of Anthropic's clients send; others go to the next of its path."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Returns whether a call is for this route."""
         return super().matches(scope) if ANTHROPIC_VERSION in Headers(scope=scope) else (Match.NONE, {})
 
 
 class ModelEndpoints:
-    """Serves questions about the models."""
-
     def __init__(self, generation: GenerationService) -> None:
         self._generation = generation
         self._created_at = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"

@@ -117,7 +117,6 @@ class BoundedProtocol(H11Protocol):
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begins to wait for a request."""
         super().connection_made(transport)
         num_excess = len(self.connections) - self.max_connections if self.max_connections else 0
         if num_excess > MAX_REFUSED_CONNECTIONS:
@@ -131,12 +130,10 @@ class BoundedProtocol(H11Protocol):
         self._set_deadline()
 
     def data_received(self, data: bytes) -> None:
-        """Takes a piece of a request."""
         super().data_received(data)
         self._set_deadline()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Ends."""
         self._clear_deadline()
         super().connection_lost(exc)
 

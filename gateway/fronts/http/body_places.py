@@ -32,7 +32,6 @@ class BodyPlaces:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
     async def take(self, tenant: str) -> None:
-        """Waits for a place."""
         if self._num_free:
             self._num_free -= 1
             return

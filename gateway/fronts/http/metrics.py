@@ -24,8 +24,6 @@ _CLIENT_GONE = 499
 
 
 def add_metrics(app: FastAPI, metrics: GatewayMetrics) -> None:
-    """Answers `/metrics`."""
-
     async def answer(request: Request) -> Response:
         """The metrics of this gateway, as Prometheus asks for them."""
         # In a thread: the loop's streams do not wait for a scrape.

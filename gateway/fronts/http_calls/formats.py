@@ -14,7 +14,6 @@ _FORMAT, _SCHEMA = "format", "format.json_schema"
 
 
 def schema_format(schema: Mapping[str, Any]) -> JsonSchema:
-    """Converts a JSON schema to the core's value."""
     return JsonSchema(json.dumps(schema, ensure_ascii=False))
 
 

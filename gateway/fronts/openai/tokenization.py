@@ -55,8 +55,6 @@ class DetokenizeBody(Shape):
 
 
 class Tokenization:
-    """Serves the tokenizer."""
-
     def __init__(self, generation: GenerationService) -> None:
         self._generation = generation
 

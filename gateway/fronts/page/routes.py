@@ -58,8 +58,6 @@ _MEDIA_TYPES = {
 
 
 class Asset(NamedTuple):
-    """One file of the page."""
-
     content: bytes
     media_type: str
     tag: str

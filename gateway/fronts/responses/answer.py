@@ -82,7 +82,6 @@ class ResponseAnswer:
         yield from self._numbered([{"type": "response.failed", "response": self.response()}])
 
     def response(self) -> dict[str, Any]:
-        """Returns the response as it is."""
         items = zip(self._parts.parts, self._statuses, strict=False)
         accepted = self._accepted
         return {

@@ -60,7 +60,6 @@ class FormatShape(Shape):
         return self
 
     def as_format(self) -> OutputFormat | None:
-        """Converts it to the core's value."""
         if self.json_schema is not None:
             return schema_format(self.json_schema)
         return JsonObject() if self.type == "json_object" else None

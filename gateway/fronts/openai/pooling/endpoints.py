@@ -40,8 +40,6 @@ _MAX_INLINE_NUMBERS = 4096
 
 
 class PoolingEndpoints:
-    """Serves the calls for numbers."""
-
     def __init__(self, generation: GenerationService) -> None:
         self._generation = generation
 
