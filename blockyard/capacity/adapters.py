@@ -37,7 +37,6 @@ def lora_limits(settings: LoraSettings) -> LoraLimits:
 
 
 def wrong_limits(limits: LoraLimits) -> Iterable[Violation]:
-    """Finds what is wrong with limits that a scheduler asks for."""
     ranges = {
         "max_loras": (1, MAX_LORAS),
         "max_lora_rank": (0 if limits.max_prompt_adapter_tokens else 1, MAX_RANK),

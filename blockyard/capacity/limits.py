@@ -25,7 +25,6 @@ class DoesNotFit(Exception):
 
 
 def wrong_profile_request(request: ProfileRequest) -> Iterable[Violation]:
-    """Finds what is wrong with a request to count blocks."""
     if request.block_size:
         yield from wrong_block_size(request.block_size)
     if not 0 < request.device_memory_utilization <= 1:
@@ -39,7 +38,6 @@ def wrong_block_size(block_size: int) -> Iterable[Violation]:
 
 
 def wrong_step_size(max_num_batched_tokens: int, max_num_seqs: int) -> Iterable[Violation]:
-    """Finds what is wrong with the limits of a step."""
     limits = {"max_num_batched_tokens": (max_num_batched_tokens, MAX_TOKENS), "max_num_seqs": (max_num_seqs, MAX_SEQS)}
     for name, (given, most) in limits.items():
         if not 1 <= given <= most:

@@ -43,7 +43,6 @@ class Connection:
         return AsyncClient(target, tenant=tenant, api_key=self.api_key, tls=self._client_tls())
 
     def make_access(self) -> ClientAccess:
-        """Makes the access that opens channels to the admin API."""
         return ClientAccess(api_key=self.api_key, tls=self._client_tls())
 
 

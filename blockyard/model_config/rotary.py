@@ -59,8 +59,6 @@ class RotaryConfig:
 
 @dataclass(frozen=True, slots=True)
 class RotaryKind:
-    """Which parameters a kind of rotary embeddings has."""
-
     required: frozenset[str] = frozenset()
     optional: frozenset[str] = frozenset()
 

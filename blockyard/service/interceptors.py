@@ -59,7 +59,6 @@ def _behaviour(handler: Any) -> Any:
 
 
 def _like(handler: Any, behaviour: Coroutine | Stream) -> Any:
-    """Makes a handler like another one, with another behaviour."""
     make, _ = _KINDS[handler.request_streaming, handler.response_streaming]
     return make(behaviour, handler.request_deserializer, handler.response_serializer)
 

@@ -197,7 +197,6 @@ class Registry:
 
     @property
     def find_missing(self) -> list[str]:
-        """Metrics of the catalogue that nobody gave values."""
         return [each.name for each in self.catalogue if each.name not in self._samples | self._histograms]
 
     def families(self) -> Iterable[Family]:

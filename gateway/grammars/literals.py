@@ -130,7 +130,6 @@ class Literals:
             raise invalid([Violation("conversation.tools", description, Reason.UNSUPPORTED_PARAMETER)])
 
     def _value(self, part: Any) -> str:
-        """Returns what stands for a value that a schema allows."""
         if not isinstance(part, dict):
             self._refuse(() if part is True else ("false",))
             return self._any()

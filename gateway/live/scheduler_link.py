@@ -180,7 +180,6 @@ class SchedulerLink:
 
     @property
     def has_other_model(self) -> bool:
-        """Whether the scheduler serves a model that is not this gateway's."""
         return self._readiness.has_other_model
 
     @property

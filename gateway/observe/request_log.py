@@ -216,7 +216,6 @@ class RequestLog:
         return None if at is None else round(at - self._arrived_at, 4)
 
     def _fields(self, **fields: Any) -> dict[str, Any]:
-        """Returns the fields of every line, and those of this one."""
         every = {"request_id": self._request_id, "method": self._method or None, "trace_id": self.span.trace_id}
         return {**every, **fields}
 

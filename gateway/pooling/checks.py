@@ -24,7 +24,6 @@ _INT32 = 2**31
 
 
 def check_options(options: CallOptions) -> Iterator[Violation]:
-    """Yields the violations in the options that all calls share."""
     if options.request_id and not is_request_id(options.request_id):
         yield Violation("request_id", REQUEST_ID_RULE)
     limit = options.truncate_prompt_tokens

@@ -147,7 +147,6 @@ class ByteDetokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Adds ids and returns the text that is final now."""
         table, size = self._table, len(self._table)
         return self._decoder.decode(b"".join([table[i] for i in token_ids if i < size]))
 
@@ -175,7 +174,6 @@ class WindowDetokenizer:
         self._num_read = len(self._window)
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Adds ids and returns the text that is final now."""
         self._window.extend(i for i in token_ids if i in self._kept_ids)
         end = len(self._window)
         while end > self._num_read and self._window[end - 1] in self._byte_ids:

@@ -128,7 +128,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def SetLogLevel(  # type: ignore[override]
         self, request: admin_pb2.SetLogLevelRequest, context: Any
     ) -> admin_pb2.SetLogLevelResponse:
-        """Sets the log level of this process, of others, or of all."""
         check_level(request.level)
         _note("SetLogLevel", process=request.process or "all")
         response = admin_pb2.SetLogLevelResponse()

@@ -61,7 +61,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def StreamChat(  # type: ignore[override]
         self, request: inference_pb2.StreamChatRequest, context: Any
     ) -> None:
-        """Generates an answer to a conversation as a stream of events."""
         reader = await self._start(codec.decode_chat(request.spec), context)
         await _write(reader, context, inference_pb2.StreamChatResponse)
 

@@ -138,7 +138,6 @@ class BoundedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def _set_deadline(self) -> None:
-        """Starts the deadline of a request unless it runs already."""
         if not self._awaits_more():
             self._clear_deadline()
         elif self._deadline is None:

@@ -45,7 +45,6 @@ class BodyPlaces:
             raise
 
     def give_back(self) -> None:
-        """Hands a place to whoever is next."""
         while self._waiting:
             tenant = next(iter(self._waiting))
             turns = self._waiting.pop(tenant)

@@ -53,7 +53,6 @@ def header(name: str, description: str, pattern: str = "") -> dict[str, Any]:
 
 
 def call_id(name: str, description: str) -> dict[str, Any]:
-    """Describes the part of a path that names a call."""
     schema = {"type": "string", "pattern": f"^{REQUEST_ID_PATTERN}$"}
     return {"in": "path", "name": name, "required": True, "description": description, "schema": schema}
 

@@ -225,7 +225,6 @@ def _with_logprobs(request: GenerationRequest, logprobs: int | None, *, for_prom
 
 
 def _answer_options(body: GenerationBody) -> dict[str, Any]:
-    """Returns the options of the answer that both kinds of body have."""
     options = body.stream_options or StreamOptions()
     return {
         "stream": bool(body.stream),

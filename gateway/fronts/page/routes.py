@@ -64,7 +64,6 @@ class Asset(NamedTuple):
 
 
 def load_assets() -> dict[str, Asset]:
-    """Reads the page's files, by name."""
     files = (resources.files(__package__ or "") / "static").iterdir()
     return {file.name: _asset(file.name, file.read_bytes()) for file in files}
 

@@ -76,7 +76,6 @@ class ResponseAnswer:
             yield from self._numbered(self._end())
 
     def fail(self, error: BlockyardError) -> Iterator[dict[str, Any]]:
-        """Takes the error that the answer ends with."""
         self.status = "cancelled" if error.reason is Reason.CLIENT_CANCELLED else "failed"
         self._error = None if self.status == "cancelled" else {"code": str(error.reason), "message": error.message}
         yield from self._numbered([{"type": "response.failed", "response": self.response()}])

@@ -93,7 +93,6 @@ def rename(error: BlockyardError) -> BlockyardError:
 
 
 def _placed_messages(body: ResponseBody | InputTokensBody) -> list[Placed]:
-    """Makes the messages of the conversation, with their places in the body."""
     return placed_messages(body.instructions, body.input or [])
 
 
