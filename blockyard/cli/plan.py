@@ -22,8 +22,7 @@ from blockyard.contract.parallel import ParallelSizes
 from blockyard.errors import BlockyardError
 from blockyard.local.hardware import find_hardware
 from blockyard.local.local_system import check_num_gpus
-from blockyard.local.model_check import read_model
-from blockyard.local.model_trial import find_refusal
+from blockyard.local.model_check import find_refusal, read_model
 from blockyard.model_config.fallback import Outline
 from blockyard.model_config.parallel_sizes import legal_tensor_sizes
 from blockyard.model_files import resolve_model

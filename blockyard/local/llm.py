@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from blockyard.client.pooling import ClassifyOptions, EmbedOptions, ScoreOptions
     from blockyard.client.results import Completion, GenerationOptions
     from blockyard.contract.models import Model
-    from blockyard.contract.pooling_answers import Classification
+    from blockyard.contract.pooling import Classification
     from blockyard.lora.request import LoRARequest
 
     Ask = Callable[[AsyncClient, Any], Coroutine[Any, Any, Completion]]

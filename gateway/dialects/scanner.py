@@ -11,17 +11,28 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from gateway.dialects.calls import read_calls
-from gateway.dialects.dialect import Span
+from gateway.dialects.dialect import Span, Style
 from gateway.dialects.feed import Feed, NotACall
+from gateway.dialects.literal_calls import read_gemma, read_python
 from gateway.dialects.markers import Markers, markers_of
+from gateway.dialects.object_calls import read_headed, read_objects
 from gateway.dialects.schemas import NO_TOOLS, read_schema, types_of
+from gateway.dialects.tag_calls import read_tags
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
 
     from gateway.dialects.dialect import Calls, Dialect
 
+# Each reads adjacent calls, from behind the marker that begins them, and raises NotACall where there is none or one is
+# malformed: the rest is text then.
+_READERS = {
+    Style.OBJECT: read_objects,
+    Style.HEADED: read_headed,
+    Style.TAGS: read_tags,
+    Style.PYTHONIC: read_python,
+    Style.GEMMA: read_gemma,
+}
 _NO_SPAN = Span((), ())
 # The first characters of a call without a marker.
 _OPENERS = frozenset("{[")
@@ -253,7 +264,7 @@ class Scanner:
     def _read_calls(self, calls: Calls, *, is_marked: bool = True) -> Generator[None, None, None]:
         feed, num_begun = self._feed, self._num_begun
         try:
-            yield from read_calls(feed, calls, self)
+            yield from _READERS[calls.style](feed, calls, self)
         except _Enough:
             feed.commit()
         except NotACall:

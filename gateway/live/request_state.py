@@ -16,11 +16,10 @@ from gateway.observe.request_log import TokenCounts
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from blockyard.contract.logprobs import PromptPiece
+    from blockyard.contract.sampling import PromptPiece
     from blockyard.contract.scheduling import Resumed, Submission
     from blockyard.errors import BlockyardError
-    from gateway.live.answer import Ended, SequenceAnswer
-    from gateway.live.prompt_answer import PromptAnswer
+    from gateway.live.answer import Ended, PromptAnswer, SequenceAnswer
     from gateway.observe.metrics import RequestMeter
     from gateway.observe.request_log import RequestLog
 

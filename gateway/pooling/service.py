@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from blockyard.contract.events import Usage
 from blockyard.contract.models import Task
-from blockyard.contract.pooling_answers import (
+from blockyard.contract.pooling import (
     Classification,
     Classifications,
     Embeddings,

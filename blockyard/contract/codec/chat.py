@@ -21,7 +21,7 @@ from blockyard.contract.chat import (
     ToolChoice,
     join_parts,
 )
-from blockyard.contract.codec.enums import EnumCodec
+from blockyard.contract.codec.messages import EnumCodec
 from blockyard.errors import Reason, Violation, invalid
 from blockyard.inference.v1 import inference_pb2
 

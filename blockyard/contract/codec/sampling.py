@@ -10,13 +10,14 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 from blockyard.common.v1 import sampling_pb2
-from blockyard.contract.codec.enums import EnumCodec
-from blockyard.contract.logprobs import Candidates, PromptPiece
+from blockyard.contract.codec.messages import EnumCodec
 from blockyard.contract.sampling import (
     NUMBERS,
     BeamSearch,
+    Candidates,
     EarlyStopping,
     FinishReason,
+    PromptPiece,
     SamplingParams,
     StopCriteria,
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from google.protobuf.duration_pb2 import Duration
 
 from blockyard.common.v1 import pooling_pb2, sampling_pb2
-from blockyard.contract.codec.enums import EnumCodec
+from blockyard.contract.codec.messages import EnumCodec
 from blockyard.contract.codec.pooling import (
     decode_pooling,
     encode_pooling,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from google.protobuf.duration_pb2 import Duration
 
 from blockyard.common.v1 import status_pb2
-from blockyard.contract.codec.enums import EnumCodec
-from blockyard.contract.codec.messages import FieldCodec, MessageCodec
+from blockyard.contract.codec.messages import EnumCodec, FieldCodec, MessageCodec
 from blockyard.contract.codec.workers import CACHE_INFO, LORA_LIMITS, MODEL, SLEEP_INFO
 from blockyard.contract.scheduling import Adapter
 from blockyard.contract.workers import (

@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from blockyard.common.v1 import administration_pb2
-from blockyard.contract.codec.enums import EnumCodec
-from blockyard.contract.codec.messages import FieldCodec, MessageCodec
+from blockyard.contract.codec.messages import EnumCodec, FieldCodec, MessageCodec
 from blockyard.contract.codec.models import TASKS
 from blockyard.contract.parallel import Parallel
 from blockyard.contract.workers import (

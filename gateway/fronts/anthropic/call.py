@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from blockyard.contract.sampling import SamplingParams, StopCriteria
 from gateway.fronts.anthropic.conversation import conversation_of
-from gateway.fronts.http_calls.formats import schema_format
+from gateway.fronts.http_calls.body_types import schema_format
 from gateway.request import GenerationRequest
 
 if TYPE_CHECKING:

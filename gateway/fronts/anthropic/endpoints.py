@@ -15,9 +15,8 @@ from gateway.fronts.anthropic.answer import MessageAnswer
 from gateway.fronts.anthropic.call import understand, understand_count
 from gateway.fronts.anthropic.conversation import placed_messages
 from gateway.fronts.anthropic.schema import CountBody, MessagesBody
-from gateway.fronts.http_calls.bodies import parse_body, read_json
+from gateway.fronts.http_calls.bodies import parse_body, read_json, read_tenant
 from gateway.fronts.http_calls.errors import client_error
-from gateway.fronts.http_calls.headers import read_tenant
 from gateway.fronts.http_calls.places import naming_places
 from gateway.fronts.http_calls.single_reader import read_all, started, typed_events
 from gateway.fronts.http_calls.streaming import Connection, EventStream

@@ -11,7 +11,7 @@ from starlette.routing import Match
 
 from blockyard.errors import BlockyardError, Reason, quote
 from gateway.fronts.anthropic.endpoints import AnsweringRoute
-from gateway.fronts.http_calls.headers import ANTHROPIC_VERSION
+from gateway.fronts.http_calls.bodies import ANTHROPIC_VERSION
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from blockyard.contract.codec.events import encode_accepted, encode_event, encode_prompt_logprobs
 from blockyard.contract.codec.models import MODEL
-from blockyard.contract.codec.pooling_answers import encode_classifications, encode_embeddings, encode_scores
+from blockyard.contract.codec.pooling import encode_classifications, encode_embeddings, encode_scores
 from blockyard.contract.events import Accepted, Delta, Finished, PromptLogprobs
 from blockyard.contract.request import OnDisconnect
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc

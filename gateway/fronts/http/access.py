@@ -17,7 +17,7 @@ from blockyard.security.authentication import Authenticator, Credentials, find_k
 from blockyard.telemetry import EventLogger
 from gateway.fronts.anthropic import errors as anthropic_errors
 from gateway.fronts.anthropic.endpoints import PATH as MESSAGES_PATH
-from gateway.fronts.http_calls.headers import ANTHROPIC_VERSION
+from gateway.fronts.http_calls.bodies import ANTHROPIC_VERSION
 from gateway.fronts.openai.errors import error_response, response
 
 if TYPE_CHECKING:
