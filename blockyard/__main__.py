@@ -8,7 +8,6 @@ from blockyard.extras import MissingPackages, naming_extra
 
 
 def main() -> None:
-    """Runs the command line."""
     try:
         with naming_extra("the command line", "cli"):
             from blockyard.cli.main import main as run  # noqa: PLC0415 - it needs packages that may not be there

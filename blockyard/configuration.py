@@ -44,8 +44,6 @@ class ModelSettings:
 
 @dataclass(frozen=True, slots=True)
 class TextSettings:
-    """How the gateway treats text."""
-
     served_model_name: str = option("", "the model's name in requests; empty: the last part of --model")
     chat_template: str = option("", "file with a Jinja chat template, instead of the model's own")
     seed: NotNegative = option(0, "mixed into the seed of requests that bring none")
@@ -55,8 +53,6 @@ class TextSettings:
 
 @dataclass(frozen=True, slots=True)
 class DeviceSettings:
-    """The device and the dtype to compute with."""
-
     device: str = option("auto", "where to compute", choices=("auto", "cpu", "cuda"))
     dtype: str = option(
         "auto", "what to compute in; auto: as the model says", choices=("auto", "float32", "bfloat16", "float16")
@@ -73,8 +69,6 @@ class DeviceSettings:
 
 @dataclass(frozen=True, slots=True)
 class LoadSettings:
-    """The task and the source of the weights."""
-
     task: str = option("auto", "what to serve the model for; auto: as its files say", choices=TASKS)
     load_format: str = option(
         "auto",
@@ -85,8 +79,6 @@ class LoadSettings:
 
 @dataclass(frozen=True, slots=True)
 class CacheSettings:
-    """The block pools."""
-
     block_size: NotNegative = option(0, "tokens of a block; 0: 16 on a GPU, 32 on a CPU")
     num_device_blocks: NotNegative = option(0, "device blocks; 0: as many as fit")
     num_host_blocks: Annotated[int, Field(ge=-1)] = option(-1, "host blocks; -1: as many as the swap space holds")
@@ -96,8 +88,6 @@ class CacheSettings:
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
-    """Limits of a step, and the scheduling policy."""
-
     max_model_len: Positive | Literal["auto"] = option("auto", "tokens of prompt and output together; auto: what fits")
     max_num_seqs: Positive = option(256, "sequences of a step at most")
     max_num_batched_tokens: Positive = option(2048, "tokens of a step at most")
@@ -125,16 +115,12 @@ class SchedulerSettings:
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """The log, on standard error."""
-
     log_level: str = option("info", "least important events to write", choices=("debug", "info", "warning", "error"))
     log_format: str = option("text", "for people, or for machines", choices=("text", "json"))
 
 
 @dataclass(frozen=True, slots=True)
 class TracingSettings:
-    """Spans of requests, for an OpenTelemetry collector."""
-
     trace_endpoint: str = option(
         "",
         "send traces to this collector by OTLP, http://host:4317 (gRPC) or http://host:4318 (HTTP); empty: where "
@@ -148,8 +134,6 @@ class TracingSettings:
 
 @dataclass(frozen=True, slots=True)
 class PublicSettings:
-    """The addresses at which clients reach the gateway."""
-
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 for all")
     grpc_port: Port = option(50051, "the public gRPC API; 0: a free port")
     http_port: Port = option(8000, "the OpenAI API; 0: a free port")
@@ -170,8 +154,6 @@ class PublicSettings:
 
 @dataclass(frozen=True, slots=True)
 class SecuritySettings:
-    """Access to the gateway: certificates, keys and connections."""
-
     tls_certificate: str = option(
         "", "PEM file: the gateway's certificate and those between it and its authority; empty: no TLS"
     )

@@ -165,12 +165,10 @@ class BlockyardError(Exception):
 
     @property
     def code(self) -> grpc.StatusCode:
-        """The gRPC code of the reason."""
         return TABLE[self.reason].code
 
     @property
     def http_status(self) -> int:
-        """The HTTP status of the reason."""
         return TABLE[self.reason].http_status
 
 

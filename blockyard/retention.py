@@ -47,7 +47,6 @@ class Retention(Generic[K, V]):
         return [entry.value for entry in self._entries.values()]
 
     def pop(self, key: K) -> V | None:
-        """Removes and returns the value of a key; None if there is none."""
         entry = self._entries.pop(key, None)
         if entry is None:
             return None
@@ -55,7 +54,6 @@ class Retention(Generic[K, V]):
         return entry.value
 
     def expire(self, now: float) -> None:
-        """Drops the entries that are too old."""
         while self._entries and next(iter(self._entries.values())).added_at <= now - self._max_age_seconds:
             self._drop_oldest()
 

@@ -23,8 +23,6 @@ from blockyard.settings import option
 
 @dataclass(frozen=True, slots=True)
 class ServiceSettings(GatewayProcessSettings):
-    """Addresses and ports of the gateway among the services."""
-
     scheduler_address: str = option("127.0.0.1:50060", "the scheduler: host:port or unix:/path")
     gateway_health_port: Annotated[int, Field(ge=-1, le=65535)] = option(
         -1, "port of a health service in its own thread, on the same host; 0: any free port, -1: none"
@@ -41,8 +39,6 @@ class ServiceSettings(GatewayProcessSettings):
 
 @dataclass(frozen=True, slots=True)
 class GatewayConfiguration:
-    """All settings that the gateway reads."""
-
     model: ModelSettings = ModelSettings()
     text: TextSettings = TextSettings()
     public: PublicSettings = PublicSettings()

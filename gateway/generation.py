@@ -227,6 +227,11 @@ class GenerationService:
         """Finds the tokenizer of requests that name a model or an adapter. Raises BlockyardError MODEL_NOT_LOADED."""
         return await self._preparation.find_tokenizer(self._link.loras.get(name))
 
+    async def token_counter(self, model: str) -> Callable[[str], int]:
+        """Returns a function that counts the tokens of a text by itself, as a model or an adapter has them."""
+        tokenizer = await self.find_tokenizer(model)
+        return lambda text: len(tokenizer.encode(text, add_special_tokens=False)) if text else 0
+
     async def check_tokenizer(self, name: str, path: str) -> None:
         """Raises BlockyardError MODEL_NOT_LOADED for a folder whose adapter cannot have its own tokenizer here."""
         tokenizer = await self._encoding.run(lambda: self._tokenizers.read(name, path))
@@ -249,7 +254,6 @@ class GenerationService:
 
     @property
     def num_requests(self) -> int:
-        """The number of running requests."""
         return self._live.num_running
 
     @property
@@ -259,7 +263,6 @@ class GenerationService:
 
     @property
     def metrics(self) -> GatewayMetrics:
-        """The metrics of the requests."""
         return self._live.metrics
 
     def models(self) -> list[Model]:

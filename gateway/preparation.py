@@ -13,16 +13,20 @@ from blockyard.contract.events import Accepted
 from blockyard.contract.request import OnDisconnect
 from blockyard.errors import BlockyardError, invalid
 from gateway.codec import state as state_codec
-from gateway.grammars.checking import GrammarChecks
-from gateway.grammars.rules import wrong_format
-from gateway.live.answer import AnswerRules, SequenceAnswer
-from gateway.live.prompt_answer import PromptAnswer
+from gateway.grammars.checking import GrammarChecks, wrong_format
+from gateway.live.answer import AnswerRules, PromptAnswer, SequenceAnswer
 from gateway.live.request_state import Origin, RequestState
 from gateway.request import wire_id
-from gateway.request_warnings import with_clamped_length
 from gateway.text.adapter_tokenizers import require_vocabulary
 from gateway.text.answer_parsing import answer_context_of, parsers_of, with_parsing
-from gateway.validation import MAX_BAD_WORD_CHARACTERS, MAX_BAD_WORDS, ModelLimits, complete, find_violations
+from gateway.validation import (
+    MAX_BAD_WORD_CHARACTERS,
+    MAX_BAD_WORDS,
+    ModelLimits,
+    complete,
+    find_violations,
+    length_limit,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -34,7 +38,6 @@ if TYPE_CHECKING:
     from gateway.text.adapter_tokenizers import AdapterTokenizers
     from gateway.text.encoding import Encoding
     from gateway.text.tokenizer import Tokenizer
-
 
 T = TypeVar("T")
 
@@ -157,7 +160,7 @@ class Preparation:
             known.max_num_seqs,
         )
         if self._clamps_max_tokens and token_ids is not None:
-            request = with_clamped_length(request, len(token_ids), known.max_model_len)
+            request = _with_clamped_length(request, len(token_ids), known.max_model_len)
         found = find_violations(request, token_ids, limits, bad_word_ids=bad_word_ids)
         if violations := [*wrong, *wrong_words, *wrong_grammar, *found]:
             raise invalid(violations)
@@ -233,3 +236,19 @@ def _make_answers(request: GenerationRequest, submission: Submission, tokenizer:
         tokenizer.make_detokenizer, skip_special_tokens=skip, keeps_markers=request.parsing is not None
     )
     return [SequenceAnswer(index, rules, make(context)) for index in range(submission.n)]
+
+
+def _with_clamped_length(request: GenerationRequest, num_prompt_tokens: int, max_model_len: int) -> GenerationRequest:
+    """Cuts a max_tokens that does not fit behind the prompt to what fits, with a warning.
+
+    A prompt that leaves no room at all is refused later.
+    """
+    room, max_tokens = max_model_len - num_prompt_tokens, request.stop.max_tokens
+    if max_tokens is None or not 0 < room < max_tokens:
+        return request
+    warning = (
+        f"max_tokens: {room} instead of {max_tokens}, which do not fit behind a prompt of {num_prompt_tokens} tokens. "
+        f"{length_limit(max_model_len)}"
+    )
+    stop = replace(request.stop, max_tokens=room)
+    return replace(request, stop=stop, warnings=(*request.warnings, warning))

@@ -77,7 +77,6 @@ def raw_of(token: TokenLogprob) -> bytes:
 
 
 def is_request_id(name: str) -> bool:
-    """Returns whether a client may give a request this name."""
     return _REQUEST_ID.fullmatch(name) is not None
 
 

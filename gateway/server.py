@@ -15,9 +15,8 @@ from blockyard.model_files import resolve_model
 from blockyard.security.exposure import check_admin
 from blockyard.security.identity import InternalIdentity
 from blockyard.security.keys import KeyFileError
-from blockyard.service.file_limit import raise_file_limit
 from blockyard.service.interceptors import CallCounter
-from blockyard.service.process import Monitoring, run_process, tune_collector
+from blockyard.service.process import Monitoring, raise_file_limit, run_process, tune_collector
 from blockyard.service.servers import bind, make_server
 from blockyard.service.signals import on_stop_signal
 from blockyard.settings import SettingsError, load
@@ -238,6 +237,5 @@ async def serve(configuration: GatewayConfiguration) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The program: `python -m gateway`."""
     configuration = load(GatewayConfiguration, "gateway", "Text in, text out: gRPC and the OpenAI API.", arguments)
     run_process("gateway", configuration, serve, (KeyFileError, SettingsError, BlockyardError), switch_seconds=None)

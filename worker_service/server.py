@@ -11,9 +11,8 @@ from blockyard.addresses import host_of, with_port
 from blockyard.channels import INTERNAL_MESSAGE_BYTES
 from blockyard.contract.workers import GroupRequest, Placement, WorkerState
 from blockyard.security.identity import InternalIdentity
-from blockyard.service.ending import end_within
 from blockyard.service.interceptors import CallCounter
-from blockyard.service.process import Monitoring, run_process
+from blockyard.service.process import Monitoring, end_within, run_process
 from blockyard.service.roots import end_process
 from blockyard.service.servers import bind, make_server
 from blockyard.service.signals import on_stop_signal

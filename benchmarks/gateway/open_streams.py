@@ -41,7 +41,7 @@ from blockyard.errors import BlockyardError, from_rpc_error
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
 from blockyard.load.http_stream import post_events
 from blockyard.model_files import DEMO_FOLDER, model_digest
-from blockyard.service.file_limit import raise_file_limit
+from blockyard.service.process import raise_file_limit
 from tests.kit.fakes.fake_scheduler import FakeScheduler
 from tests.kit.waiting import until
 

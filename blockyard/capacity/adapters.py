@@ -32,13 +32,11 @@ GPU_WIDTH_MULTIPLE, GPU_HEADER_BYTES, GPU_ALIGNMENT = 16, 64, 64
 
 
 def lora_limits(settings: LoraSettings) -> LoraLimits:
-    """Derives a worker's adapter limits from the settings; by default the host cache holds 4 times `max_loras`."""
     max_cpu_loras = max(settings.max_cpu_loras or 4 * settings.max_loras, settings.max_loras)
     return LoraLimits(settings.max_loras, settings.max_lora_rank, max_cpu_loras, settings.max_prompt_adapter_tokens)
 
 
 def wrong_limits(limits: LoraLimits) -> Iterable[Violation]:
-    """Yields a violation for each adapter limit of a scheduler's request that is out of range."""
     ranges = {
         "max_loras": (1, MAX_LORAS),
         "max_lora_rank": (0 if limits.max_prompt_adapter_tokens else 1, MAX_RANK),

@@ -25,7 +25,6 @@ class DoesNotFit(Exception):
 
 
 def wrong_profile_request(request: ProfileRequest) -> Iterable[Violation]:
-    """Yields the violations of a request to count blocks."""
     if request.block_size:
         yield from wrong_block_size(request.block_size)
     if not 0 < request.device_memory_utilization <= 1:
@@ -34,13 +33,11 @@ def wrong_profile_request(request: ProfileRequest) -> Iterable[Violation]:
 
 
 def wrong_block_size(block_size: int) -> Iterable[Violation]:
-    """Yields a violation if the kernels do not support the block size."""
     if block_size not in BLOCK_SIZES:
         yield Violation("block_size", f"must be one of {', '.join(map(str, BLOCK_SIZES))}, not {block_size}")
 
 
 def wrong_step_size(max_num_batched_tokens: int, max_num_seqs: int) -> Iterable[Violation]:
-    """Yields a violation for each limit of a step that is out of range."""
     limits = {"max_num_batched_tokens": (max_num_batched_tokens, MAX_TOKENS), "max_num_seqs": (max_num_seqs, MAX_SEQS)}
     for name, (given, most) in limits.items():
         if not 1 <= given <= most:

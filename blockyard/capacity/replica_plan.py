@@ -56,7 +56,6 @@ class Hardware:
 
     @property
     def has_gpu(self) -> bool:
-        """Whether workers can compute on a GPU."""
         return self.num_devices > 0
 
 

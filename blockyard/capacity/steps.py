@@ -66,8 +66,6 @@ class SamplingScratch:
 
 
 def cpu_scratch(num_threads: int) -> SamplingScratch:
-    """Returns the scratch memory of the CPU kernels."""
-
     def count(num_rows: int, vocab_size: int) -> int:
         return num_threads * vocab_size * CPU_SCRATCH_BYTES
 

@@ -43,7 +43,6 @@ class Product:
     module: str = ""
     """The name of the first checkpoint module that is fused into it."""
     stored: StoredWeights | None = None
-    """The checkpoint's quantization of it; None: it is not quantized."""
 
     @property
     def num_elements(self) -> int:

@@ -34,16 +34,12 @@ MEASURES = ("time_to_first_token", "inter_token_latency", "time_per_output_token
 
 
 class ApiName(StrEnum):
-    """The API that the load is sent to."""
-
     GRPC = "grpc"
     HTTP = "http"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Settings:
-    """All settings of one run."""
-
     api: str
     target: str
     url: str
@@ -152,7 +148,6 @@ class _progress:
 
 
 def make_table(summary: Summary) -> Table:
-    """Builds the summary's table for the terminal."""
     title = f"{summary.num_requests} requests in {summary.elapsed_seconds:.2f} s, {summary.num_errors} failed"
     if summary.num_rejections:
         title += f", {summary.num_rejections} times refused with a time to come back"

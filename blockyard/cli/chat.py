@@ -34,7 +34,6 @@ class Conversation:
         self.messages: list[Message] = list(self._system)
 
     def clear(self) -> None:
-        """Forgets all messages."""
         self.messages = list(self._system)
 
     def ask(self, text: str) -> Generator[str]:

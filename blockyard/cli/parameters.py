@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 def named_parameters(command: Callable[..., None]) -> list[inspect.Parameter]:
-    """Returns a function's parameters, without `**kwargs`."""
     signature = inspect.signature(command, eval_str=True)
     return [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
 

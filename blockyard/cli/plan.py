@@ -22,8 +22,7 @@ from blockyard.contract.parallel import ParallelSizes
 from blockyard.errors import BlockyardError
 from blockyard.local.hardware import find_hardware
 from blockyard.local.local_system import check_num_gpus
-from blockyard.local.model_check import read_model
-from blockyard.local.model_trial import find_refusal
+from blockyard.local.model_check import find_refusal, read_model
 from blockyard.model_config.fallback import Outline
 from blockyard.model_config.parallel_sizes import legal_tensor_sizes
 from blockyard.model_files import resolve_model
@@ -143,12 +142,10 @@ class Report:
 
     @property
     def lengths(self) -> list[int]:
-        """The sequence lengths to report."""
         longest = max(each.max_model_len for each in self.plans)
         return [length for length in LENGTHS if length < longest] + ([longest] if longest else [])
 
     def describe(self) -> dict[str, Any]:
-        """Returns the report as JSON values."""
         return {
             "model": {
                 "architecture": self.network.architecture,
@@ -191,7 +188,6 @@ class Report:
         }
 
     def show(self, console: Console) -> None:
-        """Prints the report as tables."""
         network, hardware = self.network, self.hardware
         how = held_in(network, self.quantization)
         held = network.dtype_name + ("" if how == network.dtype_name else f", {how}")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         Usage,
     )
     from blockyard.contract.models import Model
-    from blockyard.contract.pooling_answers import Classification, Classifications, Embeddings, ScoredDocument, Scores
+    from blockyard.contract.pooling import Classification, Classifications, Embeddings, ScoredDocument, Scores
     from blockyard.contract.sampling import BeamSearch, EarlyStopping, FinishReason
 
 __all__ = [
@@ -73,7 +73,7 @@ _MODULES = {
     **dict.fromkeys(("Message", "Role", "Tool", "ToolCall", "ToolChoice"), "blockyard.contract.chat"),
     **dict.fromkeys(
         ("Classification", "Classifications", "Embeddings", "ScoredDocument", "Scores"),
-        "blockyard.contract.pooling_answers",
+        "blockyard.contract.pooling",
     ),
     **dict.fromkeys(("BeamSearch", "EarlyStopping", "FinishReason"), "blockyard.contract.sampling"),
     "ClientTls": "blockyard.client.access",

@@ -47,7 +47,6 @@ class ClientAccess:
         self._credentials = _credentials(chosen) if chosen else None
 
     def make_channel(self, target: str) -> grpc.Channel:
-        """Opens a channel to a gateway."""
         if self._credentials is None:
             return grpc.insecure_channel(target, self._options(target))
         return grpc.secure_channel(target, self._credentials, self._options(target))

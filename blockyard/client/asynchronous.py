@@ -161,7 +161,6 @@ class AsyncStream:
         return None
 
     def _open(self) -> None:
-        """Opens a call for the rest of the answer."""
         request = self._resumption.next_request()
         self._target = self._connections.targets.current
         seconds = self._resumption.deadline.remaining()
@@ -190,7 +189,6 @@ class AsyncStream:
 
     @property
     def num_resumes(self) -> int:
-        """How often the stream was resumed after a break."""
         return self._resumption.num_resumes
 
     async def text_deltas(self, index: int = 0) -> AsyncIterator[str]:
@@ -329,14 +327,12 @@ class AsyncClient(AsyncPoolingCalls):
         skip_special_tokens: bool | None = None,
         timeout: float | None = None,
     ) -> str:
-        """Turns token ids into text."""
         request = inference_pb2.DetokenizeRequest(
             model=model, token_ids=token_ids, skip_special_tokens=skip_special_tokens
         )
         return (await self._call("Detokenize", request, timeout)).text
 
     async def list_models(self, *, timeout: float | None = None) -> list[Model]:
-        """Lists the models that are served."""
         response = await self._call("ListModels", inference_pb2.ListModelsRequest(), timeout)
         return [MODEL.decode(model) for model in response.models]
 

@@ -20,15 +20,12 @@ from blockyard.contract.events import (
 
 @dataclass(slots=True)
 class CompletionBuilder:
-    """Builds a completion from the events of a stream."""
-
     accepted: Accepted | None = None
     _prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     _deltas: defaultdict[int, list[Delta]] = field(default_factory=lambda: defaultdict[int, list[Delta]](list))
     _finished: dict[int, Finished] = field(default_factory=dict[int, Finished])
 
     def add(self, event: Event) -> None:
-        """Adds the next event of the stream."""
         match event:
             case Accepted():
                 self.accepted = event
@@ -42,7 +39,6 @@ class CompletionBuilder:
                 pass
 
     def build(self) -> Completion:
-        """Builds the answer of a stream that has ended; raises ValueError before its end."""
         if self.accepted is None or not self._finished:
             raise ValueError("the stream has not ended: there is no whole answer yet")
         choices = tuple(self._make_choice(self._finished[index]) for index in sorted(self._finished))

@@ -24,8 +24,6 @@ class PoolingOptions(TypedDict, total=False):
 
 
 class EmbedOptions(PoolingOptions, total=False):
-    """Options of `embed`."""
-
     dimensions: int
     """Return only this many leading numbers of each vector, for models trained for it. [all]"""
     normalise: bool
@@ -35,8 +33,6 @@ class EmbedOptions(PoolingOptions, total=False):
 
 
 class ScoreOptions(PoolingOptions, total=False):
-    """Options of `score`."""
-
     instruction: str
     """The purpose of the query, for models that take an instruction. [the model's own]"""
     top_n: int
@@ -44,7 +40,5 @@ class ScoreOptions(PoolingOptions, total=False):
 
 
 class ClassifyOptions(PoolingOptions, total=False):
-    """Options of `classify`."""
-
     raw: bool
     """Return the head's raw outputs instead of probabilities. [False]"""

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from google.protobuf.duration_pb2 import Duration
 
-from blockyard.contract.codec.pooling_answers import decode_classifications, decode_embeddings, decode_scores
+from blockyard.contract.codec.pooling import decode_classifications, decode_embeddings, decode_scores
 from blockyard.inference.v1 import inference_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from blockyard.client.pooling import ClassifyOptions, EmbedOptions, ScoreOptions
-    from blockyard.contract.pooling_answers import Classifications, Embeddings, Scores
+    from blockyard.contract.pooling import Classifications, Embeddings, Scores
 
     Input = str | Sequence[int]
 

@@ -37,8 +37,6 @@ def _lost(message: str) -> EventsLost:
 
 @dataclass(slots=True)
 class _Progress:
-    """The part of one sequence that was received."""
-
     num_tokens: int = 0
     num_text_bytes: int = 0
     token_ids: list[int] = field(default_factory=list[int])

@@ -130,7 +130,6 @@ class Stream:
         raise StopIteration
 
     def _open(self) -> None:
-        """Opens a call for the rest of the answer."""
         with self._lock:
             if self._closed.is_set():
                 return
@@ -160,7 +159,6 @@ class Stream:
 
     @property
     def num_resumes(self) -> int:
-        """How often the stream was resumed after a break."""
         return self._resumption.num_resumes
 
     def text_deltas(self, index: int = 0) -> Iterator[str]:
@@ -322,14 +320,12 @@ class Client(PoolingCalls):
         skip_special_tokens: bool | None = None,
         timeout: float | None = None,
     ) -> str:
-        """Turns token ids into text."""
         request = inference_pb2.DetokenizeRequest(
             model=model, token_ids=token_ids, skip_special_tokens=skip_special_tokens
         )
         return self._call("Detokenize", request, timeout).text
 
     def list_models(self, *, timeout: float | None = None) -> list[Model]:
-        """Lists the models that are served."""
         response = self._call("ListModels", inference_pb2.ListModelsRequest(), timeout)
         return [MODEL.decode(model) for model in response.models]
 

@@ -54,7 +54,6 @@ class Targets:
 
     @property
     def current(self) -> str:
-        """The gateway that calls go to."""
         return self._targets[self._current]
 
     def on_failure(self, target: str) -> None:
@@ -63,7 +62,6 @@ class Targets:
             self._current = (self._current + 1) % len(self._targets)
 
     def prefer(self, target: str) -> None:
-        """Makes a gateway the current one."""
         self._current = self._targets.index(target)
 
 

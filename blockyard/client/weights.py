@@ -48,7 +48,6 @@ class Tensor:
     data: memoryview
 
     def head(self) -> administration_pb2.TensorHead:
-        """Returns the description that is sent before the data."""
         return administration_pb2.TensorHead(
             name=self.name,
             dtype=self.dtype,

@@ -22,8 +22,6 @@ MAX_ARGUMENTS_BYTES = 2**20
 
 
 class Role(StrEnum):
-    """The author of a message."""
-
     SYSTEM = "system"
     DEVELOPER = "developer"
     """Newer models' name for the system role; the chat template is given it as `system`."""
@@ -33,8 +31,6 @@ class Role(StrEnum):
 
 
 class ToolChoice(StrEnum):
-    """Whether the model may call tools."""
-
     AUTO = "auto"
     """The model decides."""
     NONE = "none"

@@ -14,7 +14,6 @@ class ParallelSizes:
 
     @property
     def world_size(self) -> int:
-        """The number of workers of a replica."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property

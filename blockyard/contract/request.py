@@ -35,8 +35,6 @@ class Regex:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """One of several texts."""
-
     texts: tuple[str, ...]
 
 

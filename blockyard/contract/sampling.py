@@ -1,13 +1,13 @@
-"""How tokens are chosen, and when and why a sequence ends."""
+"""How tokens are chosen, their log probabilities without texts, and when and why a sequence ends."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 
 class FinishReason(StrEnum):
@@ -126,3 +126,21 @@ class StopCriteria:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     include_stop_in_output: bool = False
+
+
+class Candidates(NamedTuple):
+    """The log probabilities in one token's place, in columns of one length: the token's own first, then the likeliest.
+
+    `ranks` may be empty; the likeliest token has rank 1.
+    """
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[float]
+    ranks: Sequence[int]
+
+
+class PromptPiece(NamedTuple):
+    """The log probabilities of a prompt's tokens from `first_position` on."""
+
+    first_position: int
+    candidates: list[Candidates]

@@ -12,8 +12,7 @@ from blockyard.contract.pooling import Pooling, PoolingKind
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from blockyard.contract.logprobs import Candidates, PromptPiece
-    from blockyard.contract.sampling import BeamSearch, FinishReason, SamplingParams
+    from blockyard.contract.sampling import BeamSearch, Candidates, FinishReason, PromptPiece, SamplingParams
     from blockyard.contract.trace import TraceContext
     from blockyard.errors import BlockyardError
 
@@ -180,8 +179,6 @@ class Resume:
 
 
 class AbortReason(StrEnum):
-    """Why a gateway ends a request or a sequence."""
-
     CLIENT = "client"
     """The client cancelled the request or disconnected."""
     STOP_STRING = "stop_string"

@@ -127,8 +127,6 @@ class LoadRequest:
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
-    """The progress of loading or saving."""
-
     done_bytes: int
     total_bytes: int
 

@@ -95,8 +95,6 @@ class Sample:
 
 
 class Api(Protocol):
-    """Sends requests over one of the APIs."""
-
     async def send(self, request: Request, sample: Sample) -> None:
         """Sends a request and fills the sample in; raises BlockyardError."""
         ...
@@ -111,7 +109,6 @@ class GrpcApi:
         self._vocab_size = vocab_size
 
     async def send(self, request: Request, sample: Sample) -> None:
-        """Sends a request and reads its events."""
         draws = random.Random(request.prompt_seed)
         prompt = [draws.randrange(self._vocab_size) for _ in range(request.num_prompt_tokens)]
         async with self._client.stream(
@@ -143,7 +140,6 @@ class HttpApi:
         self._headers = headers
 
     async def send(self, request: Request, sample: Sample) -> None:
-        """Sends a request and reads its events."""
         draws = random.Random(request.prompt_seed)
         body: dict[str, Any] = {
             "model": self._model,
@@ -295,7 +291,6 @@ class Summary:
 
 
 def summarize(samples: Sequence[Sample]) -> Summary:
-    """Summarizes samples."""
     good = [sample for sample in samples if not sample.error]
     errors = Counter(sample.error for sample in samples if sample.error)
     elapsed = max((s.end for s in samples), default=0.0) - min((s.arrival for s in samples), default=0.0)

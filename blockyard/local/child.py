@@ -28,7 +28,6 @@ def die_with_parent(parent_pid: int, signal_number: int = signal.SIGTERM) -> Non
 
 
 def main() -> None:
-    """Runs the module that the command line names."""
     parent_pid, module, *flags = sys.argv[1:]
     die_with_parent(int(parent_pid))
     sys.argv = [module, *flags]

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from blockyard.client.pooling import ClassifyOptions, EmbedOptions, ScoreOptions
     from blockyard.client.results import Completion, GenerationOptions
     from blockyard.contract.models import Model
-    from blockyard.contract.pooling_answers import Classification
+    from blockyard.contract.pooling import Classification
     from blockyard.lora.request import LoRARequest
 
     Ask = Callable[[AsyncClient, Any], Coroutine[Any, Any, Completion]]
@@ -198,7 +198,6 @@ class LLM:
         return self._client.tokenize(text)
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
-        """Turns token ids into text."""
         return self._client.detokenize(token_ids)
 
     # Operators' calls.
@@ -287,7 +286,6 @@ class LLM:
 
     @property
     def model(self) -> Model:
-        """The model that is served."""
         return self._client.list_models()[0]
 
 

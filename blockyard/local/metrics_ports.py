@@ -33,7 +33,6 @@ class MetricsPorts:
         raise PortTaken(f"no port from {first} on is free for metrics: choose one, or -1 for none")
 
     def close(self) -> None:
-        """Releases the ports."""
         for each in self._held:
             each.close()
         self._held.clear()

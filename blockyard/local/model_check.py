@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from functools import cache
 from typing import TYPE_CHECKING
 
 from blockyard.contract.models import parse_task
+from blockyard.local.supervisor import ROOT
 from blockyard.model_config.fallback import check_settings, needs_transformers, read_outline
 from blockyard.model_config.network import read_network
 
@@ -34,3 +39,26 @@ def read_model(folder: Path, configuration: SystemConfiguration) -> DecoderConfi
         task=parse_task(configuration.load.task),
     )
     return outline
+
+
+_TRIAL = "worker_service.models.fallback.trial"
+_TRIAL_SECONDS = 120.0
+
+
+@cache
+def find_refusal(folder: Path, dtype: str) -> str | None:
+    """Finds why a worker would refuse a model that transformers' code computes, by its config.json alone.
+
+    Args:
+        folder: of the model.
+        dtype: as of `read_outline`.
+
+    Returns:
+        The sentence; empty: it would not. None: it cannot be tried here.
+    """
+    command = [sys.executable, "-m", _TRIAL, str(folder.absolute()), dtype]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=_TRIAL_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return None
+    return json.loads(done.stdout.splitlines()[-1])["refusal"] if done.returncode == 0 else None

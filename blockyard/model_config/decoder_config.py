@@ -25,16 +25,12 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 class NormKind(StrEnum):
-    """The kinds of norms."""
-
     RMS = "rms"
     LAYER = "layer"
 
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """A normalization of rows."""
-
     kind: NormKind = NormKind.RMS
     epsilon: float = 1e-6
     offset: float = 0.0
@@ -52,8 +48,6 @@ class Norm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attention:
-    """The attention of a layer."""
-
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -134,8 +128,6 @@ class Placement(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One layer."""
-
     attention: Attention
     feed: Mlp | Experts
     norm: Norm
@@ -165,8 +157,6 @@ class Encoder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """The language-model head, which computes logits."""
-
     is_tied: bool = False
     """Whether its weight is the embedding table."""
     has_bias: bool = False
@@ -207,12 +197,10 @@ class DecoderConfig:
 
     @property
     def task(self) -> Task:
-        """The task that the model is served for."""
         return self.pooling.task if self.pooling else Task.GENERATE
 
     @property
     def num_layers(self) -> int:
-        """Number of layers of the whole network."""
         return len(self.layers)
 
     @property
@@ -222,17 +210,14 @@ class DecoderConfig:
 
     @property
     def num_heads(self) -> int:
-        """Number of query heads of a layer."""
         return self.attention.num_heads
 
     @property
     def num_kv_heads(self) -> int:
-        """Number of key and value heads of a layer."""
         return self.attention.num_kv_heads
 
     @property
     def head_dim(self) -> int:
-        """Features of a head."""
         return self.attention.head_dim
 
     @property

@@ -63,7 +63,6 @@ class Fields:
         return self.renamed.get(name, name)
 
     def refuse(self, name: str, sentence: str) -> None:
-        """Records a violation of a field."""
         self.violations.append(Violation(self.name_of(name), sentence, Reason.MODEL_NOT_LOADED))
 
     def refuse_other_name(self, name: str) -> None:

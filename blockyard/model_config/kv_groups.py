@@ -63,7 +63,6 @@ class KvGroups:
 
     @property
     def num_groups(self) -> int:
-        """The number of groups."""
         return len(self.windows)
 
     def places(self, layers: range) -> list[tuple[int, int]]:

@@ -64,7 +64,6 @@ def check_sizes(config: DecoderConfig, parallel: Parallel) -> None:
 
 
 def wrong_parallel(parallel: Parallel) -> Iterable[Violation]:
-    """Yields violations for sizes and ranks that no model allows."""
     tensor, pipeline = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
     if not 1 <= tensor <= MAX_LEAVES or tensor & (tensor - 1):
         yield Violation("parallel.tensor_parallel_size", f"must be a power of two, at most {MAX_LEAVES}")

@@ -34,8 +34,6 @@ DEFAULT_WINDOW = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """The sizes that every decoder has."""
-
     vocab_size: int
     hidden_size: int
     inner: int
@@ -178,7 +176,6 @@ def read_feed(fields: Fields, sizes: Sizes, *, has_bias: bool = False) -> Mlp:
 
 
 def attention_of(sizes: Sizes, **more: Any) -> Attention:
-    """Creates an Attention of the given sizes. `more`: its other fields."""
     scale = more.pop("scale", sizes.head_dim**-0.5)
     heads = {"num_heads": sizes.num_heads, "num_kv_heads": sizes.num_kv_heads, "head_dim": sizes.head_dim}
     return Attention(**heads, scale=scale, **more)

@@ -23,8 +23,6 @@ MAX_MODEL_LEN = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class RotaryConfig:
-    """The parameters of rotary embeddings."""
-
     kind: str = "default"
     theta: float = DEFAULT_THETA
     parameters: dict[str, float] = field(default_factory=dict[str, float])
@@ -61,8 +59,6 @@ class RotaryConfig:
 
 @dataclass(frozen=True, slots=True)
 class RotaryKind:
-    """The parameters of a kind of rotary embeddings."""
-
     required: frozenset[str] = frozenset()
     optional: frozenset[str] = frozenset()
 
@@ -248,7 +244,6 @@ def _number(fields: Fields, where: str, given: dict[str, Any], name: str, above:
 def _parameters(
     fields: Fields, where: str, given: dict[str, Any], kind: str, max_len: int, length: int | None
 ) -> dict[str, float]:
-    """Reads the numeric parameters of one kind."""
     rules = ROTARY_KINDS[kind]
     for name in sorted(given.keys() - _GENERAL - rules.required - rules.optional):
         if given[name] is not None:

@@ -68,7 +68,6 @@ class StoredWeights:
 
     @property
     def title(self) -> str:
-        """A description of the format in words."""
         if self.packing is Packing.BYTES:
             return f"{self.packing} W8A8"
         group = f"groups of {self.group}" if self.group else "a scale for each output"
@@ -122,7 +121,6 @@ class _Reader:
     known: set[str] = field(default_factory=set[str])
 
     def refuse(self, problem: str) -> None:
-        """Records a violation."""
         self.is_refused = True
         self.fields.refuse(self.name, f"config.json: {self.name} {problem}; {SUPPORTED}")
 
@@ -138,7 +136,6 @@ class _Reader:
             self.refuse(f"has {name} {value!r}, which is not supported")
 
     def read(self) -> StoredWeights | None:
-        """Reads the format by its quant_method; None: it is refused."""
         method = self.get("quant_method") or ("compressed-tensors" if self.get("config_groups") else None)
         match method:
             case "compressed-tensors":

@@ -93,8 +93,6 @@ def _matches(path: str, patterns: tuple[str, ...]) -> bool:
 
 
 class Authenticator:
-    """Checks the caller of every method of a listener."""
-
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
         self._num_refused = 0
@@ -180,7 +178,6 @@ class CertificateGate:
 
     @contextmanager
     def admit(self, credentials: Credentials, path: str) -> Generator[Caller]:
-        """Lets a call in."""
         name = credentials.common_name
         if not name:
             raise BlockyardError(Reason.UNAUTHENTICATED, "a client certificate with a common name is needed")
@@ -202,7 +199,6 @@ class ServiceGate:
 
     @contextmanager
     def admit(self, credentials: Credentials, path: str) -> Generator[Caller]:
-        """Lets a call in."""
         name = self._names_by_path.get(path, self._name)
         if name not in credentials.names:
             message = f"only {name} may call here, not the holder of this certificate"

@@ -58,7 +58,6 @@ class InternalIdentity:
         return ServiceGate(self._name_of(caller), {method: self._name_of(other) for method, other in others.items()})
 
     def credentials(self) -> grpc.ServerCredentials | None:
-        """Returns the credentials to bind a port with."""
         return server_credentials(self._files) if self._files else None
 
     def warn_if_exposed(self, address: str) -> None:

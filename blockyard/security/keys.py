@@ -40,8 +40,6 @@ class KeyFileError(Exception):
 
 
 class KeyRole(StrEnum):
-    """The APIs that a key opens."""
-
     USER = "user"
     ADMIN = "admin"
     MONITOR = "monitor"
@@ -82,7 +80,6 @@ _KEYS = pydantic.TypeAdapter(list[Key])
 
 
 def make_secret() -> str:
-    """Generates a random key."""
     return PREFIX + secrets.token_urlsafe(32)
 
 

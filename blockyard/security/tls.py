@@ -60,7 +60,6 @@ class CertificateFiles:
 
     @property
     def chain_path(self) -> str:
-        """The path of the certificate file."""
         return self._paths[0]
 
     @property
@@ -192,6 +191,5 @@ class Peer:
     name: str
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """Returns the credentials to open a channel with."""
         now = self.files.current()
         return grpc.ssl_channel_credentials(now.authority, now.key, now.chain)

@@ -58,8 +58,6 @@ POINTS = (
 
 
 class Action(StrEnum):
-    """The effect of a fault on its process."""
-
     KILL = "kill"
     """The process is killed by SIGKILL."""
     HANG = "hang"

@@ -33,7 +33,6 @@ def check(address: str, service: str = "readiness") -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """Runs the check that the command line names."""
     if len(arguments) not in (1, 2):
         sys.exit("usage: python -m blockyard.service.healthcheck ADDRESS [readiness | liveness | loaded]")
     if problem := check(*arguments):

@@ -59,7 +59,6 @@ def _behaviour(handler: Any) -> Any:
 
 
 def _like(handler: Any, behaviour: Coroutine | Stream) -> Any:
-    """Creates a handler of the same kind with another function."""
     make, _ = _KINDS[handler.request_streaming, handler.response_streaming]
     return make(behaviour, handler.request_deserializer, handler.response_serializer)
 
@@ -88,7 +87,6 @@ class AuthenticationInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[mis
         self._authenticator = authenticator
 
     async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        """Wraps the handler of one call."""
         handler = await continuation(handler_call_details)
         method: str = handler_call_details.method  # type: ignore[attr-defined]
         # An unknown method (no handler) needs no guard.
@@ -111,7 +109,6 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """
 
     async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        """Wraps the handler of one call."""
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
@@ -188,7 +185,6 @@ class CallCounter(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         self._on_error = on_error
 
     async def intercept_service(self, continuation: Any, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        """Wraps the handler of one call."""
         handler = await continuation(handler_call_details)
         method: str = handler_call_details.method  # type: ignore[attr-defined]
         # Unknown method names must not become labels.

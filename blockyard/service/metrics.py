@@ -61,7 +61,6 @@ def counter(name: str, help: str, *labels: str) -> Metric:
 
 
 def gauge(name: str, help: str, *labels: str) -> Metric:
-    """Declares a gauge."""
     return Metric(name, Kind.GAUGE, help, labels)
 
 
@@ -112,7 +111,6 @@ class Counter:
         self._counts: dict[tuple[str, ...], float] = dict.fromkeys(known, 0)
 
     def add(self, *labels: str, count: float = 1) -> None:
-        """Adds `count` to the count of the labels."""
         self._counts[labels] = self._counts.get(labels, 0) + count
 
     def samples(self) -> Samples:
@@ -137,7 +135,6 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """The number of values."""
         return sum(self._counts)
 
     @property
@@ -200,7 +197,6 @@ class Registry:
 
     @property
     def find_missing(self) -> list[str]:
-        """The names of catalogue metrics without values."""
         return [each.name for each in self.catalogue if each.name not in self._samples | self._histograms]
 
     def families(self) -> Iterable[Family]:

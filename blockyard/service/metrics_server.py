@@ -29,8 +29,6 @@ _IDLE_SECONDS = 30.0
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Handles one connection with one answer."""
-
     timeout = _REQUEST_SECONDS
     registry: Registry
 

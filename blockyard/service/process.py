@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
+import resource
 import sys
+import threading
+import time
+from contextlib import suppress
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from blockyard.addresses import join_address
 from blockyard.security.certificate_expiry import CertificateWatch
 from blockyard.security.tls import CertificateError
-from blockyard.service.ending import end_within
 from blockyard.service.health import HealthServer, Heartbeat, add_health
 from blockyard.service.metrics import CERTIFICATE_EXPIRY, TASKS
 from blockyard.service.metrics_server import MetricsServer
+from blockyard.service.roots import make_thread
 from blockyard.service.servers import PortTaken
 from blockyard.telemetry import EventLogger, configure_logging
 from blockyard.tracing.process import TracingUnavailable, traced_process
@@ -39,6 +45,8 @@ SWITCH_SECONDS = 1e-4
 YOUNG_OBJECTS = 10_000
 # Time to send spans and end threads once a service has stopped.
 TEARDOWN_SECONDS = 5.0
+# Where even the log's lock is held by what hangs.
+_LOG_SECONDS = 1.0
 
 
 class Monitoring:
@@ -96,14 +104,10 @@ class ServiceConfiguration(Protocol):
     """The sections that every service's configuration has."""
 
     @property
-    def log(self) -> LogSettings:
-        """How the process logs."""
-        ...
+    def log(self) -> LogSettings: ...
 
     @property
-    def tracing(self) -> TracingSettings:
-        """Where the process sends its spans."""
-        ...
+    def tracing(self) -> TracingSettings: ...
 
 
 Configuration = TypeVar("Configuration", bound=ServiceConfiguration)
@@ -157,3 +161,36 @@ def tune_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS)
+
+
+def raise_file_limit() -> int:
+    """Raises this process's limit to what it may be raised to, and returns it.
+
+    What a shell or a supervisor gives, often 1024, is for programs that cannot have more; a server's connections can.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Some systems say that there is no limit, and have one.
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def end_within(seconds: float, exit_code: int = 0) -> None:
+    """Ends this process after so long, whatever its threads do; without effect where it has ended by itself.
+
+    A thread that computes, or reads a file system that hangs, cannot be interrupted, and Python's own end waits for it:
+    asyncio's for five minutes, the interpreter for ever.
+    """
+    make_thread(partial(_end, seconds, exit_code), "end").start()
+
+
+def _end(seconds: float, exit_code: int) -> None:
+    time.sleep(seconds)
+    teller = threading.Thread(target=_tell, args=(seconds,), daemon=True)
+    teller.start()
+    teller.join(_LOG_SECONDS)
+    os._exit(exit_code)
+
+
+def _tell(seconds: float) -> None:
+    log.warning("the process ends without threads that still work", after_seconds=seconds)

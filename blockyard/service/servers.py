@@ -99,7 +99,6 @@ class RenewedChannel:
         return self._channel
 
     async def close(self) -> None:
-        """Closes the channel and its connection."""
         await self._channel.close(None)
 
 

@@ -148,7 +148,6 @@ class ReportingExporter(SpanExporter):
         self._is_failing = False
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        """Sends spans."""
         result = self._exporter.export(spans)
         is_failing = result is not SpanExportResult.SUCCESS
         if is_failing and not self._is_failing:
@@ -159,7 +158,6 @@ class ReportingExporter(SpanExporter):
         return result
 
     def shutdown(self) -> None:
-        """Closes the connection."""
         self._exporter.shutdown()
 
 

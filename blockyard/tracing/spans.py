@@ -41,7 +41,6 @@ class Span:
 
     @property
     def trace_id(self) -> str | None:
-        """The trace's id for the log; None: nothing is recorded."""
         return None
 
     def set(self, **attributes: Attribute) -> None:
@@ -68,7 +67,6 @@ def use_tracer(begin: Begin | None, *, every_step: bool = False) -> None:
 
 
 def is_tracing() -> bool:
-    """Returns whether this process records spans."""
     return _begin is not None
 
 

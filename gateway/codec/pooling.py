@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 
 def decode_embed(message: inference_pb2.EmbedRequest, tenant: str, remaining_seconds: float | None) -> EmbedCall:
-    """Reads a call for vectors."""
     return EmbedCall(
         _decode_options(message.spec, tenant, remaining_seconds),
         _decode_inputs(message.inputs),
@@ -41,7 +40,6 @@ def decode_score(message: inference_pb2.ScoreRequest, tenant: str, remaining_sec
 def decode_classify(
     message: inference_pb2.ClassifyRequest, tenant: str, remaining_seconds: float | None
 ) -> ClassifyCall:
-    """Reads a call for labels."""
     options = _decode_options(message.spec, tenant, remaining_seconds)
     return ClassifyCall(options, _decode_inputs(message.inputs), raw=message.raw)
 

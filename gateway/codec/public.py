@@ -97,7 +97,6 @@ def decode_resume(message: inference_pb2.ResumeGenerateRequest) -> ResumeRequest
 
 
 def encode_choice(deltas: Sequence[Delta], finished: Finished) -> inference_pb2.Choice:
-    """Encodes a whole sequence."""
     return inference_pb2.Choice(
         index=finished.index,
         text="".join(delta.text for delta in deltas),

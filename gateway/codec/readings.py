@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
 
 def decode_reading(message: status_pb2.SchedulerStatus) -> SchedulerReading:
-    """Reads the scheduler's load for the metrics."""
     # It counts what waits at replicas too, most of which was preempted.
     num_waiting = message.num_waiting_requests - sum(each.num_waiting_sequences for each in message.replicas)
     return SchedulerReading(

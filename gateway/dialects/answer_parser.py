@@ -77,7 +77,6 @@ class AnswerParser:
 
     @property
     def dialect(self) -> str:
-        """The name of the model's dialect."""
         return self._dialect.name
 
     @property

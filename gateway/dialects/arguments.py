@@ -105,7 +105,6 @@ class TextOfString:
         return _unescape(found[0])
 
     def flush(self) -> str:
-        """Returns the rest."""
         rest, self._rest = self._rest, ""
         return _unescape(rest)
 

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
 
 
 class Style(Enum):
-    """The notation of a call's name and arguments."""
-
     OBJECT = "object"
     """A JSON object, or a list of such: `{"name": "f", "arguments": {"x": 1}}`."""
     HEADED = "headed"

@@ -24,8 +24,6 @@ class NotACall(Exception):
 
 
 class CallSink(Protocol):
-    """Receives the parts of calls."""
-
     def knows(self, name: str) -> bool:
         """Returns whether there is a tool of this name."""
         ...
@@ -42,9 +40,7 @@ class CallSink(Protocol):
         """Adds a piece of the arguments, as JSON."""
         ...
 
-    def on_call_end(self) -> None:
-        """Ends the call: it is complete."""
-        ...
+    def on_call_end(self) -> None: ...
 
 
 class Feed:

@@ -60,5 +60,4 @@ class Markers:
 
 @lru_cache(1024)
 def markers_of(*texts: str) -> Markers:
-    """Returns the set of these texts."""
     return Markers(texts)

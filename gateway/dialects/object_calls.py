@@ -40,8 +40,6 @@ def read_objects(feed: Feed, calls: Calls, sink: CallSink) -> Generator[None, No
 
 
 class _ObjectReader:
-    """Reads one call that is an object."""
-
     def __init__(self, feed: Feed, calls: Calls, sink: CallSink) -> None:
         self._feed = feed
         self._ends = calls.ends

@@ -11,17 +11,28 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from gateway.dialects.calls import read_calls
-from gateway.dialects.dialect import Span
+from gateway.dialects.dialect import Span, Style
 from gateway.dialects.feed import Feed, NotACall
+from gateway.dialects.literal_calls import read_gemma, read_python
 from gateway.dialects.markers import Markers, markers_of
+from gateway.dialects.object_calls import read_headed, read_objects
 from gateway.dialects.schemas import NO_TOOLS, read_schema, types_of
+from gateway.dialects.tag_calls import read_tags
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
 
     from gateway.dialects.dialect import Calls, Dialect
 
+# Each reads adjacent calls, from behind the marker that begins them, and raises NotACall where there is none or one is
+# malformed: the rest is text then.
+_READERS = {
+    Style.OBJECT: read_objects,
+    Style.HEADED: read_headed,
+    Style.TAGS: read_tags,
+    Style.PYTHONIC: read_python,
+    Style.GEMMA: read_gemma,
+}
 _NO_SPAN = Span((), ())
 # The first characters of a call without a marker.
 _OPENERS = frozenset("{[")
@@ -55,7 +66,6 @@ class Parts:
 
     @property
     def begins_call(self) -> bool:
-        """Whether a call begins in these parts."""
         return bool(self.calls and self.calls[-1].name)
 
 
@@ -135,7 +145,6 @@ class Scanner:
     # CallSink: the parsers of calls report here.
 
     def knows(self, name: str) -> bool:
-        """Returns whether there is a tool of this name."""
         return name in self._tools
 
     def types_of(self, name: str, key: str) -> frozenset[str]:
@@ -144,7 +153,6 @@ class Scanner:
         return types_of(read_schema(self._tools[name]), key)
 
     def on_call(self, name: str, call_id: str = "") -> None:
-        """Takes note of a call."""
         if self._one_call and self.num_calls:
             raise _Enough
         self._parts.calls.append(CallPiece(self._num_begun, name, call_id))
@@ -152,7 +160,6 @@ class Scanner:
         self._feed.commit()
 
     def on_arguments(self, piece: str) -> None:
-        """Takes more of its arguments."""
         self._feed.commit()
         calls = self._parts.calls
         if calls and calls[-1].index == self._num_begun - 1:
@@ -161,7 +168,6 @@ class Scanner:
             calls.append(CallPiece(self._num_begun - 1, arguments=piece))
 
     def on_call_end(self) -> None:
-        """Takes note that it is whole."""
         self.num_calls += 1
         self._feed.commit()
 
@@ -258,7 +264,7 @@ class Scanner:
     def _read_calls(self, calls: Calls, *, is_marked: bool = True) -> Generator[None, None, None]:
         feed, num_begun = self._feed, self._num_begun
         try:
-            yield from read_calls(feed, calls, self)
+            yield from _READERS[calls.style](feed, calls, self)
         except _Enough:
             feed.commit()
         except NotACall:

@@ -22,7 +22,6 @@ _PYTHON_NAMES = {"True": "true", "False": "false", "None": "null"}
 
 
 def read_tags(feed: Feed, calls: Calls, sink: CallSink) -> Generator[None, None, None]:
-    """Reads one call."""
     name = yield from feed.name(markers_of(*(calls.name_ends or (*calls.key.begins, *calls.ends))))
     if not sink.knows(name):
         raise NotACall
@@ -68,8 +67,6 @@ def _read_key(feed: Feed, calls: Calls) -> Generator[None, None, tuple[str, str]
 
 
 class _Value:
-    """Reads the value of one argument."""
-
     def __init__(self, feed: Feed, calls: Calls, types: frozenset[str], emit: Callable[[str], None]) -> None:
         self._feed = feed
         self._ends = markers_of(*calls.value.ends)

@@ -101,5 +101,4 @@ _ESCAPES = {"/": "\\/", "\n": "\\n", "\r": "\\r"}
 
 
 def quote(text: str) -> str:
-    """Returns what stands for a text."""
     return json.dumps(text)

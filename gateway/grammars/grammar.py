@@ -35,7 +35,6 @@ class Grammar:
 
     @property
     def text(self) -> str:
-        """The whole grammar."""
         return "\n".join(self._rules)
 
     @property

@@ -46,7 +46,6 @@ def check_lark(text: str, field: str) -> None:
 
 
 def _check_one(grammar: Any, field: str, place: int) -> None:
-    """Checks one of several grammars."""
     if not isinstance(grammar, dict):
         return
     inner: Any = grammar.get("lark_grammar")

@@ -57,7 +57,6 @@ class _Notation:
     quote: str = ""
 
     def write(self, value: Any, *, is_key: bool = False) -> str:
-        """Writes a value that a schema names."""
         match value:
             case bool() | None:
                 return self.words[value]
@@ -131,7 +130,6 @@ class Literals:
             raise invalid([Violation("conversation.tools", description, Reason.UNSUPPORTED_PARAMETER)])
 
     def _value(self, part: Any) -> str:
-        """Returns what stands for a value that a schema allows."""
         if not isinstance(part, dict):
             self._refuse(() if part is True else ("false",))
             return self._any()
@@ -188,7 +186,6 @@ class Literals:
         return self._rules["any"]
 
     def _of_type(self, kind: str, schema: Schema) -> str:
-        """Returns what stands for a value of a type."""
         words = self._notation.words
         match kind:
             case "string":

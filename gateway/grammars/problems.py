@@ -47,5 +47,4 @@ def schema_text(schema: Any) -> str:
 
 
 def reason_of(complaint: str) -> Reason:
-    """Returns the error reason for a complaint of the compiler."""
     return Reason.GRAMMAR_TOO_COMPLEX if is_limit(complaint) else Reason.FIELD_INVALID

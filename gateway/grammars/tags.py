@@ -90,7 +90,6 @@ class Tags:
         return " ".join(expressions)
 
     def _forms(self, name: str, key: str, part: Any) -> list[str]:
-        """Returns what may stand for an argument."""
         types = types_of(self._schema, key)
         if "string" not in types:
             return [self._json(key, part)]

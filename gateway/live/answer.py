@@ -13,7 +13,7 @@ from __future__ import annotations
 from array import array
 from typing import TYPE_CHECKING, NamedTuple
 
-from blockyard.contract.events import Delta
+from blockyard.contract.events import Delta, PromptLogprobs, TokenLogprobs
 from blockyard.contract.sampling import FinishReason
 from blockyard.errors import BlockyardError, Reason
 from gateway.text.stop_strings import Match, StopStringMatcher
@@ -21,8 +21,7 @@ from gateway.text.stop_strings import Match, StopStringMatcher
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from blockyard.contract.logprobs import Candidates
-    from blockyard.contract.sampling import StopCriteria
+    from blockyard.contract.sampling import Candidates, PromptPiece, StopCriteria
     from blockyard.contract.scheduling import SequenceError, SequenceRecord
     from gateway.dialects.answer_parser import AnswerParser
     from gateway.text.detokenizer import Detokenizer
@@ -62,8 +61,6 @@ class Ended(NamedTuple):
 
 
 class Place(NamedTuple):
-    """A place in an answer."""
-
     num_tokens: int
     num_text_bytes: int
 
@@ -261,3 +258,25 @@ def _make_error(error: SequenceError | None) -> BlockyardError:
     if error is None:
         return BlockyardError(Reason.BUG, "the sequence failed; the scheduler's log has more")
     return BlockyardError(Reason(error.reason), error.message)
+
+
+class PromptAnswer:
+    """Collects pieces in any order, also repeated ones, and makes one event when all are there."""
+
+    def __init__(self, num_prompt_tokens: int, texts: TokenTexts, num_virtual_tokens: int = 0) -> None:
+        """`num_virtual_tokens`: tokens before the prompt, which count in the pieces' positions."""
+        # The first token has no log probabilities.
+        self._first_position = num_virtual_tokens + 1
+        self._entries: list[Candidates | None] = [None] * (num_prompt_tokens - 1)
+        self._texts = texts
+
+    def add(self, piece: PromptPiece) -> None:
+        start = piece.first_position - self._first_position
+        self._entries[start : start + len(piece.candidates)] = piece.candidates
+
+    def make_event(self) -> PromptLogprobs | None:
+        """Makes the event with the whole prompt's log probabilities; None while some are missing."""
+        known = [entry for entry in self._entries if entry is not None]
+        if len(known) < len(self._entries):
+            return None
+        return PromptLogprobs((TokenLogprobs(None), *map(self._texts.logprobs_of, known)))

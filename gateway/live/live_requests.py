@@ -92,7 +92,6 @@ class LiveRequests:
 
     @property
     def num_running(self) -> int:
-        """The number of requests that have not ended."""
         return self._registry.num_live
 
     def find(self, wire_id: str) -> RequestState | None:
@@ -230,7 +229,6 @@ class LiveRequests:
         self._outstanding.on_scheduler_lost()
 
     def on_progress(self, progress: Progress) -> None:
-        """Applies one message of the scheduler."""
         if progress.facts is not None and self._link.takes_requests:
             self._outstanding.resend_all()
         for acceptance in progress.accepted:

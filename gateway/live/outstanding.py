@@ -34,8 +34,6 @@ SCHEDULER_LOST = "the scheduler was lost"
 
 
 class RequestLifecycle(Protocol):
-    """Registers, retains and fails requests."""
-
     def adopt(self, state: RequestState) -> None:
         """Registers a request that another gateway had."""
         ...
@@ -44,9 +42,7 @@ class RequestLifecycle(Protocol):
         """Retains a request whose sequences have all ended."""
         ...
 
-    def fail(self, state: RequestState, error: BlockyardError) -> None:
-        """Ends a request with an error."""
-        ...
+    def fail(self, state: RequestState, error: BlockyardError) -> None: ...
 
 
 class _Lookup:

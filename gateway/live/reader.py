@@ -33,9 +33,7 @@ class ReaderEvents(Protocol):
         """Called when a stop string has ended an answer."""
         ...
 
-    def on_reader_closed(self, reader: Reader) -> None:
-        """Called when a reader is closed."""
-        ...
+    def on_reader_closed(self, reader: Reader) -> None: ...
 
 
 class _Cursor:
@@ -183,7 +181,6 @@ class Reader:
 
     @property
     def request_id(self) -> str:
-        """The client's name of the request."""
         return self.state.origin.accepted.request_id
 
     @property
@@ -216,11 +213,9 @@ class Reader:
             cursor.look()
 
     def __aiter__(self) -> Reader:
-        """Is its own iterator."""
         return self
 
     async def __anext__(self) -> Event:
-        """Waits for the next event."""
         while True:
             if self._events:
                 return self._events.popleft()
@@ -311,7 +306,6 @@ class Reader:
         self.wake()
 
     def wake(self) -> None:
-        """Wakes the reader: there is something new to read."""
         self._has_news = True
         waiter = self._waiter
         if waiter is not None and not waiter.done():
@@ -323,5 +317,4 @@ class Reader:
         self._owner.on_reader_closed(self)
 
     async def aclose(self) -> None:
-        """Ends it, as `close` does."""
         self.close()

@@ -39,7 +39,6 @@ class Timers(Generic[K]):
             handle.cancel()
 
     def clear_all(self) -> None:
-        """Stops all timers."""
         for key in list(self._handles):
             self.clear(key)
 
@@ -57,18 +56,15 @@ class Registry:
 
     @property
     def live(self) -> list[RequestState]:
-        """The running requests."""
         return list(self._live.values())
 
     @property
     def retained(self) -> list[RequestState]:
-        """The requests that have ended."""
         self._expire()
         return self._retained.values()
 
     @property
     def num_live(self) -> int:
-        """The number of running requests."""
         return len(self._live)
 
     def find(self, wire_id: str) -> RequestState | None:
@@ -81,15 +77,12 @@ class Registry:
         return self._live.get(state.wire_id) is state
 
     def add(self, state: RequestState) -> None:
-        """Adds a running request."""
         self._live[state.wire_id] = state
 
     def remove(self, state: RequestState) -> None:
-        """Removes a running request."""
         del self._live[state.wire_id]
 
     def retain(self, state: RequestState) -> None:
-        """Moves a running request to the retained ones."""
         self.remove(state)
         self._retained.add(state.wire_id, state, state.weight, asyncio.get_running_loop().time())
         self._sweep.set("retained", self._window_seconds, lambda _: self._expire())
@@ -98,5 +91,4 @@ class Registry:
         self._retained.expire(asyncio.get_running_loop().time())
 
     def close(self) -> None:
-        """Stops its timer."""
         self._sweep.clear_all()

@@ -16,11 +16,10 @@ from gateway.observe.request_log import TokenCounts
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from blockyard.contract.logprobs import PromptPiece
+    from blockyard.contract.sampling import PromptPiece
     from blockyard.contract.scheduling import Resumed, Submission
     from blockyard.errors import BlockyardError
-    from gateway.live.answer import Ended, SequenceAnswer
-    from gateway.live.prompt_answer import PromptAnswer
+    from gateway.live.answer import Ended, PromptAnswer, SequenceAnswer
     from gateway.observe.metrics import RequestMeter
     from gateway.observe.request_log import RequestLog
 
@@ -48,9 +47,7 @@ class Listener(Protocol):
         """Whether new tokens do not wake it."""
         ...
 
-    def wake(self) -> None:
-        """Notifies that there is something new to read."""
-        ...
+    def wake(self) -> None: ...
 
     def on_recovered(self, event: Recovered) -> None:
         """Adds the event of a failure that the request survived."""
@@ -108,7 +105,6 @@ class RequestState:
 
     @property
     def has_ended(self) -> bool:
-        """Whether every sequence has its end."""
         return all(answer.ended is not None for answer in self.answers)
 
     @property
@@ -124,7 +120,6 @@ class RequestState:
 
     @property
     def token_counts(self) -> TokenCounts:
-        """The request's tokens so far."""
         num_completion_tokens = sum(answer.num_tokens for answer in self.answers)
         num_prompt_tokens = len(self.submission.prompt_token_ids)
         return TokenCounts(num_prompt_tokens, self.num_cached_prompt_tokens, num_completion_tokens)
@@ -152,7 +147,6 @@ class RequestState:
     # Events of the scheduler.
 
     def on_accepted(self, first_sequence_id: int) -> None:
-        """Takes note that the scheduler has queued it."""
         self._first_sequence_id = first_sequence_id
         self.is_accepted = True
         self.request_log.on_accepted()
@@ -180,7 +174,6 @@ class RequestState:
         return self.has_ended
 
     def add_prompt_piece(self, piece: PromptPiece) -> None:
-        """Adds log probabilities of a part of the prompt."""
         if self.prompt is not None:
             self.prompt.add(piece)
 
@@ -199,7 +192,6 @@ class RequestState:
             answer.note_weights(version)
 
     def make_accepted(self) -> Accepted:
-        """Makes the event of a queued request."""
         versions = self.answers[0].weight_versions
         return replace(self.origin.accepted, weight_version=versions[0][1]) if versions else self.origin.accepted
 
@@ -209,14 +201,12 @@ class RequestState:
         self.wake()
 
     def wake(self) -> None:
-        """Wakes the readers, since there is something new."""
         for reader in self.readers:
             reader.wake()
 
     # Messages.
 
     def make_finished_event(self, answer: SequenceAnswer) -> Finished:
-        """Makes the event of an answer that has ended."""
         assert answer.ended is not None
         return Finished(
             index=answer.index,

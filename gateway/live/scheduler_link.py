@@ -57,9 +57,7 @@ _CANCEL_TIMEOUT_SECONDS = 5.0
 class LinkEvents(Protocol):
     """Receives the scheduler's messages and the loss of the scheduler."""
 
-    def on_progress(self, progress: Progress) -> None:
-        """Applies one message of the scheduler."""
-        ...
+    def on_progress(self, progress: Progress) -> None: ...
 
     def on_scheduler_lost(self) -> None:
         """Notifies that the stream has broken: nothing that was sent will be answered on it."""
@@ -182,7 +180,6 @@ class SchedulerLink:
 
     @property
     def has_other_model(self) -> bool:
-        """Whether the scheduler serves a model that is not this gateway's."""
         return self._readiness.has_other_model
 
     @property
@@ -197,7 +194,6 @@ class SchedulerLink:
             await self._changed.wait()
 
     def start(self, receiver: LinkEvents) -> None:
-        """Begins to attach."""
         self._receiver = receiver
         self._channel = RenewedChannel(self._address, self._peer)
         self._task = start_task(self._run(), "scheduler link")

@@ -242,7 +242,6 @@ class GatewayMetrics:
         return RequestMeter(self, None)
 
     def on_grpc_error(self, reason: Reason) -> None:
-        """Counts an error that ended a call over gRPC."""
         self.errors.add("grpc", str(reason))
 
 
@@ -311,5 +310,4 @@ class RequestMeter:
             self._metrics.invalid_tool_calls.add(dialect, count=num_invalid_calls)
 
     def on_failed(self, reason: Reason) -> None:
-        """Counts a request that an error has ended."""
         self._metrics.finished.add(str(reason))

@@ -123,7 +123,6 @@ class RequestLog:
         self.span.end()
 
     def _on_refused(self, error: BlockyardError) -> None:
-        """Records that the request is refused."""
         # Paths hold names of a client's schemas.
         fields = tuple(violation.field[:_MAX_NAME] for violation in error.violations[:_MAX_FIELDS])
         log.info("request refused", **self._fields(reason=str(error.reason), fields=",".join(fields) or None))
@@ -131,7 +130,6 @@ class RequestLog:
         self.span.end(error=str(error.reason))
 
     def on_resumed(self) -> None:
-        """Records that a client resumes the request."""
         by = current_call().method
         self._debug("request resumed", by=by)
         self.span.add_event("resumed", method=by)
@@ -218,7 +216,6 @@ class RequestLog:
         return None if at is None else round(at - self._arrived_at, 4)
 
     def _fields(self, **fields: Any) -> dict[str, Any]:
-        """Returns the fields of every line, and those of this one."""
         every = {"request_id": self._request_id, "method": self._method or None, "trace_id": self.span.trace_id}
         return {**every, **fields}
 

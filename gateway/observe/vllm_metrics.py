@@ -65,7 +65,6 @@ Labelled = dict[tuple[str, ...], float]
 
 
 def add_vllm_names(metrics: ours.GatewayMetrics, readings: SchedulerReadings, model_name: str) -> None:
-    """Adds vLLM's names to a gateway's metrics."""
     registry, whole = metrics.registry, (model_name, _WHOLE)
     registry.extend(CATALOGUE)
 

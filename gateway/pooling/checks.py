@@ -24,7 +24,6 @@ _INT32 = 2**31
 
 
 def check_options(options: CallOptions) -> Iterator[Violation]:
-    """Yields the violations in the options that all calls share."""
     if options.request_id and not is_request_id(options.request_id):
         yield Violation("request_id", REQUEST_ID_RULE)
     limit = options.truncate_prompt_tokens
@@ -65,7 +64,6 @@ def check_characters(
 
 
 def check_tokens(field: str, encoded: Sequence[EncodedPair], model: PooledModel) -> Iterator[Violation]:
-    """Yields the violations in the token ids of inputs."""
     for place, each in enumerate(encoded):
         name, token_ids = f"{field}[{place}]", each.token_ids
         if not token_ids:

@@ -38,7 +38,6 @@ class PooledModel:
     def make_pooling(
         self, *, normalise: bool = False, dimensions: int = 0, leaves_raw: bool = False, second_from: int = 0
     ) -> Pooling:
-        """Makes the pooling parameters of a sequence."""
         return Pooling(self.rule.kind, self.label_token_ids, normalise, dimensions, leaves_raw, second_from)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from blockyard.contract.events import Usage
 from blockyard.contract.models import Task
-from blockyard.contract.pooling_answers import (
+from blockyard.contract.pooling import (
     Classification,
     Classifications,
     Embeddings,
@@ -96,8 +96,6 @@ class PoolingService:
     # the errors of any request. A call is answered completely or not at all.
 
     async def embed(self, call: EmbedCall) -> Embeddings:
-        """Makes a vector of each input."""
-
         def prepare(model: PooledModel) -> Steps[list[Part]]:
             checks.require([*checks.check_dimensions(call.dimensions, len(call.inputs), model)])
             prompt = _find_prompt(model, call.prompt_name)
@@ -112,8 +110,6 @@ class PoolingService:
         return Embeddings(vectors=[read_values(result.values) for result in results], **facts)
 
     async def classify(self, call: ClassifyCall) -> Classifications:
-        """Scores the model's labels for each input."""
-
         def prepare(model: PooledModel) -> Steps[list[Part]]:
             encoded = yield from run_all(_encode_each(model, call.inputs, call.options))
             _require_tokens("inputs", encoded, model)
@@ -233,7 +229,6 @@ def _check_texts(call: ScoreCall) -> Iterator[Violation]:
 
 
 def _pair(call: ScoreCall, model: PooledModel) -> Steps[list[Part]]:
-    """Makes a part of each pair."""
     queries = call.queries if len(call.queries) > 1 else call.queries * len(call.documents)
     encoded = yield from run_all(
         model.encoder.encode_pair(query, document, call.options, call.instruction)

@@ -49,7 +49,6 @@ def _end_of(prompt_token_ids: Sequence[int], tokenizer: Tokenizer) -> str:
 
 
 def _is_reasoning_open(dialect: Dialect, prompt_token_ids: Sequence[int], tokenizer: Tokenizer) -> bool:
-    """Returns whether a prompt ends where reasoning begins."""
     begins = dialect.reasoning.begins if dialect.reasoning else ()
     return _end_of(prompt_token_ids, tokenizer).endswith(begins)
 

@@ -26,8 +26,6 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Detokenizer(Protocol):
-    """Makes the text of one sequence."""
-
     def push(self, token_ids: Sequence[int]) -> str:
         """Adds ids and returns the text that is final now."""
         ...
@@ -149,12 +147,10 @@ class ByteDetokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Adds ids and returns the text that is final now."""
         table, size = self._table, len(self._table)
         return self._decoder.decode(b"".join([table[i] for i in token_ids if i < size]))
 
     def flush(self) -> str:
-        """Returns the rest."""
         return self._decoder.decode(b"", final=True)
 
 
@@ -178,7 +174,6 @@ class WindowDetokenizer:
         self._num_read = len(self._window)
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Adds ids and returns the text that is final now."""
         self._window.extend(i for i in token_ids if i in self._kept_ids)
         end = len(self._window)
         while end > self._num_read and self._window[end - 1] in self._byte_ids:
@@ -186,7 +181,6 @@ class WindowDetokenizer:
         return self._read_to(end)
 
     def flush(self) -> str:
-        """Returns the rest."""
         self._holds_incomplete = False
         return self._read_to(len(self._window))
 

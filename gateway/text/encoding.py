@@ -43,7 +43,6 @@ class Encoding:
         self._turns = Turns()
 
     def close(self) -> None:
-        """Stops its threads."""
         self._turns.close()
 
     async def prompt_of(
@@ -84,7 +83,6 @@ class Encoding:
     async def decode(
         self, token_ids: Sequence[int], tokenizer: Tokenizer, tenant: str, *, skip_special_tokens: bool = True
     ) -> str:
-        """Turns ids into text."""
         size = _CHARACTERS_OF_TOKEN * len(token_ids)
         return await self.run(lambda: tokenizer.decode(token_ids, skip_special_tokens), tenant, size)
 
@@ -112,7 +110,6 @@ class Encoding:
 
 
 def run_steps(steps: Steps[T]) -> T:
-    """Runs all steps here and now."""
     while True:
         try:
             next(steps)

@@ -8,7 +8,7 @@ from blockyard.contract.events import TokenLogprobs
 from gateway.request import ReturnedLogprob
 
 if TYPE_CHECKING:
-    from blockyard.contract.logprobs import Candidates
+    from blockyard.contract.sampling import Candidates
     from gateway.text.detokenizer import DetokenizerFactory
 
 

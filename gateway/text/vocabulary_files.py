@@ -42,8 +42,6 @@ _TEKKEN_SPECIALS = """
 
 @dataclass(frozen=True, slots=True)
 class TokenizerSettings:
-    """The settings in the files beside a vocabulary."""
-
     config: Json
     """tokenizer_config.json."""
     special_tokens: Mapping[str, str]

@@ -20,7 +20,7 @@ from blockyard.errors import BlockyardError, Reason
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from blockyard.contract.logprobs import PromptPiece
+    from blockyard.contract.sampling import PromptPiece
     from blockyard.contract.scheduling import Adapter, ModelFacts, Readiness, Recovery, Resumed, TokenUpdate
 
 

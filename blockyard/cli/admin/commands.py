@@ -45,8 +45,6 @@ Target = Annotated[str, typer.Argument(help=f"`{GATEWAY}` (the one that is asked
 
 
 class Level(StrEnum):
-    """The lowest level of events that a process logs."""
-
     DEBUG = "debug"
     INFO = "info"
     WARNING = "warning"

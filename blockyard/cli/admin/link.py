@@ -39,8 +39,6 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class AdminApi:
-    """The admin API of one gateway."""
-
     stub: admin_pb2_grpc.AdminServiceStub
     metadata: Metadata
 

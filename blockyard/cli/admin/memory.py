@@ -41,7 +41,6 @@ LeaveMode = Annotated[
 
 
 def encode_mode(mode: Mode) -> admin_pb2.LeaveMode.ValueType:
-    """Encodes a mode as the admin API's LeaveMode."""
     return admin_pb2.LeaveMode.Value(f"LEAVE_MODE_{mode.upper()}")
 
 

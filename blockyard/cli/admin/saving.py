@@ -17,8 +17,6 @@ from blockyard.common.v1 import administration_pb2
 
 
 class Format(StrEnum):
-    """The format in which weights are saved."""
-
     SHARDED = "sharded"
     PACKED = "packed"
 

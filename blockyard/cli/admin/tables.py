@@ -29,7 +29,6 @@ def make_table(*headings: str, numbers: Iterable[str] = ()) -> Table:
 
 
 def gateway_table(gateway: admin_pb2.GatewayStatus) -> Table:
-    """Shows the gateway that answered the call."""
     table = make_table("gateway", "state", "requests", "readers", "up", "version", numbers=("requests", "readers"))
     table.add_row(
         gateway.gateway_id,
@@ -43,7 +42,6 @@ def gateway_table(gateway: admin_pb2.GatewayStatus) -> Table:
 
 
 def scheduler_table(scheduler: status_pb2.SchedulerStatus) -> Table:
-    """Shows the scheduler behind the gateway."""
     headings = ("scheduler", "requests", "waiting", "gateways", "preemptions", "recoveries", "up")
     table = make_table(*headings, numbers=headings[1:-1])
     table.add_row(
@@ -80,7 +78,6 @@ def replicas_table(now: admin_pb2.GetStatusResponse, before: admin_pb2.GetStatus
 
 
 def workers_table(scheduler: status_pb2.SchedulerStatus) -> Table:
-    """Shows each worker's identity, state and memory."""
     table = make_table("replica", "worker", "state", "incarnation", "weights", "blocks", "device")
     for replica in scheduler.replicas:
         for worker in replica.workers:

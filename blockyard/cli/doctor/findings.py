@@ -7,8 +7,6 @@ from enum import StrEnum
 
 
 class Level(StrEnum):
-    """How severe a finding is."""
-
     OK = "ok"
     WARN = "warn"
     FAIL = "fail"
@@ -16,8 +14,6 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check."""
-
     subject: str
     level: Level
     text: str
@@ -31,10 +27,8 @@ def good(subject: str, text: str) -> Finding:
 
 
 def doubtful(subject: str, text: str, advice: str) -> Finding:
-    """Creates a finding of something that works, but not well."""
     return Finding(subject, Level.WARN, text, advice)
 
 
 def bad(subject: str, text: str, advice: str) -> Finding:
-    """Creates a finding that prevents the system from serving."""
     return Finding(subject, Level.FAIL, text, advice)

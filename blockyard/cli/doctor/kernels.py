@@ -44,7 +44,6 @@ async def look_at_kernels(settings: WorkerProcessSettings) -> list[Finding]:
 
 
 def read_answer(answer: dict[str, Any]) -> Iterator[Finding]:
-    """Turns the process's JSON answer into findings."""
     yield good("torch", answer["torch"])
     for device in answer["devices"]:
         subject, text = f"kernels on {device['device']}", f"{device['kernels'] or 'none'} ({device['name']})"

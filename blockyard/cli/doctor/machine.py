@@ -105,7 +105,6 @@ def look_at_clock(state: int | None) -> Finding:
 
 
 def look_at_gpus(configuration: SystemConfiguration) -> Iterator[Finding]:
-    """Checks the GPUs, their driver, and the C compiler that Triton needs."""
     found = query_gpus()
     for number, gpu in enumerate(found):
         capability = ".".join(map(str, gpu.capability))

@@ -15,8 +15,7 @@ from blockyard.contract.models import parse_task
 from blockyard.contract.parallel import Parallel
 from blockyard.errors import BlockyardError
 from blockyard.local.hardware import find_hardware
-from blockyard.local.model_check import read_model
-from blockyard.local.model_trial import find_refusal
+from blockyard.local.model_check import find_refusal, read_model
 from blockyard.model_config.fallback import Outline
 from blockyard.model_config.pooling.reading import read_rule
 from blockyard.model_files import resolve_model

@@ -85,7 +85,6 @@ def _look_at_certificates(security: SecuritySettings, internal: InternalSecurity
 
 
 def look_at_certificate(subject: str, chain: bytes, now: float) -> Finding:
-    """Checks a certificate's validity period. `chain`: PEM; `now`: Unix time in seconds."""
     try:
         validity = read_validity(chain)
     except (ValueError, IndexError):

@@ -38,7 +38,6 @@ class View:
             self._before, self._now = self._now, api.ask(api.stub.GetStatus, admin_pb2.GetStatusRequest())
 
     def frame(self) -> RenderableType:
-        """Lays out the last reading."""
         assert self._now is not None
         return make_frame(self._address, self._now, self._before)
 

@@ -49,7 +49,6 @@ def make_frame(
 
 
 def gateway_state(gateway: admin_pb2.GatewayStatus) -> str:
-    """Names a gateway's state in a word or two."""
     if gateway.draining:
         return "drained"
     return "ready" if gateway.ready else "not ready"

@@ -29,12 +29,10 @@ PHASE_NAMES = {
 
 
 def seconds(duration: Duration) -> float:
-    """Decodes a duration."""
     return duration.seconds + duration.nanos * 1e-9
 
 
 def replica_state(replica: status_pb2.ReplicaStatus) -> str:
-    """Names a replica's state in a word."""
     if replica.left_aside and not replica.drain_state:
         return "left aside"
     return DRAIN_NAMES.get(replica.drain_state) or ("ready" if replica.ready else "not ready")
@@ -129,7 +127,6 @@ def find_rates(before: admin_pb2.GetStatusResponse | None, now: admin_pb2.GetSta
 def find_replica_rates(
     before: admin_pb2.GetStatusResponse | None, now: admin_pb2.GetStatusResponse, replica_id: int
 ) -> ReplicaRates:
-    """Computes the rates of one replica between two readings."""
     elapsed = _elapsed(before.scheduler, now.scheduler) if before else None
     old = _find(before, replica_id) if before else None
     new = _find(now, replica_id)

@@ -21,7 +21,7 @@ from blockyard.contract.chat import (
     ToolChoice,
     join_parts,
 )
-from blockyard.contract.codec.enums import EnumCodec
+from blockyard.contract.codec.messages import EnumCodec
 from blockyard.errors import Reason, Violation, invalid
 from blockyard.inference.v1 import inference_pb2
 
@@ -113,7 +113,6 @@ def _decode_message(message: inference_pb2.Message, number: int) -> Message:
 
 
 def encode_call(call: ToolCall) -> inference_pb2.ToolCall:
-    """Encodes a call of a tool."""
     return inference_pb2.ToolCall(id=call.id, name=call.name, arguments=call.arguments)
 
 

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 
 def encode_event(event: Event, seq: int) -> inference_pb2.GenerationEvent:
-    """Encodes one event of a stream."""
     if isinstance(event, Delta):
         return inference_pb2.GenerationEvent(seq=seq, delta=_encode_delta(event))
     if isinstance(event, Accepted):
@@ -59,7 +58,6 @@ def decode_event(message: inference_pb2.GenerationEvent) -> Event | None:
 
 
 def encode_accepted(event: Accepted) -> inference_pb2.Accepted:
-    """Encodes the event of a queued request."""
     return inference_pb2.Accepted(
         request_id=event.request_id,
         num_prompt_tokens=event.num_prompt_tokens,
@@ -115,12 +113,10 @@ def _encode_call_delta(call: ToolCallDelta) -> inference_pb2.ToolCallDelta:
 
 
 def encode_prompt_logprobs(event: PromptLogprobs) -> inference_pb2.PromptLogprobs:
-    """Encodes the log probabilities of a prompt."""
     return inference_pb2.PromptLogprobs(logprobs=map(encode_logprobs, event.logprobs))
 
 
 def encode_logprobs(logprobs: TokenLogprobs) -> inference_pb2.TokenLogprobs:
-    """Encodes the log probabilities at one place."""
     chosen = _encode_logprob(logprobs.chosen) if logprobs.chosen else None
     return inference_pb2.TokenLogprobs(chosen=chosen, top=map(_encode_logprob, logprobs.top))
 
@@ -148,7 +144,6 @@ def _encode_recovered(event: Recovered) -> inference_pb2.Recovered:
 
 
 def encode_usage(usage: Usage) -> sampling_pb2.Usage:
-    """Encodes the tokens that were computed."""
     return sampling_pb2.Usage(
         num_prompt_tokens=usage.num_prompt_tokens,
         num_cached_tokens=usage.num_cached_tokens,
@@ -158,14 +153,12 @@ def encode_usage(usage: Usage) -> sampling_pb2.Usage:
 
 
 def decode_usage(message: sampling_pb2.Usage) -> Usage:
-    """Decodes the tokens that were computed."""
     return Usage(
         message.num_prompt_tokens, message.num_cached_tokens, message.num_completion_tokens, message.num_virtual_tokens
     )
 
 
 def encode_finished(event: Finished) -> inference_pb2.Finished:
-    """Encodes the end of a sequence."""
     matched = None
     if isinstance(event.matched_stop, str):
         matched = inference_pb2.MatchedStop(stop_string=event.matched_stop)

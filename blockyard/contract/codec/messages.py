@@ -1,22 +1,60 @@
-"""Maps a value to a message whose fields have the same names, and back."""
+"""Maps values and enums of the contract to generated messages and enums with the same names, and back."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from google.protobuf.message import Message
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 Value = TypeVar("Value")
 MessageT = TypeVar("MessageT", bound=Message)
 
 
-class _Part(Protocol):
-    """Encodes and decodes one field."""
+Member = TypeVar("Member", bound=StrEnum)
+Number = TypeVar("Number", bound=int)
 
+
+class EnumCodec(Generic[Member, Number]):
+    """The numbers of an enum's members.
+
+    Args:
+        members: the contract's enum.
+        generated: names and numbers of the generated enum: its `items()`.
+        prefix: stands before each name in the generated enum.
+        zero: the member that UNSPECIFIED stands for; None: it stands for no member.
+    """
+
+    def __init__(
+        self,
+        members: type[Member],
+        generated: Iterable[tuple[str, Number]],
+        prefix: str,
+        zero: Member | None = None,
+    ) -> None:
+        numbers = dict(generated)
+        self._numbers = {member: numbers[prefix + member.name] for member in members}
+        self._members: dict[int, Member] = {number: member for member, number in self._numbers.items()}
+        if zero is not None:
+            self._members[0] = zero
+
+    def encode(self, member: Member) -> Number:
+        return self._numbers[member]
+
+    def decode(self, number: int) -> Member:
+        """Returns the member with a number; what 0 stands for, for a number of a later version."""
+        return self._members.get(number) or self._members[0]
+
+    def find(self, number: int) -> Member | None:
+        """Returns the member with a number; None for a number of a later version."""
+        return self._members.get(number)
+
+
+class _Part(Protocol):
     @property
     def encode(self) -> Callable[[Any], Any]:
         """Makes what the message holds of what the value holds."""
@@ -30,8 +68,6 @@ class _Part(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FieldCodec:
-    """The functions that encode and decode one field."""
-
     encode: Callable[[Any], Any]
     decode: Callable[[Any], Any]
 
@@ -56,14 +92,12 @@ class MessageCodec(Generic[Value, MessageT]):
         self._fields = [(name, known[name].is_repeated, known[name].message_type is not None) for name in names]
 
     def encode(self, value: Value) -> MessageT:
-        """Encodes a value."""
         given = {name: getattr(value, name) for name, _, _ in self._fields}
         for name, part in self._parts.items():
             given[name] = None if given[name] is None else part.encode(given[name])
         return self._message(**given)
 
     def decode(self, message: MessageT) -> Value:
-        """Decodes a message."""
         told: dict[str, Any] = {}
         for name, is_repeated, is_message in self._fields:
             field: Any = getattr(message, name)

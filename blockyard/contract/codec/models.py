@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from blockyard.common.v1 import pooling_pb2
-from blockyard.contract.codec.enums import EnumCodec
-from blockyard.contract.codec.messages import MessageCodec
+from blockyard.contract.codec.messages import EnumCodec, MessageCodec
 from blockyard.contract.models import Model, Task
 from blockyard.inference.v1 import inference_pb2
 

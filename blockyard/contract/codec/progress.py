@@ -51,7 +51,6 @@ _FACTS = MessageCodec(ModelFacts, scheduler_pb2.ModelFacts, task=TASKS)
 
 
 def encode_progress(progress: Progress) -> scheduler_pb2.AttachResponse:
-    """Encodes one message to a gateway."""
     message = _encode_update(progress.update)
     if progress.accepted:
         message.accepted.extend(
@@ -169,7 +168,6 @@ def _decode_ended(message: scheduler_pb2.AttachResponse) -> list[Ending]:
 
 
 def encode_resumed(resumed: Resumed) -> scheduler_pb2.RequestResumed:
-    """Encodes a request with all that it has generated."""
     first = resumed.first_sequence_id
     return scheduler_pb2.RequestResumed(
         handle=resumed.handle,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from blockyard.contract.chat import Conversation
 from blockyard.contract.codec.chat import decode_conversation, encode_conversation
-from blockyard.contract.codec.enums import EnumCodec
+from blockyard.contract.codec.messages import EnumCodec
 from blockyard.contract.codec.sampling import (
     decode_beams,
     decode_sampling,
@@ -115,7 +115,6 @@ def _decode_prompt(message: inference_pb2.GenerationSpec) -> str | tuple[int, ..
 
 
 def encode_format(output: OutputFormat) -> inference_pb2.OutputFormat:
-    """Encodes the form of an answer."""
     match output:
         case JsonSchema():
             schema = inference_pb2.JsonSchema(schema=output.schema, compact=output.compact)
@@ -148,7 +147,6 @@ def decode_format(message: inference_pb2.OutputFormat) -> OutputFormat | None:
 
 
 def encode_position(index: int, position: Position) -> inference_pb2.Position:
-    """Encodes what a client has of the sequence `index`."""
     return inference_pb2.Position(
         index=index,
         num_tokens=position.num_tokens,
@@ -159,5 +157,4 @@ def encode_position(index: int, position: Position) -> inference_pb2.Position:
 
 
 def decode_position(message: inference_pb2.Position) -> Position:
-    """Decodes what a client has of a sequence."""
     return Position(message.num_tokens, message.num_text_bytes, message.finished, tuple(message.token_ids[:]))

@@ -10,13 +10,14 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 from blockyard.common.v1 import sampling_pb2
-from blockyard.contract.codec.enums import EnumCodec
-from blockyard.contract.logprobs import Candidates, PromptPiece
+from blockyard.contract.codec.messages import EnumCodec
 from blockyard.contract.sampling import (
     NUMBERS,
     BeamSearch,
+    Candidates,
     EarlyStopping,
     FinishReason,
+    PromptPiece,
     SamplingParams,
     StopCriteria,
 )
@@ -66,7 +67,6 @@ def decode_sampling(message: sampling_pb2.SamplingParams) -> SamplingParams:
 
 
 def encode_beams(search: BeamSearch) -> sampling_pb2.BeamSearch:
-    """Encodes a beam search."""
     return sampling_pb2.BeamSearch(
         width=search.width,
         length_penalty=search.length_penalty,
@@ -84,7 +84,6 @@ def decode_beams(message: sampling_pb2.BeamSearch) -> BeamSearch:
 
 
 def encode_stop(stop: StopCriteria) -> sampling_pb2.StopCriteria:
-    """Encodes stop criteria."""
     return sampling_pb2.StopCriteria(
         max_tokens=stop.max_tokens,
         min_tokens=stop.min_tokens,
@@ -96,7 +95,6 @@ def encode_stop(stop: StopCriteria) -> sampling_pb2.StopCriteria:
 
 
 def decode_stop(message: sampling_pb2.StopCriteria) -> StopCriteria:
-    """Decodes stop criteria."""
     return StopCriteria(
         max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
         min_tokens=message.min_tokens if message.HasField("min_tokens") else None,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from google.protobuf.duration_pb2 import Duration
 
 from blockyard.common.v1 import pooling_pb2, sampling_pb2
-from blockyard.contract.codec.enums import EnumCodec
+from blockyard.contract.codec.messages import EnumCodec
 from blockyard.contract.codec.pooling import (
     decode_pooling,
     encode_pooling,
@@ -141,7 +141,6 @@ def decode_resubmission(message: scheduler_pb2.Resubmission) -> Resubmission:
 
 
 def encode_record(record: SequenceRecord) -> scheduler_pb2.SequenceTranscript:
-    """Encodes all that is known of a sequence."""
     return scheduler_pb2.SequenceTranscript(
         token_ids=record.token_ids,
         finish_reason=encode_reason(record.reason),
@@ -153,7 +152,6 @@ def encode_record(record: SequenceRecord) -> scheduler_pb2.SequenceTranscript:
 
 
 def decode_record(message: scheduler_pb2.SequenceTranscript) -> SequenceRecord:
-    """Decodes all that is known of a sequence."""
     return SequenceRecord(
         token_ids=message.token_ids[:],
         reason=decode_reason(message.finish_reason),
@@ -165,7 +163,6 @@ def decode_record(message: scheduler_pb2.SequenceTranscript) -> SequenceRecord:
 
 
 def encode_error(error: SequenceError) -> status_pb2.Status:
-    """Encodes why a sequence failed."""
     return to_status(BlockyardError(Reason(error.reason), error.message))
 
 
@@ -176,12 +173,10 @@ def decode_error(status: status_pb2.Status) -> SequenceError:
 
 
 def encode_resume(resume: Resume) -> scheduler_pb2.ResumeRequest:
-    """Encodes a look-up of a request."""
     return scheduler_pb2.ResumeRequest(request_id=resume.request_id, handle=resume.handle)
 
 
 def encode_abort(abort: Abort) -> scheduler_pb2.AbortRequest:
-    """Encodes what to end."""
     return scheduler_pb2.AbortRequest(
         request_id=abort.request_id,
         sequence_index=abort.sequence_index,
@@ -203,7 +198,6 @@ def decode_abort(message: scheduler_pb2.AbortRequest) -> Abort:
 
 
 def encode_adapter(adapter: Adapter) -> scheduler_pb2.LoraAdapter:
-    """Encodes an adapter that requests may name."""
     return scheduler_pb2.LoraAdapter(
         lora_id=adapter.lora_id,
         name=adapter.name,
@@ -215,7 +209,6 @@ def encode_adapter(adapter: Adapter) -> scheduler_pb2.LoraAdapter:
 
 
 def decode_adapter(message: scheduler_pb2.LoraAdapter) -> Adapter:
-    """Decodes an adapter that requests may name."""
     return Adapter(
         message.lora_id,
         message.name,

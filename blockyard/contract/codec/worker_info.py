@@ -5,8 +5,7 @@ from __future__ import annotations
 from google.protobuf.duration_pb2 import Duration
 
 from blockyard.common.v1 import status_pb2
-from blockyard.contract.codec.enums import EnumCodec
-from blockyard.contract.codec.messages import FieldCodec, MessageCodec
+from blockyard.contract.codec.messages import EnumCodec, FieldCodec, MessageCodec
 from blockyard.contract.codec.workers import CACHE_INFO, LORA_LIMITS, MODEL, SLEEP_INFO
 from blockyard.contract.scheduling import Adapter
 from blockyard.contract.workers import (
@@ -48,7 +47,6 @@ def encode_worker_info(info: WorkerInfo) -> worker_pb2.GetWorkerInfoResponse:
 
 
 def decode_worker_info(message: worker_pb2.GetWorkerInfoResponse) -> WorkerInfo:
-    """Decodes who a worker is."""
     return _INFO.decode(message)
 
 
@@ -59,7 +57,6 @@ def encode_duration(seconds: float) -> Duration:
 
 
 def encode_group_request(request: GroupRequest) -> worker_pb2.FormGroupRequest:
-    """Encodes a group to join."""
     return worker_pb2.FormGroupRequest(
         epoch=request.epoch,
         rendezvous_address=request.rendezvous_address,
@@ -71,7 +68,6 @@ def encode_group_request(request: GroupRequest) -> worker_pb2.FormGroupRequest:
 
 
 def decode_group_request(message: worker_pb2.FormGroupRequest) -> GroupRequest:
-    """Decodes a group to join."""
     return GroupRequest(
         message.epoch,
         message.rendezvous_address,

@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from blockyard.common.v1 import administration_pb2
-from blockyard.contract.codec.enums import EnumCodec
-from blockyard.contract.codec.messages import FieldCodec, MessageCodec
+from blockyard.contract.codec.messages import EnumCodec, FieldCodec, MessageCodec
 from blockyard.contract.codec.models import TASKS
 from blockyard.contract.parallel import Parallel
 from blockyard.contract.workers import (
@@ -107,7 +106,6 @@ def encode_device_request(request: DeviceRequest) -> worker_pb2.InitDeviceReques
 
 
 def decode_device_request(message: worker_pb2.InitDeviceRequest) -> DeviceRequest:
-    """Decodes the device to choose."""
     _refuse_unknown(message, device_type=DEVICE_TYPES.find(message.device_type), dtype=DTYPES.find(message.dtype))
     return _DEVICE_REQUEST.decode(message)
 
@@ -121,7 +119,6 @@ def encode_load_request(request: LoadRequest) -> worker_pb2.LoadModelRequest:
 
 
 def decode_load_request(message: worker_pb2.LoadModelRequest) -> LoadRequest:
-    """Decodes the model to load."""
     quantization = QUANTIZATIONS.find(message.quantization)
     # A checkpoint may hold its weights so; nobody asks for it.
     quantization = None if quantization is Quantization.INT4_GROUP else quantization
@@ -141,24 +138,20 @@ def _refuse_unknown(message: Any, **members: object) -> None:
 
 
 def encode_load_event(event: LoadProgress | LoadedModel) -> worker_pb2.LoadModelResponse:
-    """Encodes how far loading is, or the loaded model."""
     if isinstance(event, LoadProgress):
         return worker_pb2.LoadModelResponse(progress=PROGRESS.encode(event))
     return worker_pb2.LoadModelResponse(loaded=MODEL.encode(event))
 
 
 def decode_load_event(message: worker_pb2.LoadModelResponse) -> LoadProgress | LoadedModel:
-    """Decodes how far loading is, or the loaded model."""
     return MODEL.decode(message.loaded) if message.HasField("loaded") else PROGRESS.decode(message.progress)
 
 
 def encode_save_request(request: SaveRequest) -> worker_pb2.SaveStateRequest:
-    """Encodes how and where to save weights."""
     return _SAVE_REQUEST.encode(request)
 
 
 def decode_save_request(message: worker_pb2.SaveStateRequest) -> SaveRequest:
-    """Decodes how and where to save weights."""
     if STATE_FORMATS.find(message.format) is None:
         raise invalid([Violation("format", "must be STATE_FORMAT_SHARDED or STATE_FORMAT_PACKED")])
     return _SAVE_REQUEST.decode(message)

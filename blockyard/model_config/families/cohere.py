@@ -63,7 +63,6 @@ def _cohere_head(fields: Fields) -> Head:
 
 
 def stablelm(fields: Fields) -> DecoderConfig:
-    """Reads StableLM."""
     fields.require("qk_layernorm", False)
     sizes = read_sizes(fields, num_kv_heads=32)
     rotary, max_model_len = read_rotary(fields, share=0.25)

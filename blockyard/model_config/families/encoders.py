@@ -63,7 +63,6 @@ def bert(fields: Fields, *, counts_from_padding: bool = False, has_types: bool =
 
 
 def modern_bert(fields: Fields) -> DecoderConfig:
-    """Reads ModernBERT."""
     for name in ("classifier_pooling", "classifier_bias", "classifier_activation", *_UNREAD):
         fields.get(name)
     sizes = read_sizes(fields, has_own_heads=False)

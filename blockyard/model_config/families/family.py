@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How an architecture's config.json and tensors are read."""
-
     model_type: str
     """The `model_type` of the architecture, by which transformers builds the network."""
     read: Callable[[Fields], DecoderConfig]

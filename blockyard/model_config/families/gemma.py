@@ -54,7 +54,6 @@ def _softcap(fields: Fields, name: str, default: float) -> float:
 
 
 def gemma(fields: Fields) -> DecoderConfig:
-    """Reads Gemma 1."""
     sizes, norm, feed = _read(fields, "hidden_act")
     # Old files have both fields, and transformers reads only hidden_act: they must agree.
     fields.require("hidden_activation", fields.get("hidden_act"))
@@ -67,7 +66,6 @@ def gemma(fields: Fields) -> DecoderConfig:
 
 
 def gemma2(fields: Fields) -> DecoderConfig:
-    """Reads Gemma 2."""
     sizes, norm, feed = _read(fields, "hidden_activation")
     rotary, max_model_len = read_rotary(fields)
     bias = fields.flag("attention_bias")

@@ -24,7 +24,6 @@ def _norm(fields: Fields, field: str, default: float, **more: bool) -> Norm:
 
 
 def gpt2(fields: Fields) -> DecoderConfig:
-    """Reads GPT-2."""
     fields.require("scale_attn_by_inverse_layer_idx", False)
     for name in ("reorder_and_upcast_attn", *(f"summary_{part}" for part in _SUMMARY)):
         fields.get(name)
@@ -44,7 +43,6 @@ _SUMMARY = ("type", "use_proj", "activation", "proj_to_labels", "first_dropout")
 
 
 def opt(fields: Fields) -> DecoderConfig:
-    """Reads OPT."""
     fields.require("do_layer_norm_before", True)
     fields.require("_remove_final_layer_norm", False)
     for name in ("layerdrop", "init_std"):
@@ -103,7 +101,6 @@ def phi(fields: Fields) -> DecoderConfig:
 
 
 def starcoder2(fields: Fields) -> DecoderConfig:
-    """Reads Starcoder 2."""
     sizes = read_sizes(fields, num_kv_heads=2)
     rotary, max_model_len = read_rotary(fields)
     norm = _norm(fields, "norm_epsilon", 1e-5)

@@ -48,7 +48,6 @@ def read_experts(fields: Fields, inner: int, *, renormalises: bool, has_bias: bo
 
 
 def mixtral(fields: Fields) -> DecoderConfig:
-    """Reads Mixtral."""
     sizes, norm = read_sizes(fields, num_kv_heads=8), read_rms(fields, 1e-5)
     rotary, max_model_len = read_rotary(fields, default_theta=1e6)
     attention = attention_of(sizes, window=read_window(fields, max_model_len))
@@ -78,7 +77,6 @@ def qwen3_moe(fields: Fields) -> DecoderConfig:
 
 
 def olmoe(fields: Fields) -> DecoderConfig:
-    """Reads OLMoE."""
     fields.require("clip_qkv")
     sizes, norm = read_sizes(fields), read_rms(fields, 1e-5)
     rotary, max_model_len = read_rotary(fields)
@@ -98,7 +96,6 @@ def granite_moe(fields: Fields) -> DecoderConfig:
 
 
 def gpt_oss(fields: Fields) -> DecoderConfig:
-    """Reads gpt-oss."""
     sizes, norm = read_sizes(fields, head_dim=64, num_kv_heads=8), read_rms(fields, 1e-5, is_wide=True)
     if not (fields.get("rope_parameters") or fields.get("rope_scaling")):
         fields.refuse("rope_parameters", "config.json has neither rope_parameters nor rope_scaling")

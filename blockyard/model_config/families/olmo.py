@@ -49,7 +49,6 @@ def olmo(fields: Fields) -> DecoderConfig:
 
 
 def olmo2(fields: Fields) -> DecoderConfig:
-    """Reads OLMo 2."""
     sizes, norm = read_sizes(fields), read_rms(fields, 1e-5, is_wide=True)
     rotary, max_model_len = read_rotary(fields)
     layers = [_olmo(fields, sizes, norm)] * sizes.num_layers
@@ -57,7 +56,6 @@ def olmo2(fields: Fields) -> DecoderConfig:
 
 
 def olmo3(fields: Fields) -> DecoderConfig:
-    """Reads OLMo 3."""
     sizes, norm = read_sizes(fields), read_rms(fields, 1e-5, is_wide=True)
     rotaries, max_model_len = read_rotaries(fields, 5e5, 5e5)
     types = read_pattern(fields, sizes.num_layers, 4)

@@ -92,7 +92,6 @@ def ernie(fields: Fields) -> DecoderConfig:
 
 
 def seed_oss(fields: Fields) -> DecoderConfig:
-    """Reads Seed-OSS."""
     head_dim = None if fields.has("head_dim") else 128
     sizes, norm = read_sizes(fields, head_dim=head_dim, num_kv_heads=8), read_rms(fields)
     rotary, max_model_len = read_rotary(fields)
@@ -157,7 +156,6 @@ def hunyuan(fields: Fields) -> DecoderConfig:
 
 
 def helium(fields: Fields) -> DecoderConfig:
-    """Reads Helium."""
     sizes, norm = read_sizes(fields, head_dim=128, num_kv_heads=20), read_rms(fields, 1e-8, is_wide=True)
     rotary, max_model_len = read_rotary(fields, default_theta=1e5)
     if sizes.num_heads * sizes.head_dim != sizes.hidden_size:

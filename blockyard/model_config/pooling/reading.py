@@ -92,7 +92,6 @@ def _unstated(architecture: str) -> str:
 
 
 def _find_task(architecture: str, config: Mapping[str, Any], modules: Modules | None) -> Task:
-    """Returns the task that a model's files state."""
     if modules is not None and modules.makes_vectors:
         return Task.EMBED
     if architecture.endswith(_CLASSIFIER):
@@ -192,7 +191,6 @@ def _read_labels(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _read_finish(config: Mapping[str, Any], num_labels: int) -> Finish:
-    """Reads the function that turns a head's outputs into probabilities."""
     match config.get("problem_type"):
         case None | "single_label_classification":
             return Finish.SOFTMAX if num_labels > 1 else Finish.SIGMOID

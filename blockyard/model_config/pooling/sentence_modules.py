@@ -47,8 +47,6 @@ _NEUTRAL = {
 
 @dataclass(slots=True)
 class Modules:
-    """The modules that modules.json lists."""
-
     folder: Path
     kind: PoolingKind | None = None
     source: str = ""
@@ -62,7 +60,6 @@ class Modules:
         return self.kind is not None
 
     def make_rule(self, task: Task) -> PoolingRule:
-        """Builds the pooling rule of modules that make vectors."""
         assert self.kind is not None
         words, limits = _read(self.folder, "config_sentence_transformers.json"), self._limits()
         prompts, chosen = words.get("prompts") or {}, words.get("default_prompt_name") or ""

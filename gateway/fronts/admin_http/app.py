@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 
 class LoadAdapter(BaseModel):
-    """The body of `/v1/load_lora_adapter`."""
-
     lora_name: str
     lora_path: str
     load_inplace: bool = False
@@ -28,13 +26,10 @@ class LoadAdapter(BaseModel):
 
 
 class UnloadAdapter(BaseModel):
-    """The body of `/v1/unload_lora_adapter`."""
-
     lora_name: str
 
 
 def make_admin_app(administration: AdminServicer) -> FastAPI:
-    """Makes the application."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
 
     async def answer_error(request: Request, error: Exception) -> Response:

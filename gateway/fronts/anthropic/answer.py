@@ -59,7 +59,6 @@ class MessageAnswer:
             yield {"type": "message_stop"}
 
     def encode(self) -> bytes:
-        """Returns the whole message."""
         content = [self._block(part) for part in self._parts.parts]
         message = {**self._head, "content": content, **self._ending(), "usage": self._usage(), **self._warnings}
         # Half a surrogate pair, which a call's arguments may have, can only be said as its escape.

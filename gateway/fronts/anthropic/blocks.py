@@ -59,7 +59,6 @@ class ToolUseBlock(Block):
     toolset_name: NotServed = None
 
     def as_call(self) -> chat.ToolCall:
-        """Converts it to the core's value."""
         return chat.ToolCall(self.name, json.dumps(self.input, ensure_ascii=False), self.id)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from blockyard.contract.sampling import SamplingParams, StopCriteria
 from gateway.fronts.anthropic.conversation import conversation_of
-from gateway.fronts.http_calls.formats import schema_format
+from gateway.fronts.http_calls.body_types import schema_format
 from gateway.request import GenerationRequest
 
 if TYPE_CHECKING:
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MessageCall:
-    """One call of a client."""
-
     request: GenerationRequest
     max_tokens: int
     stream: bool
@@ -28,7 +26,6 @@ class MessageCall:
 
 
 def understand(body: MessagesBody, tenant: str) -> MessageCall:
-    """Makes a call of a body of /v1/messages."""
     request = GenerationRequest(
         prompt=conversation_of(body),
         request_id=f"msg_{uuid.uuid4().hex}",

@@ -47,7 +47,6 @@ def conversation_of(body: PromptShape) -> chat.Conversation:
 
 
 def placed_messages(body: PromptShape) -> list[Placed]:
-    """Makes the messages of the conversation, with their places in the body."""
     content = join_system_texts(body.system or [])
     system = [Placed(chat.Message(Role.SYSTEM, content), "system")] if content else []
     return [*system, *(each for number, message in enumerate(body.messages) for each in _messages(message, number))]

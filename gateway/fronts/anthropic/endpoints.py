@@ -15,9 +15,8 @@ from gateway.fronts.anthropic.answer import MessageAnswer
 from gateway.fronts.anthropic.call import understand, understand_count
 from gateway.fronts.anthropic.conversation import placed_messages
 from gateway.fronts.anthropic.schema import CountBody, MessagesBody
-from gateway.fronts.http_calls.bodies import parse_body, read_json
+from gateway.fronts.http_calls.bodies import parse_body, read_json, read_tenant
 from gateway.fronts.http_calls.errors import client_error
-from gateway.fronts.http_calls.headers import read_tenant
 from gateway.fronts.http_calls.places import naming_places
 from gateway.fronts.http_calls.single_reader import read_all, started, typed_events
 from gateway.fronts.http_calls.streaming import Connection, EventStream
@@ -56,8 +55,6 @@ class AnsweringRoute(APIRoute):
 
 
 class MessageEndpoints:
-    """Serves messages, and counts their tokens."""
-
     def __init__(self, generation: GenerationService) -> None:
         self._generation = generation
 
@@ -110,7 +107,6 @@ async def _alive() -> Response:
 
 
 def add_messages(app: FastAPI, generation: GenerationService) -> None:
-    """Adds the API's routes to an application."""
     endpoints = MessageEndpoints(generation)
     router = APIRouter(route_class=AnsweringRoute)
     router.add_api_route(PATH, endpoints.create, methods=["POST"], **document.MESSAGES)

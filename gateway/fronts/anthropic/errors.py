@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import Response
 
 from blockyard.errors import Reason
-from gateway.fronts.http_calls.errors import error_headers, rename_violations
-from gateway.fronts.http_calls.formats import format_parameter
+from gateway.fronts.http_calls.errors import error_headers, format_parameter, rename_violations
 from gateway.fronts.openai.errors import parameter
 from gateway.observe.metrics import note_error
 

@@ -11,7 +11,7 @@ from starlette.routing import Match
 
 from blockyard.errors import BlockyardError, Reason, quote
 from gateway.fronts.anthropic.endpoints import AnsweringRoute
-from gateway.fronts.http_calls.headers import ANTHROPIC_VERSION
+from gateway.fronts.http_calls.bodies import ANTHROPIC_VERSION
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -27,13 +27,10 @@ class VersionedRoute(AnsweringRoute):
     """A route for calls with the header that all of Anthropic's clients send; others go to the next of its path."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Returns whether a call is for this route."""
         return super().matches(scope) if ANTHROPIC_VERSION in Headers(scope=scope) else (Match.NONE, {})
 
 
 class ModelEndpoints:
-    """Serves questions about the models."""
-
     def __init__(self, generation: GenerationService) -> None:
         self._generation = generation
         self._created_at = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"

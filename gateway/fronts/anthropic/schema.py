@@ -53,7 +53,6 @@ class ToolShape(Shape):
     input_examples: Annotated[Any, Neutral([])] = None
 
     def as_tool(self) -> chat.Tool:
-        """Converts it to the core's value."""
         schema = json.dumps(self.input_schema, ensure_ascii=False)
         return chat.Tool(self.name, self.description or "", schema, strict=bool(self.strict))
 

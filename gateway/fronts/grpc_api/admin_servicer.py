@@ -67,8 +67,6 @@ def _passed_on_stream(method: str) -> Any:
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
-    """Serves operators."""
-
     def __init__(self, generation: GenerationService, link: SchedulerLink, *, gateway_id: str) -> None:
         self._generation = generation
         self._link = link
@@ -76,7 +74,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self._started_at = time.monotonic()
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Registers it."""
         admin_pb2_grpc.add_AdminServiceServicer_to_server(self, server)
 
     # This gateway.
@@ -84,7 +81,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def GetStatus(  # type: ignore[override]
         self, request: admin_pb2.GetStatusRequest, context: Any
     ) -> admin_pb2.GetStatusResponse:
-        """Returns the status of the gateway and the scheduler."""
         return await self.status()
 
     async def status(self) -> admin_pb2.GetStatusResponse:
@@ -132,7 +128,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def SetLogLevel(  # type: ignore[override]
         self, request: admin_pb2.SetLogLevelRequest, context: Any
     ) -> admin_pb2.SetLogLevelResponse:
-        """Sets the log level of this process, of others, or of all."""
         check_level(request.level)
         _note("SetLogLevel", process=request.process or "all")
         response = admin_pb2.SetLogLevelResponse()
@@ -194,7 +189,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def UnloadLora(  # type: ignore[override]
         self, request: admin_pb2.UnloadLoraRequest, context: Any
     ) -> admin_pb2.UnloadLoraResponse:
-        """Unloads an adapter."""
         known = self._link.loras.get(request.name)
         answer = await self.pass_on("UnloadLora", request)
         await self._hear_of(lambda ids: known is None or known.lora_id not in ids)
@@ -209,7 +203,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def CallExtension(  # type: ignore[override]
         self, request: admin_pb2.CallExtensionRequest, context: Any
     ) -> admin_pb2.CallExtensionResponse:
-        """Runs an extension's operation on a replica's workers."""
         return await self.pass_on("CallExtension", request, operation=f"{request.extension}.{request.operation}")
 
 

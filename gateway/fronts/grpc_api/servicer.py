@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from blockyard.contract.codec.events import encode_accepted, encode_event, encode_prompt_logprobs
 from blockyard.contract.codec.models import MODEL
-from blockyard.contract.codec.pooling_answers import encode_classifications, encode_embeddings, encode_scores
+from blockyard.contract.codec.pooling import encode_classifications, encode_embeddings, encode_scores
 from blockyard.contract.events import Accepted, Delta, Finished, PromptLogprobs
 from blockyard.contract.request import OnDisconnect
 from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
@@ -31,8 +31,6 @@ SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
-    """Serves the public API."""
-
     def __init__(self, generation: GenerationService) -> None:
         self._generation = generation
 
@@ -45,35 +43,30 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Generate(  # type: ignore[override]
         self, request: inference_pb2.GenerateRequest, context: Any
     ) -> inference_pb2.GenerateResponse:
-        """Generates the whole answer at once."""
         reader = await self._start(codec.decode_generation(request.spec), context)
         return await _read_whole(reader, inference_pb2.GenerateResponse())
 
     async def StreamGenerate(  # type: ignore[override]
         self, request: inference_pb2.StreamGenerateRequest, context: Any
     ) -> None:
-        """Generates as a stream of events."""
         reader = await self._start(codec.decode_generation(request.spec), context)
         await _write(reader, context, inference_pb2.StreamGenerateResponse)
 
     async def Chat(  # type: ignore[override]
         self, request: inference_pb2.ChatRequest, context: Any
     ) -> inference_pb2.ChatResponse:
-        """Generates the whole answer to a conversation at once."""
         reader = await self._start(codec.decode_chat(request.spec), context)
         return await _read_whole(reader, inference_pb2.ChatResponse())
 
     async def StreamChat(  # type: ignore[override]
         self, request: inference_pb2.StreamChatRequest, context: Any
     ) -> None:
-        """Generates an answer to a conversation as a stream of events."""
         reader = await self._start(codec.decode_chat(request.spec), context)
         await _write(reader, context, inference_pb2.StreamChatResponse)
 
     async def ResumeGenerate(  # type: ignore[override]
         self, request: inference_pb2.ResumeGenerateRequest, context: Any
     ) -> None:
-        """Reads a request again, from positions on."""
         resume = replace(codec.decode_resume(request), tenant=tenant_of(context))
         if resume.request is not None:
             resume = replace(resume, request=replace(resume.request, tenant=resume.tenant))
@@ -83,35 +76,30 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def CancelGenerate(  # type: ignore[override]
         self, request: inference_pb2.CancelGenerateRequest, context: Any
     ) -> inference_pb2.CancelGenerateResponse:
-        """Cancels requests."""
         cancelled, pending = await self._generation.cancel(request.request_ids, tenant=tenant_of(context))
         return inference_pb2.CancelGenerateResponse(cancelled_request_ids=cancelled, pending_request_ids=pending)
 
     async def Embed(  # type: ignore[override]
         self, request: inference_pb2.EmbedRequest, context: Any
     ) -> inference_pb2.EmbedResponse:
-        """Turns texts into vectors."""
         call = pooling_codec.decode_embed(request, tenant_of(context), context.time_remaining())
         return encode_embeddings(await self._generation.pooling.embed(call))
 
     async def Score(  # type: ignore[override]
         self, request: inference_pb2.ScoreRequest, context: Any
     ) -> inference_pb2.ScoreResponse:
-        """Says how well documents answer a query."""
         call = pooling_codec.decode_score(request, tenant_of(context), context.time_remaining())
         return encode_scores(await self._generation.pooling.score(call))
 
     async def Classify(  # type: ignore[override]
         self, request: inference_pb2.ClassifyRequest, context: Any
     ) -> inference_pb2.ClassifyResponse:
-        """Says how well the model's labels suit texts."""
         call = pooling_codec.decode_classify(request, tenant_of(context), context.time_remaining())
         return encode_classifications(await self._generation.pooling.classify(call))
 
     async def Tokenize(  # type: ignore[override]
         self, request: inference_pb2.TokenizeRequest, context: Any
     ) -> inference_pb2.TokenizeResponse:
-        """Turns text or a conversation into token ids."""
         self._generation.resolve_model(request.model)
         prompt = replace(codec.decode_tokenize(request), tenant=tenant_of(context))
         token_ids = await self._generation.prompt_of(prompt)
@@ -120,7 +108,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def Detokenize(  # type: ignore[override]
         self, request: inference_pb2.DetokenizeRequest, context: Any
     ) -> inference_pb2.DetokenizeResponse:
-        """Turns token ids into text."""
         self._generation.resolve_model(request.model)
         skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
         text = await self._generation.text_of(
@@ -131,7 +118,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     async def ListModels(  # type: ignore[override]
         self, request: inference_pb2.ListModelsRequest, context: Any
     ) -> inference_pb2.ListModelsResponse:
-        """Lists the models that are served."""
         return inference_pb2.ListModelsResponse(models=map(MODEL.encode, self._generation.models()))
 
 
@@ -142,7 +128,6 @@ def _watched(reader: Reader, context: Any) -> Reader:
 
 
 async def _read_whole(reader: Reader, response: W) -> W:
-    """Joins a reader's events into one response."""
     reader.be_patient()
     deltas: dict[int, list[Delta]] = {}
     choices: list[inference_pb2.Choice] = []
@@ -174,5 +159,4 @@ async def _write(reader: Reader, context: Any, response: type[StreamResponse]) -
 
 
 def add_inference_service(server: grpc.aio.Server, servicer: InferenceServicer) -> None:
-    """Registers the service."""
     add_service(server, SERVICE, servicer)

@@ -17,7 +17,7 @@ from blockyard.security.authentication import Authenticator, Credentials, find_k
 from blockyard.telemetry import EventLogger
 from gateway.fronts.anthropic import errors as anthropic_errors
 from gateway.fronts.anthropic.endpoints import PATH as MESSAGES_PATH
-from gateway.fronts.http_calls.headers import ANTHROPIC_VERSION
+from gateway.fronts.http_calls.bodies import ANTHROPIC_VERSION
 from gateway.fronts.openai.errors import error_response, response
 
 if TYPE_CHECKING:
@@ -117,7 +117,6 @@ class BoundedProtocol(H11Protocol):
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begins to wait for a request."""
         super().connection_made(transport)
         num_excess = len(self.connections) - self.max_connections if self.max_connections else 0
         if num_excess > MAX_REFUSED_CONNECTIONS:
@@ -131,17 +130,14 @@ class BoundedProtocol(H11Protocol):
         self._set_deadline()
 
     def data_received(self, data: bytes) -> None:
-        """Takes a piece of a request."""
         super().data_received(data)
         self._set_deadline()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Ends."""
         self._clear_deadline()
         super().connection_lost(exc)
 
     def _set_deadline(self) -> None:
-        """Starts the deadline of a request unless it runs already."""
         if not self._awaits_more():
             self._clear_deadline()
         elif self._deadline is None:

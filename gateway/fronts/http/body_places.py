@@ -32,7 +32,6 @@ class BodyPlaces:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
     async def take(self, tenant: str) -> None:
-        """Waits for a place."""
         if self._num_free:
             self._num_free -= 1
             return
@@ -46,7 +45,6 @@ class BodyPlaces:
             raise
 
     def give_back(self) -> None:
-        """Hands a place to whoever is next."""
         while self._waiting:
             tenant = next(iter(self._waiting))
             turns = self._waiting.pop(tenant)

@@ -24,10 +24,7 @@ _CLIENT_GONE = 499
 
 
 def add_metrics(app: FastAPI, metrics: GatewayMetrics) -> None:
-    """Answers `/metrics`."""
-
     async def answer(request: Request) -> Response:
-        """The metrics of this gateway, as Prometheus asks for them."""
         # In a thread: the loop's streams do not wait for a scrape.
         accept = request.headers.get("accept", "")
         content, content_type = await asyncio.to_thread(metrics.registry.encode, accept)

@@ -46,7 +46,6 @@ class _Server(uvicorn.Server):
                     await self._exit_requested.wait()
 
     def exit(self) -> None:
-        """Ends the loop."""
         self.should_exit = True
         self._exit_requested.set()
 
@@ -109,7 +108,6 @@ class HttpFront:
         return self._socket.getsockname()[1]
 
     def start(self) -> None:
-        """Begins to answer."""
         assert self._socket is not None
         self._task = start_task(self._server.serve(sockets=[self._socket]), "http")
 

@@ -1,4 +1,4 @@
-"""Reads the JSON bodies of calls, and makes one error of all that is wrong with one."""
+"""Reads the headers and the JSON bodies of calls, and makes one error of all that is wrong with a body."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ import pydantic
 from starlette.exceptions import HTTPException
 
 from blockyard.errors import Reason, Violation, invalid
+from blockyard.headers import TENANT_KEY
+from gateway.call_context import check_tenant
 from gateway.fronts.http_calls.body_types import UNSUPPORTED, Shape
 from gateway.fronts.http_calls.streaming import read_body
+from gateway.request import REQUEST_ID_RULE, is_request_id
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,6 +28,22 @@ BODY = "body"
 MAX_VIOLATIONS = 100
 MAX_VALUES = 2**18
 """The values of a body; of one with long lists of texts or token ids, its lists and objects."""
+_KEY = "Idempotency-Key"
+# All clients of Anthropic send it.
+ANTHROPIC_VERSION = "anthropic-version"
+
+
+def read_tenant(request: Request) -> str:
+    """Reads whose call it is; raises BlockyardError FIELD_INVALID."""
+    return check_tenant(request.headers.get(TENANT_KEY))
+
+
+def read_key(request: Request) -> str | None:
+    """Reads the name under which a call can be sent again, as a request's; raises BlockyardError FIELD_INVALID."""
+    key = request.headers.get(_KEY)
+    if key is not None and not is_request_id(key):
+        raise invalid([Violation(_KEY, REQUEST_ID_RULE)])
+    return key
 
 
 async def read_json(request: Request) -> bytes:

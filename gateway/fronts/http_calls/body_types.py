@@ -6,12 +6,17 @@ Knows no parameter by name.
 from __future__ import annotations
 
 import itertools
+import json
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, model_validator
 from pydantic_core import PydanticCustomError, core_schema
 
+from blockyard.contract.request import JsonSchema
+
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 
 MAX_UNKNOWN_PARAMETERS = 64
@@ -99,3 +104,7 @@ class Shape(BaseModel):
         known = {name: item for name, item in value.items() if name in cls.model_fields}
         unknown = itertools.islice((name for name in value if name not in known), MAX_UNKNOWN_PARAMETERS)
         return known | {name: value[name] for name in unknown}
+
+
+def schema_format(schema: Mapping[str, Any]) -> JsonSchema:
+    return JsonSchema(json.dumps(schema, ensure_ascii=False))

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 log = EventLogger(__name__)
 
+_FORMAT, _SCHEMA = "format", "format.json_schema"
+
 
 def client_error(error: Exception) -> BlockyardError:
     """Returns the error that a client may see; an unexpected one is logged, and becomes a BUG."""
@@ -32,6 +34,16 @@ def rename_violations(error: BlockyardError, name_of: Callable[[str], str]) -> B
     return BlockyardError(
         error.reason, renamed.message, renamed.violations, error.retry_after_seconds, dict(error.metadata)
     )
+
+
+def format_parameter(field: str, name: str) -> str | None:
+    """Returns the parameter of a field of the core that is about the form; None for other fields.
+
+    `name`: of the parameter that has `schema` in it.
+    """
+    if field == _FORMAT or field.startswith(_FORMAT + "."):
+        return name + field.removeprefix(_SCHEMA).removeprefix(_FORMAT)
+    return None
 
 
 def error_headers(error: BlockyardError, name: str = "x-request-id") -> dict[str, str]:

@@ -44,18 +44,15 @@ class ApiBodies:
 
 
 def ref(model: type[Shape]) -> dict[str, str]:
-    """Returns the reference to a shape."""
     return {"$ref": f"#/components/schemas/{model.__name__}"}
 
 
 def header(name: str, description: str, pattern: str = "") -> dict[str, Any]:
-    """Describes a header that a request may have."""
     schema = {"type": "string", "pattern": f"^{pattern}$"} if pattern else {"type": "string"}
     return {"in": "header", "name": name, "required": False, "description": description, "schema": schema}
 
 
 def call_id(name: str, description: str) -> dict[str, Any]:
-    """Describes the part of a path that names a call."""
     schema = {"type": "string", "pattern": f"^{REQUEST_ID_PATTERN}$"}
     return {"in": "path", "name": name, "required": True, "description": description, "schema": schema}
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 
 class PartKind(Enum):
-    """The kinds of parts."""
-
     REASONING = "reasoning"
     TEXT = "text"
     CALL = "call"
@@ -42,7 +40,6 @@ class Part:
 
     @property
     def text(self) -> str:
-        """All of it so far."""
         return "".join(self.pieces)
 
 
@@ -82,7 +79,6 @@ class AnswerParts:
 
     @property
     def reasoning(self) -> str:
-        """All of the reasoning so far."""
         return "".join(part.text for part in self.parts if part.kind is PartKind.REASONING)
 
     def add(self, delta: Delta) -> Iterator[Step]:
@@ -100,7 +96,6 @@ class AnswerParts:
                 yield from self._grow(PartKind.CALL, call.arguments)
 
     def end(self) -> Iterator[Step]:
-        """Records that the answer has ended."""
         yield from self._close()
 
     def _grow(self, kind: PartKind, piece: str) -> Iterator[Step]:

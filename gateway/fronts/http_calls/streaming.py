@@ -72,7 +72,6 @@ class Connection:
             del task
 
     async def aclose(self) -> None:
-        """Stops watching."""
         self._left.cancel()
         with suppress(asyncio.CancelledError):
             await self._left
@@ -91,7 +90,6 @@ class ServerSentEvent(NamedTuple):
     event: str = ""
 
     def encode(self) -> bytes:
-        """Returns it as it is sent."""
         kind = f"event: {self.event}\n" if self.event else ""
         head = f"id: {self.id}\n" if self.id else ""
         return f"{kind}{head}data: {self.data}\n\n".encode()
@@ -118,7 +116,6 @@ class EventStream(Response):
         self._resources = resources
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the events, as an ASGI application."""
         try:
             await self._connection.run(self._send_all(send))
         except BlockyardError as error:

@@ -169,7 +169,6 @@ class _Reading:
             )
 
     def refuse(self, field: str, description: str, reason: Reason = Reason.FIELD_INVALID) -> None:
-        """Adds a violation."""
         self._violations.append(Violation(field, description, reason))
 
     def check(self) -> None:
@@ -178,7 +177,6 @@ class _Reading:
             raise invalid(self._violations)
 
     def prompts(self) -> list[str]:
-        """Reads the prompts."""
         elements = self._inputs.get("text_input")
         if not elements:
             self.refuse("text_input", "is required" if elements is None else "must hold a prompt")

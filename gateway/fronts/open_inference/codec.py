@@ -75,7 +75,6 @@ def _decode_parameter(message: open_inference_pb2.InferParameter) -> Parameter:
 
 
 def encode_response(response: InferResponse) -> Response:
-    """Writes a response."""
     message = Response(model_name=response.model_name, model_version=response.model_version, id=response.name)
     message.parameters[_FINAL].bool_param = response.is_final
     for number, error in response.errors.items():

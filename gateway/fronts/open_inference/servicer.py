@@ -35,21 +35,17 @@ STATUS_KEY, STATUS_VALUE = "triton_grpc_error", "true"
 
 
 class OpenInferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
-    """Serves the protocol."""
-
     def __init__(self, generation: GenerationService) -> None:
         self._generation = generation
 
     async def ServerLive(  # type: ignore[override]
         self, request: messages.ServerLiveRequest, context: Any
     ) -> messages.ServerLiveResponse:
-        """Answers while the process runs."""
         return messages.ServerLiveResponse(live=True)
 
     async def ServerReady(  # type: ignore[override]
         self, request: messages.ServerReadyRequest, context: Any
     ) -> messages.ServerReadyResponse:
-        """Returns whether requests would be served now."""
         return messages.ServerReadyResponse(ready=self._generation.is_ready())
 
     async def ModelReady(  # type: ignore[override]
@@ -62,13 +58,11 @@ class OpenInferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer
     async def ServerMetadata(  # type: ignore[override]
         self, request: messages.ServerMetadataRequest, context: Any
     ) -> messages.ServerMetadataResponse:
-        """Returns the name and version of the server."""
         return messages.ServerMetadataResponse(name=NAME, version=__version__, extensions=["parameters"])
 
     async def ModelMetadata(  # type: ignore[override]
         self, request: messages.ModelMetadataRequest, context: Any
     ) -> messages.ModelMetadataResponse:
-        """Returns the tensors of the model."""
         self._generation.resolve_model(request.name)
         if not is_version(request.version):
             description = f"{quote(request.version)} is not served; {MODEL_VERSION!r} is"
@@ -88,7 +82,6 @@ class OpenInferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer
     async def ModelInfer(  # type: ignore[override]
         self, request: messages.ModelInferRequest, context: Any
     ) -> messages.ModelInferResponse:
-        """Answers one request."""
         call = self._understand(request, context)
         if call.stream:
             raise invalid([Violation("stream", "must be false for ModelInfer; ModelStreamInfer streams")])
@@ -111,7 +104,6 @@ class OpenInferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer
             raise errors.exceptions[0] from None
 
     async def _answer(self, request: messages.ModelInferRequest | BlockyardError, stream: _Stream) -> None:
-        """Answers one of a stream's requests."""
         name = ""
         try:
             if isinstance(request, BlockyardError):
@@ -176,5 +168,4 @@ class _Stream:
 
 
 def add_open_inference_service(server: grpc.aio.Server, servicer: OpenInferenceServicer) -> None:
-    """Registers the service."""
     add_service(server, SERVICE, servicer)

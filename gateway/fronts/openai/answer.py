@@ -48,7 +48,6 @@ class Tally:
             self.num_virtual_tokens += finished.usage.num_virtual_tokens
 
     def usage(self) -> dict[str, Any]:
-        """Returns the API's `usage`."""
         details = {"cached_tokens": self.num_cached_tokens}
         if self.num_virtual_tokens:
             details["virtual_tokens"] = self.num_virtual_tokens
@@ -118,7 +117,6 @@ class _ChoiceLogprobs:
         return logprobs
 
     def more(self, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        """Returns those of the next tokens."""
         if self._call.tokens_as_ids:
             entries = shapes.name_by_ids(entries)
         if self._call.is_chat:
@@ -170,7 +168,6 @@ class WholeAnswer:
             self._tally.add_choice(number, event)
 
     def encode(self) -> bytes:
-        """Returns the answer's body."""
         first = self._choices[0].finished
         fingerprint = first.determinism_id if first else ""
         body = _head(self._call, self._accepted, self._created, chunk=False, fingerprint=fingerprint)
@@ -343,7 +340,6 @@ class ChunkedAnswer:
         return self._with_warnings(f'{self._before}],"usage":{encode_json(self._tally.usage())}}}')
 
     def _with_warnings(self, chunk: str) -> str:
-        """Adds the client's warnings to the last chunk."""
         return f"{chunk[:-1]},{encode_json(self._warnings)[1:]}" if self._warnings else chunk
 
 

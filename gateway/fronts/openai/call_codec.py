@@ -9,7 +9,6 @@ from gateway.fronts.openai.call_state import CallState
 
 
 def encode_state(state: CallState) -> bytes:
-    """Writes the state of a call."""
     return state_pb2.HttpCall(**asdict(state)).SerializeToString()
 
 

@@ -59,17 +59,14 @@ class CallSpec:
 
     @property
     def n(self) -> int:
-        """The choices of each prompt."""
         return self.requests[0].n
 
     @property
     def returns_token_ids(self) -> bool:
-        """Whether the answer holds token ids beside the text."""
         return self.requests[0].return_token_ids
 
     @property
     def returns_logprobs(self) -> bool:
-        """Whether each choice has log probabilities."""
         return self.requests[0].sampling.logprobs is not None
 
     @property
@@ -96,7 +93,6 @@ class CallSpec:
 
 
 def understand_completion(body: CompletionBody) -> CallSpec:
-    """Makes a call of a body of /v1/completions."""
     call_id = body.request_id or f"cmpl-{uuid.uuid4().hex}"
     prompts: list[str | tuple[int, ...]] = body.prompt
     max_tokens = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
@@ -119,7 +115,6 @@ def understand_completion(body: CompletionBody) -> CallSpec:
 
 
 def understand_chat(body: ChatBody) -> CallSpec:
-    """Makes a call of a body of /v1/chat/completions."""
     call_id = body.request_id or f"chatcmpl-{uuid.uuid4().hex}"
     length_name, max_tokens = "max_completion_tokens", body.max_completion_tokens
     if max_tokens is None:
@@ -167,7 +162,6 @@ async def with_token_ids(call: CallSpec, service: GenerationService) -> CallSpec
 
 
 async def _echoes_of(call: CallSpec, prompts: list[tuple[int, ...]], service: GenerationService) -> tuple[str, ...]:
-    """Returns the texts of prompts."""
     first = call.requests[0]
     return tuple([await service.text_of(prompt, first.model, first.tenant) for prompt in prompts])
 
@@ -209,7 +203,6 @@ def _request(body: GenerationBody, max_tokens: int | None) -> GenerationRequest:
 
 
 def _format_names(body: GenerationBody) -> dict[str, str]:
-    """Returns what the caller knows the format as."""
     asked = read_format(body)
     return {asked.field: asked.parameter, "format": asked.parameter} if asked else {}
 
@@ -232,7 +225,6 @@ def _with_logprobs(request: GenerationRequest, logprobs: int | None, *, for_prom
 
 
 def _answer_options(body: GenerationBody) -> dict[str, Any]:
-    """Returns the options of the answer that both kinds of body have."""
     options = body.stream_options or StreamOptions()
     return {
         "stream": bool(body.stream),

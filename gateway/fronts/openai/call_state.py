@@ -35,7 +35,6 @@ class CallState:
 
 
 def make_state(call: CallSpec, created: int) -> CallState:
-    """Makes the state of a call as its body was understood."""
     return CallState(
         call_id=call.call_id,
         is_chat=call.is_chat,

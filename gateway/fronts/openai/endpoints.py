@@ -16,11 +16,9 @@ from fastapi.responses import JSONResponse
 
 from blockyard.contract.request import OnDisconnect
 from blockyard.errors import Violation, invalid
-from gateway.fronts.http_calls.bodies import parse_body, read_json
+from gateway.fronts.http_calls.bodies import parse_body, read_json, read_key, read_tenant
 from gateway.fronts.http_calls.errors import client_error
-from gateway.fronts.http_calls.headers import read_key, read_tenant
 from gateway.fronts.http_calls.streaming import Connection, EventStream, ServerSentEvent
-from gateway.fronts.http_calls.token_counts import token_counter
 from gateway.fronts.openai import errors
 from gateway.fronts.openai.answer import ChunkedAnswer, WholeAnswer
 from gateway.fronts.openai.call_codec import encode_state
@@ -99,7 +97,7 @@ class CallEndpoints:
 
     async def _whole(self, readers: CallReaders) -> bytes:
         readers.be_patient()
-        count = await token_counter(self._generation, readers.accepted[0].model)
+        count = await self._generation.token_counter(readers.accepted[0].model)
         answer = WholeAnswer(readers.call, readers.accepted, readers.created, count)
         async with aclosing(readers.events()) as events:
             async for prompt, event in events:
@@ -116,7 +114,7 @@ class CallEndpoints:
         model = readers.accepted[0].model
         fingerprint = next((card.determinism_id for card in self._generation.models() if card.name == model), "")
         try:
-            count = await token_counter(self._generation, model)
+            count = await self._generation.token_counter(model)
             answer = ChunkedAnswer(readers.call, readers.accepted, readers.created, fingerprint, count)
             if not position.has_begun:
                 for chunk in answer.openings():

@@ -50,7 +50,6 @@ def _named_by_id(token: TokenLogprob) -> TokenLogprob:
 
 
 def name_of(token_id: int) -> str:
-    """Returns a token's name by its id."""
     return f"token_id:{token_id}"
 
 
@@ -89,7 +88,6 @@ def _by_text(chosen: TokenLogprob, top: Sequence[TokenLogprob]) -> dict[str, flo
 
 
 def chat_logprobs(entries: Iterable[TokenLogprobs]) -> dict[str, Any]:
-    """Returns a chat's `logprobs`."""
     content: list[dict[str, Any]] = []
     for chosen, top in entries:
         assert chosen is not None

@@ -18,8 +18,6 @@ _OK = {"status": "ok"}
 
 
 class Service:
-    """Serves questions about the service."""
-
     def __init__(self, generation: GenerationService) -> None:
         self._generation = generation
         self._created = int(time.time())

@@ -12,9 +12,8 @@ from fastapi.responses import JSONResponse
 from pydantic import Field
 
 from blockyard.errors import BlockyardError
-from gateway.fronts.http_calls.bodies import parse_body, read_json
+from gateway.fronts.http_calls.bodies import parse_body, read_json, read_tenant
 from gateway.fronts.http_calls.body_types import Neutral, Shape
-from gateway.fronts.http_calls.headers import read_tenant
 from gateway.fronts.openai import errors
 from gateway.fronts.openai.schema.messages import ChatShape
 from gateway.request import GenerationRequest
@@ -55,8 +54,6 @@ class DetokenizeBody(Shape):
 
 
 class Tokenization:
-    """Serves the tokenizer."""
-
     def __init__(self, generation: GenerationService) -> None:
         self._generation = generation
 

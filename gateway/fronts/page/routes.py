@@ -58,15 +58,12 @@ _MEDIA_TYPES = {
 
 
 class Asset(NamedTuple):
-    """One file of the page."""
-
     content: bytes
     media_type: str
     tag: str
 
 
 def load_assets() -> dict[str, Asset]:
-    """Reads the page's files, by name."""
     files = (resources.files(__package__ or "") / "static").iterdir()
     return {file.name: _asset(file.name, file.read_bytes()) for file in files}
 

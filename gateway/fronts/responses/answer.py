@@ -76,13 +76,11 @@ class ResponseAnswer:
             yield from self._numbered(self._end())
 
     def fail(self, error: BlockyardError) -> Iterator[dict[str, Any]]:
-        """Takes the error that the answer ends with."""
         self.status = "cancelled" if error.reason is Reason.CLIENT_CANCELLED else "failed"
         self._error = None if self.status == "cancelled" else {"code": str(error.reason), "message": error.message}
         yield from self._numbered([{"type": "response.failed", "response": self.response()}])
 
     def response(self) -> dict[str, Any]:
-        """Returns the response as it is."""
         items = zip(self._parts.parts, self._statuses, strict=False)
         accepted = self._accepted
         return {

@@ -13,8 +13,7 @@ from blockyard.contract.request import OnDisconnect
 from blockyard.contract.sampling import SamplingParams, StopCriteria
 from blockyard.errors import BlockyardError, Reason
 from gateway.chat import effort_arguments
-from gateway.fronts.http_calls.errors import rename_violations
-from gateway.fronts.http_calls.formats import format_parameter
+from gateway.fronts.http_calls.errors import format_parameter, rename_violations
 from gateway.fronts.http_calls.places import naming_places
 from gateway.fronts.openai import errors
 from gateway.fronts.openai.call_codec import decode_state, encode_state
@@ -93,7 +92,6 @@ def rename(error: BlockyardError) -> BlockyardError:
 
 
 def _placed_messages(body: ResponseBody | InputTokensBody) -> list[Placed]:
-    """Makes the messages of the conversation, with their places in the body."""
     return placed_messages(body.instructions, body.input or [])
 
 

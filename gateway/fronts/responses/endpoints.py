@@ -11,11 +11,9 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from blockyard.errors import BlockyardError, Reason
-from gateway.fronts.http_calls.bodies import parse_body, read_json
-from gateway.fronts.http_calls.headers import read_tenant
+from gateway.fronts.http_calls.bodies import parse_body, read_json, read_tenant
 from gateway.fronts.http_calls.single_reader import read_all, resumed, started, typed_events
 from gateway.fronts.http_calls.streaming import Connection, EventStream, encode_json
-from gateway.fronts.http_calls.token_counts import token_counter
 from gateway.fronts.responses import document
 from gateway.fronts.responses.answer import FROM_THE_BEGINNING, ResponseAnswer
 from gateway.fronts.responses.call import call_of, naming_body_places, rename, understand, understand_count
@@ -113,7 +111,7 @@ class ResponseEndpoints:
     async def _make_answer(
         self, call: ResponseCall, accepted: Accepted, starting_after: int = FROM_THE_BEGINNING
     ) -> ResponseAnswer:
-        count = await token_counter(self._generation, call.request.model)
+        count = await self._generation.token_counter(call.request.model)
         return ResponseAnswer(call, accepted, count, starting_after)
 
 

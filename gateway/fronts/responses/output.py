@@ -32,14 +32,12 @@ class Output:
         self._logprobs: defaultdict[int, list[Event]] = defaultdict(list)
 
     def open(self, part: Part) -> Iterator[Event]:
-        """Makes the events of an item that begins."""
         yield {"type": "response.output_item.added", **_place(part), "item": self.item(part, "in_progress")}
         if part.kind is not PartKind.CALL:
             content = self._content(part)
             yield {"type": "response.content_part.added", **self._inside(part), "part": content}
 
     def grow(self, part: Part, piece: str, logprobs: list[Event]) -> Event:
-        """Makes the event of more of an item."""
         if part.kind is PartKind.CALL:
             return {"type": "response.function_call_arguments.delta", **self._of(part), "delta": piece}
         if part.kind is PartKind.REASONING:
@@ -48,7 +46,6 @@ class Output:
         return {"type": "response.output_text.delta", **self._inside(part), "delta": piece, "logprobs": logprobs}
 
     def close(self, part: Part, status: str) -> Iterator[Event]:
-        """Makes the events of an item that ends."""
         if part.kind is PartKind.CALL:
             fields = {"name": self._name(part)["name"], "arguments": part.text}
             yield {"type": "response.function_call_arguments.done", **self._of(part), **fields}

@@ -12,8 +12,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from blockyard.contract.request import JsonObject
-from gateway.fronts.http_calls.body_types import Neutral, NotServed, Shape, at_most, unsupported
-from gateway.fronts.http_calls.formats import schema_format
+from gateway.fronts.http_calls.body_types import Neutral, NotServed, Shape, at_most, schema_format, unsupported
 from gateway.fronts.openai.schema.requests import MAX_METADATA
 from gateway.fronts.responses.items import Items  # noqa: TC001 - pydantic reads the annotations
 from gateway.fronts.responses.tools import Tools, check_tool_choice
@@ -60,7 +59,6 @@ class FormatShape(Shape):
         return self
 
     def as_format(self) -> OutputFormat | None:
-        """Converts it to the core's value."""
         if self.json_schema is not None:
             return schema_format(self.json_schema)
         return JsonObject() if self.type == "json_object" else None

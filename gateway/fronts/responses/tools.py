@@ -140,7 +140,6 @@ class PlacedTool(NamedTuple):
         return model_name(self.function.name, self.namespace.name if self.namespace else None)
 
     def as_tool(self) -> chat.Tool:
-        """Converts it to the core's value."""
         function = self.function
         descriptions = [self.namespace.description if self.namespace else "", function.description or ""]
         parameters = "" if function.parameters is None else json.dumps(function.parameters, ensure_ascii=False)

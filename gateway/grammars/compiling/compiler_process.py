@@ -53,7 +53,6 @@ def _read(stream: BinaryIO, size: int) -> bytes:
 
 
 def write_message(stream: BinaryIO, seconds: float, text: str) -> None:
-    """Writes seconds and a text."""
     data = text.encode()
     stream.write(HEADER.pack(seconds, len(data)) + data)
     stream.flush()

@@ -128,12 +128,10 @@ class Compilers:
         self._lock = Lock()
 
     def close(self) -> None:
-        """Ends its processes."""
         for each in self._all:
             each.close()
 
     def begin(self) -> Checks:
-        """Begins the checks of one request."""
         return Checks(self)
 
     def find(self, text: str) -> str | None:
@@ -144,7 +142,6 @@ class Compilers:
             return self._known.get(text)
 
     def note(self, text: str, complaint: str) -> None:
-        """Notes what is wrong with a grammar."""
         with self._lock:
             self._known[text] = complaint
             if len(self._known) > _MAX_KNOWN:

@@ -17,7 +17,7 @@ from scheduler_service.replicas.steps.answer_checks import (
 
 if TYPE_CHECKING:
     from blockyard.common.v1.sampling_pb2 import Logprobs
-    from blockyard.contract.logprobs import Candidates, PromptPiece
+    from blockyard.contract.sampling import Candidates, PromptPiece
     from blockyard.worker.v1.worker_pb2 import ExecuteModelResponse
     from scheduler_service.replicas.steps.answer_checks import AnswerLimits
 

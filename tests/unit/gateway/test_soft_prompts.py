@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from blockyard.contract.events import Finished, PromptLogprobs
-from blockyard.contract.logprobs import Candidates, PromptPiece
-from blockyard.contract.sampling import FinishReason, SamplingParams, StopCriteria
+from blockyard.contract.sampling import Candidates, FinishReason, PromptPiece, SamplingParams, StopCriteria
 from blockyard.contract.scheduling import Adapter, Ending, Prefill
 from blockyard.errors import BlockyardError
 from tests.unit.gateway.core import FACTS

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fastapi import Request, Response
 
 from blockyard.errors import BlockyardError
-from gateway.fronts.http_calls.bodies import parse_body, read_json
-from gateway.fronts.http_calls.headers import read_key, read_tenant
+from gateway.fronts.http_calls.bodies import parse_body, read_json, read_key, read_tenant
 from gateway.fronts.http_calls.streaming import Connection
 from gateway.fronts.openai import errors
 from gateway.fronts.openai.pooling.schema import (
@@ -29,7 +28,7 @@ from gateway.pooling_calls import ClassifyCall, EmbedCall, ScoreCall
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
 
-    from blockyard.contract.pooling_answers import PoolingFacts
+    from blockyard.contract.pooling import PoolingFacts
     from gateway.generation import GenerationService
     from gateway.pooling_calls import CallOptions, Input
 
@@ -40,8 +39,6 @@ _MAX_INLINE_NUMBERS = 4096
 
 
 class PoolingEndpoints:
-    """Serves the calls for numbers."""
-
     def __init__(self, generation: GenerationService) -> None:
         self._generation = generation
 

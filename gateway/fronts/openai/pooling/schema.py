@@ -34,7 +34,6 @@ class PoolingBody(Shape):
     max_queue_time: float | None = None
 
     def options(self, tenant: str) -> CallOptions:
-        """Returns the options of the whole call."""
         return CallOptions(
             request_id=self.request_id or "",
             model=self.model or "",

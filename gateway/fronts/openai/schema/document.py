@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from pydantic.json_schema import models_json_schema
 
 from blockyard.errors import Reason
-from gateway.fronts.http_calls.headers import ANTHROPIC_VERSION
+from gateway.fronts.http_calls.bodies import ANTHROPIC_VERSION
 from gateway.fronts.http_calls.openapi import ALWAYS, EVENTS, JSON, TENANT, ApiBodies, call_id, documented, header
 from gateway.fronts.openai.pooling import schema as pooling
 from gateway.fronts.openai.schema.json_limits import tell_lengths, tell_ranges

@@ -88,7 +88,6 @@ class RequestToolCall(Shape):
     function: FunctionCall
 
     def as_call(self) -> chat.ToolCall:
-        """Converts it to the core's value."""
         return chat.ToolCall(self.function.name, self.function.arguments, self.id)
 
 
@@ -125,7 +124,6 @@ class RequestMessage(Shape):
         return {"reasoning_content": fields["reasoning"]} | named
 
     def as_message(self) -> chat.Message:
-        """Converts it to the core's value."""
         return chat.Message(
             Role(self.role),
             self.content,
@@ -152,7 +150,6 @@ class RequestTool(Shape):
     function: Function
 
     def as_tool(self) -> chat.Tool:
-        """Converts it to the core's value."""
         function = self.function
         parameters = "" if function.parameters is None else json.dumps(function.parameters, ensure_ascii=False)
         return chat.Tool(function.name, function.description or "", parameters, strict=bool(function.strict))
@@ -246,7 +243,6 @@ class ChatShape(Shape):
     mm_processor_kwargs: NotServed = None
 
     def conversation(self) -> chat.Conversation:
-        """Converts it to the core's value."""
         documents = {} if self.documents is None else {"documents": self.documents}
         choice, named, allowed = _chosen(self.tool_choice)
         return chat.Conversation(

@@ -237,7 +237,6 @@ class ChatBody(GenerationBody, ChatShape):
     store: bool | None = None
 
     def conversation(self) -> chat.Conversation:
-        """Converts it to the core's value."""
         return replace(super().conversation(), parse_answer=True, one_tool_call=self.parallel_tool_calls is False)
 
     @field_validator("top_logprobs")

@@ -23,10 +23,9 @@ from blockyard.contract.codec.scheduling import (
     encode_resume,
     encode_submission,
 )
-from blockyard.contract.logprobs import Candidates, PromptPiece
 from blockyard.contract.models import Task
 from blockyard.contract.pooling import Pooling, PoolingKind
-from blockyard.contract.sampling import BeamSearch, EarlyStopping, FinishReason, SamplingParams
+from blockyard.contract.sampling import BeamSearch, Candidates, EarlyStopping, FinishReason, PromptPiece, SamplingParams
 from blockyard.contract.scheduling import (
     Abort,
     AbortReason,

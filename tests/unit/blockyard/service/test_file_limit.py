@@ -8,7 +8,7 @@ import sys
 LIMIT = """
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 200))
-from blockyard.service.file_limit import raise_file_limit
+from blockyard.service.process import raise_file_limit
 print(raise_file_limit(), resource.getrlimit(resource.RLIMIT_NOFILE))
 """
 

@@ -8,7 +8,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from blockyard.contract.logprobs import Candidates
+from blockyard.contract.sampling import Candidates
 from blockyard.contract.scheduling import Abort, AbortReason, Add, Resubmission, Resume, SequenceRecord, Submission
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
 from blockyard.scheduler.v1 import scheduler_pb2

@@ -11,9 +11,8 @@ import pytest
 
 from blockyard.contract.codec.scheduling import encode_submission
 from blockyard.contract.events import Accepted, Delta, Finished, Recovered, Usage
-from blockyard.contract.logprobs import Candidates
 from blockyard.contract.request import OnDisconnect
-from blockyard.contract.sampling import FinishReason, SamplingParams, StopCriteria
+from blockyard.contract.sampling import Candidates, FinishReason, SamplingParams, StopCriteria
 from blockyard.contract.scheduling import Abort, AbortReason, Acceptance, Add, Failure, Prefill, Resumed, SequenceRecord
 from blockyard.errors import BlockyardError, Reason
 from tests.unit.gateway.core import Core, passed

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blockyard.contract.events import TokenLogprobs
-from blockyard.contract.logprobs import Candidates
+from blockyard.contract.sampling import Candidates
 from gateway.request import ReturnedLogprob
 from tests.unit.gateway.harness import END_OF_TURN, demo_tokenizer
 

@@ -4,8 +4,7 @@ import asyncio
 
 import pytest
 
-from blockyard.contract.logprobs import Candidates, PromptPiece
-from blockyard.contract.sampling import FinishReason
+from blockyard.contract.sampling import Candidates, FinishReason, PromptPiece
 from blockyard.contract.scheduling import (
     Acceptance,
     Ending,

@@ -133,6 +133,10 @@ class ScriptedService:
     async def find_tokenizer(self, name: str) -> CharacterTokenizer:
         return self.tokenizer
 
+    async def token_counter(self, model: str) -> Callable[[str], int]:
+        tokenizer = await self.find_tokenizer(model)
+        return lambda text: len(tokenizer.encode(text, add_special_tokens=False)) if text else 0
+
     async def prompt_of(self, request: GenerationRequest) -> tuple[int, ...]:
         return self._prompt_of(request)[-(request.truncate_prompt_tokens or 0) :]
 

@@ -19,7 +19,7 @@ from blockyard.inference.v1 import inference_pb2
 if TYPE_CHECKING:
     from enum import StrEnum
 
-    from blockyard.contract.codec.enums import EnumCodec
+    from blockyard.contract.codec.messages import EnumCodec
 
 NUMBER_OF_A_LATER_VERSION = 500_000
 

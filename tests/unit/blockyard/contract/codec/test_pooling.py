@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from typing import Any
 
-from blockyard.contract.codec.pooling_answers import (
+from blockyard.contract.codec.pooling import (
     decode_classifications,
     decode_embeddings,
     decode_scores,
@@ -14,7 +14,7 @@ from blockyard.contract.codec.pooling_answers import (
     encode_scores,
 )
 from blockyard.contract.events import Usage
-from blockyard.contract.pooling_answers import Classification, Classifications, Embeddings, ScoredDocument, Scores
+from blockyard.contract.pooling import Classification, Classifications, Embeddings, ScoredDocument, Scores
 
 FACTS: dict[str, Any] = {
     "request_id": "r",
