@@ -2,6 +2,7 @@
 #
 #   make demo    set up, start the three services on the demo model, stream a text through gRPC, stop
 #   make test    set up, then lint, types, import floors, and the unit, kernels and integration tests, in this order
+#   make whole   the same with every case of the families, of Triton's kernels and of the benchmarks: before a release
 #   make unit    the first of them: the unit tests
 #   make check   the seconds of it: lint, types, floors, protos
 #   make protos  make the Python bindings again
@@ -31,7 +32,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 # The tests start hundreds of processes, each of which would compile the sources anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test unit check lint protos sanitize chaos fuzz soak bench up down e2e clean
+.PHONY: setup demo test whole unit check lint protos sanitize chaos fuzz soak bench up down e2e clean
 
 setup: $(INSTALLED)
 
@@ -50,6 +51,9 @@ demo: setup
 
 test: check
 	$(PYTEST) tests/unit tests/kernels tests/integration
+
+whole: export BLOCKYARD_TEST_WHOLE := 1
+whole: test
 
 unit: setup
 	$(PYTEST) tests/unit

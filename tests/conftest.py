@@ -12,6 +12,7 @@ import pytest
 from hypothesis import settings
 
 from blockyard import telemetry
+from tests.kit.cut import cut
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -105,3 +106,7 @@ def sockets() -> Iterator[str]:
     """A folder whose path is short enough for Unix sockets."""
     with tempfile.TemporaryDirectory(prefix="by") as folder:
         yield folder
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    cut(config, items)

@@ -137,7 +137,7 @@ def test_an_unknown_keyword_of_attention_is_refused() -> None:
     module = nn.Module()
     survey = Survey("NewForCausalLM", 64, {module: "layers.0.attention"})
     heads = torch.zeros(1, 2, 3, 8)
-    with pytest.raises(BlockyardError, match="attention is given alibi, which our attention does not know"):
+    with pytest.raises(BlockyardError, match="attention takes alibi, which our attention does not support"):
         survey.attend(module, heads, heads, heads, None, {"scaling": 1.0, "alibi": heads, "position_ids": heads})
 
 
