@@ -1,7 +1,8 @@
-"""The states of sequences in their grammars, as a function of the grammar and the output alone.
+"""The states of sequences in their grammars, which depend only on the grammar and the output.
 
-A matcher is made in a thread when the step that brings its sequence is decoded, and moved on by tokens in the thread
-that makes masks, before the next mask: the device thread only notes which tokens they are. Knows no tensors.
+A thread makes a sequence's matcher as soon as the sequence's first step is decoded. The thread that makes masks
+advances the matcher by the new tokens before the next mask; the device thread only records these tokens. Knows no
+tensors.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ log = EventLogger(__name__)
 WORD_BITS = 32
 # Grammars that are kept compiled: requests of one application have the same few.
 _MAX_COMPILED = 64
-# The most that all compiled grammars may take; those of usual schemas never reach it.
+# The most memory for all compiled grammars; usual schemas never reach it.
 _MAX_COMPILED_BYTES = 1024 * 1024 * 1024
 _MAX_COMPLAINT = 300
 
@@ -48,7 +49,7 @@ class Grammars:
     """The grammars of one model's sequences, and the threads that work on them."""
 
     def __init__(self, vocabulary: LLTokenizer | BlockyardError, vocab_size: int) -> None:
-        """`vocabulary`: the error is what sequences with a grammar fail with."""
+        """`vocabulary`: the vocabulary, or the error with which sequences with a grammar fail."""
         self._vocabulary = vocabulary
         self._num_words = -(-vocab_size // WORD_BITS)
         self._compilers = make_executor(2, "grammars")
@@ -58,7 +59,7 @@ class Grammars:
         self._lock = Lock()
 
     def prepare(self, grammar: str) -> Future[LLMatcher]:
-        """Starts to compile a grammar, unless that was done before. Any thread may call this."""
+        """Starts to compile a grammar, unless it was started before. Any thread may call this."""
         with self._lock:
             found = self._compiled.pop(grammar, None)
             if found is None:
@@ -85,13 +86,13 @@ class Grammars:
         return matcher
 
     def follow(self, grammar: str, output: Ids, stop_token_ids: Ids) -> GrammarState:
-        """Begins to follow a sequence that has this output, and ends by any of `stop_token_ids`."""
+        """Returns the state of a sequence that has this output and ends with any of `stop_token_ids`."""
         compiled = self.prepare(grammar)
         renew = partial(self._renew, grammar, compiled)
         return GrammarState(compiled, renew, output.tolist(), self._find_ends(stop_token_ids))
 
     def _renew(self, grammar: str, spent: Future[LLMatcher]) -> LLMatcher:
-        """Compiles a grammar for one row alone, and copies what is spent no more."""
+        """Compiles a grammar again for one row, after the shared compiled grammar has reached a limit."""
         with self._lock:
             if self._compiled.get(grammar) is spent:
                 del self._compiled[grammar], self._sizes[grammar]
@@ -107,13 +108,13 @@ class Grammars:
         return Ends(frozenset(ids), bits_of(ids), bits_of(plain), bits_of(own))
 
     def begin_masks(self, states: Sequence[tuple[int, GrammarState]]) -> Masks:
-        """Begins to make the masks of some rows, each by its place in the step."""
+        """Begins to make the masks of rows in another thread. `states`: by the row's place in the step."""
         words = np.zeros((len(states), self._num_words), np.uint32)
         return Masks(np.array([row for row, _ in states], np.int64), words, self._masker.submit(_fill, states, words))
 
 
 def make_grammars(loaded: RunnableModel) -> Grammars | None:
-    """Reads a model's vocabulary, some 35 MB and 0.2 s for each 50,000 tokens; None where nothing is sampled."""
+    """Reads a model's vocabulary (about 35 MB and 0.2 s per 50,000 tokens); None if the model does not sample."""
     if loaded.config.pooling is not None or not loaded.parallel.is_sampling_rank:
         return None
     vocab_size = loaded.config.vocab_size
@@ -129,8 +130,8 @@ def _fill(states: Sequence[tuple[int, GrammarState]], words: Words) -> None:
 
 
 class Ends(NamedTuple):
-    """The ids that end a sequence, and their bits: of `all`, of those that are `plain` text, and those that llguidance
-    sets by its `own` idea where a grammar may end."""
+    """The ids that end a sequence, and mask bits: of `all` end ids, of end ids that are `plain` text, and of
+    llguidance's `own` end ids, which it sets where the grammar may end."""
 
     token_ids: frozenset[int]
     all: Bits
@@ -152,10 +153,10 @@ class GrammarState:
         self._is_masked = False  # behind these
         self._ends = ends
         self.failure: BlockyardError | None = None
-        """Why no token is allowed any more."""
+        """The reason why no token is allowed any more."""
 
     def add(self, token_id: int) -> None:
-        """Notes the next token of the output."""
+        """Records the next token of the output."""
         self._token_ids.append(token_id)
 
     def copy(self) -> GrammarState:

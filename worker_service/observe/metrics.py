@@ -160,7 +160,7 @@ class WorkerMetrics:
 
 
 def _states(now: WorkerState) -> dict[tuple[str, ...], float]:
-    # No worker says the others of itself.
+    # A worker is never in the other two states itself.
     own = (state for state in WorkerState if state not in (WorkerState.UNSPECIFIED, WorkerState.UNREACHABLE))
     return {(state.value,): state is now for state in own}
 
