@@ -103,7 +103,7 @@ def join(
 
 
 def _compare_set_ups(store: RendezvousStore, parallel: Parallel, kind: str) -> None:
-    """Compares this rank's settings with those of the other ranks: others would wait for each other in vain."""
+    """Compares the settings of all ranks, since ranks with different settings would wait for each other in vain."""
     mine = f"{kind}, {parallel.tensor_parallel_size} × {parallel.pipeline_parallel_size}"
     store.set(f"set-up {parallel.rank}", mine)
     for rank in range(parallel.world_size):
