@@ -3,7 +3,7 @@
     CREATED -> DEVICE_READY -> LOADED -> CACHE_READY <-> RUNNING
                                          CACHE_READY <-> SLEEPING -> STALE -> CACHE_READY
 
-Owns the limits of what may be asked for. Knows neither the event loop nor messages.
+Defines the limits of requests to set up. Knows neither the event loop nor messages.
 """
 
 from __future__ import annotations

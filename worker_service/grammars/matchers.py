@@ -172,16 +172,16 @@ class GrammarState:
         return twin
 
     def fill(self, words: Words) -> None:
-        """Writes the mask of the next token: a bit for each id, which is allowed where it is set.
+        """Writes the mask of the next token: a bit for each id, set if the id is allowed.
 
-        Leaves all bits 0, and says why in `failure`, where the grammar cannot be followed.
+        If the grammar cannot be followed, all bits stay 0 and `failure` has the reason.
         """
         try:
             if self.failure is None:
                 with panics_as_errors():
                     self._fill(words)
         except BlockyardError as error:
-            # Rows with the same grammar share the error: it must not hold on to what each of them was doing.
+            # Rows with the same grammar share the error, so it must not keep a row's traceback and frames alive.
             self.failure = error.with_traceback(None)
         except Exception:  # must not end the step of others
             log.exception("a grammar failed")
@@ -196,7 +196,7 @@ class GrammarState:
         except BlockyardError as error:
             if error.reason is not Reason.GRAMMAR_TOO_COMPLEX:
                 raise
-            # Copies share a lexer, with all that texts of other rows made of it: its limits say nothing of this one.
+            # Copies of a matcher share a lexer, which the texts of other rows may have brought to its limits.
             self._matcher, self._num_consumed, self._is_masked = self._renew(), 0, False
             self._advance(self._matcher, words)
 
@@ -206,7 +206,7 @@ class GrammarState:
                 # A mask counts against a matcher's limits, so a matcher that catches up has to make the masks, too.
                 _mask(matcher)
             self._is_masked = False
-            # An end is no part of what the grammar says. Before min_tokens there may be several.
+            # End ids are not part of the grammar's text. Before min_tokens the output may have several.
             if not (token_id in self._ends.token_ids and matcher.is_accepting()) and not matcher.consume_token(
                 token_id
             ):
@@ -245,7 +245,7 @@ NO_BITS: Bits = bits_of(())
 
 
 def _refusal(matcher: LLMatcher, reason: Reason) -> BlockyardError:
-    """Makes the error of a matcher that failed; `reason`: where it is not for a limit."""
+    """Makes the error of a matcher that failed. `reason`: the error's reason, unless a limit was reached."""
     if is_panic(matcher.get_error()):
         # The panic's text has a stack and may quote an answer, so it is not logged.
         log.error("llguidance panicked in a grammar")
@@ -275,7 +275,7 @@ class Masks:
         return self._words
 
     def leaves_only(self, row: int, token_ids: Ids) -> bool:
-        """Returns whether a row has a mask that allows none but some of these tokens."""
+        """Returns whether a row has a mask that allows no tokens except some of these."""
         place = int(np.searchsorted(self.rows, row))
         if place == len(self.rows) or self.rows[place] != row:
             return False

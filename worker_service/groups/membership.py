@@ -174,7 +174,7 @@ class Membership:
         try:
             return await self._join(member, point, route, parallel, device)
         except BlockyardError as error:
-            # The reason is reported to those that still wait here.
+            # Callers that still wait here get the reason.
             reason = error.message
             raise
         finally:

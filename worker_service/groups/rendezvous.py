@@ -21,7 +21,7 @@ class RendezvousPoint(Protocol):
     """The values of a meeting point. A rank sets and reads them from the event loop."""
 
     async def set(self, key: str, value: bytes) -> None:
-        """Sets a value under a key; raises BlockyardError where there is no meeting point any more."""
+        """Sets a value under a key; raises BlockyardError if the meeting point is closed."""
         ...
 
     async def get(self, key: str, seconds: float) -> bytes:

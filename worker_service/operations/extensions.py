@@ -55,7 +55,7 @@ class WorkerView:
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yields a copy of each tensor of this rank's share, by its name in a checkpoint, in the order of a step.
 
-        What is written to it changes nothing. Call it between steps: in an operation, or in `run_between_steps`.
+        Writes to a copy do not change the model. Call it between steps: in an operation, or in `run_between_steps`.
         Raises BlockyardError WRONG_STATE before the model is loaded, and while it sleeps.
         """
         for module in self._loaded().model.modules():

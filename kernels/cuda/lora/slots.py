@@ -112,7 +112,7 @@ class CudaLoraOps:
         return CudaLora(held)
 
     def write(self, packed: PackedLinear, slot: int, lora: PackedLora | None) -> None:
-        """Sets what a slot holds."""
+        """Puts an adapter into a slot of a weight, or empties the slot."""
         self._rooms[cast("CudaLinear", packed)].write(slot, cast("CudaLora | None", lora))
 
 
