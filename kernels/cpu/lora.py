@@ -113,5 +113,5 @@ class CpuLoraOps:
         return -(-width // values) * values
 
     def write(self, packed: PackedLinear, slot: int, lora: PackedLora | None) -> None:
-        """Puts an adapter into a slot of a weight, or empties the slot."""
+        """Sets what a slot holds."""
         self._rooms[cast("_Weight", packed)].write(slot, cast("CpuLora | None", lora))

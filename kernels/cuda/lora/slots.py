@@ -112,7 +112,7 @@ class CudaLoraOps:
         return CudaLora(held)
 
     def write(self, packed: PackedLinear, slot: int, lora: PackedLora | None) -> None:
-        """Puts an adapter into a slot of a weight, or empties the slot."""
+        """Sets what a slot holds."""
         self._rooms[cast("CudaLinear", packed)].write(slot, cast("CudaLora | None", lora))
 
 
