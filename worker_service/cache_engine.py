@@ -51,7 +51,7 @@ class BlockFormat:
         return math.prod(self.pool_shape(1)) * self.dtype.itemsize
 
     def pool_shape(self, num_blocks: int) -> tuple[int, ...]:
-        """Returns the shape of a pool of `num_blocks` blocks."""
+        """The shape of a pool of so many blocks."""
         return kv_pool_shape(num_blocks, self.num_layers, self.num_kv_heads, self.block_size, self.head_dim)
 
 

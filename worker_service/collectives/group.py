@@ -1,4 +1,4 @@
-"""A group of ranks with its collectives, for one epoch."""
+"""A group of ranks: what they do together, for one epoch."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The state that all collectives of a group share: whether it is whole, and its work's deadline. For any thread.
+"""Whether a group is whole, and how long its work may take: what all its collectives share, for any thread.
 
-Owns the process groups. Dropping the last reference to a gloo group closes its connections, and that frees the peers
-that wait in a collective (measured: in 6 to 30 ms; gloo's `abort` and `shutdown` do not free them). The reference
-cannot be dropped while an operation of this rank runs. Then the device thread drops it, when the operation has ended
-because a peer closed its connections or because of its timeout.
+Owns the process groups. Dropping the last reference to one of gloo's closes its connections, which is what frees the
+peers that wait in a collective (measured: in 6 to 30 ms; `abort` and `shutdown` of gloo free nobody). That cannot be
+done while an operation of this rank runs: then the device thread does it, when the operation has ended by its peer's
+closed connections or its timeout.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 log = EventLogger(__name__)
 
-# The least time that an operation gets, even if it begins just before the deadline.
+# The least time that an operation gets, even if it begins at the last moment.
 MIN_SECONDS = 0.001
-# The most unfinished sends: a stage continues with its next steps while the following stage is busy.
+# Sends that may be on their way together: a stage runs on to its next steps while the one behind it is busy.
 MAX_QUEUED_SENDS = 4
 
 
@@ -35,13 +35,13 @@ class GroupLifetime:
     """The process groups of one rank, until one of them breaks or `abort` ends them."""
 
     def __init__(self, rank: int, abort_groups: Callable[[list[Any]], None] | None = None) -> None:
-        """`abort_groups`: aborts process groups in which an operation runs, if the transport can; from any thread."""
+        """`abort_groups`: what can be done to process groups in which an operation runs; called in any thread."""
         self._rank = rank
         self._abort_groups = abort_groups
-        # Reentrant: the garbage collector may run finalizers that abort in a thread that holds the lock.
+        # A thread that aborts may hold it already: where the collector runs finalizers.
         self._lock = threading.RLock()
         self._groups: list[Any] = []
-        # Unfinished sends with their rows, which must stay alive. A send also keeps the group's connections open.
+        # Each send with its rows, which stay until then; it holds the group's connections too.
         self._sends: deque[tuple[Any, Any]] = deque()
         self.is_in_operation = False
         self._is_suspended = False
@@ -51,7 +51,7 @@ class GroupLifetime:
         """Seconds that the running work has waited for the previous stage."""
 
     def own(self, group: Any) -> int:
-        """Takes ownership of a process group, and returns its index. The caller must keep no reference to it."""
+        """Takes a process group over, of which the caller keeps no reference, and returns its place."""
         with self._lock:
             self._groups.append(group)
             place = len(self._groups) - 1
@@ -62,12 +62,12 @@ class GroupLifetime:
 
     @property
     def seconds_left(self) -> float:
-        """Seconds left for the running work; infinity without work or without a deadline."""
+        """Seconds left to the running work; infinity without work or without a deadline."""
         return self._deadline - time.monotonic()
 
     @contextmanager
     def work(self, seconds: float) -> Generator[None]:
-        """Allows operations for `seconds` in total. Raises BlockyardError GROUP_BROKEN if no work may begin."""
+        """Allows operations, for so long together. Raises BlockyardError GROUP_BROKEN where no work may begin."""
         with self._lock:
             self.require_whole()
             if self._is_suspended:
@@ -81,27 +81,27 @@ class GroupLifetime:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no work runs and no rows are in flight, which another epoch would mistake for its own rows.
+        """Whether no work runs and no rows are on their way, which another epoch would take for its own.
 
-        gloo only reports a send as completed if it was waited for.
+        Of gloo's sends it is known only where they were waited for.
         """
         with self._lock:
             return math.isinf(self._deadline) and all(send.is_completed() for send, _ in self._sends)
 
     def suspend(self) -> bool:
-        """Prevents further work, and returns whether the group is idle: then another epoch may use it."""
+        """Lets no work begin any more, and returns whether the group is idle: then it is of use in another epoch."""
         with self._lock:
             self._is_suspended = True
             return self.is_idle
 
     def resume(self) -> None:
-        """Allows work again after `suspend`."""
+        """Lets work begin again."""
         self._is_suspended = False
 
     def run(self, place: int, operation: Callable[[Any], object]) -> None:
         """Runs an operation of a process group, which breaks the group if it fails.
 
-        Raises BlockyardError GROUP_BROKEN if the group is broken before or after the operation.
+        Raises BlockyardError GROUP_BROKEN where the group is of no use, before or after.
         """
         with self._lock:
             self.require_whole()
@@ -111,7 +111,7 @@ class GroupLifetime:
             faults.reach(faults.IN_COLLECTIVE)
             operation(self._groups[place])
         except RuntimeError as error:
-            # The error must not be kept: its frames hold a reference to the process group.
+            # Nothing of it may stay: it holds frames, and they hold the process group.
             failure = first_line(error)
         finally:
             with self._lock:
@@ -124,17 +124,17 @@ class GroupLifetime:
             self.require_whole()
 
     def queue(self, work: Any, rows: Any) -> Any | None:
-        """Adds a send that has begun. If too many are unfinished, returns the oldest, for which to wait."""
+        """Takes a send that has begun, in an operation, and returns the one to wait for where there are many."""
         self._sends.append((work, rows))
         return self._sends.popleft()[0] if len(self._sends) > MAX_QUEUED_SENDS else None
 
     def require_whole(self) -> None:
-        """Raises BlockyardError GROUP_BROKEN if the group is broken."""
+        """Raises BlockyardError GROUP_BROKEN once the group is of no use."""
         if self.problem:
             raise BlockyardError(Reason.GROUP_BROKEN, self.problem, metadata={"rank": str(self._rank)})
 
     def abort(self, reason: str) -> None:
-        """Ends the group. May be called from any thread, and more than once."""
+        """Ends the group. From any thread; idempotent."""
         with self._lock:
             if self.problem:
                 return
@@ -159,6 +159,6 @@ class GroupLifetime:
 
 
 def first_line(error: Exception) -> str:
-    """Returns the message of an error without C++'s source location and stack, and without gloo's advice."""
+    """Returns what an error says, without the place and the stack that C++ adds to it, and without gloo's advice."""
     line = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return re.sub(r"^\[\S+:\d+\] ", "", line).partition(". This is typically")[0]

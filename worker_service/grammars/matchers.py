@@ -156,7 +156,7 @@ class GrammarState:
         """The reason why no token is allowed any more."""
 
     def add(self, token_id: int) -> None:
-        """Records the next token of the output."""
+        """Notes the next token of the output."""
         self._token_ids.append(token_id)
 
     def copy(self) -> GrammarState:

@@ -143,7 +143,7 @@ class ModelRunner:
     """One model on one device. Used by the device thread alone."""
 
     def __init__(self, loaded: RunnableModel, slots: AdapterSlots | None = None) -> None:
-        """`slots`: the LoRA slots."""
+        """`slots`: of LoRA adapters."""
         self.slots = slots or AdapterSlots()
         self._has_slots = self.slots.lora_ids.size > 0
         self.config = loaded.config

@@ -34,7 +34,7 @@ class PoolingRunner(ModelRunner):
     """One model that pools, on one device. Used by the device thread alone."""
 
     def __init__(self, loaded: RunnableModel, slots: AdapterSlots | None = None) -> None:
-        """`slots`: the LoRA slots."""
+        """`slots`: of LoRA adapters."""
         super().__init__(loaded, slots)
         # Steps make no logits of the vocabulary.
         self.has_head = False

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from worker_service.step import NewRow
 
 MAX_LABEL_TOKENS = 128
-# These kinds need all rows of a prompt, so the whole prompt must be computed.
+# These need rows before the last piece's too: all of a prompt is computed.
 _OF_ALL_ROWS = (PoolingKind.MEAN, PoolingKind.TOKENS, PoolingKind.FIRST)
 
 
 def wrong_pooling(sequence: NewRow, limits: BatchLimits) -> Iterator[tuple[str, str]]:
-    """Yields the faults of a sequence's pooling parameters: (field, description)."""
+    """Finds what is wrong with what a sequence asks to be made of it: (field, description)."""
     pooling, rule = sequence.pooling, limits.rule
     if pooling is None or rule is None:
         if pooling is not None:
