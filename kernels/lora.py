@@ -46,7 +46,7 @@ class VirtualRows:
     """Embedding rows for ids beyond the vocabulary: the soft prompts of adapters."""
 
     first_id: int
-    """The id of the first row, above those of all tokens."""
+    """The id of the first row; it is above the ids of all tokens."""
     rows: Tensor
     """[any, width], in the model's dtype; the contents change between steps."""
 

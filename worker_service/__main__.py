@@ -24,7 +24,7 @@ def main() -> None:
     """The program: one worker, or the parent of several."""
     description = "Holds the weights and the KV cache of one device, or of several by a child process for each."
     configuration = load(WorkerConfiguration, "worker_service", description)
-    # Either is imported alone: several need no torch, whose import takes longer than all else.
+    # Only the needed module is imported: the parent of several workers needs no torch, whose import is slow.
     if configuration.worker.num_workers > 1:
         from worker_service.processes import run  # noqa: PLC0415
     else:

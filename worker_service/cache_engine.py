@@ -1,6 +1,6 @@
 """The two block pools: allocates them, moves blocks within and between them, hashes them for tests.
 
-Owns the bytes of KV. Knows no sequences: the scheduler decides which block belongs to which.
+Owns the bytes of KV. Knows no sequences: the scheduler decides which sequence a block belongs to.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class BlockFormat:
 
     @staticmethod
     def of(model: DecoderModel, block_size: int) -> BlockFormat:
-        """Returns the format of a model's blocks, as far as this rank holds it."""
+        """Returns the format of a model's blocks on this rank."""
         config, share = model.config, model.share
         num_layers = model.kv_groups.count_layers(share.layers)
         return BlockFormat(num_layers, len(share.kv_heads), block_size, config.head_dim, config.dtype)
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of a block, over all layers of a KV group."""
+        """Bytes of a block for all layers of a KV group."""
         return math.prod(self.pool_shape(1)) * self.dtype.itemsize
 
     def pool_shape(self, num_blocks: int) -> tuple[int, ...]:
@@ -57,16 +57,16 @@ class BlockFormat:
 def allocate_pool(
     block_format: BlockFormat, num_blocks: int, device: torch.device, arena: Arena | None = None
 ) -> Tensor:
-    """Allocates a pool, in an arena of its own unless one is given.
+    """Allocates a pool in the given arena, or in a new one.
 
-    In the host's memory a page is taken when it is first written.
+    In host memory the system allocates a page at its first write.
     """
     memory = (arena or make_arena(device)).take(num_blocks * block_format.block_bytes)
     return memory.view(block_format.dtype).view(block_format.pool_shape(num_blocks))
 
 
 def allocate_host_pool(block_format: BlockFormat, num_blocks: int, device: torch.device, arena: Arena) -> Tensor:
-    """Allocates the host's pool of a device; a GPU copies to and from it by itself, and it lies in no arena then."""
+    """Allocates the host's pool of a device. For a GPU it lies in registered memory, not in an arena."""
     if device.type != "cuda" or num_blocks == 0:
         return allocate_pool(block_format, num_blocks, torch.device("cpu"), arena)
     memory = allocate_registered(num_blocks * block_format.block_bytes, device)
@@ -90,7 +90,7 @@ class CacheEngine:
         self.num_device_blocks = num_device_blocks
         self.num_host_blocks = num_host_blocks
         self._backend = backend
-        # Holds the pools.
+        # The arena of the pools.
         self.arena = make_arena(backend.device, can_be_given_up=can_sleep)
         self.device_pool = allocate_pool(block_format, num_device_blocks, backend.device, self.arena)
         self.host_pool = allocate_host_pool(block_format, num_host_blocks, backend.device, self.arena)
@@ -99,13 +99,13 @@ class CacheEngine:
             self.swap_on(make_streams(self.device_pool))
 
     def swap_on(self, streams: Streams) -> None:
-        """Makes swaps run on their own streams from now on."""
+        """Lets swaps run on their own CUDA streams from now on."""
         self._swaps = SwapStreams(self.device_pool, self.host_pool, streams)
 
     def transfer(self, step: Step, rows: StepRows) -> None:
-        """Makes a step's transfers, in this order: a block that a swap-out frees may be overwritten at once.
+        """Runs a step's transfers in order, so that later transfers may overwrite blocks that were swapped out.
 
-        On a GPU they are enqueued, and what is enqueued next has to be the step's compute of `rows`.
+        On a GPU they are enqueued, and the caller must enqueue the step's compute of `rows` next.
         """
         swap_out, swap_in, copy = step.blocks_to_swap_out, step.blocks_to_swap_in, step.blocks_to_copy
         if self._swaps is not None:

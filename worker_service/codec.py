@@ -1,6 +1,6 @@
 """Decodes steps into values with numpy columns, and encodes their answers. The rest of the worker knows no messages.
 
-`blockyard.contract.codec` has the messages that both sides take as the same values.
+`blockyard.contract.codec` decodes and encodes the messages that the worker and the scheduler share.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from blockyard.contract.pooling import Pooling
     from worker_service.step import Array, Logprobs
 
-# A step has at most as many of these as it has rows, and twice as many of those, where one is given up for another.
+# Fields of _ROWS have at most as many entries as a step has rows. Fields of _LISTS may have twice as many, since a row
+# may be freed and used again in one step.
 _ROWS = (
     "sequence_ids",
     "num_new_tokens",
@@ -51,15 +52,15 @@ _ROWS = (
 )
 _LISTS = ("new_sequences", "forks", "replaced_tables")
 _FINISHED = {"finished_sequence_ids": 2**20}
-# Several times what gateways let a request have.
+# Limits of several times the limits that gateways set for a request.
 _LISTS_OF_SAMPLING = {"bad_token_sequences": 2**14, "logit_bias": 2**16}
 PairsField = Literal["blocks_to_swap_out", "blocks_to_swap_in", "blocks_to_copy"]
 
 
 def decode_step(message: worker_pb2.ExecuteModelRequest, max_num_seqs: int = 2**16) -> Step:
-    """Decodes a step, and checks nothing but its size: one for more than `max_num_seqs` rows is refused unread.
+    """Decodes a step, and checks only its size: a step of more than `max_num_seqs` rows is refused without decoding.
 
-    To read it would hold up the event loop.
+    Decoding it would block the event loop.
     """
     if max(len(message.sequence_ids), len(message.num_new_tokens)) > max_num_seqs:
         return _too_large(message, max_num_seqs)
@@ -69,7 +70,7 @@ def decode_step(message: worker_pb2.ExecuteModelRequest, max_num_seqs: int = 2**
     timeout_seconds = message.step_timeout.ToNanoseconds() / 1e9 if has_timeout else DEFAULT_TIMEOUT_SECONDS
     num_read = sum(map(bool, (epoch, step_id, sequence_ids, len(num_new_tokens), quiet, has_timeout)))
     if len(message.ListFields()) == num_read:
-        # These and nothing else, as of most steps: to look at each of the other fields costs more than to read these.
+        # Most steps have only these fields. Reading the other fields would take longer than reading these.
         return Step(
             epoch,
             step_id,
@@ -127,7 +128,7 @@ def _find_long(message: Message, most_of: Mapping[str, int], prefix: str = "") -
 
 
 def _decode_column(numbers: RepeatedScalarFieldContainer[int]) -> Array:
-    # A slice leaves the message at once; to make an array of nothing costs as much as one of something.
+    # A slice copies the numbers in one call. An empty array would cost as much as a filled one, so NO_IDS is shared.
     return np.array(numbers[:], np.int64) if numbers else NO_IDS
 
 
@@ -165,7 +166,7 @@ def _decode_new_row(message: worker_pb2.NewSequence) -> NewRow:
 
 
 def _decode_sampling(message: worker_pb2.NewSequence) -> SamplingParams:
-    """Decodes sampling parameters; raises BlockyardError FIELD_INVALID for what is too large or no such message."""
+    """Decodes sampling parameters; raises BlockyardError FIELD_INVALID if they are too large or malformed."""
     try:
         params = sampling_pb2.SamplingParams.FromString(message.sampling_params)
     except DecodeError:
@@ -176,7 +177,7 @@ def _decode_sampling(message: worker_pb2.NewSequence) -> SamplingParams:
 
 
 def _decode_pooling(message: worker_pb2.NewSequence) -> Pooling | None:
-    """Decodes what to make of a prompt; raises BlockyardError FIELD_INVALID for what is no such message."""
+    """Decodes pooling parameters; raises BlockyardError FIELD_INVALID if they are malformed."""
     if not message.HasField("pooling_params"):
         return None
     try:

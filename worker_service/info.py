@@ -1,4 +1,4 @@
-"""Describes the worker as a scheduler knows it. Knows no messages."""
+"""Describes the worker for a scheduler. Knows no messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ API_VERSION = "v1"
 
 
 def describe_worker(worker: Worker, worker_id: str, placement: Placement) -> WorkerInfo:
-    """Describes a worker; `placement`: what the process was started with."""
+    """Describes a worker. `placement`: the placement with which the process was started."""
     set_up = worker.set_up
     return WorkerInfo(
         worker_id=worker_id,

@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 log = EventLogger(__name__)
 
 SERVICE_NAME = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name
-# The rank of a group calls them at another.
+# The methods that a rank of a group calls at another rank.
 RENDEZVOUS_METHODS = tuple(f"/{SERVICE_NAME}/{method}" for method in ("SetRendezvousKey", "GetRendezvousKey"))
-# Trainers send weights to it, with a ticket of the scheduler's.
+# The method to which trainers send weights, with a ticket from the scheduler.
 UPDATE_METHOD = f"/{SERVICE_NAME}/UpdateWeights"
-# A step takes well under this; a load that runs is given up.
+# The time for the running work at a stop: enough for a step, but a running load is abandoned.
 STOP_SECONDS = 5.0
-# A scheduler that learns of the drain closes its stream within a step.
+# The time for the scheduler to close its streams: it does so within a step after it learns of the drain.
 CLOSE_SECONDS = 1.0
-# A peer that is still writing when the connection goes away loses what it has not read yet.
+# A delay before connections close: a peer that is still writing then loses the answers that it has not read.
 LAST_WORDS_SECONDS = 0.25
 # Time for answers that are ready to leave.
 GRACE_SECONDS = 1.0
@@ -106,11 +106,11 @@ class Server:
         return RendezvousLink(request.rendezvous_address, peer, request.epoch, request.secret)
 
     def _is_ready(self) -> bool:
-        """A worker without a model is ready too: ready for a scheduler, which looks for it by this."""
+        """Returns whether a scheduler may use the worker; a worker without a model is ready, too."""
         return not self.worker.is_draining
 
     def _is_loaded(self) -> bool:
-        """Whether steps can be sent: what an update of several workers waits for, before it replaces the next one."""
+        """Returns whether steps can be sent. A rolling update waits for this before it replaces the next worker."""
         return self._is_ready() and self.worker.state in (WorkerState.CACHE_READY, WorkerState.RUNNING)
 
     async def start(self) -> None:
@@ -146,7 +146,7 @@ class Server:
     async def stop(self) -> bool:
         """Finishes the running step, reports it, waits for the scheduler to close its stream, and closes everything.
 
-        Tells whether the device thread has ended: work that takes too long is given up, and goes on.
+        Returns whether the device thread has ended: work that takes too long is abandoned, but continues to run.
         """
         log.info("stopping")
         is_idle = await self.worker.drain(STOP_SECONDS)

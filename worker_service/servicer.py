@@ -67,7 +67,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self._placement = placement
         self._port = port
         self._shut_down = shut_down
-        # These tasks outlive the calls that began them: the next scheduler finds their results.
+        # These tasks outlive the calls that began them, and the next scheduler finds their results.
         self._loads: set[asyncio.Task[Any]] = set()
         self._set_ups: set[asyncio.Task[Any]] = set()
 

@@ -3,7 +3,7 @@
     CREATED -> DEVICE_READY -> LOADED -> CACHE_READY <-> RUNNING
                                          CACHE_READY <-> SLEEPING -> STALE -> CACHE_READY
 
-Owns the limits of what may be asked for. Knows neither the event loop nor messages.
+Defines the limits of requests to set up. Knows neither the event loop nor messages.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class DeviceChoice:
 
 @dataclass(frozen=True, slots=True)
 class SetUp:
-    """The stages that are set up so far; each one adds to the one before. `configuration_digest` is the scheduler's."""
+    """The stages that are set up so far; each adds to the stage before. `configuration_digest` is the scheduler's."""
 
     configuration_digest: str = ""
     choice: DeviceChoice | None = None
@@ -250,7 +250,7 @@ def make_executor(
 ) -> tuple[StepExecutor, CacheInfo]:
     """Allocates the pools, tests whether results depend on the batch, and warms up; raises BlockyardError NEVER_FITS.
 
-    `ranks`: of a worker whose replica has others.
+    `ranks`: the steps of this rank; None for a replica with one worker.
     """
     assert set_up.loaded is not None
     loaded, loras = set_up.loaded, set_up.loras
@@ -335,7 +335,7 @@ def _make_cache(loaded: RunnableModel, request: CachePlan) -> CacheEngine:
 def wrong_cache_request(
     request: CachePlan, model_max_len: int, kv_windows: tuple[int, ...] = (0,)
 ) -> Iterable[Violation]:
-    """Finds what is wrong with a request for a cache of a model that takes `model_max_len` tokens."""
+    """Yields the faults of a cache request for a model that takes `model_max_len` tokens."""
     yield from wrong_block_size(request.block_size)
     yield from wrong_step_size(request.max_num_batched_tokens, request.max_num_seqs)
     if request.max_model_len < 1:
@@ -356,6 +356,6 @@ def wrong_cache_request(
 
 
 def wrong_block_ids(field: str, block_ids: Sequence[int], num_blocks: int) -> Iterable[Violation]:
-    """Finds ids beyond a pool of `num_blocks`."""
+    """Yields a fault for each id beyond a pool of `num_blocks`."""
     if any(block_id >= num_blocks for block_id in block_ids):
         yield Violation(field, f"blocks must be below {num_blocks}")

@@ -41,7 +41,7 @@ def no_ids() -> Array:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NewRow:
-    """Everything about a sequence: `token_ids` are its prompt and what was generated so far."""
+    """Everything about a new sequence: `token_ids` are its prompt and the tokens generated so far."""
 
     sequence_id: int
     sequence_index: int
@@ -57,9 +57,9 @@ class NewRow:
     request_id: str = ""
     lora_id: int = 0
     pooling: Pooling | None = None
-    # Whether it came with sampling parameters, as it should.
+    # Whether the message has sampling parameters, which it must have.
     has_sampling: bool = True
-    # Why it fails alone, whatever else it has.
+    # The error with which this sequence alone fails.
     rejection: BlockyardError | None = None
 
     @property

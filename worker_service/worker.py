@@ -1,4 +1,4 @@
-"""One worker: which call is legal in which state, and what a call changes. All torch work runs in the device thread.
+"""One worker: the legal calls of each state, and the effect of each call. All torch work runs in the device thread.
 
 Lives in the event loop and never computes in it. Knows no messages.
 """
@@ -155,7 +155,7 @@ class Worker:
         return describe_device(choice.device) if choice is not None else ""
 
     def require(self, *states: WorkerState) -> None:
-        """Raises BlockyardError: WRONG_STATE in other states, DRAINING where the process is to end."""
+        """Raises BlockyardError: WRONG_STATE in other states, DRAINING while the process stops."""
         if self.is_draining:
             raise _draining()
         if self.state not in states:
@@ -217,7 +217,7 @@ class Worker:
         lora_limits: LoraLimits = NO_LORAS,
         task: Task = Task.UNSPECIFIED,
     ) -> RunnableModel:
-        """Loads a model; calls `on_progress` in the device thread. Goes on to the end even if its caller leaves."""
+        """Loads a model; calls `on_progress` in the device thread. Continues to the end even if its caller leaves."""
         with self.lifecycle("LoadModel", WorkerState.DEVICE_READY):
             choice, source = self._choice(), ModelSource(model, revision)
             how = LoadOptions(quantization, load_format, self._load_options, task)
@@ -291,7 +291,7 @@ class Worker:
             self.membership.on_stream_end(stream.epoch)
 
     async def start_profile(self, detail: ProfileDetail | None, max_steps: int) -> ProfileOptions:
-        """Begins a profile; for None and 0 the worker chooses. Raises BlockyardError WRONG_STATE."""
+        """Begins a profile; the worker chooses values for None and 0. Raises BlockyardError WRONG_STATE."""
         executor, device = self._require_executor(), self._choice().device
         options = choose_options(detail, max_steps, device)
         await self._profiler.start(executor, options, device)

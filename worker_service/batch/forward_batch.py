@@ -1,7 +1,8 @@
-"""The forward batch: what one step computes, resolved to rows. Knows neither what rows hold nor how to compute them.
+"""The forward batch: the work of one step, resolved to rows. Knows neither the contents of rows nor their computation.
 
-Consecutive decodes mostly share a `StepLayout`: which rows compute, and which are due. A `ForwardBatch` adds what is
-new in each step. `LateRows` are the sampled rows of a step that is launched and not finished. Owns no row.
+Consecutive decodes mostly share a `StepLayout`: the rows that compute, and the rows that are sampled. A `ForwardBatch`
+adds the values that change with each step. `LateRows` are the sampled rows of a step that is launched but not finished.
+Owns no row.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ UNKNOWN = -1
 def layout_key(step: Step, ended: Flags, is_due: Flags) -> LayoutKey:
     """Makes the key of a step's layout; the flags [n] say which sequences have ended, and which it computes whole.
 
-    With the rows it decides the layout. Forks and requests do too, but rows change hands whenever one comes or goes.
+    The key and the rows determine the layout. Forks and requests also matter, but they always change the rows.
     """
     return step.num_new_tokens.tobytes(), ended.tobytes(), is_due.tobytes()
 
@@ -46,10 +47,11 @@ class StepLayout:
     """The plan of a step of n sequences, of which C compute tokens, T in all.
 
     `step_rows` [n] are the rows of the step's sequences, `last_hidden` [n] the last hidden row of each. `computing` [C]
-    are the places of those that compute, `rows` and `num_new_tokens` their columns. Token t of the T belongs to
-    sequence `owners[t]` of the C, `offsets[t]` behind the end of what is computed. `prompt_places` are those that may
-    get log probabilities of their prompts. After the step `computed_rows` have as many computed tokens as the places
-    `sources`: a child has those of its parent. `sampled` rows get a token, `beams` get candidates.
+    are the places of the sequences that compute, `rows` [C] and `num_new_tokens` [C] their rows and token counts. Token
+    t of the T belongs to sequence `owners[t]` of the C, `offsets[t]` tokens after its computed tokens. `prompt_places`
+    are the sequences that may get log probabilities of their prompts. After the step `computed_rows` have as many
+    computed tokens as the places `sources`: a child has those of its parent. `sampled` rows get a token, `beams` get
+    candidates.
     """
 
     step_rows: Array
@@ -69,12 +71,12 @@ class StepLayout:
     skipped_ids: tuple[int, ...]
 
     def holds_for(self, step_rows: Array, key: LayoutKey) -> bool:
-        """Returns whether another step has this layout: its rows are the same array as long as none changed hands."""
+        """Returns whether another step has this layout. Its rows are the same array until a row gets a new sequence."""
         return self.step_rows is step_rows and self.key == key
 
 
 def make_layout(step: Step, step_rows: Array, ended: Flags, is_due: Flags, requests: RequestTable) -> StepLayout:
-    """Makes the layout of a step whose changes were applied."""
+    """Makes the layout of a step after its changes were applied."""
     live = ~ended
     computes = live & (step.num_new_tokens > 0)
     children = live & (step.num_new_tokens == 0)
@@ -117,7 +119,7 @@ def make_layout(step: Step, step_rows: Array, ended: Flags, is_due: Flags, reque
 
 
 def _places_of_parents(step: Step, children: Flags) -> list[int]:
-    """Finds where in the step the parent of each child stands."""
+    """Returns the place in the step of each child's parent."""
     place = {sequence_id: index for index, sequence_id in enumerate(step.sequence_ids)}
     parent_of = {fork.child_id: fork.parent_id for fork in step.forks}
     return [place[parent_of[step.sequence_ids[child]]] for child in np.flatnonzero(children).tolist()]
@@ -125,7 +127,7 @@ def _places_of_parents(step: Step, children: Flags) -> list[int]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptRows:
-    """Prompt tokens whose log probabilities a step can compute, since it computes what stands before them.
+    """Prompt tokens whose log probabilities a step can compute, since it computes the tokens before them.
 
     `token_ids` [n] stand in the prompt from `first_position` on; the hidden row of the first is `first_hidden`. Each
     gets the log probabilities of the `num_best` likeliest tokens too.
@@ -152,7 +154,7 @@ class PooledPiece:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForwardBatch:
-    """The work of a step: its layout, and the columns that are its own.
+    """The work of a step: its layout, and the columns that differ from step to step.
 
     `seq_lens` int64 [C], `block_tables` int32 [groups * C, widest], those of one KV group after those of another, and
     `token_ids` int64 [T] feed the forward pass, together with the layout's `num_new_tokens`; each is contiguous.
@@ -186,11 +188,11 @@ def find_pooled(
     """Finds the hidden rows of sequences that pool.
 
     Args:
-        step: whose changes were applied.
-        layout: of it.
-        lengths: [n], of the step's sequences after it.
-        num_tokens: of all rows.
-        requests: of the rows that have one; where there are none, none of the step's has.
+        step: the step, after its changes were applied.
+        layout: the step's layout.
+        lengths: [n], computed tokens of the step's sequences after the step.
+        num_tokens: the number of tokens of every row.
+        requests: the pooling requests by row.
     """
     if not requests:
         return ()
@@ -208,7 +210,7 @@ def find_pooled(
 
 
 def find_rejections(step: Step, rejections: Mapping[int, BlockyardError]) -> tuple[tuple[int, BlockyardError], ...]:
-    """Finds the sequences of a step that were rejected, and why; `rejections`: of all that have a row."""
+    """Returns the errors of the step's rejected sequences. `rejections`: the errors of all rejected rows."""
     if not rejections:
         return ()
     return tuple((each, rejections[each]) for each in step.sequence_ids if each in rejections)
@@ -227,7 +229,7 @@ def divide_tables(tables: npt.NDArray[np.int32], num_groups: int) -> npt.NDArray
 class LateRows:
     """The rows [R] that a launched step samples.
 
-    `owners` counts the sequences that each row had had, `places` are the places of their tokens.
+    `owners` counts the sequences that each row has had so far, `places` are the places of the sampled tokens.
     """
 
     requests: RowRequests
@@ -245,14 +247,14 @@ class LateRows:
         """Writes the tokens and ends of rows; a row may have another owner by now, or none.
 
         Args:
-            all_token_ids: [rows, places], of all rows; written.
-            ended: of all rows; written.
-            owners_now: of all rows.
-            token_ids: [R], what the step has sampled.
-            failed: [R], the rows that it sampled nothing for.
+            all_token_ids: [rows, places], the tokens of all rows; written.
+            ended: whether each of all rows has ended; written.
+            owners_now: the current number of sequences that each of all rows has had.
+            token_ids: [R], the tokens that the step has sampled.
+            failed: [R], whether sampling failed for the row.
 
         Returns:
-            [R], the rows that had ended before: what was computed of them does not count.
+            [R], whether the row had ended before, so that its result does not count.
         """
         rows = self.requests.rows
         is_here = owners_now[rows] == self.owners

@@ -1,8 +1,8 @@
 """The live sequences of the worker as rows: token ids, block tables, progress. Persistent, with stable indexes.
 
-Owns every row and nothing else: block contents are the cache engine's, and a step was checked before it comes here. A
-steady step touches no row in Python: the rows of its sequences are kept until a row changes hands, its layout until
-another step differs.
+Owns the rows only: the cache engine owns block contents, and steps are checked before they come here. A decode step
+like the one before loops over no row in Python: the array of its rows is cached until a row changes its sequence, and
+its layout until a step differs.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ PROGRESS = np.dtype(
         # Tokens whose KV exists.
         ("num_computed_tokens", np.int64),
         ("num_blocks", np.int64),
-        # A stop token was sampled, or the row failed: it computes nothing more.
+        # Whether a stop token was sampled or the row failed: such a row computes nothing more.
         ("ended", np.bool_),
     ],
     align=True,
@@ -57,7 +57,7 @@ PROGRESS = np.dtype(
 
 @dataclass(slots=True)
 class RowProgress:
-    """The progress of one sequence: a record PROGRESS as a value."""
+    """The progress of one sequence: the fields of a record PROGRESS."""
 
     num_tokens: int = 0
     num_computed_tokens: int = 0
@@ -70,7 +70,7 @@ class RowProgress:
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """The sizes that rows are made for, and the largest step."""
+    """The sizes of rows, and of the largest step."""
 
     max_model_len: int
     max_num_seqs: int
@@ -111,12 +111,12 @@ class BatchLimits:
 
     @property
     def num_kv_groups(self) -> int:
-        """KV groups: a table has a block of each for every `block_size` tokens."""
+        """The number of KV groups. A table has one block per group for every `block_size` tokens."""
         return len(self.kv_windows)
 
     @property
     def max_num_blocks(self) -> int:
-        """The most blocks of one table: those of a full sequence, and one of each group that is handed out ahead."""
+        """The most blocks of one table: a full sequence's blocks, and one more per group that is allocated ahead."""
         return (-(-self.max_model_len // self.block_size) + 1) * self.num_kv_groups
 
 
@@ -124,12 +124,12 @@ class InputBatch:
     """The rows of live sequences."""
 
     def __init__(self, limits: BatchLimits, grammars: Grammars | None = None) -> None:
-        # Models that sample have grammars.
+        # `grammars` is None for models that do not sample.
         self.limits, self.grammars = limits, grammars
         # Sampled ids return with the next step; this rank never appends or finishes.
         self.takes_ids = False
         self._row_of: dict[int, int] = {}
-        # Errors of sequences that were rejected at their beginning, and of their children. These have ended.
+        # Errors, by row, of sequences that were rejected at their start, and of their children. Their rows have ended.
         self._rejections: dict[int, BlockyardError] = {}
         self._free: list[int] = []
         self._requests = RequestTable(limits.vocab_size, limits.rule, grammars)
@@ -167,12 +167,12 @@ class InputBatch:
         return self._progress.take(self._find_rows(sequence_ids))
 
     def lora_ids(self, sequence_ids: tuple[int, ...] = ()) -> Array:
-        """Copies the adapters of sequences [n], of all if none is named; 0: none, or it is unknown or has ended."""
+        """Copies the adapters of sequences [n], or of all; 0: no adapter, or the sequence is unknown or has ended."""
         rows = np.array([self._row_of.get(each, -1) for each in sequence_ids or self._row_of], np.int64)
         return np.where(self._progress["ended"][rows] | (rows < 0), 0, self._requests.columns["lora_id"][rows])
 
     def progress(self, sequence_id: int) -> RowProgress:
-        """Returns the progress of a sequence; an unknown one has not begun."""
+        """Returns the progress of a sequence; an unknown sequence has no progress."""
         return RowProgress(*self._progress[self._row_of.get(sequence_id, -1)].item())
 
     def _find_rows(self, sequence_ids: tuple[int, ...]) -> Array:
@@ -195,9 +195,9 @@ class InputBatch:
     def apply(self, step: Step) -> None:
         """Makes a checked step's changes to rows: fork, forget, add, take the scheduler's ids, update tables.
 
-        A parent that starts in this very step is forked after it was added: there is nothing of it before. A child gets
-        its parent's ids without the one that this step appends to the parent, and the step may append another to the
-        child. A replaced table wins over appended blocks.
+        A parent that starts in the same step is added before it is forked. A child gets its parent's ids without the id
+        that this step appends to the parent; the step may append another id to the child. A replaced table overrides
+        appended blocks.
         """
         self.takes_ids |= step.ids_from_scheduler
         new = {sequence.sequence_id for sequence in step.new_sequences}
@@ -218,7 +218,7 @@ class InputBatch:
             self._write_table(self._row_of[sequence_id], block_ids)
 
     def forget(self, sequence_ids: Iterable[int]) -> None:
-        """Frees the rows of sequences; unknown ids are no error."""
+        """Frees the rows of sequences; unknown ids are ignored."""
         for sequence_id in sequence_ids:
             if (row := self._row_of.pop(sequence_id, None)) is not None:
                 self._found = _NOTHING_FOUND
@@ -278,7 +278,7 @@ class InputBatch:
         self._append_tokens(rows, self._requests.followers_of(rows), token_ids[live])
 
     def _append_tokens(self, rows: Array, followers: Followers, token_ids: Array) -> None:
-        """Appends an id to each of the rows, and to the followers of some."""
+        """Appends an id to each of the rows, and to the rows' token counts and grammar states."""
         num_tokens = self._progress["num_tokens"]
         lengths = num_tokens[rows]
         self._token_ids[rows, lengths] = token_ids
@@ -294,7 +294,7 @@ class InputBatch:
             num_blocks[row] += 1
 
     def make_forward_batch(self, step: Step) -> ForwardBatch:
-        """Resolves what a step computes; its changes were applied."""
+        """Makes the forward batch of a step after its changes were applied."""
         rows, progress = self._find_rows(step.sequence_ids), self._progress
         lengths = progress["num_computed_tokens"][rows] + step.num_new_tokens
         layout = self._find_layout(step, rows, progress["ended"][rows], lengths == progress["num_tokens"][rows])
@@ -316,7 +316,7 @@ class InputBatch:
         return self._layout
 
     def _prompts(self, step: Step, layout: StepLayout) -> Iterator[PromptRows]:
-        """Finds the pieces of prompts whose log probabilities the step can compute."""
+        """Returns the pieces of prompts whose log probabilities the step can compute."""
         for place in layout.prompt_places:
             row = layout.step_rows[place]
             request, begin = self._requests.columns[row], int(self._progress["num_computed_tokens"][row]) + 1
@@ -331,7 +331,7 @@ class InputBatch:
         return divide_tables(self._block_tables[rows, : widest * num_groups], num_groups)
 
     def _inputs(self, layout: StepLayout, seq_lens: Array) -> Array:
-        """Gathers the ids of each computing row from its first token that has no KV."""
+        """Gathers the ids of each computing row, from the first token without KV on."""
         owners = layout.owners
         return self._token_ids[layout.rows[owners], seq_lens[owners] + layout.offsets].astype(np.int64)
 
@@ -381,7 +381,7 @@ class InputBatch:
 def _find_filled(
     progress: npt.NDArray[np.void], tables: npt.NDArray[Any], rows: list[int], limits: BatchLimits
 ) -> list[int]:
-    """Returns the blocks of some rows that hold tokens, sorted; `progress` and `tables` as InputBatch has them."""
+    """Returns the blocks of some rows that hold tokens, sorted. `progress` and `tables` are those of InputBatch."""
     filled: set[int] = set()
     num_tokens = progress["num_computed_tokens"][rows]
     for group, window in enumerate(limits.kv_windows):

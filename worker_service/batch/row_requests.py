@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 ROW = np.dtype(
     [
         ("prompt_length", np.int64),
-        # The host has to know the row's tokens, or the row asks for more than a token: no step with the row is
+        # The host must know the row's tokens, or the row requests more than a token: no step with the row is
         # launched before the previous step is finished.
         ("must_wait", np.bool_),
         # The row's adapter; 0: none.
@@ -42,7 +42,7 @@ ROW = np.dtype(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowRequests:
-    """Rows [R] that are due in a step: their sequences, the last hidden row of each, and what they ask for.
+    """Rows [R] that a step samples: their sequences, the last hidden row of each, and their sampling parameters.
 
     `columns` are records ROW. `followers` are the counts and grammar states that take a row's tokens, `has_bad_words`
     the rows that have bad words, both by place among the R.
@@ -55,12 +55,12 @@ class RowRequests:
     lists: list[SequenceLists]
     followers: Followers
     has_bad_words: list[int]
-    # By place too: the grammar states of rows that have a grammar.
+    # The grammar states of rows that have a grammar, by place among the R.
     grammars: list[tuple[int, GrammarState]]
     stop_token_ids: Array
-    # A stop token ends a row only if at least this many tokens stand before it.
+    # A stop token ends a row only if the output has at least this many tokens before it.
     least_tokens: Array
-    # Every row takes the likeliest token of its unchanged logits, without log probabilities.
+    # Whether every row takes the likeliest token of its unchanged logits, without log probabilities.
     is_plain_greedy: bool
 
     def __len__(self) -> int:
@@ -71,14 +71,14 @@ class RowRequests:
         return tuple(compress(self.sequence_ids, chosen.tolist()))
 
     def are_stops(self, token_ids: Array, num_tokens: Array) -> npt.NDArray[np.bool_]:
-        """Finds the rows [R] that end with their next token; each had `num_tokens` before it."""
+        """Returns whether each row [R] ends with its next token; the row had `num_tokens` tokens before it."""
         is_stop = (self.stop_token_ids == token_ids[:, None]).any(-1)
         return is_stop & (num_tokens >= self.least_tokens)
 
 
 class RequestTable:
     def __init__(self, vocab_size: int, rule: PoolingRule | None = None, grammars: Grammars | None = None) -> None:
-        """`rule`: of a model that pools, whose rows are not sampled. `grammars`: of a model whose rows are sampled."""
+        """`rule`: the pooling rule of a model that pools. `grammars`: the grammars of a model that samples."""
         self.columns = np.zeros(0, ROW)
         self.poolings: dict[int, PoolingRequest] = {}
         """The pooling requests by row."""
@@ -116,7 +116,7 @@ class RequestTable:
         self._stop_token_ids[row, : len(token_ids)] = token_ids
 
     def fork(self, parent: int, child: int, sequence_index: int) -> None:
-        """Copies a row's request, and its token counts, which grow apart from then on."""
+        """Copies a row's request, and its token counts, which change separately afterwards."""
         self.columns[child] = self.columns[parent]
         self.columns["sequence_index"][child] = sequence_index
         self._stop_token_ids[child] = self._stop_token_ids[parent]
@@ -128,12 +128,12 @@ class RequestTable:
         self.poolings.pop(row, None)
 
     def followers_of(self, rows: Array) -> Followers:
-        """Gathers the counts and grammar states that take the rows' tokens, by place."""
+        """Returns the token counts and grammar states to which the rows' tokens are appended, by place."""
         lists = enumerate(map(self._lists.__getitem__, rows.tolist()))
         return [(place, follower) for place, each in lists for follower in each.followers]
 
     def gather(self, sequence_ids: tuple[int, ...], rows: Array, last_hidden: Array) -> RowRequests:
-        """Gathers the requests of some rows. Valid as long as each of them belongs to the same sequence."""
+        """Gathers the requests of some rows. They are valid while each row belongs to the same sequence."""
         columns = self.columns.take(rows)
         lists = [self._lists[row] for row in rows.tolist()]
         editing = np.flatnonzero(columns["edits_logits"]).tolist()
@@ -154,7 +154,7 @@ class RequestTable:
 
 
 def with_rows(array: npt.NDArray[Any], num_rows: int) -> npt.NDArray[Any]:
-    """Copies an array into one of more rows, which are zero."""
+    """Returns a copy of an array with more rows; the new rows are zero."""
     grown = np.zeros((num_rows, *array.shape[1:]), array.dtype)
     grown[: len(array)] = array
     return grown

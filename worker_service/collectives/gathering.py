@@ -1,7 +1,7 @@
-"""The collectives that all transports share, made of two operations of each: to gather everywhere, and to broadcast.
+"""The collectives that all transports share. They need two operations of a transport: all-gather and broadcast.
 
-The sums are local, in the tree's order: a library's own all-reduce adds in an order that is neither the tree's nor
-fixed.
+Each rank adds the gathered rows itself in the order of the tree (`kernels.leaves`), since a library's all-reduce has
+neither this order nor a fixed one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BITS = {2: torch.int16, 4: torch.int32}
 
 
 class GatheringCollectives(ABC):
-    """`kernels.collectives.Collectives` but for what only a transport knows."""
+    """`kernels.collectives.Collectives`, except for the operations that each transport implements."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
@@ -34,7 +34,7 @@ class GatheringCollectives(ABC):
 
     @abstractmethod
     def _broadcast(self, rows: Tensor, root: int) -> None:
-        """Fills `rows` with those of rank `root`."""
+        """Fills `rows` with the rows of rank `root`."""
 
     def _gather(self, rows: Tensor, to: int) -> Tensor | None:
         """Like `_all_gather`, for one rank."""
@@ -42,7 +42,7 @@ class GatheringCollectives(ABC):
         return gathered if self.rank == to else None
 
     def _to_device(self, array: npt.NDArray[np.int32]) -> Tensor:
-        """Brings a host's array to where the transport takes it from; never its own memory."""
+        """Copies a host array into memory that the transport can send; it never aliases the array."""
         return torch.from_numpy(array.copy())
 
     def add(self, rows: Tensor) -> None:

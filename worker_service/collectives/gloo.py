@@ -1,7 +1,7 @@
 """Groups over TCP, by gloo: for processors.
 
-gloo's sockets know no passwords, and the builds of torch on PyPI have its TLS left out: who may reach them is up to the
-network.
+gloo's sockets have no authentication, and torch's builds on PyPI lack gloo's TLS: the network must restrict access to
+them.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def join_gloo(store: c10d.Store, parallel: Parallel, lifetime: GroupLifetime, ho
 
     Args:
         store: where the ranks meet.
-        parallel: who this is.
-        lifetime: what the group is to belong to.
-        host: the address, or its name, at which the other ranks reach this one; nothing listens at any other.
-        seconds: for each of two connections: to all ranks, and to those of this stage.
+        parallel: this rank's place.
+        lifetime: the lifetime that owns the process groups.
+        host: the address or host name at which the other ranks reach this one; gloo listens at no other address.
+        seconds: the time limit for each of two connections: to all ranks, and to the ranks of this stage.
     """
 
     def connect(prefix: str, rank: int, size: int) -> ProcessGroupCollectives:

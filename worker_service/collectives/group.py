@@ -171,7 +171,7 @@ def first_line(error: Exception) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RankGroup(Ranks):
-    """The ranks of a replica. Where there is one stage, its collectives are those of all."""
+    """The ranks of a replica. With a single stage, `world` and `stage` are the same collectives."""
 
     lifetime: GroupLifetime
     fingerprint: bytes = b""
@@ -181,7 +181,7 @@ class RankGroup(Ranks):
 def connect_group(
     connect: Callable[[str, int, int], Collectives], parallel: Parallel, lifetime: GroupLifetime
 ) -> RankGroup:
-    """Makes a group of what `connect` makes: given a name that no other has, this rank's place, and the size."""
+    """Makes a group. `connect` makes the collectives from a unique name, this rank's place, and the size."""
     world = connect("world", parallel.rank, parallel.world_size)
     if parallel.pipeline_parallel_size == 1:
         return RankGroup(world, world, lifetime)

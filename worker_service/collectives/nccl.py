@@ -1,7 +1,7 @@
 """Groups of GPUs, by NCCL. An operation is queued on the device's stream and waits nowhere on the host.
 
-An operation that was aborted returns without raising and leaves part of its data: after each wait for the device,
-`is_broken` is read before a result is believed.
+An aborted operation returns without an error and leaves incomplete data. Therefore callers check `is_broken` after each
+wait for the device, before they use a result.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # Asks Linux for the IPv4 address of an interface.
 SIOCGIFADDR = 0x8915
 ENVIRONMENT = {
-    # The default takes the process down where an operation fails; the epoch ends instead.
+    # By default a failed operation ends the process; here only the epoch must end.
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     # A thread that would kill the process during a long abort.
     "TORCH_NCCL_ENABLE_MONITORING": "0",
@@ -39,17 +39,17 @@ ENVIRONMENT = {
 
 
 def abort_nccl(groups: list[Any]) -> None:
-    """Ends the operations of process groups, from any thread; whoever waits for one is free, with part of its data."""
+    """Ends the operations of process groups, from any thread. Threads that wait return, with incomplete data."""
     for group in groups:
-        # One that is already broken has nothing left to end.
+        # A process group that is already broken has no running operation.
         with suppress(RuntimeError):
             group.abort()
 
 
 def make_process_group(store: c10d.Store, rank: int, size: int) -> Any:
-    """Makes NCCL's process group, which builds of torch without CUDA lack."""
+    """Makes a process group of NCCL. torch's builds without CUDA lack it."""
     options = c10d.ProcessGroupNCCL.Options()
-    # The deadline of the step rules, and what misses it is aborted.
+    # The step's deadline applies; the lifetime aborts operations that miss it.
     options._timeout = timedelta(seconds=MAX_SECONDS)
     return c10d.ProcessGroupNCCL(store, rank, size, options)
 
@@ -61,15 +61,15 @@ def join_nccl(
     device: torch.device,
     make: Callable[[c10d.Store, int, int], Any] = make_process_group,
 ) -> RankGroup:
-    """Connects this rank's GPU to every other one's; raises RuntimeError where that fails.
+    """Connects this rank's GPU to the GPUs of all other ranks; raises RuntimeError if that fails.
 
-    NCCL connects at the first operation of each kind, which may fail where memory is short: the caller begins with one
-    of each.
+    NCCL connects at the first operation of each kind, which may fail if memory is short. Therefore the caller first
+    runs one operation of each kind.
 
     Args:
-        store: where the ranks meet.
-        parallel: who this is.
-        lifetime: what the group is to belong to; made with `abort_nccl`.
+        store: the store through which the ranks meet.
+        parallel: this rank's place.
+        lifetime: the lifetime that owns the process groups; made with `abort_nccl`.
         device: this rank's GPU.
         make: makes a process group.
     """
@@ -81,7 +81,7 @@ def join_nccl(
 
 
 def set_environment(host: str) -> None:
-    """Sets what torch and NCCL read when the first group is made; what is set already stays."""
+    """Sets the environment variables that torch and NCCL read for the first group, unless they are set already."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     if interface := find_interface(host):
@@ -89,7 +89,7 @@ def set_environment(host: str) -> None:
 
 
 def find_interface(host: str) -> str:
-    """Finds the network interface that has an IPv4 address; empty where none has."""
+    """Returns the name of the network interface with an IPv4 address; empty if no interface has it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             # This interface has no address of this kind.

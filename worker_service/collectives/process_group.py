@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
     from worker_service.collectives.group import GroupLifetime
 
-# A process group's own, where an operation has none: an hour.
+# The timeout of a process group's operations without a deadline: an hour.
 MAX_SECONDS = 3600.0
 
 
 class ProcessGroupCollectives(GatheringCollectives):
-    """The ranks of one process group. Each operation may take what is left of the time of the step."""
+    """Collectives over one process group. Each operation may take the time that is left for the step."""
 
     def __init__(self, lifetime: GroupLifetime, group: Any, device: torch.device) -> None:
-        """`group`: a ProcessGroup, which is the lifetime's from here on: the caller keeps no reference to it."""
+        """`group`: a ProcessGroup. The lifetime owns it from now on, and the caller must keep no reference to it."""
         super().__init__(group.rank(), group.size())
         self._lifetime = lifetime
         self._device = device
@@ -89,5 +89,5 @@ class ProcessGroupCollectives(GatheringCollectives):
 
 
 def _bytes(rows: Tensor) -> Tensor:
-    """Views contiguous rows as bytes: the one type that every transport knows."""
+    """Views contiguous rows as bytes, the only dtype that every transport supports."""
     return rows.view(-1).view(torch.uint8)

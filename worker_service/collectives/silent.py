@@ -1,6 +1,6 @@
-"""Collectives that send nothing: for a profile, a probe and a warm-up, so that a rank that fails in one leaves nobody.
+"""Collectives that send nothing, for profiles, probes and warm-ups: if one rank fails there, no other rank waits.
 
-They take the memory that others take. A world of one needs no others.
+They use as much memory as real collectives. A world of one rank needs no others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class SilentCollectives(GatheringCollectives):
-    """Takes this rank's part for the part of every rank."""
+    """Uses this rank's rows in place of every rank's rows."""
 
     is_broken = False
 
@@ -42,7 +42,7 @@ class SilentCollectives(GatheringCollectives):
 
 
 def make_silence(parallel: Parallel) -> Ranks:
-    """Makes ranks that exchange nothing with this one."""
+    """Makes silent collectives for this rank's place."""
     return Ranks(
         SilentCollectives(parallel.rank, parallel.world_size),
         SilentCollectives(parallel.tensor_rank, parallel.tensor_parallel_size),

@@ -33,7 +33,7 @@ class ThreadMeeting:
         return [ThreadCollectives(self, rank) for rank in range(self.size)]
 
     def abort(self, reason: str) -> None:
-        """Frees every thread that waits."""
+        """Frees all waiting threads."""
         self.problem = self.problem or reason
         self.barrier.abort()
         for each in self.queues.values():

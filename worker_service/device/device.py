@@ -29,14 +29,14 @@ ANY_DEVICE = AllowedDevice()
 
 
 def choose_device(requested: str, allowed: AllowedDevice) -> torch.device:
-    """Chooses a device, and makes a GPU the current one of this thread: kernels of Triton's go to that one.
+    """Chooses a device, and makes a GPU the current device of this thread, since Triton launches kernels there.
 
     Args:
-        requested: "auto", "cpu" or "cuda", by the scheduler.
-        allowed: by this worker's start options.
+        requested: the scheduler's choice: "auto", "cpu" or "cuda".
+        allowed: the devices that this worker's start options allow.
 
     Raises:
-        BlockyardError: FIELD_INVALID, where they contradict each other or there is no such GPU.
+        BlockyardError: FIELD_INVALID, if the choice is not allowed or the GPU does not exist.
     """
     wanted = choose_device_type(requested, allowed.kind, has_gpu=torch.cuda.is_available())
     if wanted == "cpu":
@@ -53,7 +53,7 @@ def describe_device(device: torch.device) -> str:
 
 
 def instruction_set(device: torch.device) -> str:
-    """Names what the device computes with: a kind of GPU, or the processor's vector instructions."""
+    """Returns the model of a GPU, or the processor's vector instruction set."""
     return describe_device(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
 
 

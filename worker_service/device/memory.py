@@ -1,6 +1,6 @@
-"""Reads what memory a device has and what this process takes of it.
+"""Reads the memory of a device, and this process's use of it.
 
-Knows no model: sizes come in as numbers. What is divided into blocks, `blockyard.capacity.memory` says.
+Knows no model: sizes are numbers. `blockyard.capacity.memory` decides how much memory blocks get.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from blockyard.capacity.memory import ControlGroups, Usage, read_host_memory, re
 
 
 def room_for_weights(device: torch.device, groups: ControlGroups | None = None) -> int:
-    """Returns the bytes that this process can still take on a device: larger weights cannot be loaded."""
+    """Returns the bytes that this process can still allocate on a device for weights."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return read_host_memory(groups).available_bytes
 
 
 def total_bytes(device: torch.device) -> int:
-    """Returns the bytes of a device's memory, or of what this process may use of the host's."""
+    """Returns the bytes of a GPU's memory, or of the host memory that this process may use."""
     return torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else read_host_memory().total_bytes
 
 
 def is_exhausted(error: Exception) -> bool:
-    """Returns whether an error means that memory ran out: on a CPU torch has no exception of its own for that."""
+    """Returns whether an error means that memory ran out. On a CPU torch has no separate exception for that."""
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in str(error)
 
 
@@ -66,7 +66,8 @@ def gpu_foreign_bytes(device: torch.device) -> int:
 def gpu_usage(device: torch.device, foreign_bytes: int, weights_bytes: int, activation_bytes: int) -> Usage:
     """Adds up the memory on a GPU, given the foreign bytes when the device was chosen.
 
-    Those bytes belong to others and are left out, so that several workers can share a GPU; what came since is `other`.
+    The given bytes belong to other processes and are left out, so that several workers can share a GPU. Foreign bytes
+    that were added since then count as `other`.
     """
     free, total = gpu_free_bytes(device), total_bytes(device)
     other = max(0, gpu_foreign_bytes(device) - foreign_bytes)
@@ -75,7 +76,7 @@ def gpu_usage(device: torch.device, foreign_bytes: int, weights_bytes: int, acti
 
 
 def reset_peak_memory() -> bool:
-    """Resets this process's peak memory; False where the system does not allow it."""
+    """Resets this process's peak memory; returns False if the system does not allow it."""
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except OSError:

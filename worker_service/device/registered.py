@@ -1,6 +1,6 @@
-"""Memory of the host that a GPU reads and writes by itself, while the host goes on: registered with CUDA's runtime.
+"""Host memory that is registered with CUDA's runtime, so that a GPU reads and writes it while the host continues.
 
-PyTorch's pinned memory would be as good, but it takes the next power of two. Knows no pools.
+PyTorch's pinned memory would also work, but rounds sizes up to a power of two. Knows no pools.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ log = EventLogger(__name__)
 
 
 class MemoryRegistry(Protocol):
-    """Knows which memory of the host a GPU can reach."""
+    """A registry of the host memory that a GPU can access."""
 
     def register(self, address: int, num_bytes: int) -> str:
-        """Adds memory; returns what went wrong, or nothing."""
+        """Registers memory; returns an error text, or an empty text on success."""
         ...
 
     def unregister(self, address: int) -> None:
-        """Removes memory, once nothing that was enqueued uses it."""
+        """Unregisters memory, after all enqueued work that uses it is done."""
         ...
 
 
@@ -48,7 +48,7 @@ class CudaRegistry:
         return str(runtime.cudaGetErrorString(error))
 
     def unregister(self, address: int) -> None:
-        """Waits for the device, and takes memory off the runtime's list."""
+        """Waits for the device, and unregisters the memory with the runtime."""
         torch.cuda.synchronize(self._device)
         runtime: Any = torch.cuda.cudart()
         runtime.cudaHostUnregister(address)
@@ -66,7 +66,7 @@ class _Memory(mmap.mmap):
 
 
 def allocate_registered(num_bytes: int, device: torch.device, registry: MemoryRegistry | None = None) -> Tensor:
-    """Allocates zeroed bytes [num_bytes] uint8 for a GPU. Where they cannot be registered, copies are slow, and right.
+    """Allocates zeros [num_bytes] uint8 for a GPU. If they cannot be registered, copies are correct but slow.
 
     Args:
         num_bytes: at least 1.
@@ -74,7 +74,7 @@ def allocate_registered(num_bytes: int, device: torch.device, registry: MemoryRe
         registry: CUDA's, if None.
 
     Raises:
-        OSError: the system does not promise that much.
+        OSError: the system refuses to reserve the memory.
     """
     registry = registry or CudaRegistry(device)
     memory, tensor = map_huge(num_bytes, _Memory)

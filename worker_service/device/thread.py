@@ -1,6 +1,6 @@
 """The one thread in which all torch work runs, fed in order. The event loop stays free to answer.
 
-Knows nothing about its jobs. An exit or a panic in it ends the process, which is useless without it.
+Knows nothing about its jobs. An exit or a panic in this thread ends the process, which cannot work without it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class DeviceThread:
         # Unlike queue.Queue it wakes its reader without a lock written in Python.
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = make_thread(self._run, "device")
-        # Waits for what runs on the device, where that is apart from this process.
+        # A second thread that waits for asynchronous work on the device.
         self._launched: queue.SimpleQueue[tuple[Launched, Callable[[], None]]] = queue.SimpleQueue()
         self._waiter = make_thread(self._wait, "device waiter")
 
@@ -49,7 +49,7 @@ class DeviceThread:
         return not self._thread.is_alive()
 
     def when_ready(self, launched: Launched, job: Callable[[], None]) -> None:
-        """Queues a job as soon as something that runs on the device is ready."""
+        """Queues a job as soon as some asynchronous work on the device is ready."""
         if not self._waiter.is_alive():
             self._waiter.start()
         self._launched.put((launched, job))
@@ -67,7 +67,7 @@ class DeviceThread:
         self._jobs.put(job)
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Queues work and waits for what it returns or raises. Cancelling the wait does not cancel the work."""
+        """Queues work and waits for its result or exception. Cancelling the wait does not cancel the work."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[T] = loop.create_future()
 
@@ -92,9 +92,9 @@ class DeviceThread:
         return await answer
 
     def call(self, work: Callable[[], T]) -> T:
-        """Queues work and waits for what it returns or raises, in a thread that no loop runs in.
+        """Queues work and waits for its result or exception, from a thread without an event loop.
 
-        In this very thread it is an ordinary call.
+        In the device thread itself it calls the work directly.
         """
         if threading.current_thread() is self._thread:
             return work()

@@ -1,1 +1,1 @@
-"""Grammars of sequences: a model's vocabulary for them, where each sequence is in its own, and masks of its tokens."""
+"""Grammars of sequences: the model's vocabulary, the state of each sequence in its grammar, and token masks."""

@@ -1,7 +1,8 @@
-"""The states of sequences in their grammars, as a function of the grammar and the output alone.
+"""The states of sequences in their grammars, which depend only on the grammar and the output.
 
-A matcher is made in a thread when the step that brings its sequence is decoded, and moved on by tokens in the thread
-that makes masks, before the next mask: the device thread only notes which tokens they are. Knows no tensors.
+A thread makes a sequence's matcher as soon as the sequence's first step is decoded. The thread that makes masks
+advances the matcher by the new tokens before the next mask; the device thread only records these tokens. Knows no
+tensors.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ log = EventLogger(__name__)
 WORD_BITS = 32
 # Grammars that are kept compiled: requests of one application have the same few.
 _MAX_COMPILED = 64
-# The most that all compiled grammars may take; those of usual schemas never reach it.
+# The most memory for all compiled grammars; usual schemas never reach it.
 _MAX_COMPILED_BYTES = 1024 * 1024 * 1024
 _MAX_COMPLAINT = 300
 
@@ -48,7 +49,7 @@ class Grammars:
     """The grammars of one model's sequences, and the threads that work on them."""
 
     def __init__(self, vocabulary: LLTokenizer | BlockyardError, vocab_size: int) -> None:
-        """`vocabulary`: the error is what sequences with a grammar fail with."""
+        """`vocabulary`: the vocabulary, or the error with which sequences with a grammar fail."""
         self._vocabulary = vocabulary
         self._num_words = -(-vocab_size // WORD_BITS)
         self._compilers = make_executor(2, "grammars")
@@ -58,7 +59,7 @@ class Grammars:
         self._lock = Lock()
 
     def prepare(self, grammar: str) -> Future[LLMatcher]:
-        """Starts to compile a grammar, unless that was done before. Any thread may call this."""
+        """Starts to compile a grammar, unless it was started before. Any thread may call this."""
         with self._lock:
             found = self._compiled.pop(grammar, None)
             if found is None:
@@ -85,13 +86,13 @@ class Grammars:
         return matcher
 
     def follow(self, grammar: str, output: Ids, stop_token_ids: Ids) -> GrammarState:
-        """Begins to follow a sequence that has this output, and ends by any of `stop_token_ids`."""
+        """Returns the state of a sequence that has this output and ends with any of `stop_token_ids`."""
         compiled = self.prepare(grammar)
         renew = partial(self._renew, grammar, compiled)
         return GrammarState(compiled, renew, output.tolist(), self._find_ends(stop_token_ids))
 
     def _renew(self, grammar: str, spent: Future[LLMatcher]) -> LLMatcher:
-        """Compiles a grammar for one row alone, and copies what is spent no more."""
+        """Compiles a grammar again for one row, after the shared compiled grammar has reached a limit."""
         with self._lock:
             if self._compiled.get(grammar) is spent:
                 del self._compiled[grammar], self._sizes[grammar]
@@ -107,13 +108,13 @@ class Grammars:
         return Ends(frozenset(ids), bits_of(ids), bits_of(plain), bits_of(own))
 
     def begin_masks(self, states: Sequence[tuple[int, GrammarState]]) -> Masks:
-        """Begins to make the masks of some rows, each by its place in the step."""
+        """Begins to make the masks of rows in another thread. `states`: by the row's place in the step."""
         words = np.zeros((len(states), self._num_words), np.uint32)
         return Masks(np.array([row for row, _ in states], np.int64), words, self._masker.submit(_fill, states, words))
 
 
 def make_grammars(loaded: RunnableModel) -> Grammars | None:
-    """Reads a model's vocabulary, some 35 MB and 0.2 s for each 50,000 tokens; None where nothing is sampled."""
+    """Reads a model's vocabulary (about 35 MB and 0.2 s per 50,000 tokens); None if the model does not sample."""
     if loaded.config.pooling is not None or not loaded.parallel.is_sampling_rank:
         return None
     vocab_size = loaded.config.vocab_size
@@ -129,8 +130,8 @@ def _fill(states: Sequence[tuple[int, GrammarState]], words: Words) -> None:
 
 
 class Ends(NamedTuple):
-    """The ids that end a sequence, and their bits: of `all`, of those that are `plain` text, and those that llguidance
-    sets by its `own` idea where a grammar may end."""
+    """The ids that end a sequence, and mask bits: of `all` end ids, of end ids that are `plain` text, and of
+    llguidance's `own` end ids, which it sets where the grammar may end."""
 
     token_ids: frozenset[int]
     all: Bits
@@ -150,7 +151,7 @@ class GrammarState:
         self._is_masked = False  # behind these
         self._ends = ends
         self.failure: BlockyardError | None = None
-        """Why no token is allowed any more."""
+        """The reason why no token is allowed any more."""
 
     def add(self, token_id: int) -> None:
         self._token_ids.append(token_id)
@@ -168,16 +169,16 @@ class GrammarState:
         return twin
 
     def fill(self, words: Words) -> None:
-        """Writes the mask of the next token: a bit for each id, which is allowed where it is set.
+        """Writes the mask of the next token: a bit for each id, set if the id is allowed.
 
-        Leaves all bits 0, and says why in `failure`, where the grammar cannot be followed.
+        If the grammar cannot be followed, all bits stay 0 and `failure` has the reason.
         """
         try:
             if self.failure is None:
                 with panics_as_errors():
                     self._fill(words)
         except BlockyardError as error:
-            # Rows with the same grammar share the error: it must not hold on to what each of them was doing.
+            # Rows with the same grammar share the error, so it must not keep a row's traceback and frames alive.
             self.failure = error.with_traceback(None)
         except Exception:  # must not end the step of others
             log.exception("a grammar failed")
@@ -192,7 +193,7 @@ class GrammarState:
         except BlockyardError as error:
             if error.reason is not Reason.GRAMMAR_TOO_COMPLEX:
                 raise
-            # Copies share a lexer, with all that texts of other rows made of it: its limits say nothing of this one.
+            # Copies of a matcher share a lexer, which the texts of other rows may have brought to its limits.
             self._matcher, self._num_consumed, self._is_masked = self._renew(), 0, False
             self._advance(self._matcher, words)
 
@@ -202,7 +203,7 @@ class GrammarState:
                 # A mask counts against a matcher's limits, so a matcher that catches up has to make the masks, too.
                 _mask(matcher)
             self._is_masked = False
-            # An end is no part of what the grammar says. Before min_tokens there may be several.
+            # End ids are not part of the grammar's text. Before min_tokens the output may have several.
             if not (token_id in self._ends.token_ids and matcher.is_accepting()) and not matcher.consume_token(
                 token_id
             ):
@@ -241,7 +242,7 @@ NO_BITS: Bits = bits_of(())
 
 
 def _refusal(matcher: LLMatcher, reason: Reason) -> BlockyardError:
-    """Makes the error of a matcher that failed; `reason`: where it is not for a limit."""
+    """Makes the error of a matcher that failed. `reason`: the error's reason, unless a limit was reached."""
     if is_panic(matcher.get_error()):
         # The panic's text has a stack and may quote an answer, so it is not logged.
         log.error("llguidance panicked in a grammar")
@@ -271,7 +272,7 @@ class Masks:
         return self._words
 
     def leaves_only(self, row: int, token_ids: Ids) -> bool:
-        """Returns whether a row has a mask that allows none but some of these tokens."""
+        """Returns whether a row has a mask that allows no tokens except some of these."""
         place = int(np.searchsorted(self.rows, row))
         if place == len(self.rows) or self.rows[place] != row:
             return False

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def read_vocabulary(folder: Path, vocab_size: int) -> LLTokenizer:
-    """Reads tokenizer.json; its ids beyond those of the model, and the model's beyond its own, are never allowed.
+    """Reads tokenizer.json. Ids that only the tokenizer or only the model has are never allowed.
 
-    Raises BlockyardError FEATURE_DISABLED, with what is missing.
+    Raises BlockyardError FEATURE_DISABLED, which names the missing file or feature.
     """
     if not library_version():
         raise _disabled(f"this worker cannot compile grammars: {HINT}")
@@ -40,7 +40,7 @@ def read_vocabulary(folder: Path, vocab_size: int) -> LLTokenizer:
 
 
 def _end_ids(folder: Path) -> set[int]:
-    """Finds ids that config.json and generation_config.json call ends: llguidance wants to know some."""
+    """Returns the end token ids in config.json and generation_config.json; llguidance needs at least one."""
     found: set[int] = set()
     for name in ("config.json", "generation_config.json"):
         value = read_object(folder / name).get("eos_token_id") if (folder / name).exists() else None

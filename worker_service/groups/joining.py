@@ -1,6 +1,6 @@
 """Joining a group: a rank meets the others, connects to them, and verifies who they are.
 
-Runs in the device thread, but for what is checked before. Knows no epochs but the one that it is told.
+Runs in the device thread, except for checks before it. Knows only the epoch of its request.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 PROOF_BYTES = 32
 FINGERPRINT_BYTES = 32
-# Ranks that have met are connected in milliseconds; nothing but this time frees one that waits for that.
+# Ranks that have met connect within milliseconds. Only this timeout frees a rank that waits for a connection.
 CONNECT_SECONDS = 10.0
 
 
@@ -74,14 +74,14 @@ def find_route(settings: GroupSettings, device: torch.device, rendezvous_address
 
 
 def _find_host(rendezvous_address: str) -> str:
-    """Finds this machine's own address on the way to rank 0."""
+    """Returns this machine's own address on the route to rank 0."""
     if rendezvous_address.startswith("unix:"):
         return LOCALHOST
     host, port = host_of(rendezvous_address).strip("[]"), rendezvous_address.rpartition(":")[2]
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:
-            # Sends nothing: it asks for the route alone.
+            # This sends nothing: it only asks the system for the route.
             probe.connect(address)
             return str(probe.getsockname()[0])
     except OSError as error:
@@ -102,7 +102,7 @@ def join(
 
 
 def _compare_set_ups(store: RendezvousStore, parallel: Parallel, kind: str) -> None:
-    """Sends the others how this rank is set up: ranks that differ would wait for each other in vain."""
+    """Compares the settings of all ranks, since ranks with different settings would wait for each other in vain."""
     mine = f"{kind}, {parallel.tensor_parallel_size} × {parallel.pipeline_parallel_size}"
     store.set(f"set-up {parallel.rank}", mine)
     for rank in range(parallel.world_size):
@@ -124,14 +124,14 @@ def greet(
     The connections between ranks have no passwords, so each rank proves over them that it knows the secret.
 
     Args:
-        group: of all ranks, which do this at once.
+        group: the group; all ranks call this at the same time.
         parallel: this rank's place.
-        device: where the group's tensors lie.
-        request: what the ranks were told.
-        fingerprint: what this rank knows that the network computes, of FINGERPRINT_BYTES, or empty.
+        device: the device of the group's tensors.
+        request: the scheduler's request to join the group.
+        fingerprint: the network's fingerprint [FINGERPRINT_BYTES], if this rank knows it, else empty.
 
     Returns:
-        The fingerprint that a rank knows, or none if none does.
+        The fingerprint that any rank knows; empty if no rank knows it.
     """
     group.stage.add(torch.zeros(1, 1, device=device))
     _greet_stages(group, parallel, torch.zeros(1, 1, device=device))
@@ -139,7 +139,7 @@ def greet(
     seen = torch.zeros_like(proofs)
     seen[parallel.rank] = proofs[parallel.rank]
     seen = seen.to(device)
-    # The bits of all ranks: a rank that returns knows that no rank needs the meeting point any more.
+    # This needs a message from every rank: afterwards no rank needs the meeting point any more.
     group.world.add_bits(seen)
     seen = seen.cpu()
     if group.world.is_broken:

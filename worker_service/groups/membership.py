@@ -1,8 +1,8 @@
-"""This worker's membership of its replica's group: how it joins one for an epoch, and how that ends.
+"""This worker's membership of its replica's group: it joins a group for an epoch, keeps it, and leaves it.
 
-One group at a time, and never two in one process that both could still write: a thread that does not come back from an
-operation of the old one ends the process. Lives in the event loop, which is free to end what the device thread waits
-in; the device thread joins, and works.
+A process has one group at a time, and never two groups that could both still write: if the device thread does not
+return from an operation of the old group, the process ends. This object lives in the event loop, which can end an
+operation in which the device thread waits. The device thread joins groups and works in them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 log = EventLogger(__name__)
 
 MAX_FORM_SECONDS = 3600.0
-# Time that the device thread gets to come back from an operation, beyond the operation's own.
+# Extra time for the device thread to return from an operation, after the operation's own time limit.
 RETURN_SECONDS = 5.0
 EXIT_CODE = 70
 MAX_INCARNATION_BYTES = 256
@@ -50,7 +50,7 @@ class GroupLink(RendezvousPoint, Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Member:
-    """A group that this worker is in, or is joining: then without `group`, and with a `store` while the ranks meet."""
+    """A group that this worker is in or joins. While it joins, `group` is None; `store` exists while the ranks meet."""
 
     request: GroupRequest
     lifetime: GroupLifetime
@@ -72,7 +72,7 @@ class Membership:
         connect: Callable[[GroupRequest], GroupLink] = _nowhere,
         end_process: Callable[[int], None] = end_process,
     ) -> None:
-        """`connect`: opens the way to rank 0, for other ranks. `end_process`: is given the exit code."""
+        """`connect`: connects other ranks to rank 0. `end_process`: called with the exit code."""
         self.epoch = 0
         # The fingerprint of this worker's network, for ranks that come later; empty: not known yet.
         self.fingerprint = b""
@@ -87,7 +87,7 @@ class Membership:
 
     @property
     def info(self) -> GroupInfo | None:
-        """The group; None before the first."""
+        """The current group; None before the first one."""
         member = self._member
         if member is None:
             return None
@@ -96,7 +96,7 @@ class Membership:
         return GroupInfo(member.request.epoch, reusable, problem, _digest(member.request.members))
 
     def find(self, epoch: int | None = None) -> RankGroup | None:
-        """Returns the group of an epoch, or of whichever was last, whole or broken. For any thread."""
+        """Returns the group of an epoch, or the last group (None), whether whole or broken. For any thread."""
         member = self._member
         return member.group if member is not None and epoch in (None, member.request.epoch) else None
 
@@ -107,7 +107,7 @@ class Membership:
             raise BlockyardError(Reason.WRONG_STATE, message)
 
     def open_rendezvous(self, parallel: Parallel, epoch: int) -> bytes:
-        """Opens the meeting point for an epoch that was checked, and returns its secret."""
+        """Opens the meeting point for a checked epoch, and returns its secret."""
         if parallel.rank != 0:
             raise BlockyardError(Reason.WRONG_STATE, f"the ranks meet at rank 0, and this is rank {parallel.rank}")
         self.epoch = max(self.epoch, epoch)
@@ -122,14 +122,14 @@ class Membership:
         return self._rendezvous
 
     async def form(self, parallel: Parallel, device: torch.device, request: GroupRequest) -> str:
-        """Joins a group that was checked, and returns its kind. Raises BlockyardError, and then there is no group."""
+        """Joins a checked group, and returns its transport. After a BlockyardError the worker has no group."""
         self.epoch = max(self.epoch, request.epoch)
         before = self._member
         if request.reuse:
             member = self._take_over(request)
         else:
             member = _Member(request, GroupLifetime(parallel.rank, abort_nccl if device.type == "cuda" else None))
-        # Whatever ends groups ends this one from here on, though it is not there yet.
+        # From here on every call that ends the group also ends this one, although it is still being joined.
         self._member = member
         try:
             if before is not None and before is not member:
@@ -145,7 +145,7 @@ class Membership:
         return member.kind
 
     def _take_over(self, request: GroupRequest) -> _Member:
-        """Brings the present group into another epoch."""
+        """Keeps the present group for another epoch."""
         member, info = self._member, self.info
         if member is None or info is None or not info.reusable or _digest(request.members) != info.members_digest:
             raise BlockyardError(Reason.WRONG_STATE, "no complete and idle group of these members can be taken over")
@@ -170,7 +170,7 @@ class Membership:
         try:
             return await self._join(member, point, route, parallel, device)
         except BlockyardError as error:
-            # The reason is reported to those that still wait here.
+            # Callers that still wait here get the reason.
             reason = error.message
             raise
         finally:
@@ -189,32 +189,32 @@ class Membership:
         return await self._thread.run(lambda: _join_in_thread(member, connect, parallel, device, self.fingerprint))
 
     async def leave(self, epoch: int, reason: str) -> None:
-        """Ends the group of this epoch, or of one before."""
+        """Ends the group of this epoch or of an earlier one."""
         if self._rendezvous is not None and self._rendezvous.epoch <= epoch:
             self._close_rendezvous(reason)
         if self._member is not None and self._member.request.epoch <= epoch:
             await self._end(self._member, reason)
 
     def suspend(self) -> None:
-        """Lets no step begin in the present group any more: its epoch is over."""
+        """Prevents further steps in the present group, whose epoch is over."""
         if self._member is not None:
             self._member.lifetime.suspend()
 
     def on_epoch(self, epoch: int) -> None:
-        """Ends the group of an epoch before this one, whose steps begin."""
+        """Ends the group of an earlier epoch when the steps of `epoch` begin."""
         if self._member is not None and self._member.request.epoch < epoch:
             self._end(self._member, f"epoch {epoch} has begun")
 
     def on_stream_end(self, epoch: int) -> None:
-        """Keeps the group of an epoch whose stream ends while it is idle; ends it otherwise, since its peers wait."""
+        """Called when an epoch's stream ends: keeps an idle group, and ends a busy one, since its peers wait."""
         member = self._member
         if member is not None and member.request.epoch == epoch and not member.lifetime.suspend():
             self._end(member, "the step stream ended in the middle of a step, or with rows on their way")
 
     def _end(self, member: _Member, reason: str) -> asyncio.Future[None]:
-        """Ends a group, and returns what ends when its connections are closed, or the device thread is to do that.
+        """Ends a group in another thread, since that may take long with NCCL.
 
-        Ending a group of NCCL's may take a while: never in the event loop.
+        The returned future is done when the connections are closed, or when that is left to the device thread.
         """
         if member.store is not None:
             member.store.close(reason)
@@ -227,7 +227,7 @@ class Membership:
         return asyncio.get_running_loop().run_in_executor(None, member.lifetime.abort, reason)
 
     async def _require_return(self, seconds: float) -> None:
-        """Ends the process if the device thread stays in an operation: it may still write where the next group does."""
+        """Ends the process if the device thread stays in an operation, which could still write to the next group."""
         try:
             await asyncio.wait_for(self._thread.run(lambda: None), seconds)
         except TimeoutError:
@@ -248,7 +248,7 @@ def _join_in_thread(
 ) -> RankGroup:
     """Connects and greets; raises BlockyardError, and then the group has ended."""
     lifetime, failure = member.lifetime, None
-    # Behind whatever step of the epoch before was about to begin in this thread: it has found the group suspended.
+    # A step of the previous epoch that was queued in this thread has run by now, and found the group suspended.
     lifetime.resume()
     with lifetime.work(member.request.timeout_seconds):
         try:
@@ -268,7 +268,7 @@ def _digest(members: tuple[str, ...]) -> bytes:
 
 
 def wrong_members(epoch: int, members: tuple[str, ...], parallel: Parallel) -> Iterable[Violation]:
-    """Finds what is wrong with the members of a group; raises BlockyardError WRONG_STATE where there is none."""
+    """Yields the faults of a group's members; raises BlockyardError WRONG_STATE without a group."""
     world_size = parallel.world_size
     if world_size == 1:
         raise BlockyardError(Reason.WRONG_STATE, "this worker was set up for a world size of 1, which has no group")
@@ -281,7 +281,7 @@ def wrong_members(epoch: int, members: tuple[str, ...], parallel: Parallel) -> I
 
 
 def wrong_request(request: GroupRequest) -> Iterable[Violation]:
-    """Finds what is wrong with how a group is to be joined."""
+    """Yields the faults of a request to join a group."""
     if not 0 < request.timeout_seconds <= MAX_FORM_SECONDS:
         yield Violation("timeout", f"must be above 0 and at most {MAX_FORM_SECONDS:.0f} s")
     if request.reuse:

@@ -1,6 +1,6 @@
 """The meeting point of a group's ranks: values that they exchange before they are connected.
 
-At rank 0, for one epoch. Lives in the event loop.
+It is at rank 0, for one epoch, and lives in the event loop.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class RendezvousPoint(Protocol):
     """The values of a meeting point. A rank sets and reads them from the event loop."""
 
     async def set(self, key: str, value: bytes) -> None:
-        """Sets a value under a key; raises BlockyardError where there is no meeting point any more."""
+        """Sets a value under a key; raises BlockyardError if the meeting point is closed."""
         ...
 
     async def get(self, key: str, seconds: float) -> bytes:
@@ -51,7 +51,7 @@ class Rendezvous:
         place.set_result(value)
 
     async def get(self, key: str, seconds: float | None = None) -> bytes:
-        """See RendezvousPoint; None: for as long as the caller does."""
+        """See RendezvousPoint. `seconds` of None: waits as long as the caller waits."""
         # A caller that leaves is cancelled, though the group ends at that moment: `wait_for` would give it the error.
         async with asyncio.timeout(seconds):
             return await asyncio.shield(self._place(key))

@@ -1,4 +1,4 @@
-"""The meeting point as torch.distributed asks for one: its own would listen at a port, open to all."""
+"""The meeting point as a store of torch.distributed, whose own stores would listen at a port that is open to all."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ T = TypeVar("T")
 
 
 class RendezvousStore(c10d.Store):
-    """Used by the thread that joins a group, while the event loop carries what it says.
+    """A store for the thread that joins a group; the event loop sends its calls to the meeting point.
 
-    gloo and NCCL set keys, wait for keys and get them; nothing else is there. What the meeting point raises leaves the
-    process group's constructor as it is.
+    It has only the operations of gloo and NCCL: set a key, wait for keys, get a key. Errors of the meeting point pass
+    unchanged through the process group's constructor.
     """
 
     def __init__(self, point: RendezvousPoint, loop: asyncio.AbstractEventLoop, seconds: float) -> None:
-        """`seconds`: for all of it, from now on."""
+        """`seconds`: the time limit for all operations together, from now on."""
         super().__init__()
         self._point = point
         self._loop = loop
@@ -48,7 +48,7 @@ class RendezvousStore(c10d.Store):
         return self._run(self._point.get(key, self.seconds_left))
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Waits until every key is set. The time for all of it rules."""
+        """Waits until every key is set, within the time limit of the store."""
         for key in keys:
             self.get(key)
 

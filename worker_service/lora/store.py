@@ -93,7 +93,7 @@ class LoraStore:
             raise BlockyardError(Reason.WRONG_STATE, message)
         task = asyncio.create_task(self._read(request))
         self._reading[request.lora_id] = (request, task)
-        # If the caller has left, nobody else reads the exception.
+        # Reads the exception, which asyncio would otherwise report as lost if the caller has left.
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def _read_folder(self, request: LoraRequest) -> AdapterWeights:

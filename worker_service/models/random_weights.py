@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 VALUES_PER_COUNTER = 8
 # Counters that are computed at a time: each word takes 8 bytes meanwhile.
 PIECE = 2**20
-# The standard deviation of a bias. That of a weight keeps the size of what it multiplies.
+# The standard deviation of a bias. A weight's standard deviation is chosen so that products keep their rows' size.
 BIAS_SPREAD = 0.02
 HALF = 2**16
 # Optional tensors of quantized modules, which are not made.
@@ -75,7 +75,7 @@ class RandomWeights:
         return tensor
 
     def _read_quantized(self, name: str, shape: Sequence[int], numbers: Numbers) -> Tensor:
-        """Makes levels of all sizes, scales that keep the size of what weights multiply, zero points in the middle."""
+        """Makes levels of all values, scales that keep the size of rows in products, and middle zero points."""
         stored = self._config.stored
         assert stored is not None
         match numbers:
@@ -104,7 +104,7 @@ class RandomWeights:
         """Does nothing: every tensor can be made."""
 
     def finish(self) -> str:
-        """Returns the digest of what all tensors were made from, in hex."""
+        """Returns the digest of the inputs from which all tensors were made, in hex."""
         return self._digest.hexdigest()
 
 

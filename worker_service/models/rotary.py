@@ -84,7 +84,7 @@ def _yarn(config: RotaryConfig, size: int) -> tuple[Tensor, float]:
 
 
 def _turning_dimension(config: RotaryConfig, size: int, num_turns: float) -> float:
-    """The dimension that turns so many times over the original length."""
+    """Returns the dimension whose angle makes the given number of turns over the original length."""
     length = config.parameters["original_max_position_embeddings"]
     return size * math.log(length / (num_turns * 2 * math.pi)) / (2 * math.log(config.theta))
 

@@ -118,7 +118,7 @@ class WorkerMetrics:
             loras.on_loaded, loras.on_removed = self._lora_loads.observe, self._lora_removals.add
 
     def on_save(self, save_format: str, seconds: float | None) -> None:
-        """Counts weights that were saved in so many seconds; None: they could not be."""
+        """Counts a save of weights with its seconds, or a failed save (None)."""
         self._saves.add(save_format, "failed" if seconds is None else "saved")
         if seconds is not None:
             self._save_seconds[save_format,] = seconds
@@ -159,7 +159,7 @@ class WorkerMetrics:
 
 
 def _states(now: WorkerState) -> dict[tuple[str, ...], float]:
-    # No worker says the others of itself.
+    # A worker is never in the other two states itself.
     own = (state for state in WorkerState if state not in (WorkerState.UNSPECIFIED, WorkerState.UNREACHABLE))
     return {(state.value,): state is now for state in own}
 
@@ -176,7 +176,7 @@ def _pool_bytes(cache: CacheInfo | None) -> dict[tuple[str, ...], float]:
 
 
 def _loras_of(store: LoraStore | None) -> list[AdapterWeights]:
-    # A copy: this runs in the thread of who asks.
+    # A copy, since this runs in the thread of the metrics request.
     return list(store.adapters.values()) if store is not None else []
 
 

@@ -1,7 +1,7 @@
 """Makes the spans of a step stream's traced sequences: one for each step that begins or prefills a sequence, one for
 each run of decode steps. Lives in the event loop. Processes that do not trace have none.
 
-A step with the rows of the one before is not looked at. A stream without traced sequences keeps nothing.
+A step with the same rows as the step before it is skipped. A stream without traced sequences keeps nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class _Traced(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """Decode steps of a sequence, one behind the other."""
+    """Consecutive decode steps of a sequence."""
 
     span: Span
     first_step_id: int
@@ -48,7 +48,7 @@ class StepSpans:
         self._ended_at = 0.0
 
     def on_step(self, step: Step) -> None:
-        """Takes a step that came and is not checked yet."""
+        """Takes a step that has arrived and is not checked yet."""
         if self._traced or self._unanswered or any(new.trace_context for new in step.new_sequences):
             self._unanswered.append(step)
 

@@ -1,4 +1,4 @@
-"""Decodes and encodes what operators ask of a worker: KV groups, profiles, heads of tensors."""
+"""Decodes and encodes the messages of operators' requests: KV groups, profiles, heads of tensors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PIECE_BYTES = 1 << 20
 
 
 def decode_timeout(message: worker_pb2.CallExtensionRequest) -> float | None:
-    """Decodes how long a call may take, in seconds; None: not said."""
+    """Decodes the time limit of a call in seconds; None if it is not set."""
     timeout: Duration = message.timeout
     return timeout.ToNanoseconds() / 1e9 if message.HasField("timeout") else None
 

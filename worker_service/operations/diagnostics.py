@@ -40,7 +40,7 @@ BLOCKS_OF_A_PIECE = 64
 
 
 class Diagnostics:
-    """Looks into one worker. Operations that read weights raise BlockyardError WRONG_STATE where there are none."""
+    """Inspects one worker. Operations that read weights raise BlockyardError WRONG_STATE without loaded weights."""
 
     name = DIAGNOSTICS
 
@@ -122,7 +122,7 @@ class Diagnostics:
         return {"ways": ways}
 
     def memory_summary(self) -> Json:
-        """Reads what memory holds, in bytes."""
+        """Returns the memory use by purpose, in bytes."""
         device, set_up = self._find_device(), self._worker.set_up
         loaded, cache = set_up.loaded, set_up.cache
         on_gpu = device.type == "cuda"
@@ -154,7 +154,7 @@ class Diagnostics:
         }
 
     def collect_garbage(self) -> Json:
-        """Runs Python's collector, and has allocators give back what they keep."""
+        """Runs Python's garbage collector, and returns allocators' cached memory to the system."""
         device, process = self._find_device(), psutil.Process()
         on_gpu = device.type == "cuda"
         before = process.memory_info().rss, torch.cuda.memory_reserved(device) if on_gpu else 0
@@ -175,7 +175,7 @@ class Diagnostics:
 
 
 def _in_json(operation: Callable[..., Any]) -> Operation:
-    """Makes an operation of bytes of one of JSON fields; raises BlockyardError FIELD_INVALID for other fields."""
+    """Wraps a function of JSON fields as an operation on bytes; raises BlockyardError FIELD_INVALID for others."""
     signature = inspect.signature(operation)
 
     def call(payload: bytes) -> Generator[None, None, bytes]:
@@ -211,7 +211,7 @@ def _number(value: float) -> float | str:
 
 
 def _copies(device: torch.device, num_bytes: int) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Yields the ways that bytes go: a name, where from, where to."""
+    """Yields the measured copies: (name, source, destination)."""
     here = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
     yield "copy", here, torch.ones_like(here)
     if device.type == "cuda":

@@ -1,7 +1,7 @@
 """Extensions: classes that a worker is started with, whose operations clients call by name.
 
-Owns what an extension is, and what it is shown of the worker. Nothing here is named from outside the process: the
-command line alone says which modules are imported.
+Defines the interface of an extension, and the view of the worker that an extension gets. Only the command line, and
+never a request, names the modules that are imported.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class WorkerView:
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yields a copy of each tensor of this rank's share, by its name in a checkpoint, in the order of a step.
 
-        What is written to it changes nothing. Call it between steps: in an operation, or in `run_between_steps`.
+        Writes to a copy do not change the model. Call it between steps: in an operation, or in `run_between_steps`.
         Raises BlockyardError WRONG_STATE before the model is loaded, and while it sleeps.
         """
         for module in self._loaded().model.modules():
@@ -64,7 +64,7 @@ class WorkerView:
     def run_between_steps(self, work: Callable[[], T]) -> T:
         """Runs work between two steps and returns its result: for a thread of the extension's own.
 
-        In an operation, which runs there already, it is an ordinary call.
+        In an operation, which already runs between two steps, it calls the work directly.
         """
         return self._worker.run_between_steps(work)
 
@@ -79,9 +79,9 @@ class WorkerExtension(Protocol):
 
     @property
     def operations(self) -> Mapping[str, Operation]:
-        """What it can do, by name. Each runs in the device thread between two steps, which wait meanwhile.
+        """The operations of the extension by name. They run in the device thread between two steps, which wait.
 
-        One that takes long is a generator function: steps go on where it yields, and it returns its result.
+        A long operation should be a generator function: steps run where it yields, and it returns its result.
         """
         ...
 

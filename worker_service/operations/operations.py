@@ -37,7 +37,7 @@ class WorkerOperations:
         self.extensions: Mapping[str, WorkerExtension] = {diagnostics.name: diagnostics, **extensions}
 
     async def call(self, name: str, operation: str, payload: bytes) -> bytes:
-        """Does an operation of an extension, between two steps; see `WorkerService.CallExtension` for its errors."""
+        """Runs an operation of an extension between two steps; see `WorkerService.CallExtension` for its errors."""
         self._worker.require(*_WITH_DEVICE)
         function, title = self._find(name, operation), f"{name}.{operation}"
         result = await self._do(title, lambda: function(payload))
@@ -48,7 +48,7 @@ class WorkerOperations:
         raise BlockyardError(Reason.EXTENSION_FAILED, f"{title} returned {type(result).__name__}, not bytes")
 
     async def _finish(self, title: str, pieces: Generator[None, None, object]) -> object:
-        """Does an operation piece by piece, and returns its result."""
+        """Runs an operation piece by piece, and returns its result."""
 
         def do_piece() -> tuple[object, ...]:
             try:
@@ -62,7 +62,7 @@ class WorkerOperations:
         return result[0]
 
     async def _do(self, title: str, work: Callable[[], T]) -> T:
-        """Does a piece of an operation; raises BlockyardError EXTENSION_FAILED for an error of the extension's own."""
+        """Runs a piece of an operation; raises BlockyardError EXTENSION_FAILED for an error of the extension's code."""
 
         def guarded() -> T:
             try:

@@ -1,4 +1,4 @@
-"""Dry steps in block 0, before the first request: they measure the largest step, warm up, and choose the threads.
+"""Dry steps in block 0 before the first request: to measure the largest step, warm up, and choose the threads.
 
 Knows no states.
 """
@@ -58,7 +58,7 @@ def fewest_good_threads(seconds: Mapping[int, float]) -> int:
 
 
 def has_tried_enough(best: Mapping[int, float], num_trials: int, elapsed_seconds: float) -> bool:
-    """Returns whether more trials can change nothing, or take too long; `best`: seconds of a step by threads."""
+    """Returns whether more trials cannot change the choice or take too long. `best`: seconds of a step by threads."""
     if num_trials >= NUM_TRIALS or (num_trials >= MIN_TRIALS and elapsed_seconds > MAX_TRIAL_SECONDS):
         return True
     return num_trials > 0 and min(best.values()) > LONG_STEP_SECONDS
@@ -120,7 +120,7 @@ def _dry_forward(
 
 @torch.inference_mode()
 def warm_up(runner: ModelRunner, kv_pool: Tensor, block_size: int, max_num_seqs: int) -> None:
-    """Runs a prefill and decodes once, in the scratch block, so that the first request pays for nothing."""
+    """Runs a prefill and decodes once, in block 0, so that the first request does not pay for one-time costs."""
     dry_step(runner, kv_pool, block_size, num_sequences=1, num_tokens=min(WARM_UP_TOKENS, block_size))
     for num_sequences in {1, min(max_num_seqs, TRIAL_SEQUENCES)}:
         dry_decode(runner, kv_pool, block_size, num_sequences)
@@ -128,7 +128,7 @@ def warm_up(runner: ModelRunner, kv_pool: Tensor, block_size: int, max_num_seqs:
 
 @torch.inference_mode()
 def settle_threads(runner: ModelRunner, kv_pool: Tensor, block_size: int, max_num_seqs: int) -> int:
-    """Sets the calling thread's count of compute threads to 1, unless decodes gain from those it has; returns it.
+    """Sets the calling thread's number of compute threads to 1, unless decodes gain from more; returns the number.
 
     In a small model's step a second thread may cost more than it brings. Results do not depend on the count.
     """
@@ -140,7 +140,7 @@ def settle_threads(runner: ModelRunner, kv_pool: Tensor, block_size: int, max_nu
             runner.backend.set_num_threads(num_threads)
             begin = time.perf_counter()
             dry_decode(runner, kv_pool, block_size, num_sequences)
-            # The best of each count: other load on the machine made the others slower.
+            # The best time of each count: slower times come from other load on the machine.
             best[num_threads] = min(best.get(num_threads, math.inf), time.perf_counter() - begin)
         num_trials += 1
     chosen = fewest_good_threads(best)
@@ -149,9 +149,9 @@ def settle_threads(runner: ModelRunner, kv_pool: Tensor, block_size: int, max_nu
 
 
 def profile(runner: ModelRunner, block_size: int, max_num_batched_tokens: int, max_num_seqs: int) -> int:
-    """Returns the most bytes that a step takes: all tokens and sequences allowed, each sampled.
+    """Returns the peak memory in bytes of the largest step, with all allowed tokens and sequences, all sampled.
 
-    Measures them where they are not known.
+    It is measured if the backend does not know it.
     """
     size = StepSize.largest(max_num_batched_tokens, max_num_seqs, runner.config.max_model_len)
     num_tokens, num_sequences = size.num_tokens, size.num_sequences
@@ -161,7 +161,8 @@ def profile(runner: ModelRunner, block_size: int, max_num_batched_tokens: int, m
     sizes = CaptureSizes(max_num_batched_tokens, max_num_seqs, block_size, runner.config.sliding_window)
     captured = runner.model.capture(pool, sizes)
     if captured is not None:
-        # Such a backend's allocations are known, so nothing need run. Prompts' log probabilities are never replayed.
+        # A backend with captured steps knows its allocations, so no step need run. Log probabilities of prompts are
+        # never part of a captured step.
         return captured.num_bytes + _least_activation(runner, num_tokens, num_sequences)
     return _profile_cpu(runner, pool, block_size, num_tokens, num_sequences)
 
@@ -194,7 +195,7 @@ def _profile_gpu(runner: ModelRunner, pool: Tensor, block_size: int, num_tokens:
 
 
 def _profile_cpu(runner: ModelRunner, pool: Tensor, block_size: int, num_tokens: int, num_sequences: int) -> int:
-    """Measures a share of the worst step that takes half a second, and scales it; never less than what is known."""
+    """Measures a part of the worst step that takes half a second, and scales it; at least the known minimum."""
     trial = min(CPU_PROFILE_TRIAL, num_tokens)
     started = time.perf_counter()
     dry_step(runner, pool, block_size, num_sequences=min(trial, num_sequences), num_tokens=trial)

@@ -1,4 +1,4 @@
-"""Runs the network on forward batches, at once or launched ahead, and chooses tokens from its logits.
+"""Runs the network on forward batches, synchronously or launched ahead, and chooses tokens from its logits.
 
 Owns the hand-over from rows (numpy) to the device (torch). Knows no messages, no states and no sequences' ids.
 """
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunnerOutput:
-    """The output of a step: what is sampled or pooled, candidates of beams, logprobs of prompts, and seconds."""
+    """The output of a step: sampled tokens or pooled vectors, candidates of beams, logprobs of prompts, and times."""
 
     sampled: Sampled = field(default_factory=Sampled)
     candidates: BeamCandidates = field(default_factory=BeamCandidates)
@@ -65,14 +65,14 @@ class Chooser:
         self.sampler = Sampler(backend)
         self._vocab_size = vocab_size
         self.shared: SharedVocabulary | None = None
-        """The vocabulary, where other ranks hold the rest of it."""
+        """The sharded vocabulary, if other ranks hold parts of it."""
         self._masks: Masks | None = None
 
     def join(self, collectives: Collectives) -> None:
         self.shared = SharedVocabulary(self._vocab_size, collectives) if collectives.size > 1 else None
 
     def whole(self, logits: Tensor) -> Tensor | None:
-        """Returns logits over the whole vocabulary; None where another rank has them."""
+        """Returns logits over the whole vocabulary; None if another rank gathers them."""
         return logits if self.shared is None else self.shared.gather(logits)
 
     def begin(self, layout: StepLayout, batch: InputBatch) -> None:
@@ -172,7 +172,7 @@ class ModelRunner:
         self.chooser.join(ranks.stage)
 
     def capture(self, kv_pool: Tensor, sizes: CaptureSizes) -> None:
-        """Records the network over a pool, where the backend can: steps within these sizes need no Python then."""
+        """Captures the network over a pool, if the backend can: then steps within these sizes run without Python."""
         self.captured = self.model.capture(kv_pool, replace(sizes, num_lora_slots=len(self.slots)))
 
     @torch.inference_mode()
@@ -201,15 +201,15 @@ class ModelRunner:
         self._synchronize()
         computed = time.perf_counter()
         sampled, candidates = self.chooser.choose(logits, layout, batch)
-        # The logits of prompts need as much memory, so these are freed first.
+        # The logits of prompts need as much memory as the logits of samples, so the latter are freed first.
         del logits
         prompt_logprobs = self._prompt_logprobs(prompts, hidden) if prompts else ()
         return RunnerOutput(sampled, candidates, prompt_logprobs, computed - started, time.perf_counter() - computed)
 
     def launch(self, forward_batch: ForwardBatch, batch: InputBatch, cache: CacheEngine, step: Step) -> Launched:
-        """Launches a step, and its transfers before it, none of whose rows must wait (see `RowRequests`).
+        """Launches a step after its transfers. No row of the step may have to wait for the host (see `RowRequests`).
 
-        Ids that are not known yet are those that its rows sampled last. Returns token ids and which rows are finite.
+        Unknown ids are the tokens that the rows sampled last. The launched results are token ids and finite flags.
         """
         layout = forward_batch.layout
         rows, num_rows = batch.sample_rows(layout.sampled), batch.num_rows
@@ -262,7 +262,7 @@ class ModelRunner:
         return self.chooser.sampler.launch(logits, rows)
 
     def _sampled_rows(self, layout: StepLayout) -> Tensor:
-        """Returns the rows that a step samples, on the device: those of the step before, if it had the same layout."""
+        """Returns the rows that a step samples, on the device. Steps of the same layout share the tensor."""
         if self._rows_of is None or self._rows_of[0] is not layout:
             self._rows_of = layout, self._to_device(layout.sampled.rows)
         return self._rows_of[1]
@@ -270,7 +270,7 @@ class ModelRunner:
     def _replay(
         self, captured: CapturedStep, inputs: StepInputs, layout: StepLayout, batch: InputBatch, started: float
     ) -> RunnerOutput:
-        """Computes a step without log probabilities of prompts; makes no logits where all rows are plain greedy."""
+        """Replays a step without log probabilities of prompts; it makes no logits if all rows are plain greedy."""
         is_plain = not len(layout.beams) and layout.sampled.is_plain_greedy
         outputs = captured.replay(inputs, with_logits=not is_plain)
         computed = time.perf_counter()
@@ -296,7 +296,7 @@ class ModelRunner:
     def compute_logprobs(self, hidden: Tensor, places: Array, token_ids: Array, num_best: Array) -> Logprobs | None:
         """Computes log probabilities of tokens [n] from the hidden rows at `places`, in parts: logits are large.
 
-        None where another rank has them.
+        Returns None if another rank has the logits.
         """
         most = self.max_prompt_rows
         parts: list[Logprobs] = []
@@ -321,7 +321,7 @@ class ModelRunner:
         return plan if lora is None else replace(plan, lora=lora)
 
     def _place(self, forward_batch: ForwardBatch) -> ForwardBatch:
-        """Numbers virtual tokens as the rows of their slots."""
+        """Replaces virtual tokens by the ids of their slots' rows."""
         if not self._has_slots:
             return forward_batch
         layout, token_ids = forward_batch.layout, forward_batch.token_ids

@@ -40,12 +40,12 @@ class PoolingRunner(ModelRunner):
 
     @property
     def depth(self) -> int:
-        """Rows come to the host before the next step."""
+        """1: rows are copied to the host before the next step."""
         return 1
 
     @torch.inference_mode()
     def run(self, forward_batch: ForwardBatch, batch: InputBatch, kv_pool: Tensor) -> RunnerOutput:
-        """Computes a step's rows, and pools those of sequences whose last one is among them."""
+        """Computes a step's rows, and pools the sequences whose last row is among them."""
         started = time.perf_counter()
         layout = forward_batch.layout
         self.slots.bring(self.slots.take_due())
@@ -81,7 +81,7 @@ class PoolingRunner(ModelRunner):
         return self._to_device(types)
 
     def _pool(self, requests: Sequence[PoolingRequest]) -> list[Floats]:
-        """Makes the numbers of each sequence, all of whose rows are there."""
+        """Computes the pooled numbers of each sequence whose rows are complete."""
         head, backend = self.model.pooling, self.backend
         assert head is not None
         if head.rule.kind is PoolingKind.LABEL_LOGITS:
@@ -96,7 +96,7 @@ class PoolingRunner(ModelRunner):
         return finish(head.rule, logits.numpy(force=True)[0])
 
     def _pooled(self, request: PoolingRequest) -> Tensor:
-        """Returns a sequence's rows, in the dtype of the products behind them, if any."""
+        """Returns a sequence's pooled rows, in the dtype of the head's products, if there are any."""
         rows = request.rows.finish()
         head = self.model.pooling
         assert head is not None
@@ -114,5 +114,5 @@ class PoolingRunner(ModelRunner):
 
 
 def make_runner(loaded: RunnableModel, slots: AdapterSlots | None = None) -> ModelRunner:
-    """Makes what runs a model for its task; `slots`: of LoRA adapters."""
+    """Makes the runner for a model's task. `slots`: the LoRA slots."""
     return (ModelRunner if loaded.config.pooling is None else PoolingRunner)(loaded, slots)

@@ -1,7 +1,7 @@
 """Edits of logits, float32 [rows, vocabulary], in place, in torch on any device.
 
-Plain torch, and no ops of a backend. Owns what a mask, a bias and a penalty do; the sampler owns their order. Each
-takes columns of one length that name a row and a token each, so that its cost is that of the named tokens.
+Plain torch, without ops of a backend. Defines masks, biases and penalties; the sampler defines their order. Each edit
+takes columns of equal length whose entries name a row and a token, so that its cost grows with the named tokens only.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-# The most that a penalty makes of a logit: divided by the lowest temperature it is finite still, and infinity, which
-# equals itself plus anything, would leave the filters nothing to keep.
+# The largest logit after a penalty. Divided by the lowest temperature it is still finite; with an infinite logit the
+# filters could keep no token.
 _MAX_LOGIT = 1e30
 
 
 def allow_only(logits: Tensor, rows: Tensor, token_ids: Tensor) -> None:
-    """Makes all other tokens of these rows impossible, in place: int64 columns of the same length."""
+    """Makes all tokens of these rows impossible except `token_ids`, in place: int64 columns of the same length."""
     allowed = logits[rows, token_ids]
     logits[rows.unique()] = float("-inf")
     logits[rows, token_ids] = allowed
@@ -31,7 +31,7 @@ def mask_tokens(logits: Tensor, rows: Tensor, token_ids: Tensor) -> None:
 
 
 def add_bias(logits: Tensor, rows: Tensor, token_ids: Tensor, bias: Tensor) -> None:
-    """Adds to the logits of tokens, in place: columns of the same length; each (row, token) stands once."""
+    """Adds to the logits of tokens, in place: columns of the same length, with distinct (row, token) pairs."""
     logits[rows, token_ids] += bias
 
 
@@ -46,9 +46,9 @@ def apply_penalties(
 
     Args:
         logits: float32 [rows, vocabulary].
-        rows, token_ids: int64 [n]: every token that stands in the prompt or the output of a row, once.
-        output_counts: float32 [n]: how often it stands in the output; 0 for a token of the prompt alone.
-        penalties: repetition, frequency, presence: float32 [n], each token's row's.
+        rows, token_ids: int64 [n]: the distinct tokens in the prompt and the output of each row.
+        output_counts: float32 [n]: the count of each token in the output; 0 if it is only in the prompt.
+        penalties: repetition, frequency, presence: float32 [n], the penalties of each token's row.
     """
     repetition, frequency, presence = penalties
     values = logits[rows, token_ids]

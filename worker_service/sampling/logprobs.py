@@ -1,4 +1,4 @@
-"""Log probabilities of tokens as columns: of chosen ones, of those of a prompt, of the candidates of beams.
+"""Log probabilities of tokens as columns: of sampled tokens, of prompt tokens, and of the candidates of beams.
 
 Knows neither sequences nor how tokens are chosen.
 """
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 def of_tokens(ops: SamplingOps, logits: Tensor, rows: Array, token_ids: Array, num_best: Array) -> Logprobs:
-    """Computes the log probabilities of tokens, and of the best ones beside each.
+    """Computes the log probability of each given token, and of the best tokens at its place.
 
     Args:
-        ops: of the device that the logits are on.
-        logits: float32 [any, vocabulary]: what the model says of each token's place.
-        rows: [n], which row is a token's.
-        token_ids: [n].
-        num_best: [n], how many of the best, at most the vocabulary's size.
+        ops: the sampling ops of the logits' device.
+        logits: float32 [any, vocabulary].
+        rows: [n], the row of logits for each token.
+        token_ids: [n], the given tokens.
+        num_best: [n], the number of best tokens, at most the vocabulary's size.
     """
     most = int(num_best.max(initial=0))
     found = ops.token_logprobs(logits, rows, token_ids, most)
@@ -37,21 +37,21 @@ def of_tokens(ops: SamplingOps, logits: Tensor, rows: Array, token_ids: Array, n
 
 
 def of_best(ops: SamplingOps, logits: Tensor, rows: Array, num_best: Array) -> Logprobs:
-    """Computes those of the best tokens of rows [n], without ranks; leaves out impossible ones, maybe all of a row."""
+    """Computes log probabilities of the best tokens of rows [n], without ranks. Impossible tokens are left out."""
     found = ops.token_logprobs(logits, rows, None, int(num_best.max(initial=0)))
     num_possible = np.count_nonzero(found.logprobs > -np.inf, -1)
     return _columns(np.minimum(num_best, num_possible), found)
 
 
 def _columns(num_candidates: Array, found: TokenLogprobs, ranks: Array | None = None) -> Logprobs:
-    """Takes the first candidates of each row of tables [n, widest]."""
+    """Takes the first `num_candidates` [n] candidates of each row of tables [n, widest]."""
     is_asked = np.arange(found.token_ids.shape[1]) < num_candidates[:, None]
     kept_ranks = no_ids() if ranks is None else ranks[is_asked]
     return Logprobs(num_candidates, found.token_ids[is_asked], found.logprobs[is_asked], kept_ranks)
 
 
 def concatenate(parts: Sequence[Logprobs]) -> Logprobs:
-    """Joins columns, those of at least one part."""
+    """Joins the columns of at least one part."""
     return Logprobs(
         np.concatenate([part.num_candidates for part in parts]),
         np.concatenate([part.token_ids for part in parts]),
@@ -61,7 +61,7 @@ def concatenate(parts: Sequence[Logprobs]) -> Logprobs:
 
 
 def split(whole: Logprobs, lengths: Sequence[int]) -> list[Logprobs]:
-    """Cuts columns that have ranks into those of so many tokens each."""
+    """Cuts columns with ranks into parts of the given numbers of tokens."""
     ends = np.cumsum(lengths)[:-1]
     counts = np.split(whole.num_candidates, ends)
     # The end of each part's candidates.

@@ -1,7 +1,7 @@
 """Chooses the next token of each row, or finds its candidates: edits, penalties and filters in vLLM V1's order.
 
-Knows no sequences' ids, no blocks and no filter's arithmetic. A row's token follows from its own logits and parameters:
-each edit is of named tokens of named rows, and the ops of `kernels.sampling` keep rows apart.
+Knows no sequence ids, no blocks and no arithmetic of filters. A row's token depends only on its own logits and
+parameters: each edit changes named tokens of named rows, and the ops of `kernels.sampling` keep rows independent.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ Flags = npt.NDArray[np.bool_]
 class SampleRows:
     """The rows that a step samples.
 
-    `columns` are records [R] with SAMPLING_FIELDS, `positions` [R] the place of the token among the row's output from
-    0, `lists` [R] the rows' lists, `outputs` the output so far of those that have bad words, by their place, `masks`
-    what grammars allow.
+    `columns` are records [R] with SAMPLING_FIELDS, `positions` [R] the index of the token in the row's output from 0,
+    `lists` [R] the rows' lists, `outputs` the output so far of rows with bad words, by their place among the R, `masks`
+    the masks of grammars.
     """
 
     columns: npt.NDArray[np.void]
@@ -52,7 +52,7 @@ class SampleRows:
 
 
 def worst_rows(num_rows: int, vocab_size: int) -> SampleRows:
-    """Makes the rows that cost the sampler most: both filters, a top_k that needs the whole vocabulary, logprobs."""
+    """Makes the most expensive rows for the sampler: both filters, a top_k over the whole vocabulary, logprobs."""
     sampling = SamplingParams(top_k=vocab_size - 1, top_p=0.99, logprobs=MAX_LOGPROBS)
     sequence = NewRow(0, 0, no_ids(), 0, 0, no_ids(), sampling)
     lists = SequenceLists(sequence, vocab_size)
@@ -65,8 +65,8 @@ def worst_rows(num_rows: int, vocab_size: int) -> SampleRows:
 class Sampled:
     """The tokens chosen for rows [R].
 
-    A row failed when its logits are not `finite` numbers or when edits left it no token; its token id means nothing.
-    `logprobs` are of the rows that `has_logprobs` marks: those that asked for them and did not fail.
+    A row failed if its logits are not `finite` or if edits left no token; its token id is arbitrary. `logprobs` belong
+    to the rows that `has_logprobs` marks: rows that requested them and did not fail.
     """
 
     token_ids: Array = field(default_factory=no_ids)
@@ -78,7 +78,7 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BeamCandidates:
-    """The candidates of those rows [R] that did not fail; rows fail as in `Sampled`."""
+    """The candidates of the rows [R] that did not fail; rows fail as in `Sampled`."""
 
     failed: Flags = field(default_factory=lambda: np.zeros(0, np.bool_))
     logprobs: Logprobs = NO_LOGPROBS
@@ -121,14 +121,14 @@ class Sampler:
 
         Args:
             logits: float32 [R, vocabulary], on the device; overwritten.
-            rows: what the rows ask for.
-            finite: [R], which rows hold finite numbers alone, if that is known.
+            rows: the rows' sampling parameters.
+            finite: [R], whether all logits of each row are finite, if that is known.
         """
         columns = rows.columns
         if finite is None:
             finite = self._ops.finite_rows(logits)
         asks, edited = columns["logprobs"] >= 0, columns["edits_logits"]
-        # Log probabilities are those of the logits before anything changed them.
+        # Log probabilities come from the logits before any edit.
         spoiled = self._tensor(np.flatnonzero(asks & edited))
         raw = logits[spoiled]
         if edited.any():
@@ -145,12 +145,12 @@ class Sampler:
 
     @torch.inference_mode()
     def launch(self, logits: Tensor, rows: SampleRows) -> tuple[Tensor, Tensor]:
-        """Chooses a token for each row without waiting for the device. No row may ask for log probabilities.
+        """Chooses a token for each row without waiting for the device. No row may request log probabilities.
 
-        Args: as of `sample`.
+        Args: as in `sample`.
 
         Returns:
-            Token ids int64 [R], -1 where none is possible, and whether all logits are finite bool [R], on the device.
+            Token ids int64 [R], -1 if no token is possible, and whether all logits are finite bool [R], on the device.
         """
         finite = self._ops.launch_finite_rows(logits)
         if rows.columns["edits_logits"].any():
@@ -161,7 +161,7 @@ class Sampler:
     def candidates(self, logits: Tensor, rows: SampleRows, finite: Flags | None = None) -> BeamCandidates:
         """Finds the likeliest tokens of each row of a beam search, after the edits that come before the temperature.
 
-        Args: as of `sample`.
+        Args: as in `sample`.
         """
         if finite is None:
             finite = self._ops.finite_rows(logits)
@@ -178,9 +178,10 @@ class Sampler:
         return upload(column, self._device)
 
     def _edit(self, logits: Tensor, rows: SampleRows) -> None:
-        """Applies grammars, allows, masks, adds biases, applies penalties: in this order, each for all rows.
+        """Applies grammars, allowed tokens, masks, biases and penalties in this order, each to all rows.
 
-        What is masked completes a bad word, or is a stop token before min_tokens, unless a grammar leaves nothing else.
+        Tokens that would complete a bad word are masked, and stop tokens before min_tokens, unless a grammar allows
+        nothing else.
         """
         if rows.masks is not None:
             self._ops.apply_masks(logits, rows.masks.rows, rows.masks.join())

@@ -27,10 +27,10 @@ SAMPLING_FIELDS: list[tuple[str, type[np.generic]]] = [
     ("seed", np.int64),
     ("sequence_index", np.int64),
     ("min_tokens", np.int64),
-    # How many of the best tokens get log probabilities beside the chosen one, and beside each prompt token; -1: none.
+    # The number of best tokens that get log probabilities besides the sampled token and each prompt token; -1: none.
     ("logprobs", np.int64),
     ("prompt_logprobs", np.int64),
-    # If not 0: the row belongs to a beam, and gets so many candidates instead of a sample.
+    # If not 0: the row belongs to a beam, and gets this many candidates instead of a sample.
     ("num_beam_candidates", np.int64),
 ]
 
@@ -61,11 +61,11 @@ class PenaltyCounts:
 
     @property
     def output_counts(self) -> npt.NDArray[np.float32]:
-        """How often each stands in the output: float32 [n]; 0 for one of the prompt alone."""
+        """The count of each token id in the output: float32 [n]; 0 if the token is only in the prompt."""
         return self._counts[: len(self._place)]
 
     def copy(self) -> PenaltyCounts:
-        """Makes a copy that grows on its own."""
+        """Makes an independent copy."""
         twin = object.__new__(PenaltyCounts)
         twin._place = dict(self._place)
         twin._token_ids = self._token_ids.copy()
@@ -74,10 +74,10 @@ class PenaltyCounts:
 
 
 class SequenceLists:
-    """The lists that a sequence's sampling needs. Forks share all but the counts and where they are in a grammar."""
+    """The lists that a sequence's sampling needs. Forks share them, except for token counts and grammar states."""
 
     def __init__(self, sequence: NewRow, vocab_size: int, grammars: Grammars | None = None) -> None:
-        """`grammars`: None where nothing is sampled."""
+        """`grammars`: None for a model that does not sample."""
         bias = sequence.sampling.logit_bias
         # An id beyond the vocabulary (a checkpoint may name one as its end) can never be sampled.
         self.stop_token_ids = np.array([t for t in sequence.stop_token_ids if t < vocab_size], np.int64)
@@ -90,7 +90,7 @@ class SequenceLists:
         if sequence.sampling.has_penalties:
             ids, first = sequence.token_ids, sequence.num_virtual_tokens
             self.counts = PenaltyCounts(ids[first : sequence.prompt_length], ids[sequence.prompt_length :])
-        # All ranks decide this alike, whether they sample or not.
+        # All ranks must decide this in the same way, whether they sample or not.
         self._has_grammar = bool(sequence.sampling.grammar)
         self.grammar: GrammarState | None = None
         if grammars is not None and self._has_grammar:
@@ -105,7 +105,7 @@ class SequenceLists:
 
     @property
     def followers(self) -> list[PenaltyCounts | GrammarState]:
-        """What each token of the output is to be added to."""
+        """The token counts and the grammar state, to which each token of the output must be added."""
         return [each for each in (self.counts, self.grammar) if each is not None]
 
     def copy(self) -> SequenceLists:
@@ -126,7 +126,7 @@ def write_sampling(row: Any, sequence: NewRow, lists: SequenceLists, vocab_size:
     if sampling.value("temperature") < GREEDY_TEMPERATURE:
         # The sampler takes the likeliest token.
         row["temperature"] = 0
-    # 64 bits, whatever their sign.
+    # A seed has 64 bits; the sign bit counts like any other.
     row["seed"] = np.uint64(sampling.seed or 0).astype(np.int64)
     row["sequence_index"] = sequence.sequence_index
     row["min_tokens"] = sequence.min_tokens

@@ -1,4 +1,4 @@
-"""Checks what a step says of LoRA adapters: those that it brings into slots, and those of its sequences."""
+"""Checks the LoRA adapters of a step: the adapters that it puts into slots, and the adapters of its sequences."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def wrong_loras(step: Step, batch: InputBatch, slots: AdapterSlots) -> Iterable[Violation]:
-    """Finds adapters that are not known, slots that are not there, and sequences whose adapter is in none of them."""
+    """Yields unknown adapters, slots that do not exist, and sequences whose adapter is in no slot."""
     for index, new in enumerate(step.new_sequences):
         if new.lora_id and not slots.knows(new.lora_id):
             yield Violation(f"new_sequences[{index}].lora_id", f"adapter {new.lora_id} is not in the cache")

@@ -1,4 +1,4 @@
-"""Checks each new sequence of a step by itself. Knows neither the step's other rows nor who holds which block.
+"""Checks each new sequence of a step by itself. Knows neither the step's other rows nor the owners of blocks.
 
 A sequence whose own fields are wrong is rejected: it keeps its row, which computes nothing, and fails alone. What other
 rows depend on is no matter of this module: numbers of sequences and blocks are checked with the step (`validation`).
@@ -40,7 +40,7 @@ _OF_ALL_ROWS = (PoolingKind.MEAN, PoolingKind.TOKENS, PoolingKind.FIRST)
 
 
 def reject_wrong(step: Step, limits: BatchLimits, slots: AdapterSlots = NO_SLOTS) -> Step:
-    """Returns the step with every new sequence rejected that is wrong by itself."""
+    """Returns the step with every new sequence rejected whose own fields are invalid."""
     if not step.new_sequences:
         return step
     # To bring an unknown adapter into a slot is wrong for the whole step.
@@ -79,7 +79,7 @@ def _wrong_tokens(new: NewRow, limits: BatchLimits) -> Iterator[tuple[str, str]]
 
 
 def _wrong_request(new: NewRow, vocab_size: int) -> Iterator[tuple[str, str]]:
-    """Finds what would break the sampler: (field, description). The gateway has checked what a client may ask for."""
+    """Yields parameters that would break the sampler: (field, description). The gateway has checked clients' limits."""
     num_stop_ids = len(new.stop_token_ids)
     if num_stop_ids > vocab_size + _MAX_FOREIGN_STOPS:
         yield "stop_token_ids", f"{num_stop_ids} ids of a vocabulary of {vocab_size}"
@@ -93,7 +93,7 @@ def _wrong_request(new: NewRow, vocab_size: int) -> Iterator[tuple[str, str]]:
 
 
 def wrong_sampling(sampling: SamplingParams, vocab_size: int) -> Iterable[tuple[str, str]]:
-    """Finds what would break the sampler in sampling parameters: (field, description)."""
+    """Yields sampling parameters that would break the sampler: (field, description)."""
     for name, number in NUMBERS.items():
         value = sampling.value(name)
         if not number.holds(value):

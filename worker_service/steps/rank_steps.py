@@ -44,16 +44,16 @@ class RankSteps:
         return self.silence if self._group is None else self._group
 
     def require_group(self) -> RankGroup:
-        """Returns the group that is there, before any epoch; raises BlockyardError WRONG_STATE."""
+        """Returns the current group, before any epoch; raises BlockyardError WRONG_STATE without a group."""
         group = self._find_group(None)
         if group is None:
             raise BlockyardError(Reason.WRONG_STATE, "the ranks compute together: form a group first")
         return group
 
     def run(self, step: Step, execute: Callable[[], StepOutput]) -> StepOutput:
-        """Executes a step within its time, which begins now, and makes its answer this rank's.
+        """Executes a step within its time limit, which begins now, and adds this rank's digests to the answer.
 
-        Raises BlockyardError GROUP_BROKEN where the group was of no use before or after, and WRONG_STATE without one.
+        Raises BlockyardError GROUP_BROKEN if the group was broken before or after, and WRONG_STATE without a group.
         """
         if self._group is None:
             raise BlockyardError(Reason.WRONG_STATE, f"no group was formed for epoch {step.epoch}")
@@ -75,7 +75,7 @@ class RankSteps:
         self._digest.add_inputs(step, forward_batch)
 
     def on_outputs(self, forward_batch: ForwardBatch, output: RunnerOutput) -> None:
-        """Adds what was sampled to the digest."""
+        """Adds the sampled tokens to the digest."""
         if self._parallel.is_last_stage:
             self._digest.add_outputs(forward_batch, output)
 

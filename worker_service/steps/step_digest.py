@@ -1,4 +1,4 @@
-"""Digests of an epoch's steps, by which the ranks of a group prove that they saw and did the same.
+"""Digests of an epoch's steps, by which the ranks of a group prove that they received and computed the same.
 
 A digest is a chain: it depends on every step of the epoch so far. So whole block tables need not be hashed, but only
 what changes them.
@@ -27,7 +27,7 @@ FAILED = -1
 
 
 class StepDigest:
-    """The chains of one epoch: of what each step is to do, as this rank resolved it, and of what it sampled."""
+    """The two chains of one epoch: of the inputs of each step, as this rank resolved them, and of sampled tokens."""
 
     def __init__(self) -> None:
         self._inputs = self._outputs = bytes(DIGEST_BYTES)
@@ -39,14 +39,14 @@ class StepDigest:
 
     @property
     def outputs(self) -> int:
-        """The digest of all that was sampled so far, 64 bits."""
+        """The digest of all tokens sampled so far, 64 bits."""
         return int.from_bytes(self._outputs, "little")
 
     def add_inputs(self, step: Step, forward_batch: ForwardBatch) -> None:
         self._inputs = _chain(self._inputs, _input_columns(step, forward_batch))
 
     def add_outputs(self, forward_batch: ForwardBatch, output: RunnerOutput) -> None:
-        """Adds what a step sampled, of all ranks of the last stage the same."""
+        """Adds the tokens that a step sampled. All ranks of the last stage have the same tokens."""
         sampled = output.sampled
         # The token of a failed row has no meaning.
         token_ids = np.where(sampled.failed, FAILED, sampled.token_ids)

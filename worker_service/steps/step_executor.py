@@ -1,9 +1,8 @@
 """Executes steps in the device thread: check, change rows, move blocks, compute, sample.
 
-A step that is wrong changes nothing; one that breaks half-way ends its epoch, and with it all that it changed. Where
-the device comes to its results later, a step is launched and finished in two halves, with the next one launched in
-between: lengths are known then, tokens are not. Owns the identity of the epoch that runs. Knows no messages and no
-streams.
+An invalid step changes nothing. A step that fails half-way ends its epoch, and the epoch's state is dropped. On an
+asynchronous device a step is launched and finished in two halves, and the next step is launched in between: then its
+lengths are known, but not its tokens. Owns the identity of the running epoch. Knows no messages and no streams.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class StepExecutor:
         ranks: RankSteps | None = None,
         fingerprint: str = "",
     ) -> None:
-        """`ranks`: of a worker whose replica has others. `fingerprint`: of what the network computes, in hex."""
+        """`ranks`: the steps of this rank; None for a single worker. `fingerprint`: that of the network, in hex."""
         self.batch = batch
         self.cache = cache
         self.fingerprint = fingerprint
@@ -76,7 +75,7 @@ class StepExecutor:
         self._launched: deque[_LaunchedStep] = deque()
         self._last_finished_at = 0.0
         self.num_late_steps = 0
-        """Steps that were launched behind another one."""
+        """The number of steps that were launched behind an unfinished step."""
         self.record: Callable[[Step, float, StepTimes], None] | None = None
         """Takes each executed step, and when it left the queue by time.perf_counter(), while a profile is recorded."""
 
@@ -97,23 +96,23 @@ class StepExecutor:
             self._runner.join(self._ranks.ranks)
 
     def forget(self) -> None:
-        """Forgets every sequence, and what is launched. What their blocks hold stays until it is written over."""
+        """Drops every sequence and all launched steps. The contents of blocks stay until they are overwritten."""
         self.wait()
         self._launched.clear()
         self.batch.clear()
         self.runner.slots.clear()
 
     def prepare(self, step: Step) -> None:
-        """Begins what a step that will be executed needs, and what needs no device. Any thread may call it."""
+        """Begins preparations for a step that need no device, such as compiling grammars. Any thread may call it."""
         if self.batch.grammars is not None:
             for sequence in step.new_sequences:
                 if sequence.sampling.grammar:
                     self.batch.grammars.prepare(sequence.sampling.grammar)
 
     def submit(self, step: Step, arrival: float) -> list[tuple[Step, StepOutput]]:
-        """Executes a step, or launches it behind others: returns the steps that are finished by then, in order.
+        """Executes a step, or launches it behind others. Returns the answers of all steps finished by now, in order.
 
-        Args: as of `execute`.
+        Args: as in `execute`.
         """
         if self._depth == 1:
             return [(step, self.execute(step, arrival))]
@@ -190,7 +189,7 @@ class StepExecutor:
 
         Args:
             step: not checked yet.
-            arrival: when it came, by time.perf_counter().
+            arrival: the time at which the step arrived, by time.perf_counter().
         """
         begin = time.perf_counter()
         times = StepTimes(queue_seconds=begin - arrival)
@@ -218,7 +217,7 @@ class StepExecutor:
         return result.refusal is None and self._ranks is not None and self._ranks.is_silent(step)
 
     def _check(self, step: Step) -> Step:
-        """Returns the step to execute, in which wrong new sequences are rejected; raises what it is refused with."""
+        """Returns the step with invalid new sequences rejected; raises the error with which the step is refused."""
         if self._refused is not None:
             raise self._refused_before()
         if step.epoch != self.epoch:

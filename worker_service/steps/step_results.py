@@ -27,11 +27,11 @@ def make_result(
     """Makes the answer to a step from its results.
 
     Args:
-        step: that was executed.
-        forward_batch: of its rows.
-        output: of the network and the sampler.
-        times: of its parts.
-        skipped: [R], sampled rows that do not count, since they had ended; none of them failed.
+        step: the executed step.
+        forward_batch: the step's forward batch.
+        output: the output of the network and the sampler.
+        times: the times of the step's parts.
+        skipped: [R], whether a sampled row does not count, since it had ended before; such a row has not failed.
     """
     sampled, candidates, layout = output.sampled, output.candidates, forward_batch.layout
     sequence_ids, token_ids, beam_ids = layout.sampled.sequence_ids, sampled.token_ids, layout.beams.sequence_ids

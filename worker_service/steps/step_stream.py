@@ -1,6 +1,6 @@
-"""Brings the steps of epochs to the device thread, and their answers back, in order.
+"""Queues the steps of epochs for the device thread, and returns their answers in order.
 
-Owns which of the open streams runs. Lives in the event loop. Knows neither what a step means nor how it travels.
+Decides which of the open streams runs. Lives in the event loop. Knows neither the contents nor the encoding of steps.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 log = EventLogger(__name__)
 
-# An epoch is one more than the largest that any worker of the replica saw. A number this far ahead is an error: taking
-# it would soon use up all numbers.
+# A new epoch is one above the largest epoch that any worker of the replica saw. A number this far ahead is an error:
+# taking it would soon use up all numbers.
 MAX_EPOCH_JUMP = 2**32
 
 
@@ -53,7 +53,7 @@ class StepStream:
         return self.executor.batch.limits.max_num_seqs
 
     def submit(self, step: Step) -> None:
-        """Takes a step that came. The first one of a higher epoch ends the stream of the epoch before."""
+        """Takes a step that has arrived. The first step of a higher epoch ends the stream of the epoch before."""
         if step.new_sequences and log.has_debug:
             _log_new_sequences(step)
         self._streams.submit(self, step)
@@ -100,7 +100,7 @@ class StepStream:
         self._answers.put_nowait(result)
 
     def finish(self) -> None:
-        """Ends the stream after the waiting steps: no more will come."""
+        """Ends the stream after the waiting steps; no further step is accepted."""
         self._device.post(self._finish_all)
         self._device.post(lambda: self._queue_answer(None))
 
@@ -111,7 +111,7 @@ class StepStream:
             self._device.post(lambda: self._queue_answer(error))
 
     def drain(self) -> None:
-        """Drops the waiting steps and says so after the running one; stays open until the scheduler closes it."""
+        """Drops the waiting steps, and reports the drain after the running step; the scheduler closes the stream."""
         self.is_stopped = True
         self._device.post(self._finish_all)
         self._device.post(lambda: self._queue_answer(StepOutput(self.epoch or 0, self._last_step_id, draining=True)))
@@ -137,7 +137,7 @@ class StepStreams:
         on_step: OnStep = lambda step, result: None,
         on_epoch: Callable[[int], None] = lambda epoch: None,
     ) -> None:
-        """Calls `on_step` in the device thread after each step, when its answer is on its way; `on_epoch` when one
+        """Calls `on_step` in the device thread after the answer to each step is queued, and `on_epoch` when an epoch
         begins."""
         self.epoch = 0
         self._device = device
@@ -178,7 +178,7 @@ class StepStreams:
         return f"epoch {epoch} is over: epoch {self.epoch} was seen"
 
     def prepare(self, epoch: int) -> None:
-        """Ends the epochs before one that is about to begin; raises BlockyardError WRONG_STATE if it may not."""
+        """Ends the epochs before `epoch`, which is about to begin; raises BlockyardError WRONG_STATE if it may not."""
         if not self.epoch < epoch <= self.epoch + MAX_EPOCH_JUMP:
             raise BlockyardError(Reason.WRONG_STATE, self._explain(epoch), metadata={"epoch": str(self.epoch)})
         self._end_running(epoch)

@@ -2,7 +2,7 @@
 
 Owns the rules of the step stream: identities, lengths, block numbers, order of reads and writes. Knows no tensors and
 changes nothing. A violation is a bug of the scheduler, so all are reported together, up to MAX_VIOLATIONS. Long columns
-are checked as columns. What is wrong with one new sequence alone was found before (`new_sequences`).
+are checked with numpy. Faults of single new sequences were found before (`new_sequences`).
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class _StepCheck:
             self.add_violation(field, f"device blocks must be from 1 to {self._num_device_blocks - 1}")
 
     def _parts(self, block_ids: Array) -> Iterable[Array]:
-        """Divides a table by KV groups; what of those with a window it names: 0 stands where there is none."""
+        """Yields the block ids of a table by KV group. In groups with a window 0 means no block, and is left out."""
         windows = self._batch.limits.kv_windows
         for group, window in enumerate(windows):
             part = block_ids[group :: len(windows)]
@@ -265,7 +265,7 @@ class _StepCheck:
 
 
 def check_transfers(step: Step, num_device_blocks: int, num_host_blocks: int) -> list[Violation]:
-    """Finds what is wrong with a step's swaps and copies: ranges, and reads that would see a wrong write."""
+    """Returns the faults of a step's swaps and copies: ids out of range, and reads of blocks that were overwritten."""
     out, into, copy = step.blocks_to_swap_out, step.blocks_to_swap_in, step.blocks_to_copy
     if not any(len(pairs.sources) or len(pairs.destinations) for pairs in (out, into, copy)):
         return []

@@ -113,11 +113,11 @@ class Residency:
                 if MemoryTag.WEIGHTS in due:
                     if level > 1 and not loaded.backend.packs_into_arenas:
                         loaded.model.replace_weights(None)
-                        # Without this the allocator's pools would keep half of these weights.
+                        # Otherwise the allocator would keep about half of the dropped weights' memory.
                         memory.give_back(loaded.backend.device)
                     loaded.arena.give_up(keeps=level == 1)
                     if slots is not None:
-                        # The next epoch begins with empty ones.
+                        # The next epoch begins with empty slots.
                         slots.give_up(keeps=False)
                 used = _used_bytes(loaded)
                 return MemoryUse(max(0, before - used), used)

@@ -23,7 +23,7 @@ _PRODUCTS = {
     **dict.fromkeys(("matmul", "linear", "mm", "bmm", "mv", "dot", "vdot"), 0),
     **dict.fromkeys(("addmm", "baddbmm", "addbmm", "addmv"), 1),
 }
-"""And which argument is the left factor: where it has one column alone nothing is summed."""
+"""Products, each with the index of its left factor: if that has a single column, nothing is summed."""
 _ALWAYS = frozenset(
     (
         *("convolution", "_convolution", "mkldnn_linear", "_grouped_mm", "_scaled_mm", "einsum", "tensordot", "inner"),
