@@ -1,9 +1,10 @@
 """A group of ranks for one epoch: its collectives, and the lifetime that they share, for any thread.
 
-`GroupLifetime` knows whether the group is whole, and how long its work may take. It owns the process groups. Dropping
-the last reference to one of gloo's closes its connections, which is what frees the peers that wait in a collective
-(measured: in 6 to 30 ms; `abort` and `shutdown` of gloo free nobody). That cannot be done while an operation of this
-rank runs: then the device thread does it, when the operation has ended by its peer's closed connections or its timeout.
+`GroupLifetime` knows whether the group is whole, and the deadline of its work. It owns the process groups. Dropping the
+last reference to a gloo group closes its connections, and that frees the peers that wait in a collective (measured: in
+6 to 30 ms; gloo's `abort` and `shutdown` do not free them). The reference cannot be dropped while an operation of this
+rank runs. Then the device thread drops it, when the operation has ended because a peer closed its connections or
+because of its timeout.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ if TYPE_CHECKING:
 
 log = EventLogger(__name__)
 
-# The least time that an operation gets, even if it begins at the last moment.
+# The least time that an operation gets, even if it begins just before the deadline.
 MIN_SECONDS = 0.001
-# Sends that may be on their way together: a stage runs on to its next steps while the one behind it is busy.
+# The most unfinished sends: a stage continues with its next steps while the following stage is busy.
 MAX_QUEUED_SENDS = 4
 
 
@@ -40,13 +41,13 @@ class GroupLifetime:
     """The process groups of one rank, until one of them breaks or `abort` ends them."""
 
     def __init__(self, rank: int, abort_groups: Callable[[list[Any]], None] | None = None) -> None:
-        """`abort_groups`: what can be done to process groups in which an operation runs; called in any thread."""
+        """`abort_groups`: aborts process groups in which an operation runs, if the transport can; from any thread."""
         self._rank = rank
         self._abort_groups = abort_groups
-        # A thread that aborts may hold it already: where the collector runs finalizers.
+        # Reentrant: the garbage collector may run finalizers that abort in a thread that holds the lock.
         self._lock = threading.RLock()
         self._groups: list[Any] = []
-        # Each send with its rows, which stay until then; it holds the group's connections too.
+        # Unfinished sends with their rows, which must stay alive. A send also keeps the group's connections open.
         self._sends: deque[tuple[Any, Any]] = deque()
         self.is_in_operation = False
         self._is_suspended = False
@@ -56,7 +57,7 @@ class GroupLifetime:
         """Seconds that the running work has waited for the previous stage."""
 
     def own(self, group: Any) -> int:
-        """Takes a process group over, of which the caller keeps no reference, and returns its place."""
+        """Takes ownership of a process group, and returns its index. The caller must keep no reference to it."""
         with self._lock:
             self._groups.append(group)
             place = len(self._groups) - 1
@@ -67,12 +68,12 @@ class GroupLifetime:
 
     @property
     def seconds_left(self) -> float:
-        """Seconds left to the running work; infinity without work or without a deadline."""
+        """Seconds left for the running work; infinity without work or without a deadline."""
         return self._deadline - time.monotonic()
 
     @contextmanager
     def work(self, seconds: float) -> Generator[None]:
-        """Allows operations, for so long together. Raises BlockyardError GROUP_BROKEN where no work may begin."""
+        """Allows operations for `seconds` in total. Raises BlockyardError GROUP_BROKEN if no work may begin."""
         with self._lock:
             self.require_whole()
             if self._is_suspended:
@@ -86,27 +87,27 @@ class GroupLifetime:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no work runs and no rows are on their way, which another epoch would take for its own.
+        """Whether no work runs and no rows are in flight, which another epoch would mistake for its own rows.
 
-        Of gloo's sends it is known only where they were waited for.
+        gloo only reports a send as completed if it was waited for.
         """
         with self._lock:
             return math.isinf(self._deadline) and all(send.is_completed() for send, _ in self._sends)
 
     def suspend(self) -> bool:
-        """Lets no work begin any more, and returns whether the group is idle: then it is of use in another epoch."""
+        """Prevents further work, and returns whether the group is idle: then another epoch may use it."""
         with self._lock:
             self._is_suspended = True
             return self.is_idle
 
     def resume(self) -> None:
-        """Lets work begin again."""
+        """Allows work again after `suspend`."""
         self._is_suspended = False
 
     def run(self, place: int, operation: Callable[[Any], object]) -> None:
         """Runs an operation of a process group, which breaks the group if it fails.
 
-        Raises BlockyardError GROUP_BROKEN where the group is of no use, before or after.
+        Raises BlockyardError GROUP_BROKEN if the group is broken before or after the operation.
         """
         with self._lock:
             self.require_whole()
@@ -116,7 +117,7 @@ class GroupLifetime:
             faults.reach(faults.IN_COLLECTIVE)
             operation(self._groups[place])
         except RuntimeError as error:
-            # Nothing of it may stay: it holds frames, and they hold the process group.
+            # The error must not be kept: its frames hold a reference to the process group.
             failure = first_line(error)
         finally:
             with self._lock:
@@ -129,17 +130,17 @@ class GroupLifetime:
             self.require_whole()
 
     def queue(self, work: Any, rows: Any) -> Any | None:
-        """Takes a send that has begun, in an operation, and returns the one to wait for where there are many."""
+        """Adds a send that has begun. If too many are unfinished, returns the oldest, for which to wait."""
         self._sends.append((work, rows))
         return self._sends.popleft()[0] if len(self._sends) > MAX_QUEUED_SENDS else None
 
     def require_whole(self) -> None:
-        """Raises BlockyardError GROUP_BROKEN once the group is of no use."""
+        """Raises BlockyardError GROUP_BROKEN if the group is broken."""
         if self.problem:
             raise BlockyardError(Reason.GROUP_BROKEN, self.problem, metadata={"rank": str(self._rank)})
 
     def abort(self, reason: str) -> None:
-        """Ends the group. From any thread; idempotent."""
+        """Ends the group. May be called from any thread, and more than once."""
         with self._lock:
             if self.problem:
                 return
@@ -164,7 +165,7 @@ class GroupLifetime:
 
 
 def first_line(error: Exception) -> str:
-    """Returns what an error says, without the place and the stack that C++ adds to it, and without gloo's advice."""
+    """Returns the message of an error without C++'s source location and stack, and without gloo's advice."""
     line = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return re.sub(r"^\[\S+:\d+\] ", "", line).partition(". This is typically")[0]
 

@@ -35,7 +35,7 @@ _MAX_FOREIGN_STOPS = 64
 
 NO_SLOTS = AdapterSlots()
 MAX_LABEL_TOKENS = 128
-# These need rows before the last piece's too: all of a prompt is computed.
+# These kinds need all rows of a prompt, so the whole prompt must be computed.
 _OF_ALL_ROWS = (PoolingKind.MEAN, PoolingKind.TOKENS, PoolingKind.FIRST)
 
 
@@ -128,7 +128,7 @@ def _wrong_lora(new: NewRow, slots: AdapterSlots, activated: Collection[int]) ->
 
 
 def _wrong_pooling(sequence: NewRow, limits: BatchLimits) -> Iterator[tuple[str, str]]:
-    """Finds what is wrong with what a sequence asks to be made of it: (field, description)."""
+    """Yields the faults of a sequence's pooling parameters: (field, description)."""
     pooling, rule = sequence.pooling, limits.rule
     if pooling is None or rule is None:
         if pooling is not None:
