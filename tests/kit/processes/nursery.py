@@ -90,11 +90,14 @@ class _Nursery:
         self._lock = threading.Lock()
         self._started = futures.Future[tuple[int, futures.Future[int]]]()
         self._running: dict[int, futures.Future[int]] = {}
+        self._listener = threading.Thread(target=self._listen, name="nursery", daemon=True)
+        self._listener.start()
         atexit.register(self._end)
-        threading.Thread(target=self._listen, name="nursery", daemon=True).start()
 
     def _end(self) -> None:
         self._socket.shutdown(socket.SHUT_RDWR)
+        self._listener.join()
+        self._socket.close()
         self._process.wait()
 
     def start(
