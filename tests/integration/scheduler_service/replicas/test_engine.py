@@ -343,7 +343,10 @@ async def test_the_status_tells_of_everything(harness: Harness) -> None:
     assert replica.step_id >= 3
     assert replica.num_running_sequences == 1
     assert replica.device_blocks.num_blocks == 999
-    assert replica.device_blocks.num_free_blocks == 999 - 3
+    # The steps in flight, two at most, may have taken the next block.
+    num_tokens = 40 + replica.num_completion_tokens
+    num_blocks = {-(-(num_tokens + ahead) // replica.block_size) for ahead in (0, 1, 2)}
+    assert replica.device_blocks.num_blocks - replica.device_blocks.num_free_blocks in num_blocks
     assert (replica.host_blocks.num_blocks, replica.host_blocks.num_free_blocks) == (100, 100)
     assert status.num_prompt_tokens == 40
     (told,) = replica.workers
