@@ -195,7 +195,7 @@ class Server:
             log.warning("closing streams", num_requests=self.generation.num_requests)
 
     async def stop(self) -> None:
-        """Ends running requests with DRAINING, and closes everything. At the scheduler, requests may be resumed."""
+        """Ends running requests with DRAINING, and closes everything. The scheduler keeps requests for resuming."""
         self.generation.start_draining()
         self.generation.stop(BlockyardError(Reason.DRAINING, _STOPPED, retry_after_seconds=1.0))
         self._readings.stop()

@@ -70,7 +70,7 @@ def with_state(submission: Submission, request: GenerationRequest) -> Submission
 
 
 def digest_of(*parts: object, without: frozenset[str] = frozenset()) -> bytes:
-    """Returns the SHA-256 of some values. Of dataclasses, the named fields count, except the fields in `without`.
+    """Returns the SHA-256 of some values. Dataclasses count by their named fields, except the fields in `without`.
 
     A field with its default value does not count, so that fields which a later version adds do not change digests.
     """

@@ -46,12 +46,12 @@ class CallTemplate:
     """The fixed texts of calls that a grammar forces a model to write.
 
     Attributes:
-        before: before a tool's name.
-        middle: between the name and the arguments.
-        after: after the arguments.
-        separator: between two calls; None where the dialect allows only one.
-        opens, shuts: before the first call and after the last one.
-        parameter: of TAGS, what follows each argument.
+        before: the text before a tool's name.
+        middle: the text between the name and the arguments.
+        after: the text after the arguments.
+        separator: the text between two calls; None: the dialect allows only one call.
+        opens, shuts: the texts before the first call and after the last one.
+        parameter: for TAGS, the text after each argument.
     """
 
     before: str
@@ -68,22 +68,23 @@ class Calls:
     """How a dialect writes calls of tools.
 
     Attributes:
-        begins: the markers, of which one begins a call.
-        ends: the markers, of which one ends it.
-        style: the notation between them.
+        begins: the alternative markers that begin a call.
+        ends: the alternative markers that end a call.
+        style: the notation between the two markers.
         template: the one way of writing calls that grammars allow.
         starts: ends of markers that begin a call at the answer's beginning, for prompts that end with a marker's first
             part.
         bare: whether a call may also begin the answer without a marker.
-        header: of HEADED and GEMMA, a regular expression for all that precedes the arguments, with a group `name` and
-            optionally a group `id`.
+        header: for HEADED and GEMMA, a regular expression for the text between the marker and the arguments, with a
+            group `name` and optionally a group `id`.
         inner: markers within a call.
-        name_ends: of TAGS, the markers that end the name; empty: the next marker ends it.
-        key: of TAGS, the markers around an argument's name.
-        value: of TAGS, the markers around its value; there may be none before it.
-        typed: of TAGS, the ends of names where the model itself marks values as text or JSON, whatever the schema says.
-        trims_lines: of TAGS, whether a value stands on lines of its own.
-        quote: of GEMMA, the marker around texts.
+        name_ends: for TAGS, the markers that end the tool's name; empty: the next marker ends it.
+        key: for TAGS, the markers around an argument's name.
+        value: for TAGS, the markers around an argument's value; `begins` may be empty.
+        typed: for TAGS, the ends of argument names by which the model itself marks a value as text or JSON; they take
+            precedence over the schema.
+        trims_lines: for TAGS, whether one line break on each side of a value is dropped.
+        quote: for GEMMA, the marker around texts.
         dropped: markers around calls that carry no meaning and are left out.
     """
 
@@ -113,7 +114,7 @@ class Dialect:
         seen_in: groups of texts; a chat template that contains all texts of one group is of this dialect.
         reasoning: the markers around reasoning; None: the model does not reason.
         calls: how the model calls tools; None: it does not.
-        reasons_anywhere: whether reasoning begins wherever its marker stands; false: only at the answer's beginning.
+        reasons_anywhere: whether reasoning may begin anywhere in the answer; false: only at the answer's beginning.
         dropped: markers that carry no meaning and are left out of the text.
         behind_reasoning: the text between reasoning and anything else.
         before_text: the text before the answer's text.

@@ -126,7 +126,7 @@ class SequenceAnswer:
         token_ids.append(token_id)
         if self._matcher is None or len(token_ids) - self.num_tokens <= MAX_UNREAD_TOKENS:
             return False
-        # Leave out the last token: it may be a stop token, whose text is not searched; a later message tells.
+        # Leave out the last token: it may be a stop token, whose text is not searched. A later message decides.
         self._advance_to(len(token_ids) - 1)
         return self.ended is not None
 
@@ -248,7 +248,7 @@ class SequenceAnswer:
         self._end(Ended(reason, None if is_end_token else stop_token_id, score, error, pooled_values))
 
     def _stop_token_id(self) -> int | None:
-        """Returns the last token if it is a stop token; None if another gateway found a stop string instead."""
+        """Returns the last token if it is a stop token; None otherwise, for example after a stop string."""
         last: Sequence[int] = self.token_ids[-1:]
         return last[0] if last and last[0] in self._rules.stop_token_ids else None
 

@@ -43,7 +43,7 @@ def read_model_rule(folder: Path, task: Task) -> ModelRule | None:
 
 
 def _has_token_types(config: dict[str, Any]) -> bool:
-    """Returns whether a network has token types: of the supported networks only BERT, if it has more than one type."""
+    """Returns whether a network has token types. Among the supported networks, only BERT may have several."""
     if config.get("model_type") != "bert":
         return False
     count = config.get("type_vocab_size", 2)

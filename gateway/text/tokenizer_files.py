@@ -1,6 +1,6 @@
 """Reads a tokenizer, its chat template, end tokens and generation defaults from the files of a model or an adapter.
 
-Reads no other files, and runs no code from these.
+Reads no other files, and runs no code from the model folder.
 """
 
 from __future__ import annotations
