@@ -67,10 +67,7 @@ class Server:
     """
 
     def __init__(self, configuration: GatewayConfiguration) -> None:
-        """Reads the files of the model, keys and certificates.
-
-        Raises BlockyardError MODEL_NOT_LOADED, CertificateError, KeyFileError or SettingsError.
-        """
+        """Reads all files; raises BlockyardError MODEL_NOT_LOADED, CertificateError, KeyFileError or SettingsError."""
         self._public = configuration.public
         self._service = configuration.service
         self.grpc_port = self.http_port = self.admin_port = 0
