@@ -1,4 +1,4 @@
-"""Makes the TLS, keys and certificates of the gateway's listeners from the settings."""
+"""Prepares TLS and the checks of keys and certificates for the gateway's listeners, from the settings."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ log = EventLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The credentials that a client has to present.
+    """The requirements for clients of the gateway.
 
     Attributes:
-        files: of the certificate that the gateway shows; None: no TLS.
-        api, admin: who may call the public APIs, and the admin API; None: everybody.
-        max_connections: at once, on each port.
+        files: the files of the gateway's certificate; None: no TLS.
+        api, admin: the gates of the public APIs and of the admin API; None: all callers are admitted.
+        max_connections: the most connections at once on each port; 0: no limit.
     """
 
     files: CertificateFiles | None = None
@@ -36,11 +36,11 @@ class Access:
     max_connections: int = 0
 
     def credentials(self) -> grpc.ServerCredentials | None:
-        """Makes the credentials that a gRPC port is bound with."""
+        """Makes the credentials for binding a gRPC port; None without TLS."""
         return server_credentials(self.files) if self.files else None
 
     def warn_if_exposed(self, host: str) -> None:
-        """Logs what is missing to protect an address that other machines can reach."""
+        """Logs a warning if other machines can reach an address that is not protected by keys and TLS."""
         missing = [
             name
             for name, is_there in (("--api-keys-file", self.api), ("--tls-certificate", self.files))

@@ -1,7 +1,7 @@
-"""Keeps the call that a request belongs to: its method, its headers, its tenant and the request's id.
+"""Keeps the current client call in a context variable: its method, its headers and the request's id.
 
-The fronts set it, and a request reads it when it begins. It is a context variable, so that it reaches every task of a
-call without being passed on.
+The fronts set the call, and a request reads it when it begins. A context variable reaches every task of the call
+without being passed as an argument. Also checks the tenant of a call.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Call:
     """A call of a client.
 
     Attributes:
-        method: `Service/Method` of gRPC, or the method of HTTP and the path.
+        method: `Service/Method` for gRPC; the method and the path for HTTP.
         headers: the headers as received.
-        request_id: the id of its request, unchecked; empty before it is known.
+        request_id: the id of the call's request, not validated; empty before it is known.
     """
 
     method: str = ""
@@ -40,7 +40,7 @@ class Call:
 
     @property
     def trace_context(self) -> TraceContext | None:
-        """The caller's span; None: no valid one in the headers."""
+        """The trace context of the caller; None if the headers have no valid one."""
         return read_trace_context(self.headers)
 
 
@@ -49,14 +49,14 @@ _current: ContextVar[Call] = ContextVar("call", default=_NO_CALL)
 
 
 def current_call() -> Call:
-    """Returns the call that this task belongs to; outside of calls, one without a method."""
+    """Returns the call of this task; outside of calls, an empty call."""
     return _current.get()
 
 
 def name_request(request_id: str) -> None:
     """Records the id of the call's request.
 
-    The first id counts: a call of several prompts has a request for each, with the call's id and a number behind it.
+    Only the first id is recorded: a call with several prompts first records its own id, then those of its requests.
     """
     call = _current.get()
     if call is not _NO_CALL and not call.request_id:
@@ -64,9 +64,9 @@ def name_request(request_id: str) -> None:
 
 
 def check_tenant(name: str | None) -> str:
-    """Returns the tenant of a call: the caller's own, else the one that the call names, else the empty one.
+    """Returns the tenant of a call: the caller's own tenant, else the tenant that the call names, else an empty text.
 
-    Raises BlockyardError FIELD_INVALID, or PERMISSION_DENIED if the call names another tenant than the caller's.
+    Raises BlockyardError FIELD_INVALID, or PERMISSION_DENIED if the call names another tenant than the caller's own.
     """
     own = CALLER.get().tenant
     if own is not None and name not in (None, own):
@@ -83,7 +83,7 @@ def check_tenant(name: str | None) -> str:
 
 
 def with_grpc_call(method: str, answer: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
-    """Wraps the handler of a gRPC method so that it runs with its call. `method`: `Service/Method`."""
+    """Wraps the handler of a gRPC method, and sets the current call for it. `method`: `Service/Method`."""
 
     async def noted(request: Any, context: Any) -> Any:
         _current.set(Call(method, context.invocation_metadata() or ()))
@@ -93,7 +93,7 @@ def with_grpc_call(method: str, answer: Callable[[Any, Any], Awaitable[Any]]) ->
 
 
 def with_http_call(app: ASGIApp) -> ASGIApp:
-    """Wraps an application so that it runs with the call of each HTTP request."""
+    """Wraps an application, and sets the current call for each HTTP request."""
 
     async def noted(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":

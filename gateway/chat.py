@@ -1,7 +1,7 @@
-"""Checks conversations and makes prompts of them, for all fronts. Knows no protobuf and no HTTP.
+"""Checks conversations and turns them into prompts, for all fronts. Knows neither protobuf nor HTTP.
 
-The rules name fields by their paths in the proto (`conversation.messages[0].role`). The model's chat template makes the
-prompt; it gets the same variables as from `transformers`.
+Violations name fields by their paths in the proto (`conversation.messages[0].role`). The model's chat template renders
+the prompt, with the same variables as in `transformers`.
 """
 
 from __future__ import annotations
@@ -19,20 +19,21 @@ if TYPE_CHECKING:
     from blockyard.contract.chat import Conversation, Message, Tool, ToolCall
 
 MAX_VALUES = 2**18
-"""The values of an object in JSON: arguments of a call, or a schema."""
+"""The most values of a JSON object: the arguments of a call, or a schema."""
 _ROLES = tuple(Role)
-# Variables of templates that the call itself sets.
+# Template variables that a request must not set, since the call itself sets them.
 RESERVED_ARGUMENTS = frozenset({"messages", "tools", "add_generation_prompt"})
-# About how many characters a template writes for a message beside its content.
+# The approximate number of characters that a template writes for a message beside its content, and for a list or an
+# object among its variables.
 _MESSAGE_CHARACTERS = 16
 _PARTS_CHARACTERS = 4096
-# Marks the end of the message that is continued, to find it in the prompt. No text contains it: U+10FFFF is not a
-# character. The space shows whether the template trims its messages.
+# Marks the end of the message to continue, so that it can be found in the prompt. No text contains this mark, since
+# U+10FFFF is not a character. Its space shows whether the template trims messages.
 _END_OF_MESSAGE = "\U0010ffffend\U0010ffff "
 
 
 def count_characters(conversation: Conversation) -> int:
-    """Returns about how many characters a conversation has, and a template writes for it."""
+    """Returns the approximate number of characters that a template renders for a conversation."""
     of_calls = (len(call.arguments) for message in conversation.messages for call in message.tool_calls)
     of_messages = (_MESSAGE_CHARACTERS + len(message.text or "") for message in conversation.messages)
     of_tools = (_MESSAGE_CHARACTERS + len(tool.description) + len(tool.schema) for tool in conversation.tools)
@@ -41,12 +42,12 @@ def count_characters(conversation: Conversation) -> int:
 
 
 def _size_of(value: object) -> int:
-    """Returns about how many characters a template may write for a variable; a constant for lists and objects."""
+    """Returns the approximate number of characters for a template variable; a constant for lists and objects."""
     return len(value) if isinstance(value, str) else _PARTS_CHARACTERS if isinstance(value, list | dict) else 1
 
 
 class Renderer(Protocol):
-    """Renders a chat template: the tokenizer."""
+    """The part of a tokenizer that renders its chat template."""
 
     def apply_chat_template(
         self,
@@ -57,21 +58,24 @@ class Renderer(Protocol):
         tools: list[dict[str, Any]] | None = None,
         **kwargs: Any,
     ) -> str:
-        """Renders messages; raises BlockyardError FEATURE_DISABLED without a template, FIELD_INVALID if it refuses."""
+        """Renders messages.
+
+        Raises BlockyardError: FEATURE_DISABLED without a template, FIELD_INVALID if the template refuses the messages.
+        """
         ...
 
 
 def effort_arguments(effort: str | None) -> dict[str, Any]:
-    """Returns the template variables for a reasoning effort. Most templates only have a flag, for none."""
+    """Returns the template variables for a reasoning effort. Most templates only have a flag to turn reasoning off."""
     if not effort:
         return {}
     return {"reasoning_effort": effort} | ({"enable_thinking": False} if effort == "none" else {})
 
 
 def prompt_of(conversation: Conversation, renderer: Renderer) -> str:
-    """Makes the prompt of a conversation, special tokens and all.
+    """Renders the prompt of a conversation, including special tokens.
 
-    Raises BlockyardError FIELD_INVALID, with all that is wrong or what the template says; FEATURE_DISABLED.
+    Raises BlockyardError: FIELD_INVALID with all violations or the template's error; FEATURE_DISABLED.
     """
     if violations := list(find_violations(conversation)):
         raise invalid(violations)
@@ -84,7 +88,7 @@ def prompt_of(conversation: Conversation, renderer: Renderer) -> str:
     rendered = renderer.apply_chat_template(
         [_message_for_template(message) for message in messages],
         add_generation_prompt=not conversation.continue_final_message if adds is None else adds,
-        # None, not an empty list: templates test whether there are tools.
+        # Without tools, pass None instead of an empty list: some templates test whether tools are none.
         tools=[_tool_for_template(tool) for tool in tools] or None,
         **conversation.template_arguments,
     )
@@ -92,17 +96,17 @@ def prompt_of(conversation: Conversation, renderer: Renderer) -> str:
 
 
 def _cut_behind_final_message(rendered: str) -> str:
-    """Cuts what the template writes behind the message that is continued, as `transformers` does."""
+    """Removes the text that the template writes after the message to continue, as `transformers` does."""
     end = rendered.rfind(_END_OF_MESSAGE.strip())
     if end < 0:
         description = "the model's chat template leaves out the final message, or changes it"
         raise invalid([Violation("conversation.continue_final_message", description)])
-    # If the template trims its messages, the prompt ends without white space, too.
+    # If the template trims messages, trim the end of the prompt too.
     return rendered[:end] if rendered.startswith(_END_OF_MESSAGE, end) else rendered[:end].rstrip()
 
 
 def _message_for_template(message: Message) -> dict[str, Any]:
-    """Returns a message as templates read it: absent fields are left out, except content, which all templates read."""
+    """Returns a message in the form for templates. Missing fields are left out, except for content."""
     fields: dict[str, Any] = {
         "role": str(Role.SYSTEM if message.role == Role.DEVELOPER else message.role),
         "content": message.text or "",
@@ -116,7 +120,7 @@ def _message_for_template(message: Message) -> dict[str, Any]:
 
 def _call_for_template(call: ToolCall) -> dict[str, Any]:
     arguments = _read_object(call.arguments)
-    # Templates print arguments as JSON, which would quote a text.
+    # Pass arguments as an object: templates write them as JSON, which would quote a text.
     function = {"name": call.name, "arguments": call.arguments if arguments is None else arguments}
     return {"id": call.id, "type": "function", "function": function}
 
@@ -128,7 +132,7 @@ def _tool_for_template(tool: Tool) -> dict[str, Any]:
 
 
 def _read_object(text: str) -> dict[str, Any] | None:
-    """Parses a JSON object; empty text is an empty object. None for anything else, or for too many values."""
+    """Parses a JSON object; an empty text is an empty object. Returns None for other JSON or too many values."""
     if not text.strip():
         return {}
     if sum(map(text.count, ",[{")) > MAX_VALUES:
@@ -141,7 +145,7 @@ def _read_object(text: str) -> dict[str, Any] | None:
 
 
 def find_violations(conversation: Conversation) -> Iterator[Violation]:
-    """Lists everything that is wrong with a conversation, whatever the template."""
+    """Yields all violations of a conversation that do not depend on the template."""
     if not conversation.messages:
         yield Violation("conversation.messages", "must not be empty")
     if len(conversation.messages) > MAX_MESSAGES:

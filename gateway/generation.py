@@ -1,6 +1,6 @@
 """Starts, resumes and cancels requests for all fronts, and reports the gateway's readiness.
 
-Knows neither messages nor HTTP: the fronts hand it values and read events.
+Knows neither protobuf messages nor HTTP: the fronts pass values to it and read events.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _DRAINED = "the gateway was drained"
 
 
 class GenerationService:
-    """Starts, resumes and cancels requests. One for each process."""
+    """Starts, resumes and cancels requests. A process has one object."""
 
     def __init__(
         self,
@@ -81,22 +81,22 @@ class GenerationService:
             resolve_model=self.resolve_model,
             read_rule=read_rule,
         )
-        # Why the gateway asks for no requests; empty: it takes requests.
+        # The reason why the gateway reports not ready although it still serves requests; empty: it is not draining.
         self._draining = ""
 
     async def start(
         self, request: GenerationRequest, positions: Mapping[int, Position] = NOWHERE, *, replay: bool = False
     ) -> Reader:
-        """Validates, tokenizes and submits a request. The same request, sent again, is read from its beginning.
+        """Validates, tokenizes and submits a request. If the same request was sent before, reads its answer.
 
         Args:
-            request: gets an id if it has none.
-            positions: what the client already has of the answer, by index; reading begins there.
+            request: the request; it gets an id if it has none.
+            positions: the client's positions in the answer, by the sequence's index; reading begins there.
             replay: whether the part before the positions is read too.
 
         Raises BlockyardError: all violations together; REQUEST_ID_CONFLICT; QUEUE_FULL at the gateway's limit of
-        requests; NO_READY_WORKER, at once, before the model's facts are known. Later, without a scheduler or a worker,
-        the request waits up to the configured limit.
+        requests; NO_READY_WORKER if the model's facts are not known yet. Later, if there is no scheduler or worker, the
+        request waits up to the configured limit.
         """
         request = request if request.request_id else replace(request, request_id=f"gen-{secrets.token_hex(12)}")
         return self._live.read(await self._begin(request, positions), positions, replay=replay)
@@ -109,7 +109,10 @@ class GenerationService:
         return begin_request_log(request.tenant, request.request_id, self.model_name, operation)
 
     def _find(self, submission: Submission) -> RequestState | None:
-        """Returns the same request if it is here; raises BlockyardError REQUEST_ID_CONFLICT for another of its id."""
+        """Returns the same request if it was sent before; None if its id is new.
+
+        Raises BlockyardError REQUEST_ID_CONFLICT if the id belongs to a different request.
+        """
         known = self._live.find(submission.request_id)
         if known is not None and known.submission.digest != submission.digest:
             message = f"request_id {known.origin.accepted.request_id!r} belongs to another request: choose another id"
@@ -117,11 +120,13 @@ class GenerationService:
         return known
 
     async def resume(self, resume: ResumeRequest, *, replay: bool = False) -> Reader:
-        """Reads a request from positions on, wherever it runs or ran; `replay`: reads what is before them too.
+        """Reads a request from positions on; it may run, or have run, at another gateway.
 
-        Raises BlockyardError: FIELD_INVALID for wrong positions; REQUEST_EXPIRED when no server remembers the request
-        and `resume` does not contain it, or NO_READY_WORKER where the scheduler has just started and may yet hear of
-        it; and as `start` does.
+        `replay`: whether the part before the positions is read too.
+
+        Raises BlockyardError: FIELD_INVALID for wrong positions; REQUEST_EXPIRED if no server knows the request and
+        `resume` does not contain it; NO_READY_WORKER if the scheduler has just started and another gateway may still
+        send it the request. Also raises the errors of `start`.
         """
         try:
             state = await self._known(resume.request_id, resume.tenant)
@@ -134,7 +139,7 @@ class GenerationService:
         return self._live.read(state, resume.positions, replay=replay)
 
     async def find(self, request_id: str, tenant: str = "") -> GenerationRequest:
-        """Returns a request, its prompt as ids and its defaults filled in; raises as `resume` does."""
+        """Returns a request with its prompt as ids and its defaults filled in; raises BlockyardError like `resume`."""
         return state_codec.request_of((await self._known(request_id, tenant)).submission)
 
     async def _known(self, request_id: str, tenant: str) -> RequestState:
@@ -157,7 +162,7 @@ class GenerationService:
         )
 
     async def _begin(self, request: GenerationRequest, positions: Mapping[int, Position]) -> RequestState:
-        """Begins a request that is not here, behind the tokens that its client sent."""
+        """Begins a request, or continues it after the tokens that its client sent back."""
         request_log = self._begin_log(request)
         is_new = not any(position.num_tokens for position in positions.values()) and self._is_new(request)
         with request_log.beginning(), self._admission.beginning(is_new=is_new):
@@ -181,9 +186,9 @@ class GenerationService:
         return state
 
     async def cancel(self, request_ids: Iterable[str], *, tenant: str = "") -> Cancelled:
-        """Ends requests by id with CLIENT_CANCELLED, at whichever gateway they are read.
+        """Ends requests of any gateway with CLIENT_CANCELLED, by their ids.
 
-        Raises BlockyardError NO_READY_WORKER when some are not here, and the scheduler does not answer.
+        Raises BlockyardError NO_READY_WORKER if some requests are not here and the scheduler does not answer.
         """
         names = {wire_id(tenant, request_id): request_id for request_id in request_ids if is_request_id(request_id)}
         cancelled = {*self._live.cancel(names), *self.pooling.cancel(list(names))}
@@ -211,7 +216,7 @@ class GenerationService:
     ) -> str:
         """Returns the text of token ids, with the tokenizer of a model or an adapter.
 
-        Raises BlockyardError PROMPT_TOO_LONG for more ids than the model takes, and as `find_tokenizer` does.
+        Raises BlockyardError: PROMPT_TOO_LONG for more ids than the model's length, and the errors of `find_tokenizer`.
         """
         if (facts := self._link.facts) is not None and len(token_ids) > facts.max_model_len:
             description = f"has {len(token_ids)} ids. {length_limit(facts.max_model_len)}"
@@ -220,31 +225,34 @@ class GenerationService:
         return await self._encoding.decode(token_ids, tokenizer, tenant, skip_special_tokens=skip_special_tokens)
 
     async def run(self, work: Callable[[], T], tenant: str, size: int) -> T:
-        """Runs work on a tenant's text in its turn: in a thread, unless the text is short. `size`: its characters."""
+        """Runs work on a tenant's text in its turn: in a thread, unless the text is short.
+
+        `size`: the number of characters of the text.
+        """
         return await self._encoding.run(work, tenant, size)
 
     async def find_tokenizer(self, name: str) -> Tokenizer:
-        """Finds the tokenizer of requests that name a model or an adapter. Raises BlockyardError MODEL_NOT_LOADED."""
+        """Finds the tokenizer of a model or an adapter by its name. Raises BlockyardError MODEL_NOT_LOADED."""
         return await self._preparation.find_tokenizer(self._link.loras.get(name))
 
     async def token_counter(self, model: str) -> Callable[[str], int]:
-        """Returns a function that counts the tokens of a text by itself, as a model or an adapter has them."""
+        """Returns a function that counts the tokens of a text with the tokenizer of a model or an adapter."""
         tokenizer = await self.find_tokenizer(model)
         return lambda text: len(tokenizer.encode(text, add_special_tokens=False)) if text else 0
 
     async def check_tokenizer(self, name: str, path: str) -> None:
-        """Raises BlockyardError MODEL_NOT_LOADED for a folder whose adapter cannot have its own tokenizer here."""
+        """Raises BlockyardError if an adapter's own tokenizer, in the folder `path`, cannot be used here."""
         tokenizer = await self._encoding.run(lambda: self._tokenizers.read(name, path))
         if tokenizer is not self.tokenizer and self._link.facts is not None:
             require_vocabulary(name, tokenizer, self._link.facts.vocab_size)
 
     def is_ready(self) -> bool:
-        """Returns whether requests should be sent here; `readiness_message` says why not. Any thread may call it."""
+        """Returns whether requests should be sent here. `readiness_message` has the reason. Any thread may call it."""
         return self._link.is_ready and not self._draining
 
     @property
     def readiness_message(self) -> str:
-        """Why the gateway is not ready, for a person; empty if it is."""
+        """The reason why the gateway is not ready, in words; empty if it is ready."""
         return self._draining or self._link.message
 
     @property
@@ -266,7 +274,7 @@ class GenerationService:
         return self._live.metrics
 
     def models(self) -> list[Model]:
-        """Lists the model and its adapters; nothing before the scheduler has sent its facts."""
+        """Lists the model and its adapters; empty before the scheduler has sent the model's facts."""
         if (facts := self._link.facts) is None:
             return []
         width = self.pooling.find_width(facts)
@@ -280,7 +288,7 @@ class GenerationService:
             raise invalid([Violation("model", description, Reason.MODEL_NOT_FOUND)])
 
     def serves(self, name: str) -> bool:
-        """Whether requests may name this model; an empty name is the served one's."""
+        """Returns whether requests may name this model. An empty name means the served model."""
         return name in ("", self.model_name) or name in self._link.loras
 
     def _facts(self) -> ModelFacts:
@@ -292,7 +300,7 @@ class GenerationService:
 
     @property
     def _vocab_size(self) -> int:
-        """The limit of token ids; that of the tokenizer while no scheduler is known."""
+        """The size of the model's vocabulary; the tokenizer's size before the model's facts are known."""
         return self._link.facts.vocab_size if self._link.facts else self.tokenizer.vocab_size
 
     def start_draining(self) -> None:
@@ -304,7 +312,7 @@ class GenerationService:
         self._draining = self._draining or _DRAINED
 
     def undrain(self) -> None:
-        """Reports its scheduler's readiness again; raises BlockyardError WRONG_STATE in a process that stops."""
+        """Reports the scheduler's readiness again; raises BlockyardError WRONG_STATE if the process is stopping."""
         if self._draining == _STOPPING:
             raise BlockyardError(Reason.WRONG_STATE, _STOPPING)
         self._draining = ""
@@ -318,7 +326,7 @@ class GenerationService:
             await idle.wait()
 
     def stop(self, error: BlockyardError) -> None:
-        """Ends all requests here with an error; they run on at the scheduler, for another gateway to resume."""
+        """Ends all requests here with an error. They continue at the scheduler, for another gateway to resume."""
         self._live.end_all(error)
         self._encoding.close()
         self._preparation.close()

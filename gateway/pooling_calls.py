@@ -1,22 +1,22 @@
-"""Calls for vectors, scores and labels, as values. Knows no messages."""
+"""Calls for vectors, scores and labels, as values. Knows no protobuf messages."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 MAX_INPUTS = 2048
-"""The limit of inputs or documents of a call."""
+"""The most inputs or documents of a call."""
 
 Input = str | tuple[int, ...]
-"""A text, or token ids, to which no special tokens are added."""
+"""A text, or token ids. No special tokens are added to token ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallOptions:
-    """The options that all calls share.
+    """The options that all pooling calls share.
 
-    `truncate_prompt_tokens`: inputs are truncated to so many tokens; -1: to the model's limit; None: an input that is
-    too long is refused. `remaining_seconds`: the time until the client's deadline; None: no deadline.
+    `truncate_prompt_tokens`: the number of tokens to which inputs are truncated; -1: the model's limit; None: inputs
+    that are too long are refused. `remaining_seconds`: the time until the client's deadline; None: no deadline.
     """
 
     request_id: str = ""
@@ -31,7 +31,7 @@ class CallOptions:
 
 @dataclass(frozen=True, slots=True)
 class EmbedCall:
-    """Asks for vectors. `prompt_name`: one of the model's prompts, which goes before texts; None: the default one."""
+    """Asks for vectors. `prompt_name`: the model's prompt to put before texts; None: its default prompt."""
 
     options: CallOptions
     inputs: tuple[Input, ...]
@@ -42,9 +42,9 @@ class EmbedCall:
 
 @dataclass(frozen=True, slots=True)
 class ScoreCall:
-    """Asks how well documents answer queries: one query for all of them, or one for each.
+    """Asks how well documents answer queries: one query for all documents, or one query for each.
 
-    `top_n`: only so many documents are returned, best first; None: all, in their order.
+    `top_n`: the number of documents to return, best first; None: all documents, in their order.
     """
 
     options: CallOptions
@@ -56,7 +56,7 @@ class ScoreCall:
 
 @dataclass(frozen=True, slots=True)
 class ClassifyCall:
-    """Asks for labels. `raw`: whether the head's numbers are returned unchanged instead of probabilities."""
+    """Asks for labels. `raw`: whether to return the head's raw logits instead of probabilities."""
 
     options: CallOptions
     inputs: tuple[Input, ...]

@@ -1,4 +1,4 @@
-"""Tokenizes, validates and completes requests, and makes their states. Sends nothing."""
+"""Tokenizes, validates and completes requests, and makes their initial states. Sends nothing."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ T = TypeVar("T")
 
 
 async def _result_or_violations(work: Awaitable[T]) -> tuple[T | None, tuple[Violation, ...]]:
-    """Returns a result, or the violations that were raised instead; raises any other BlockyardError."""
+    """Returns a result, or the violations of the BlockyardError that was raised instead.
+
+    Raises a BlockyardError without violations.
+    """
     try:
         return await work, ()
     except BlockyardError as error:
@@ -53,21 +56,21 @@ async def _result_or_violations(work: Awaitable[T]) -> tuple[T | None, tuple[Vio
 
 
 class Prepared(NamedTuple):
-    """A request with its warnings, and the submission to the scheduler made of it."""
+    """A request with its warnings, and its submission to the scheduler."""
 
     request: GenerationRequest
     submission: Submission
 
 
 class Preparation:
-    """Prepares requests for one model. One for each process; its maker closes it.
+    """Prepares requests for one model. A process has one object; its creator calls `close`.
 
     Args:
         tokenizers: the tokenizers of the model and of adapters.
         encoding: runs the tokenizers, in threads for long texts.
         model_name: the model's name in requests.
-        seed: mixed into the generated seeds of requests without one.
-        clamps_max_tokens: whether a max_tokens that does not fit behind its prompt is cut, not refused.
+        seed: the gateway's seed, from which the seeds of requests without a seed are derived.
+        clamps_max_tokens: whether a max_tokens that exceeds the room after the prompt is reduced instead of refused.
     """
 
     def __init__(
@@ -87,11 +90,11 @@ class Preparation:
         self._clamps_max_tokens = clamps_max_tokens
 
     def close(self) -> None:
-        """Stops its threads, but not those of `encoding`."""
+        """Stops the threads and processes that check grammars, but not the threads of `encoding`."""
         self._grammars.close()
 
     async def find_tokenizer(self, adapter: Adapter | None) -> Tokenizer:
-        """Finds the tokenizer of requests with an adapter, or without one. Raises BlockyardError MODEL_NOT_LOADED."""
+        """Finds the tokenizer of an adapter, or of the model for None. Raises BlockyardError MODEL_NOT_LOADED."""
         if adapter is None:
             return self._tokenizers.model
         return await self._encoding.find(self._tokenizers, adapter)
@@ -99,10 +102,10 @@ class Preparation:
     async def prompt_of(
         self, request: GenerationRequest, facts: Callable[[], ModelFacts], tokenizer: Tokenizer
     ) -> tuple[int, ...]:
-        """Returns the ids of a request's prompt, truncated if it asks for that.
+        """Returns the ids of a request's prompt, truncated if the request asks for truncation.
 
-        Raises BlockyardError: PROMPT_TOO_LONG for a text so long that its tokens were not counted; TENANT_QUOTA or
-        QUEUE_FULL if too many characters wait to be tokenized; what `facts` raises, if the length depends on it.
+        Raises BlockyardError: PROMPT_TOO_LONG for a text so long that it was not encoded completely; TENANT_QUOTA or
+        QUEUE_FULL if too many characters wait to be tokenized; the error of `facts` if truncation needs the facts.
         """
         limit = request.truncate_prompt_tokens
         try:
@@ -110,7 +113,7 @@ class Preparation:
         except BlockyardError:
             if limit == -1:
                 raise
-            # Without the scheduler's facts the limit is unknown: no prompt is too long yet.
+            # Without the model's facts the limit is unknown: do not check the length here.
             max_model_len = None
         if limit == -1 and max_model_len is not None:
             limit = self._longest_prompt(max_model_len, request.stop.max_tokens or 1)
@@ -118,7 +121,7 @@ class Preparation:
         return await self._encoding.prompt_of(request, tokenizer, max_model_len, last)
 
     def _longest_prompt(self, max_model_len: int, max_tokens: int) -> int:
-        """Returns the length of the longest prompt behind which `max_tokens` fit; 1 if they never fit."""
+        """Returns the length of the longest prompt that leaves room for `max_tokens`; at least 1."""
         if self._clamps_max_tokens and max_tokens >= max_model_len:
             max_tokens = 1
         return max(1, max_model_len - max_tokens)
@@ -126,9 +129,9 @@ class Preparation:
     async def prepare(
         self, request: GenerationRequest, facts: Callable[[], ModelFacts], loras: Mapping[str, Adapter]
     ) -> Prepared:
-        """Makes the submission of a request, which has an id, with the adapter that it names as its model, if any.
+        """Makes the submission of a request. The request must have an id; its model may be the name of an adapter.
 
-        Raises BlockyardError with all violations, or what `facts` raises, which is only called when needed.
+        Raises BlockyardError with all violations, or the error of `facts`, which is only called when needed.
         """
         adapter = loras.get(request.model)
 
@@ -174,7 +177,7 @@ class Preparation:
             bad_word_ids=bad_word_ids,
             grammar=grammar or "",
         )
-        # An array, which is smaller, since it is kept as long as the request.
+        # Store the prompt as an array, which is smaller, since it is kept as long as the request.
         name, prompt = wire_id(request.tenant, request.request_id), array("I", token_ids)
         submission = replace(submission, request_id=name, prompt_token_ids=prompt, lora=adapter)
         return Prepared(request, state_codec.with_state(submission, request))
@@ -184,7 +187,7 @@ class Preparation:
     ) -> RequestState:
         """Makes the initial state of a request that this or another gateway has prepared. Raises BlockyardError.
 
-        `is_known`: whether an earlier scheduler had accepted the request.
+        `is_known`: whether a scheduler had accepted the request before.
         """
         request, submission = prepared
         if (context := request_log.span.context) is not None:
@@ -215,7 +218,7 @@ class Preparation:
 
 
 def _fitting_words(request: GenerationRequest) -> list[str]:
-    """Returns the bad words within the limits: a request with others is refused, and there may be millions of them."""
+    """Returns the bad words within the limits. Words beyond them are refused later, and there may be millions."""
     return [word for word in request.sampling.bad_words[:MAX_BAD_WORDS] if len(word) <= MAX_BAD_WORD_CHARACTERS]
 
 
@@ -239,7 +242,7 @@ def _make_answers(request: GenerationRequest, submission: Submission, tokenizer:
 
 
 def _with_clamped_length(request: GenerationRequest, num_prompt_tokens: int, max_model_len: int) -> GenerationRequest:
-    """Cuts a max_tokens that does not fit behind the prompt to what fits, with a warning.
+    """Reduces a max_tokens that exceeds the room after the prompt to that room, and adds a warning.
 
     A prompt that leaves no room at all is refused later.
     """

@@ -1,4 +1,4 @@
-"""The scheduler's load, as the gateway's metrics show it."""
+"""The values for the scheduler's load in the gateway's metrics."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class ReplicaReading(NamedTuple):
-    """A replica's load: the share of its device blocks in use, and totals that begin anew when it is set up."""
+    """A replica's load: the share of its device blocks in use, and totals since the replica was set up."""
 
     replica_id: int
     kv_usage: float
@@ -16,7 +16,7 @@ class ReplicaReading(NamedTuple):
 
 
 class SchedulerReading(NamedTuple):
-    """The scheduler's load at one time: requests that wait for a replica and those that one has taken."""
+    """The scheduler's load at one time: requests that wait for a replica, and requests that a replica has taken."""
 
     num_waiting_requests: int
     num_running_requests: int

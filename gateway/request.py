@@ -1,4 +1,4 @@
-"""A request with what only a gateway knows of it, and the names of requests. Knows no messages."""
+"""A client's request with the fields that only the gateway uses, and the ids of requests. Knows no messages."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _REQUEST_ID = re.compile(REQUEST_ID_PATTERN)
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest(GenerationSpec):
-    """A request of a client, and what the gateway adds.
+    """A client's request with the fields that the gateway adds.
 
     Attributes:
         tenant: the caller's tenant; empty: none.
         remaining_seconds: the time until the client's deadline; None: no deadline.
-        front_state: bytes with which the front can write the answer again, also at another gateway; the core does not
+        front_state: bytes from which the front can write the answer again, also at another gateway; the core does not
             read them.
-        warnings: sentences on what is not done as requested; filled in by the core.
-        parsing: how the answer is split into text, reasoning and tool calls; None: all of it is text. Filled in by the
-            core for conversations that ask for it.
+        warnings: sentences about parts of the request that are not served as requested; filled in by the core.
+        parsing: how to split the answer into text, reasoning and tool calls; None: the answer is plain text. Filled in
+            by the core for conversations that ask for parsing.
     """
 
     tenant: str = ""
@@ -50,9 +50,10 @@ class GenerationRequest(GenerationSpec):
 
 @dataclass(frozen=True, slots=True)
 class ResumeRequest:
-    """Asks for the rest of an answer; `positions` are by index, and a sequence without one is read from its beginning.
+    """Asks for the rest of an answer.
 
-    With `request`, its seed included, an answer that no server remembers is generated again.
+    `positions`: the client's positions by the sequence's index; other sequences are read from their beginning.
+    `request`: the original request with its seed, to generate an answer again that no server knows any more.
     """
 
     request_id: str
@@ -63,16 +64,16 @@ class ResumeRequest:
 
 @dataclass(slots=True)
 class ReturnedLogprob(TokenLogprob):
-    """A token's log probability with `raw`: the bytes of UTF-8 that the token adds to the text that is returned.
+    """A token's log probability with `raw`, the UTF-8 bytes that the token adds to the answer's text.
 
-    A special token that is left out adds none.
+    A skipped special token adds no bytes.
     """
 
     raw: bytes = b""
 
 
 def raw_of(token: TokenLogprob) -> bytes:
-    """Returns the bytes that a token adds to the text that is returned."""
+    """Returns the bytes that a token adds to the answer's text."""
     return token.raw if isinstance(token, ReturnedLogprob) else b""
 
 
@@ -81,11 +82,11 @@ def is_request_id(name: str) -> bool:
 
 
 def check_request_id(name: str) -> None:
-    """Raises BlockyardError FIELD_INVALID for a name that a request cannot have."""
+    """Raises BlockyardError FIELD_INVALID for an invalid request id."""
     if not is_request_id(name):
         raise invalid([Violation("request_id", REQUEST_ID_RULE)])
 
 
 def wire_id(tenant: str, request_id: str) -> str:
-    """Returns the name of a request for the scheduler: the tenant, which contains no slash, a slash and the id."""
+    """Returns a request's name for the scheduler: `tenant/id`, or the id without a tenant. Tenants contain no slash."""
     return f"{tenant}/{request_id}" if tenant else request_id

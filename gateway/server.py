@@ -1,4 +1,4 @@
-"""Starts and stops the gateway's process: the model's text files, the link to the scheduler, the fronts, health."""
+"""Starts and stops the gateway's process: tokenizer, link to the scheduler, fronts, and health checks."""
 
 from __future__ import annotations
 
@@ -50,24 +50,24 @@ if TYPE_CHECKING:
 
 log = EventLogger(__name__)
 
-# The time in which streams may end before they are closed.
+# The time for streams to end before they are closed.
 _GRACE_SECONDS = 2.0
 _DEMO_NAME = "demo"
 _STOPPED = "the gateway stopped before the answer ended, which goes on: resume it at another gateway"
 
 
 class Server:
-    """The gateway's process. The ports are known once it has started.
+    """The gateway's process.
 
     Attributes:
         generation: the core that all fronts use.
         metrics: the metrics that Prometheus scrapes.
-        grpc_port, http_port, admin_port: the ports on which it listens; 0 before `start`.
-        monitoring: the servers of health and metrics on other ports.
+        grpc_port, http_port, admin_port: the ports on which the gateway listens; 0 before `start`.
+        monitoring: the servers for health and metrics on other ports.
     """
 
     def __init__(self, configuration: GatewayConfiguration) -> None:
-        """Reads files; raises BlockyardError MODEL_NOT_LOADED, CertificateError, KeyFileError or SettingsError."""
+        """Reads all files; raises BlockyardError MODEL_NOT_LOADED, CertificateError, KeyFileError or SettingsError."""
         self._public = configuration.public
         self._service = configuration.service
         self.grpc_port = self.http_port = self.admin_port = 0
@@ -102,7 +102,7 @@ class Server:
             lora_root=Path(root) if (root := configuration.service.gateway_lora_root) else None,
             read_rule=lambda task: read_model_rule(folder, task),
         )
-        # Not over `self`: a process that cannot start would keep its servers until the interpreter ends.
+        # Do not capture `self`: a server that cannot start would be kept alive until the interpreter ends.
         live, link = self._live, self._link
         self.metrics.watch(
             num_requests=lambda: live.num_running,
@@ -127,7 +127,7 @@ class Server:
         self._http = HttpFront(app, self._access, self.metrics, allowed_origins=configuration.public.allowed_origins)
 
     def _make_servers(self, administration: AdminServicer) -> tuple[grpc.aio.Server, grpc.aio.Server, grpc.aio.Server]:
-        """Makes the servers of the public APIs, of the admin API, and of all of them for this machine."""
+        """Makes three gRPC servers: for the public APIs, for the admin API, and for all APIs on this machine alone."""
         public_names, admin_names = [SERVICE.full_name, OPEN_INFERENCE.full_name], [ADMIN_SERVICE_NAME]
         public = self._make_server(public_names, self._access.api)
         admin = self._make_server(admin_names, self._access.admin)
@@ -151,7 +151,7 @@ class Server:
         return server
 
     async def start(self) -> None:
-        """Listens, and begins to attach to the scheduler; raises PortTaken."""
+        """Binds the ports, starts to serve, and begins to attach to the scheduler; raises PortTaken."""
         public, admin, local = self._servers
         host, admin_host = self._public.host, self._public.admin_host
         self.grpc_port = bind(public, join_address(host, self._public.grpc_port), self._access.credentials())
@@ -182,7 +182,7 @@ class Server:
         )
 
     async def drain(self) -> None:
-        """Reports not ready, and serves until no answer is being read, at most for `drain_seconds`."""
+        """Reports not ready, and serves until no answer is being read, but at most for `drain_seconds`."""
         self.generation.start_draining()
         log.info("draining", num_requests=self.generation.num_requests)
         try:
@@ -192,7 +192,7 @@ class Server:
             log.warning("closing streams", num_requests=self.generation.num_requests)
 
     async def stop(self) -> None:
-        """Ends what still runs with DRAINING, and closes everything. The scheduler goes on for the resume window."""
+        """Ends running requests with DRAINING, and closes everything. The scheduler keeps requests for resuming."""
         self.generation.start_draining()
         self.generation.stop(BlockyardError(Reason.DRAINING, _STOPPED, retry_after_seconds=1.0))
         self._readings.stop()
@@ -210,7 +210,7 @@ def model_name(configuration: GatewayConfiguration) -> str:
 
 
 async def serve(configuration: GatewayConfiguration) -> None:
-    """Runs a gateway until SIGTERM or SIGINT, and drains it; a second signal stops it at once."""
+    """Runs a gateway until SIGTERM or SIGINT, then drains and stops it. A second signal stops it at once."""
     stopping, hurrying = asyncio.Event(), asyncio.Event()
     on_stop_signal(stopping.set, hurrying.set)
     max_connections, max_files = configuration.security.max_connections, raise_file_limit()

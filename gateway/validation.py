@@ -1,9 +1,9 @@
 """Checks requests against one table of rules, lists all violations at once, and fills in defaults.
 
-Ranges and defaults follow vLLM's SamplingParams, but for: a top_k below 0 is an error, not "off"; n may be above 1 with
-temperature 0 (the sequences are equal then); a logit bias out of range is an error, not clamped. A beam search does not
-sample: temperature, top_p, top_k, min_p and seed are checked and have no effect on it, as in transformers. Knows no
-messages.
+Ranges and defaults follow vLLM's SamplingParams, with three exceptions: a top_k below 0 is an error instead of "off"; n
+may be above 1 with temperature 0 (the sequences are then equal); a logit bias out of range is an error instead of being
+clamped. A beam search does not sample: temperature, top_p, top_k, min_p and seed are checked but have no effect on it,
+as in transformers. Knows no messages.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 
 MAX_N = 64
 MAX_STOP_STRINGS = 16
-# A stop string is held back as text and kept as an automaton, character by character.
+# A longer stop string would hold back more text, and its automaton would take more memory.
 MAX_STOP_STRING_CHARACTERS = 1024
-# The worker looks at each of them for each token.
+# The worker checks each bad word for each token.
 MAX_BAD_WORDS = 1024
 MAX_BAD_WORD_CHARACTERS = 256
 MAX_BAD_SEQUENCE_TOKENS = 256
-# Finding more of them wrong would hold up everybody else.
+# Checking more entries would block the event loop too long.
 MAX_LOGIT_BIASES = 4096
 MAX_LOGPROBS = 20
 MIN_BEAM_WIDTH, MAX_BEAM_WIDTH = 2, 32
-# Each stop token makes every beam propose as many more tokens as there are beams.
+# For each stop token, every beam proposes as many further tokens as there are beams.
 MAX_BEAM_STOP_IDS = 32
-# The largest Duration.
+# The largest protobuf Duration, in seconds.
 _MAX_SECONDS = 315_576_000_000
 _MAX_INT32 = 2**31 - 1
 _MAX_UINT32 = 2**32 - 1
@@ -50,9 +50,9 @@ _MAX_LISTED_IDS = 8
 
 
 class ModelLimits(NamedTuple):
-    """The limits of a model. `max_num_seqs`: sequences or beams that run at once; 0: not known.
+    """The limits of a model. `name`: the name of the model, or of the adapter that the request names.
 
-    `name`: the model's own, or that of the adapter that the request names.
+    `max_num_seqs`: the most sequences or beams that run at once; 0: unknown.
     """
 
     name: str
@@ -64,9 +64,9 @@ class ModelLimits(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """The range of a request's number. An absent number is always right.
+    """The range of a number in a request. A missing number is always valid.
 
-    `is_duration`: it travels as one, which has nanoseconds; other fractions travel as a float32.
+    `is_duration`: whether it is sent as a Duration, in nanoseconds; other fractions are sent as float32.
     """
 
     field: str
@@ -80,7 +80,7 @@ class _Rule:
             return
         number = value if isinstance(value, int) else self._as_sent(value)
         if not self.range.holds(number):
-            # As many digits as a float32 has: what came over gRPC as 1.01 reads like that.
+            # Show only the digits of a float32, so that 1.01 from gRPC is shown as 1.01.
             given = value if isinstance(value, int) else f"{number:.7g}"
             yield Violation(self.field, f"must be {self.range.description}, not {given}")
 
@@ -112,7 +112,7 @@ RULES = (
 
 
 def as_float32(value: float) -> float:
-    """Rounds to what travels on the wire, so that a number which becomes 0 or infinite there is seen as that."""
+    """Rounds to the float32 that is sent to the scheduler, so that a number which becomes 0 or infinite is noticed."""
     try:
         return struct.unpack("<f", struct.pack("<f", value))[0]
     except OverflowError:
@@ -126,13 +126,13 @@ def find_violations(
     *,
     bad_word_ids: Sequence[tuple[int, ...]] = (),
 ) -> list[Violation]:
-    """Lists everything that is wrong with a request whose prompt has these ids. Ranges come first, as in the proto.
+    """Lists all violations of a request.
 
     Args:
-        request: as it came.
-        prompt_token_ids: of its prompt; None where it has none, which is reported already.
-        limits: of the model.
-        bad_word_ids: what the tokenizer made of its bad words.
+        request: the request as received.
+        prompt_token_ids: the ids of the prompt; None if it could not be tokenized, which is already reported.
+        limits: the model's limits.
+        bad_word_ids: the token sequences of the bad words.
     """
     return [
         *_identity(request, limits),
@@ -165,18 +165,18 @@ def _prompt(request: GenerationRequest, token_ids: tuple[int, ...], limits: Mode
 
 
 def prompt_too_long(size: str, max_model_len: int) -> Violation:
-    """Makes the violation of a prompt whose size leaves no room for an answer."""
+    """Returns the violation for a prompt that leaves no room for an answer. `size`: the description's beginning."""
     description = f"{size}. {length_limit(max_model_len)}, so a prompt has at most {max_model_len - 1}"
     return Violation("prompt", description, Reason.PROMPT_TOO_LONG)
 
 
 def size_of(num_characters: int, min_tokens: int) -> str:
-    """States the size of a text whose tokens were not all counted."""
+    """Describes the size of a text that was not encoded completely."""
     return f"has {num_characters} characters, which are at least {min_tokens} tokens"
 
 
 def length_limit(max_model_len: int) -> str:
-    """States the model's length in OpenAI's words, which client libraries look for."""
+    """Describes the model's length in OpenAI's words, which client libraries look for."""
     return f"This model's maximum context length is {max_model_len} tokens, of prompt and answer together"
 
 
@@ -187,7 +187,7 @@ def _truncation(request: GenerationRequest) -> Iterator[Violation]:
 
 
 def find_foreign_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> Iterator[Violation]:
-    """Finds ids of a field that the model's vocabulary does not have."""
+    """Yields a violation if a field has token ids outside of the model's vocabulary."""
     foreign = [i for i in token_ids if not 0 <= i < vocab_size]
     if foreign:
         listed = ", ".join(str(i) for i in foreign[:_MAX_LISTED_IDS]) + (
@@ -255,7 +255,7 @@ def _rows(request: GenerationRequest, limits: ModelLimits) -> Iterator[Violation
     field, count, highest = "n", request.n, MAX_N
     if request.beam_search is not None:
         field, count, highest = "beam_search.width", request.beam_search.width, MAX_BEAM_WIDTH
-    # A number out of its range is reported already.
+    # A number out of its range was already reported.
     if 0 < limits.max_num_seqs < count <= highest:
         description = (
             f"must be at most {limits.max_num_seqs}, the sequences that the scheduler runs at once, not {count}"
@@ -278,7 +278,7 @@ def _length(request: GenerationRequest, num_prompt_tokens: int, limits: ModelLim
     room = limits.max_model_len - num_prompt_tokens
     max_tokens, min_tokens = request.stop.max_tokens, request.stop.min_tokens
     if max_tokens is not None and room > 0 and max_tokens > room:
-        # Where a shorter prompt would do, clients that shorten prompts are to know.
+        # If a shorter prompt would leave enough room, use the reason at which clients shorten the prompt.
         is_served_alone = max_tokens < limits.max_model_len
         yield Violation(
             "stop.max_tokens",
@@ -297,7 +297,7 @@ def _length(request: GenerationRequest, num_prompt_tokens: int, limits: ModelLim
 
 
 def derive_seed(gateway_seed: int, request_id: str, *, tenant: str = "") -> int:
-    """Returns the seed of a request without one: 64 bits of SHA-256 over the gateway's seed, the tenant and the id."""
+    """Derives a request's seed: 64 bits of the SHA-256 of the gateway's seed, the tenant and the request's id."""
     key = f"{gateway_seed}\0{tenant}\0{request_id}".encode()
     return int.from_bytes(hashlib.sha256(key).digest()[:8], "little")
 
@@ -312,10 +312,16 @@ def complete(
     bad_word_ids: Sequence[tuple[int, ...]] = (),
     grammar: str = "",
 ) -> Submission:
-    """Makes a submission of a request without violations, with nothing left open.
+    """Makes the submission of a valid request, with all defaults filled in.
 
-    Where the request says nothing, the model's default holds (`generation_defaults`), then the neutral value. What the
-    tokenizer made of the bad words (`bad_word_ids`) joins the bad token sequences; `grammar` is that of its format.
+    Args:
+        request: a request without violations.
+        prompt_token_ids: the ids of the prompt.
+        limits: the model's limits.
+        generation_defaults: the model's defaults for numbers that the request does not set; then neutral values apply.
+        gateway_seed: the seed from which the seed of a request without one is derived.
+        bad_word_ids: the token sequences of the bad words, which join the bad token sequences.
+        grammar: the grammar that constrains the answer; empty: none.
     """
     room = limits.max_model_len - len(prompt_token_ids)
     end_token_ids = frozenset[int]() if request.stop.ignore_eos else limits.end_token_ids

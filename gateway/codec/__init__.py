@@ -1,1 +1,1 @@
-"""Decodes messages into values and encodes them back."""
+"""Converts between protobuf messages and the gateway's values."""

@@ -25,7 +25,7 @@ def decode_embed(message: inference_pb2.EmbedRequest, tenant: str, remaining_sec
 
 
 def decode_score(message: inference_pb2.ScoreRequest, tenant: str, remaining_seconds: float | None) -> ScoreCall:
-    """Reads a call for scores; raises BlockyardError FIELD_INVALID where it has no query."""
+    """Decodes a call for scores; raises BlockyardError FIELD_INVALID if it has no query."""
     if not message.HasField("query"):
         raise invalid([Violation("query", "is required")])
     return ScoreCall(
@@ -58,7 +58,7 @@ def _decode_options(spec: inference_pb2.PoolingSpec, tenant: str, remaining_seco
 
 
 def _decode_inputs(messages: Iterable[inference_pb2.PoolingInput]) -> tuple[Input, ...]:
-    """Reads inputs; one that says nothing is an empty text."""
+    """Decodes inputs; an input without content becomes an empty text."""
     return tuple(
         tuple(message.token_ids.ids[:]) if message.HasField("token_ids") else message.text for message in messages
     )

@@ -1,4 +1,4 @@
-"""Decodes what clients send to the public API, and refuses what no request may say."""
+"""Decodes the public API's requests, and refuses messages that are never valid. Encodes choices."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 def decode_generation(spec: inference_pb2.GenerationSpec) -> GenerationRequest:
-    """Reads a request of Generate and StreamGenerate.
+    """Decodes a request of Generate and StreamGenerate.
 
-    Raises BlockyardError FIELD_INVALID for a conversation, and for values that no enum has.
+    Raises BlockyardError FIELD_INVALID for a conversation, and for unknown enum values.
     """
     if spec.HasField("conversation"):
         raise invalid([Violation("conversation", "is allowed only in Chat and StreamChat")])
@@ -33,9 +33,9 @@ def decode_generation(spec: inference_pb2.GenerationSpec) -> GenerationRequest:
 
 
 def decode_chat(spec: inference_pb2.GenerationSpec) -> GenerationRequest:
-    """Reads a request of Chat and StreamChat. A conversation that is absent becomes an empty one.
+    """Decodes a request of Chat and StreamChat. A missing conversation becomes an empty one.
 
-    Raises BlockyardError FIELD_INVALID for any other prompt, and for values that no enum has.
+    Raises BlockyardError FIELD_INVALID for any other prompt, and for unknown enum values.
     """
     _check_enums(spec)
     kind = spec.WhichOneof("prompt")
@@ -49,7 +49,7 @@ def decode_chat(spec: inference_pb2.GenerationSpec) -> GenerationRequest:
 
 
 def _check_enums(spec: inference_pb2.GenerationSpec) -> None:
-    """Refuses enum numbers of a later version: read as a default, they would change an answer silently."""
+    """Refuses enum values of a later version: reading them as the default would change an answer silently."""
     violations: list[Violation] = []
     if spec.on_disconnect not in inference_pb2.OnDisconnect.values():
         violations.append(Violation("on_disconnect", "must be ABORT or KEEP"))
@@ -64,7 +64,7 @@ def _check_enums(spec: inference_pb2.GenerationSpec) -> None:
 
 
 def decode_tokenize(message: inference_pb2.TokenizeRequest) -> GenerationRequest:
-    """Reads a prompt to tokenize, as a request; raises BlockyardError FIELD_INVALID for two prompts."""
+    """Decodes a prompt to tokenize as a request; raises BlockyardError FIELD_INVALID for two prompts."""
     if message.HasField("conversation"):
         if message.text:
             raise invalid([Violation("text", "must be empty beside a conversation")])
@@ -74,7 +74,7 @@ def decode_tokenize(message: inference_pb2.TokenizeRequest) -> GenerationRequest
 
 
 def decode_resume(message: inference_pb2.ResumeGenerateRequest) -> ResumeRequest:
-    """Reads a request to resume; raises BlockyardError FIELD_INVALID for a message that contradicts itself."""
+    """Decodes a request to resume; raises BlockyardError FIELD_INVALID for a message that contradicts itself."""
     if len(message.positions) > MAX_N:
         raise invalid([Violation("positions", f"must have at most {MAX_N} entries, not {len(message.positions)}")])
     indexes = [position.index for position in message.positions]

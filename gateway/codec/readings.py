@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def decode_reading(message: status_pb2.SchedulerStatus) -> SchedulerReading:
-    # It counts what waits at replicas too, most of which was preempted.
+    # The status also counts sequences that wait at replicas, most of which were preempted: leave them out.
     num_waiting = message.num_waiting_requests - sum(each.num_waiting_sequences for each in message.replicas)
     return SchedulerReading(
         num_waiting_requests=max(0, num_waiting),
@@ -25,7 +25,7 @@ def decode_reading(message: status_pb2.SchedulerStatus) -> SchedulerReading:
                 each.num_preemptions,
             )
             for each in message.replicas
-            # Before its pools exist there are no numbers.
+            # A replica without block pools has no readings yet.
             if each.device_blocks.num_blocks
         ),
     )

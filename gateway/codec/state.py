@@ -1,4 +1,7 @@
-"""Encodes and decodes what another gateway needs to continue a request: bytes that the scheduler keeps unread."""
+"""Encodes and decodes the state that another gateway needs to continue a request.
+
+The scheduler keeps this state as bytes that it does not read.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from gateway.request import GenerationRequest
 if TYPE_CHECKING:
     from blockyard.contract.scheduling import Submission
 
-# Fields that may differ between two sendings of one request: its times, its trace, its prompt's form.
+# Fields that may differ if the same request is sent again, such as its times, its trace and its prompt's form.
 _NOT_ASKED = frozenset(
     (
         "max_queue_seconds",
@@ -41,8 +44,8 @@ _NOT_ASKED = frozenset(
 
 
 def with_state(submission: Submission, request: GenerationRequest) -> Submission:
-    """Adds to a submission the state of the request that it was made of, and the digest of both."""
-    # The submission itself says the rest.
+    """Adds the state of the original request to its submission, and the digest of both."""
+    # Leave out fields that the submission itself has.
     bare = replace(
         request,
         model="",
@@ -60,16 +63,16 @@ def with_state(submission: Submission, request: GenerationRequest) -> Submission
         warnings=request.warnings,
         parsing=_encode_parsing(request.parsing) if request.parsing else None,
     )
-    # A request that is sent again is the same though its adapter was replaced meanwhile.
+    # Only the adapter's name counts: a request that is sent again is the same even if its adapter was replaced.
     lora_name = submission.lora.name if submission.lora else ""
     digest = digest_of(submission, bare, lora_name, without=_NOT_ASKED)
     return replace(submission, gateway_state=state.SerializeToString(), digest=digest)
 
 
 def digest_of(*parts: object, without: frozenset[str] = frozenset()) -> bytes:
-    """Returns the SHA-256 of values: dataclasses by the names of their fields, less the fields in `without`.
+    """Returns the SHA-256 of some values. Dataclasses count by their named fields, except the fields in `without`.
 
-    A field that has its default does not count, so that a field which a later version adds changes no digest.
+    A field with its default value does not count, so that fields which a later version adds do not change digests.
     """
     digest = hashlib.sha256()
     for part in parts:
@@ -126,7 +129,7 @@ def read_submission(encoded: bytes) -> Submission:
 
 
 def request_of(submission: Submission) -> GenerationRequest:
-    """Returns the request that a submission was made of: its prompt as ids, its defaults filled in.
+    """Returns the original request of a submission, with its prompt as ids and its defaults filled in.
 
     Raises BlockyardError BUG for a state that no gateway writes.
     """

@@ -1,4 +1,4 @@
-"""Parses the answer of one request: names its calls, and knows what of it a client may have already."""
+"""Parses the answer of one request into text, reasoning and tool calls, and gives the calls their ids."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class ParsingRule:
 
     @property
     def needs_grammar(self) -> bool:
-        """Whether calls have to have a form."""
+        """Whether a grammar must constrain the answer's tool calls."""
         return self.must_call or self.is_limited or any(tool.strict for tool in self.tools)
 
 
 class ParsedPiece(NamedTuple):
-    """More of an answer. `num_bytes_behind`: of the text that has come behind that of this piece, in UTF-8."""
+    """A piece of an answer. `num_bytes_behind`: UTF-8 bytes of the answer that were read beyond this piece."""
 
     text: str
     reasoning: str
@@ -59,10 +59,10 @@ class AnswerParser:
     """Parses one sequence from its beginning.
 
     Args:
-        rule: of its request.
-        request_id: of its request; with `sequence`, it makes the ids of its calls.
+        rule: the parsing rule of the sequence's request.
+        request_id: the request's id; the ids of calls are derived from it and from `sequence`.
         sequence: the sequence's index.
-        reasoning_is_open: the prompt ends where reasoning begins.
+        reasoning_is_open: whether the prompt ends with the marker that begins reasoning.
     """
 
     def __init__(self, rule: ParsingRule, request_id: str, sequence: int, *, reasoning_is_open: bool) -> None:
@@ -81,20 +81,23 @@ class AnswerParser:
 
     @property
     def calls_tools(self) -> bool:
-        """Whether a call is whole."""
+        """Whether the answer has at least one complete call."""
         return self._scanner.num_calls > 0
 
     @property
     def num_invalid_calls(self) -> int:
-        """The number of calls that were none, or ended too early."""
+        """The number of texts that began like a call but were malformed or ended too early."""
         return self._scanner.num_invalid_calls
 
     def kind_of(self, text: str) -> TextKind | None:
-        """Returns what the next piece is, where it can be nothing else as a whole: most are, and need not be pushed."""
+        """Returns the kind of the next piece if all of it surely is of one kind; None if it must be pushed.
+
+        Most pieces need no push.
+        """
         return self._scanner.kind_of(text)
 
     def push(self, text: str, *, is_last: bool) -> list[ParsedPiece]:
-        """Takes more of the answer's text and returns what is certain now, in pieces of which each is in order."""
+        """Takes more of the answer's text, and returns the output that is now certain, as pieces in order."""
         return [
             ParsedPiece(parts.text, parts.reasoning, tuple(map(self._name, parts.calls)), parts.num_bytes_behind)
             for parts in self._scanner.push(text, is_last=is_last)

@@ -1,4 +1,7 @@
-"""Finds where a JSON value ends in a text that comes in pieces. Copies it, and never prints it again."""
+"""Finds where a JSON value ends in a text that comes in pieces.
+
+The value's text is passed on unchanged; it is never serialized again.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +34,12 @@ class JsonValue:
     """Reads one JSON value.
 
     Args:
-        ends: markers that end a value which is broken, wherever they stand outside of a text.
+        first: the value's first character.
+        ends: markers that end an incomplete value if they stand outside of its strings.
 
     Attributes:
-        is_whole: it has ended.
-        is_broken: it has ended before it was whole.
+        is_whole: whether the complete value was read.
+        is_broken: whether a marker or the text's end came before the value was complete.
     """
 
     def __init__(self, first: str, ends: tuple[str, ...] = ()) -> None:
@@ -47,11 +51,11 @@ class JsonValue:
         self._is_scalar = first not in '{["'
 
     def skip_quote(self) -> None:
-        """Takes note that the first character, the quote of a string, was read."""
+        """Notes that the caller has read the opening quote of a string."""
         self._in_string = True
 
     def read(self, text: str, start: int, *, at_end: bool = False) -> int:
-        """Reads on from `start`, and returns the place up to which it is the value's."""
+        """Reads on from `start`, and returns the index up to which the text surely belongs to the value."""
         if self._is_scalar:
             return self._read_scalar(text, start, at_end=at_end)
         place = start
@@ -61,7 +65,7 @@ class JsonValue:
                 place = len(text) - (0 if self._in_string or at_end else self._ends.num_held(text, place))
                 break
             if found[0] == "\\" and not at_end:
-                # Half an escape.
+                # The text ends within an escape.
                 return found.start()
             place = self._take(found)
         if at_end and not self.is_whole:
@@ -91,13 +95,13 @@ class JsonValue:
 
 
 class TextOfString:
-    """Makes the text of a JSON string that comes in pieces, its quotes left out."""
+    """Unescapes a JSON string that comes in pieces, without its quotes."""
 
     def __init__(self) -> None:
         self._rest = ""
 
     def push(self, piece: str) -> str:
-        """Takes more of what is between the quotes, in whole escapes, and returns the text that is certain."""
+        """Takes more of the string's content, in complete escapes, and returns the text that is certain."""
         self._rest += piece
         found = _CERTAIN.match(self._rest)
         assert found is not None
@@ -117,5 +121,5 @@ def _character(escape: re.Match[str]) -> str:
     try:
         return _HALF_PAIR.sub("\ufffd", json.loads(f'"{escape[0]}"', strict=False))
     except ValueError:
-        # No escape of JSON: it goes out as it is.
+        # Not a JSON escape: leave it unchanged.
         return escape[0]

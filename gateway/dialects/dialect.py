@@ -1,4 +1,4 @@
-"""Describes how a family of models writes reasoning and calls of tools. Knows no requests."""
+"""Describes how a family of models writes reasoning and tool calls. Knows no requests."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 class Style(Enum):
     OBJECT = "object"
-    """A JSON object, or a list of such: `{"name": "f", "arguments": {"x": 1}}`."""
+    """A JSON object or a list of objects: `{"name": "f", "arguments": {"x": 1}}`."""
     HEADED = "headed"
-    """A header with the name, then the arguments as a JSON object. What begins like an OBJECT is one."""
+    """A header with the name, then the arguments as a JSON object. A call that begins with a bracket is an OBJECT."""
     TAGS = "tags"
     """The name, then a key and a value for each argument, each between markers; a text is not quoted."""
     PYTHONIC = "pythonic"
@@ -43,15 +43,15 @@ _UNTYPED = TypedEnds("", "")
 
 @dataclass(frozen=True, slots=True)
 class CallTemplate:
-    """The fixed texts of calls, as a grammar makes a model write them that must call a tool.
+    """The fixed texts of calls that a grammar forces a model to write.
 
     Attributes:
-        before: before a tool's name.
-        middle: between the name and the arguments.
-        after: after the arguments.
-        separator: between two calls; None where the dialect allows only one.
-        opens, shuts: before the first call and after the last one.
-        parameter: of TAGS, what follows each argument.
+        before: the text before a tool's name.
+        middle: the text between the name and the arguments.
+        after: the text after the arguments.
+        separator: the text between two calls; None: the dialect allows only one call.
+        opens, shuts: the texts before the first call and after the last one.
+        parameter: for TAGS, the text after each argument.
     """
 
     before: str
@@ -68,21 +68,23 @@ class Calls:
     """How a dialect writes calls of tools.
 
     Attributes:
-        begins: the markers, of which one begins a call.
-        ends: the markers, of which one ends it.
-        style: the notation between them.
+        begins: the alternative markers that begin a call.
+        ends: the alternative markers that end a call.
+        style: the notation between the two markers.
         template: the one way of writing calls that grammars allow.
-        starts: rests of markers, which begin a call at the answer's beginning where the prompt has their first part.
+        starts: ends of markers that begin a call at the answer's beginning, for prompts that end with a marker's first
+            part.
         bare: whether a call may also begin the answer without a marker.
-        header: of HEADED and GEMMA, a regular expression for all that precedes the arguments, with a group `name` and
-            optionally a group `id`.
+        header: for HEADED and GEMMA, a regular expression for the text between the marker and the arguments, with a
+            group `name` and optionally a group `id`.
         inner: markers within a call.
-        name_ends: of TAGS, the markers that end the name; empty: the next marker ends it.
-        key: of TAGS, the markers around an argument's name.
-        value: of TAGS, the markers around its value; there may be none before it.
-        typed: of TAGS, the ends of names where the model itself marks values as text or JSON, whatever the schema says.
-        trims_lines: of TAGS, whether a value stands on lines of its own.
-        quote: of GEMMA, the marker around texts.
+        name_ends: for TAGS, the markers that end the tool's name; empty: the next marker ends it.
+        key: for TAGS, the markers around an argument's name.
+        value: for TAGS, the markers around an argument's value; `begins` may be empty.
+        typed: for TAGS, the ends of argument names by which the model itself marks a value as text or JSON; they take
+            precedence over the schema.
+        trims_lines: for TAGS, whether one line break on each side of a value is dropped.
+        quote: for GEMMA, the marker around texts.
         dropped: markers around calls that carry no meaning and are left out.
     """
 
@@ -105,14 +107,14 @@ class Calls:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How a family of models writes answers: what other servers call a reasoning parser and a tool parser.
+    """How a family of models writes answers. Other servers call this a reasoning parser and a tool parser.
 
     Attributes:
-        name: for `--dialect`.
+        name: the name for `--dialect`.
         seen_in: groups of texts; a chat template that contains all texts of one group is of this dialect.
-        reasoning: the markers around reasoning.
+        reasoning: the markers around reasoning; None: the model does not reason.
         calls: how the model calls tools; None: it does not.
-        reasons_anywhere: whether reasoning begins wherever its marker stands; false: only at the answer's beginning.
+        reasons_anywhere: whether reasoning may begin anywhere in the answer; false: only at the answer's beginning.
         dropped: markers that carry no meaning and are left out of the text.
         behind_reasoning: the text between reasoning and anything else.
         before_text: the text before the answer's text.
@@ -131,7 +133,7 @@ class Dialect:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """All markers, which a tokenizer may have as special tokens."""
+        """All markers of the dialect; a tokenizer may have special tokens for them."""
         calls, reasoning = self.calls, self.reasoning
         found = list(self.dropped)
         if reasoning is not None:
@@ -145,13 +147,13 @@ class Dialect:
 
 @dataclass(frozen=True, slots=True)
 class AnswerContext:
-    """What a grammar of an answer depends on, beside what the client asked.
+    """The properties of the model and the prompt that the grammar of an answer depends on.
 
     Attributes:
-        dialect: of the model.
-        reasoning_is_open: whether the prompt ends where reasoning begins.
-        special_ids: ids of the model's special tokens by their texts: no other tokens can spell these.
-        may_think: whether the answer may begin with reasoning; true where reasoning is open.
+        dialect: the model's dialect.
+        reasoning_is_open: whether the prompt ends with the marker that begins reasoning.
+        special_ids: ids of the model's special tokens by their texts; no other tokens can spell these texts.
+        may_think: whether the answer may begin with reasoning; true if `reasoning_is_open`.
     """
 
     dialect: Dialect

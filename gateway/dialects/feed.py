@@ -1,4 +1,4 @@
-"""Holds the part of a text that is not understood yet. Readers are generators that yield where they need more."""
+"""Holds the part of a streamed text that is not parsed yet. Readers are generators that yield to wait for more text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STRING = re.compile(rf'"(?:[^"\\]|\\.){{0,{MAX_NAME_CHARACTERS}}}"', re.DOTALL)
 
 
 class NotACall(Exception):
-    """Raised where the text read is not a call."""
+    """Raised if the text being read is not a call."""
 
 
 class CallSink(Protocol):
@@ -29,7 +29,7 @@ class CallSink(Protocol):
         ...
 
     def types_of(self, name: str, key: str) -> frozenset[str]:
-        """Returns the JSON types that an argument may have; none where its schema does not say."""
+        """Returns the JSON types that an argument may have; empty if its schema names none."""
         ...
 
     def on_call(self, name: str, call_id: str = "") -> None:
@@ -65,11 +65,11 @@ class Feed:
         self.mark = 0
 
     def commit(self) -> None:
-        """Moves `mark` to `place`: all before it was given out or skipped."""
+        """Moves `mark` to `place`: all text before `place` was given out or skipped."""
         self.mark = self.place
 
     def take(self, end: int) -> str:
-        """Moves `place` to `end`, and returns the text in between."""
+        """Moves `place` to `end`, and returns the text that it passes."""
         piece = self.text[self.place : end]
         self.place = end
         return piece
@@ -80,7 +80,7 @@ class Feed:
         return self.text[self.mark : self.place]
 
     def peek(self) -> Generator[None, None, str]:
-        """Skips white space, and returns the character behind it without taking it; nothing at the end."""
+        """Skips white space, and returns the next character without taking it; an empty text at the end."""
         while True:
             found = _SPACE.match(self.text, self.place)
             assert found is not None
@@ -92,13 +92,13 @@ class Feed:
             yield
 
     def expect(self, character: str) -> Generator[None, None, None]:
-        """Skips white space and a character; raises NotACall for another."""
+        """Skips white space and `character`; raises NotACall if another character comes."""
         if (yield from self.peek()) != character:
             raise NotACall
         self.place += 1
 
     def string(self) -> Generator[None, None, str]:
-        """Takes a short JSON string behind white space, and returns its text; raises NotACall for anything else."""
+        """Skips white space, takes a short JSON string and returns its text; raises NotACall if there is none."""
         if (yield from self.peek()) != '"':
             raise NotACall
         while (found := _STRING.match(self.text, self.place)) is None:
@@ -113,9 +113,9 @@ class Feed:
         return text
 
     def name(self, ends: Markers) -> Generator[None, None, str]:
-        """Takes a short text up to one of some markers, and returns it without white space around it.
+        """Takes a short text up to the next marker of `ends`, and returns it without surrounding white space.
 
-        Raises NotACall where none comes.
+        Raises NotACall if no marker comes within the length of a name.
         """
         while (found := ends.search(self.text, self.place, at_end=self.at_end)) is None:
             if self.at_end or len(self.text) - self.place > 2 * MAX_NAME_CHARACTERS:
@@ -126,7 +126,7 @@ class Feed:
         return self.take(found.start()).strip()
 
     def word(self, pattern: re.Pattern[str] = WORD) -> Generator[None, None, str]:
-        """Takes a short name of characters that a pattern repeats, behind white space; raises NotACall without any."""
+        """Skips white space, takes a short name that `pattern` matches and returns it; raises NotACall without one."""
         yield from self.peek()
         while True:
             found = pattern.match(self.text, self.place)
@@ -138,7 +138,7 @@ class Feed:
             yield
 
     def accepts(self, markers: Markers) -> Generator[None, None, str]:
-        """Takes one of some markers if it stands here, and returns it; empty where none does."""
+        """Takes and returns the marker that stands at `place`; returns an empty text if none does."""
         while True:
             if found := markers.match(self.text, self.place, at_end=self.at_end):
                 self.place = found.end()

@@ -1,4 +1,4 @@
-"""Reads calls whose arguments are literals of Python's or Gemma's form, and writes these as JSON."""
+"""Reads calls whose arguments are Python or Gemma literals, and writes the arguments as JSON."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _MAX_DEPTH = 32
 
 
 def read_python(feed: Feed, calls: Calls, sink: CallSink) -> Generator[None, None, None]:
-    """Reads `[f(x=1), g()]`, or calls one behind another."""
+    """Reads a list of calls, `[f(x=1), g()]`, or calls in a row without brackets."""
     is_list = (yield from feed.peek()) == "["
     feed.place += is_list
     while True:
@@ -60,7 +60,7 @@ def read_python(feed: Feed, calls: Calls, sink: CallSink) -> Generator[None, Non
 
 
 def read_gemma(feed: Feed, calls: Calls, sink: CallSink) -> Generator[None, None, None]:
-    """Reads a header, and an object with bare keys."""
+    """Reads a call's header and an object with bare keys."""
     yield from read_header(feed, calls, sink)
     feed.place += 1
     yield from _Literals(feed, sink.on_arguments, markers_of(calls.quote)).members(":", "}")
@@ -70,7 +70,7 @@ def read_gemma(feed: Feed, calls: Calls, sink: CallSink) -> Generator[None, None
 class _Literals:
     """Writes literals as JSON. `quotes`: the markers around texts; None: Python's quotes.
 
-    Nothing is given out before all text that determines it was read: later text does not repeat it.
+    A piece is given out only after all text that determines it was read, since it cannot be withdrawn.
     """
 
     def __init__(self, feed: Feed, emit: Callable[[str], None], quotes: Markers | None) -> None:
@@ -86,7 +86,7 @@ class _Literals:
         self._waiting = ""
 
     def members(self, equals: str, close: str) -> Generator[None, None, None]:
-        """Copies keys and values up to what closes them, as an object."""
+        """Writes keys and values up to the `close` bracket as a JSON object."""
         yield from self._sequence("{}", close, lambda: self._member(equals))
 
     def _sequence(
@@ -116,7 +116,7 @@ class _Literals:
         yield from self.value()
 
     def value(self) -> Generator[None, None, None]:
-        """Copies one value. Raises NotACall for what is none."""
+        """Writes one value as JSON. Raises NotACall for a text that is not a value."""
         character = yield from self._feed.peek()
         if self._depth == _MAX_DEPTH:
             raise NotACall
@@ -153,7 +153,7 @@ class _Literals:
         return write_string(text)
 
     def _string(self, first: str) -> Generator[None, None, bool]:
-        """Copies a text, if one begins here, and returns whether one does."""
+        """Writes a quoted text as a JSON string if one begins here; returns whether one does."""
         if self._quotes is not None:
             if not (yield from self._feed.accepts(self._quotes)):
                 return False
@@ -198,13 +198,13 @@ class _Literals:
 
 
 def _number(text: str) -> str | None:
-    """Returns a number as JSON: as it is written where that is JSON."""
+    """Returns a number as JSON, unchanged if it is JSON already; None for a text that is not a number."""
     if _JSON_NUMBER.fullmatch(text):
         return text
     try:
         return json.dumps(ast.literal_eval(text), allow_nan=False) if _PYTHON_NUMBER.fullmatch(text) else None
     except (ValueError, SyntaxError, RecursionError, MemoryError):
-        # Thousands of signs are too deep for Python's parser.
+        # For example, thousands of signs before a number nest too deep for Python's parser.
         return None
 
 
@@ -213,6 +213,6 @@ def _unescape(escape: str) -> str:
         text = ast.literal_eval(f"'{escape}'") if escape != "\\'" else "'"
     except (ValueError, SyntaxError):
         text = escape
-    # Half a pair has no other form, and two halves make a character again.
+    # Half a surrogate pair can only be written as an escape; two adjacent escapes make the character again.
     is_half = "\ud800" <= text[:1] <= "\udfff"
     return json.dumps(text)[1:-1] if is_half else write_string(text)[1:-1]

@@ -1,4 +1,4 @@
-"""Finds markers in a text that comes in pieces, and what of its end may become one."""
+"""Finds markers in a text that comes in pieces, and the end of the text that may become a marker."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import lru_cache
 
 
 class Markers:
-    """A set of texts. Where several begin at one place the longest is found."""
+    """A set of markers. If several begin at one place, the longest is found."""
 
     def __init__(self, texts: tuple[str, ...]) -> None:
         by_length = sorted(set(texts), key=len, reverse=True)
@@ -20,25 +20,25 @@ class Markers:
         self._free = re.compile(rf"[^{begins}]*[^{begins}\s]" if texts else ".*", re.DOTALL)
 
     def search(self, text: str, start: int = 0, *, at_end: bool = False) -> re.Match[str] | None:
-        """Finds the first marker; none while what comes, unless the text is `at_end`, may make it a longer one."""
+        """Finds the first marker. Unless `at_end`, returns None while more text may turn it into a longer marker."""
         return self._certain(self._pattern.search(text, start), at_end=at_end) if self._pattern else None
 
     def match(self, text: str, start: int, *, at_end: bool = False) -> re.Match[str] | None:
-        """Finds the marker that stands at a place; none while what comes may make it a longer one."""
+        """Finds the marker at `start`. Unless `at_end`, returns None while more text may turn it into a longer one."""
         return self._certain(self._pattern.match(text, start), at_end=at_end) if self._pattern else None
 
     def _certain(self, found: re.Match[str] | None, *, at_end: bool) -> re.Match[str] | None:
         return None if found is None or (self.may_become(found.string, found.start()) and not at_end) else found
 
     def is_free(self, text: str) -> bool:
-        """Returns whether a text has no character with which a marker begins, and does not end with white space.
+        """Returns whether a text contains no marker's first character, and does not end with white space.
 
-        Without markers every text is free.
+        If the set is empty, every text is free.
         """
         return self._free.fullmatch(text) is not None
 
     def may_become(self, text: str, start: int) -> bool:
-        """Returns whether all of a text from a place on may become a marker, or a longer one."""
+        """Returns whether the text from `start` to its end is the beginning of a longer marker."""
         return len(text) - start <= self._longest and text[start:] in self._prefixes
 
     def num_held(self, text: str, start: int = 0) -> int:
@@ -52,7 +52,7 @@ class Markers:
         return 0
 
     def end_before(self, text: str, start: int) -> int:
-        """Returns the place up to which no marker begins, nor white space before one, whatever comes."""
+        """Returns the index up to which the text surely contains neither a marker nor the white space before one."""
         if self._pattern is None:
             return len(text)
         return start + len(text[start : len(text) - self.num_held(text, start)].rstrip())

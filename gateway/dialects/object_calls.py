@@ -1,4 +1,4 @@
-"""Reads calls that are JSON objects, or have their arguments as one."""
+"""Reads calls that are JSON objects, and calls with a header before the JSON object of their arguments."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from gateway.dialects.dialect import Calls
     from gateway.dialects.feed import CallSink, Feed
 
-# Keys of a call beside its name that say what it is called with, and those that mean nothing to a client.
+# Keys of a call beside `name`: the keys for its arguments, and keys that mean nothing to a client.
 _ARGUMENT_KEYS = frozenset({"arguments", "parameters"})
 _OTHER_KEYS = frozenset({"id", "type"})
 
 
 def read_objects(feed: Feed, calls: Calls, sink: CallSink) -> Generator[None, None, None]:
-    """Reads an object, or objects one behind another, or a list of them."""
+    """Reads an object, several objects in a row, or a list of objects."""
     is_list = (yield from feed.peek()) == "["
     feed.place += is_list
     while True:
@@ -45,7 +45,7 @@ class _ObjectReader:
         self._ends = calls.ends
         self._sink = sink
         self._name: str | None = None
-        # None before arguments came; afterwards the pieces that wait for the call's name.
+        # None before the arguments come; afterwards the pieces of arguments that wait for the call's name.
         self._arguments: list[str] | None = None
         self._is_whole = False
 
@@ -114,7 +114,7 @@ class _ObjectReader:
 
 
 def copy_value(feed: Feed, value: JsonValue, emit: Callable[[str], None]) -> Generator[None, None, None]:
-    """Copies a JSON value. Raises NotACall for one that ends before it is whole."""
+    """Copies a JSON value. Raises NotACall if it ends before it is complete."""
     while True:
         emit(feed.take(value.read(feed.text, feed.place, at_end=feed.at_end)))
         if value.is_broken:
@@ -125,7 +125,7 @@ def copy_value(feed: Feed, value: JsonValue, emit: Callable[[str], None]) -> Gen
 
 
 def _copy_string(feed: Feed, value: JsonValue, emit: Callable[[str], None]) -> Generator[None, None, None]:
-    """Copies the text of a JSON string: arguments that were printed twice."""
+    """Copies the content of a JSON string: arguments that the model has serialized twice."""
     text = TextOfString()
     feed.place += 1
     value.skip_quote()
@@ -139,7 +139,7 @@ def _copy_string(feed: Feed, value: JsonValue, emit: Callable[[str], None]) -> G
 
 
 def read_headed(feed: Feed, calls: Calls, sink: CallSink) -> Generator[None, None, None]:
-    """Reads a header and the object behind it, or what is an object itself."""
+    """Reads a header and the object that follows, or calls of the style OBJECT if a bracket comes first."""
     if (yield from feed.peek()) in ("{", "["):
         yield from read_objects(feed, calls, sink)
         return
@@ -149,7 +149,7 @@ def read_headed(feed: Feed, calls: Calls, sink: CallSink) -> Generator[None, Non
 
 
 def read_header(feed: Feed, calls: Calls, sink: CallSink) -> Generator[None, None, None]:
-    """Reads and tells what is before a call's object."""
+    """Reads the header before a call's object, and begins the call; raises NotACall if the header does not match."""
     header = yield from feed.name(markers_of("{", *calls.ends))
     found = re.fullmatch(calls.header, header, re.DOTALL)
     if found is None or not sink.knows(found["name"]) or (yield from feed.peek()) != "{":

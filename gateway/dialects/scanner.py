@@ -1,8 +1,8 @@
 """Splits a streamed answer into text, reasoning and tool calls.
 
 The output depends on the characters read so far, not on how they were split into pieces. Every character comes out,
-except markers, the frame of a call around its name and arguments, and white space beside these. What cannot be parsed
-comes out as text.
+except markers, a call's syntax around its name and arguments, and white space next to these. Text that cannot be parsed
+comes out unchanged.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from gateway.dialects.dialect import Calls, Dialect
 
-# Each reads adjacent calls, from behind the marker that begins them, and raises NotACall where there is none or one is
-# malformed: the rest is text then.
+# Each reader reads adjacent calls, beginning after their marker. It raises NotACall if there is no call or one is
+# malformed: the rest is then text.
 _READERS = {
     Style.OBJECT: read_objects,
     Style.HEADED: read_headed,
@@ -39,12 +39,12 @@ _OPENERS = frozenset("{[")
 
 
 class _Enough(NotACall):
-    """One call more than the client wants."""
+    """Raised at the second call if the client only allows one."""
 
 
 @dataclass(slots=True)
 class CallPiece:
-    """More of the call number `index`; `name` and `call_id` (where the model wrote one) in its first piece."""
+    """A piece of the call number `index`. The first piece has `name`, and `call_id` if the model wrote one."""
 
     index: int
     name: str = ""
@@ -56,7 +56,7 @@ class CallPiece:
 class Parts:
     """A piece of output, in this order: the rest of a call, reasoning, text, and calls that begin.
 
-    `num_bytes_behind`: the bytes of UTF-8 that were read behind these parts; 0 for the last parts.
+    `num_bytes_behind`: the UTF-8 bytes that were read beyond these parts; 0 for the last parts.
     """
 
     text: str = ""
@@ -70,7 +70,7 @@ class Parts:
 
 
 class TextKind(Enum):
-    """Where a piece of an answer belongs that needs no scanning."""
+    """The kind of a piece of an answer that needs no scanning."""
 
     TEXT = "text"
     REASONING = "reasoning"
@@ -80,14 +80,14 @@ class Scanner:
     """Reads one answer.
 
     Args:
-        dialect: of the model.
-        tools: tools that it may call, by name, with the schemas of their parameters as texts; none: calls are text.
-        reasoning_is_open: the prompt ends where reasoning begins.
-        one_call: what comes behind the first call is left out.
+        dialect: the model's dialect.
+        tools: the schemas of the tools' parameters, as texts, by the tools' names; empty: calls are text.
+        reasoning_is_open: whether the prompt ends with the marker that begins reasoning.
+        one_call: whether everything after the first call is left out.
 
     Attributes:
-        num_calls: calls that are whole.
-        num_invalid_calls: what looked like one, and was none or ended too early.
+        num_calls: the number of complete calls.
+        num_invalid_calls: the number of texts that began like a call but were malformed or ended too early.
     """
 
     def __init__(
@@ -107,23 +107,29 @@ class Scanner:
         self._dropped = (*dialect.dropped, *(self._calls.dropped if self._calls else ()))
         self._feed = Feed()
         self._parts = Parts()
-        # Earlier parts of the same piece.
+        # Finished parts of the piece that is being pushed; `_parts` follows them.
         self._before: list[Parts] = []
-        # Calls that have begun; the last one may not be whole.
+        # The number of calls that have begun; the last one may be incomplete.
         self._num_begun = 0
-        # The marker that ends the call before has not come yet.
+        # Whether the marker that ends the previous call is still expected.
         self._is_in_call = False
-        # The kind of text that is copied, and the markers that end it, while no text is held back.
+        # The kind of text being copied and the markers that end it; None while some text is held back.
         self._copied: tuple[TextKind, Markers] | None = None
         self._machine = self._run(reasoning_is_open=reasoning_is_open)
 
     def kind_of(self, text: str) -> TextKind | None:
-        """Returns what the next piece is, where it can be nothing else as a whole: most are, and need not be pushed."""
+        """Returns the kind of the next piece if all of it surely is of one kind; None if it must be pushed.
+
+        Most pieces need no push.
+        """
         copied = self._copied
         return copied[0] if copied is not None and copied[1].is_free(text) else None
 
     def push(self, text: str, *, is_last: bool = False) -> list[Parts]:
-        """Takes the next piece of the answer and returns what is certain now, in order; with the last piece, all."""
+        """Takes the next piece of the answer, and returns the output that is now certain, in order.
+
+        The last piece makes all output certain.
+        """
         self._feed.add(text)
         next(self._machine, None)
         if is_last:
@@ -133,7 +139,10 @@ class Scanner:
         return parts
 
     def _finish(self) -> None:
-        """Takes the end. What this alone makes certain comes at once: there is no place within it to read on from."""
+        """Handles the answer's end. The output that only the end makes certain comes as one piece.
+
+        A client cannot resume within that piece.
+        """
         if self._parts.begins_call:
             self._begin_parts()
         self._feed.at_end = True
@@ -148,8 +157,8 @@ class Scanner:
         return name in self._tools
 
     def types_of(self, name: str, key: str) -> frozenset[str]:
-        """Returns the JSON types that an argument may have; none where its schema does not say."""
-        # Few answers need it.
+        """Returns the JSON types that an argument may have; empty if its schema names none."""
+        # Parse the schema only now: few answers need it.
         return types_of(read_schema(self._tools[name]), key)
 
     def on_call(self, name: str, call_id: str = "") -> None:
@@ -171,7 +180,7 @@ class Scanner:
         self.num_calls += 1
         self._feed.commit()
 
-    # The machine. Each generator yields where it needs more.
+    # The parser. Each generator yields when it needs more text.
 
     def _run(self, *, reasoning_is_open: bool) -> Generator[None, None, None]:
         if reasoning_is_open:
@@ -209,7 +218,7 @@ class Scanner:
         return markers_of(*self._dropped, *self._begins_anywhere, *of_calls)
 
     def _starts_with(self, markers: Markers) -> Generator[None, None, bool]:
-        """Takes a marker that stands here, perhaps behind white space, and returns whether one does."""
+        """Takes the next marker, after optional white space, and returns whether there is one."""
         yield from self._feed.peek()
         if (yield from self._feed.accepts(markers)):
             return True
@@ -226,7 +235,7 @@ class Scanner:
         yield from self._skip_space()
 
     def _copy(self, markers: Markers, kind: TextKind) -> Generator[None, None, str | None]:
-        """Copies a text up to a marker, which it returns, or to the end; not the white space before a marker."""
+        """Copies text up to a marker, without the white space before it, and returns the marker; None at the end."""
         feed = self._feed
         emit = self._on_text if kind is TextKind.TEXT else self._on_reasoning
         while (found := markers.search(feed.text, feed.place, at_end=feed.at_end)) is None:
@@ -254,7 +263,7 @@ class Scanner:
         self._feed.commit()
 
     def _begin_parts(self) -> None:
-        """Begins other parts where in these what comes would stand before what came."""
+        """Begins new parts, because the order within the present parts would put the next text too early."""
         if self._feed.at_end:
             return
         self._parts.num_bytes_behind = len(self._feed.text[self._feed.mark :].encode())
@@ -268,7 +277,7 @@ class Scanner:
         except _Enough:
             feed.commit()
         except NotACall:
-            # A text without a marker may not have been meant as a call.
+            # Without a marker, a text in brackets need not have been meant as a call: do not count it as invalid.
             self.num_invalid_calls += is_marked or self._num_begun > num_begun
             if self._one_call and self.num_calls:
                 feed.commit()

@@ -1,4 +1,4 @@
-"""Reads of a tool's schema what scanning needs: the types of its arguments."""
+"""Reads the types of arguments from a tool's schema, as the scanner needs them."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _MAX_DEPTH = 8
 
 @lru_cache(64)
 def read_schema(text: str) -> Schema:
-    """Reads the schema of a tool's parameters; an empty one where there is none that can be read, or a huge one.
+    """Reads the schema of a tool's parameters; returns an empty one if it is missing, invalid or too large.
 
-    No grammar is made of a larger one. It is kept for answers to come, and takes many times its text.
+    The result is cached for later answers and takes many times the memory of its text. Grammars have the same limit.
     """
     if len(text) > MAX_SCHEMA_BYTES:
         return {}
@@ -43,20 +43,20 @@ def read_schema(text: str) -> Schema:
 
 
 def types_of(schema: Schema, key: str) -> frozenset[str]:
-    """Returns the JSON types that an argument may have; none where the schema does not say."""
+    """Returns the JSON types that an argument may have; empty if the schema names none."""
     properties = schema.get("properties")
     return _Types(schema).find(cast("Schema", properties).get(key) if isinstance(properties, dict) else None)
 
 
 class _Types:
-    """Finds types in one schema. It follows each reference once: parts that refer to one another lead nowhere new."""
+    """Finds types in one schema. Follows each reference once, so that circular references end."""
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
         self._known: dict[str, frozenset[str]] = {}
 
     def find(self, found: object, depth: int = 0) -> frozenset[str]:
-        """Returns the types of a part; none where it does not say."""
+        """Returns the types of a part of the schema; empty if it names none."""
         if not isinstance(found, dict) or depth == _MAX_DEPTH:
             return frozenset()
         part = cast("Schema", found)
@@ -75,7 +75,7 @@ class _Types:
 
     def _follow(self, reference: str, depth: int) -> frozenset[str]:
         if reference not in self._known:
-            # A reference to itself finds nothing while it is followed.
+            # While a reference is followed, the same reference inside its target finds no types.
             self._known[reference] = frozenset()
             self._known[reference] = self.find(resolve(reference, self._schema), depth + 1)
         return self._known[reference]
@@ -89,7 +89,7 @@ def _branches(part: Schema) -> Iterator[object]:
 
 
 def resolve(reference: str, schema: Schema) -> object:
-    """Returns what a reference of a schema leads to; None where it leads nowhere."""
+    """Returns the target of a reference in a schema; None if there is none."""
     found: object = schema
     for name in reference.removeprefix("#/").split("/"):
         found = cast("Schema", found).get(name) if isinstance(found, dict) else None

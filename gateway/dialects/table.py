@@ -1,4 +1,4 @@
-"""Lists the dialects, and chooses one by a model's chat template. A new family is one entry."""
+"""Lists the dialects, and chooses one by a model's chat template. A new family of models needs one entry."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _NAME = r"(?P<name>.+?)"
 
 
 def _dsml(name: str, block: str) -> Dialect:
-    """Describes a dialect of DeepSeek's markup language, whose keys say whether a text follows, or JSON.
+    """Describes a dialect of DeepSeek's markup language, whose keys say whether a text or JSON follows.
 
-    In the vocabulary `｜DSML｜` alone is a token.
+    Only the part `｜DSML｜` of a marker is a token of the vocabulary.
     """
     begins, ends = "<｜DSML｜", "</｜DSML｜"
     invoke, parameter = f'{begins}invoke name="', f'{begins}parameter name="'
@@ -129,7 +129,7 @@ DIALECTS = (
     ),
     Dialect(
         "minimax_m1",
-        # As its own template and vLLM's tell the model to write them; others have a list between these tags.
+        # The model's own template and vLLM's ask for objects in these tags; templates of other models put lists there.
         seen_in=(("<tool_calls>\\n{",), ("<tool_calls>\n{",), ("<tool_calls></tool_calls>",)),
         reasoning=_THINK,
         calls=Calls(
@@ -205,7 +205,7 @@ DIALECTS = (
             inner=("[CALL_ID]", "[ARGS]"),
             template=CallTemplate("[TOOL_CALLS]", "[ARGS]", separator=""),
         ),
-        # Its templates refuse any other length.
+        # Mistral's templates refuse call ids of any other length.
         call_id="{digest:.9}",
     ),
     Dialect(
@@ -297,7 +297,7 @@ DIALECTS = (
             template=CallTemplate(f"<tool_call>\n{_NAME_KEY}", _ARGUMENTS_KEY, "}\n</tool_call>", "\n"),
         ),
     ),
-    # A family of which only the reasoning markers are known.
+    # For models of which only the reasoning markers are known.
     Dialect("think", seen_in=(("<think>",), ("</think>",)), reasoning=_THINK),
 )
 BY_NAME = {dialect.name: dialect for dialect in DIALECTS}
@@ -308,7 +308,7 @@ AUTO, NONE = "auto", "none"
 
 
 def choose_dialect(name: str, template: str) -> Dialect | None:
-    """Finds a dialect by its name; "auto" is that of the chat template, "none" is None.
+    """Finds a dialect by its name. "auto" chooses by the chat template; "none" gives None.
 
     Raises BlockyardError MODEL_NOT_LOADED for an unknown name.
     """
@@ -321,7 +321,7 @@ def choose_dialect(name: str, template: str) -> Dialect | None:
 
 
 def find_dialect(template: str) -> Dialect | None:
-    """Finds the dialect that a chat template speaks; None where it speaks none of these."""
+    """Finds the dialect of a chat template; None if the template has none of the known dialects."""
     for dialect in DIALECTS:
         if any(all(text in template for text in texts) for texts in dialect.seen_in):
             return dialect

@@ -1,4 +1,4 @@
-"""Reads calls whose arguments stand between tags, and writes these as JSON."""
+"""Reads calls whose arguments stand between tags, and writes the arguments as JSON."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def read_tags(feed: Feed, calls: Calls, sink: CallSink) -> Generator[None, None,
     if not sink.knows(name):
         raise NotACall
     key_begins = markers_of(*calls.key.begins)
-    # Read the end of the name before giving the name out: all text that determined the output is behind `mark` then.
+    # Read the end of the name before giving the name out: `mark` then passes all text that determined the name.
     has_ended = yield from feed.accepts(markers_of(*calls.name_ends))
     is_in_key = not has_ended and bool((yield from feed.accepts(key_begins)))
     sink.on_call(name)
@@ -48,14 +48,14 @@ def read_tags(feed: Feed, calls: Calls, sink: CallSink) -> Generator[None, None,
 
 
 def _types_by(key_end: str, calls: Calls) -> frozenset[str] | None:
-    """Returns the types that the model itself says a value has; none: any that JSON has; None where it does not say."""
+    """Returns the types that the end of a key announces: text, or any JSON type (empty); None if it announces none."""
     if key_end == calls.typed.text:
         return _STRING
     return frozenset() if key_end == calls.typed.json else None
 
 
 def _read_key(feed: Feed, calls: Calls) -> Generator[None, None, tuple[str, str]]:
-    """Reads an argument's name, and returns it with the marker behind it."""
+    """Reads an argument's name, and returns it with the marker that ended it."""
     key_ends = markers_of(*calls.key.ends)
     key = yield from feed.name(key_ends)
     key_end = yield from feed.accepts(key_ends)
@@ -89,7 +89,7 @@ class _Value:
         self._emit(write_value("".join(pieces), self._types))
 
     def _copy(self, emit: Callable[[str], None]) -> Generator[None, None, None]:
-        """Copies what is before the end. Raises NotACall without one."""
+        """Copies the value up to its end marker. Raises NotACall if the marker does not come."""
         feed = self._feed
         while (found := self._ends.search(feed.text, feed.place, at_end=feed.at_end)) is None:
             end = len(feed.text) - (0 if feed.at_end else self._ends.num_held(feed.text, feed.place))
@@ -114,7 +114,7 @@ def _refuse(name: str) -> None:
 
 
 def write_value(text: str, types: frozenset[str]) -> str:
-    """Returns what a model has written as JSON: as it is where that is JSON of a type that is right, else a string."""
+    """Returns a model's text as JSON: unchanged if it is JSON of an allowed type, else as a string."""
     stripped = text.strip()
     value = _PYTHON_NAMES.get(stripped, stripped)
     try:
@@ -122,7 +122,7 @@ def write_value(text: str, types: frozenset[str]) -> str:
     except (ValueError, RecursionError):
         return write_string(text)
     may_be = types - {"string"}
-    # If the schema allows a text too, only an exact match counts as the other type.
+    # If the schema allows texts too, a number counts as JSON only if its exact type is allowed.
     if "number" in types or ("integer" in types and "string" not in types):
         may_be |= {"number", "integer"}
     return value if not types or found in may_be else write_string(text)

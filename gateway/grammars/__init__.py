@@ -1,1 +1,1 @@
-"""Grammars of answers: what a request asks for as a text that workers read, checked before it is queued."""
+"""Grammars that constrain answers: built from a request as text for the workers, and checked before it is queued."""

@@ -1,6 +1,6 @@
 """Estimates how many states the automata of regular expressions and of multiples have. Compiles nothing.
 
-a(bc){2,5} has some 11.
+For example, the automaton of a(bc){2,5} has about 11 states.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ import re
 from decimal import Decimal
 
 _LARGEST = 10**9
-# The states of any format's automaton: those of date-time, addresses and UUIDs, the largest, have about as many.
+# The states assumed for the automaton of any JSON Schema `format`: date-time, addresses and UUIDs, the largest, have
+# about as many.
 FORMAT_SIZE = 40
 _PIECE = re.compile(
     r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|(?P<open>\((?:\?(?:P?<\w*>|[A-Za-z-]*:)?)?)|(?P<close>\))"

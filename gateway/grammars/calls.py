@@ -1,4 +1,4 @@
-"""Writes what a model may say around its thoughts: calls of tools in the form of its dialect, and formats of answers.
+"""Writes the grammar of a whole answer: optional reasoning, then tool calls in the model's dialect or a format.
 
 start: (begin thought)? calls
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def write_answer(context: AnswerContext, expression: str) -> str:
-    """Writes the grammar of an answer of a form, behind what the model thinks."""
+    """Writes the grammar of optional reasoning followed by an answer that `expression` describes."""
     grammar = Grammar(context, "format")
     grammar.add("start", f"{grammar.thought()}{grammar.before_text} answer")
     grammar.add("answer", expression)
@@ -33,14 +33,14 @@ def write_answer(context: AnswerContext, expression: str) -> str:
 def write_calls(
     context: AnswerContext, tools: Sequence[ToolSchema], *, must_call: bool, one_call: bool, answer: str = ""
 ) -> str:
-    """Writes the grammar of calls of tools, behind what the model thinks.
+    """Writes the grammar of optional reasoning followed by tool calls.
 
     Args:
-        context: of an answer by a dialect that has calls.
-        tools: with schemas that llguidance can read.
-        must_call: it calls at least one; else it may say something first, or `answer` alone.
-        one_call: it calls one at most.
-        answer: what stands for the form of an answer without calls; empty: any text.
+        context: the context of the answer; its dialect must have calls.
+        tools: the tools that may be called; llguidance must be able to read their schemas.
+        must_call: the model must call a tool; false: it may write text around calls, or no call at all.
+        one_call: the model may call one tool at most.
+        answer: the Lark expression for an answer without calls; empty: any text.
     """
     calls = context.dialect.calls
     assert calls is not None
@@ -60,23 +60,23 @@ def write_calls(
 
 
 def _choice(grammar: Grammar, calls: Calls, template: CallTemplate, answer: str) -> str:
-    """Returns what stands for calls, or for something said: the form of an answer, or any text."""
+    """Returns the expression for calls or an answer without calls: `answer`, or any text."""
     if answer:
         grammar.add("answer", answer)
         return f"(calls | {grammar.before_text} answer)"
     markers = (*calls.begins, *calls.dropped)
     begin = next((each for each in markers if (template.opens or template.before).startswith(each)), "")
     if not begin:
-        # It stands where the answer begins, and what begins otherwise is none.
+        # The calls have no marker: they begin the answer. A text may begin with anything but a bracket.
         grammar.add("TEXT", r"/(?s:\s*[^\s{\[].*)?/")
         return "(calls | TEXT)"
     if grammar.is_special(begin):
-        # No text can spell it.
+        # Only the special token begins calls: no other tokens can spell it, so the text needs no restriction.
         grammar.add("TEXT", "/(?s:.+)/")
         return f"({grammar.before_text} TEXT)? (calls ({grammar.before_text} TEXT)?)*"
     spelled, rest = grammar.split(template.opens + template.before)
     if rest:
-        # A text can spell what is before the token: it ends with that where calls begin.
+        # The marker begins with characters before its special token: the text before a call ends with them.
         grammar.add("BEFORE", f"/(?s:.*){pattern_of(spelled)}/")
         grammar.add("TEXT", "/(?s:.+)/")
         return f"({grammar.before_text} BEFORE {grammar.literal(rest)} behind)* ({grammar.before_text} TEXT)?"
@@ -90,9 +90,9 @@ def _choice(grammar: Grammar, calls: Calls, template: CallTemplate, answer: str)
 
 
 def _add_call(grammar: Grammar, number: int, tool: ToolSchema, calls: Calls, template: CallTemplate) -> str:
-    """Adds the rule of a call of one tool, and returns its name."""
+    """Adds the rule for a call of one tool, and returns the rule's name."""
     name = quote(tool.name)[1:-1] if calls.style is Style.OBJECT else tool.name
-    # Whatever else its schema lets them be, the arguments of a call are an object: nothing else is read as a call.
+    # The arguments of a call must be an object, even if the schema allows other types: the scanner reads nothing else.
     schema = {**read_schema(tool.parameters), "type": "object"}
     if calls.style is Style.TAGS:
         arguments = Tags(grammar, calls, number, tool, schema).arguments()

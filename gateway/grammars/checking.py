@@ -1,4 +1,4 @@
-"""Makes the grammar of a request and has llguidance check it in processes, so that workers only get valid grammars.
+"""Makes the grammar of a request and checks it with llguidance in child processes: workers only get valid grammars.
 
 The check needs no tokenizer: except for the names of special tokens, whether a grammar is valid does not depend on one.
 """
@@ -34,15 +34,18 @@ if TYPE_CHECKING:
 
     Complain = Callable[[str], str]
 
-# Waiting checks of one tenant, equal ones counted once: all tenants share two processes.
+# The most unfinished checks of one tenant; equal checks count once. All tenants share two processes.
 MAX_CHECKS = 1024
 RETRY_SECONDS = 1.0
-# Results that are kept: clients send the same few grammars.
+# The number of results kept: clients send the same few grammars.
 _MAX_KNOWN = 64
 
 
 class _Question(NamedTuple):
-    """The input of a check: equal inputs have equal results. `places`: paths of the tools' schemas in the request."""
+    """The input of a check: equal inputs give equal results.
+
+    `given`: the client's own grammar, or an empty text. `places`: the paths of the tools' schemas in the request.
+    """
 
     output: OutputFormat | None
     given: str
@@ -52,7 +55,7 @@ class _Question(NamedTuple):
 
 
 class _Turn:
-    """A check that runs or waits for its turn. `num_waiting`: the requests that wait for its result."""
+    """A check that runs or waits for its turn. `num_waiting`: the number of requests that wait for its result."""
 
     def __init__(self) -> None:
         self.task: asyncio.Future[str]
@@ -61,7 +64,7 @@ class _Turn:
 
 
 class GrammarChecks:
-    """Threads and processes in which grammars are checked. One for each gateway; its maker closes it."""
+    """Threads and processes in which grammars are checked. A gateway has one object; its creator calls `close`."""
 
     def __init__(self) -> None:
         self._compilers = Compilers()
@@ -72,17 +75,17 @@ class GrammarChecks:
         self._known: OrderedDict[_Question, str] = OrderedDict()
 
     def close(self) -> None:
-        """Stops its threads, and ends its processes."""
+        """Stops the threads and ends the processes."""
         self._threads.close()
         self._compilers.close()
 
     async def grammar_of(self, request: GenerationRequest, context: AnswerContext | None = None) -> str:
-        """Returns the grammar that a request's answers have to have; empty: none.
+        """Returns the grammar that constrains a request's answers; an empty text if they are unconstrained.
 
-        `context`: of an answer that is parsed.
+        `context`: the dialect and prompt state of an answer that the gateway parses; None if it is not parsed.
 
-        Raises BlockyardError: FIELD_INVALID with the path of what is wrong; GRAMMAR_TOO_COMPLEX; TENANT_QUOTA;
-        FEATURE_DISABLED where llguidance is not installed; UNSUPPORTED_PARAMETER for calls whose form is not known.
+        Raises BlockyardError: FIELD_INVALID with the path of the invalid field; GRAMMAR_TOO_COMPLEX; TENANT_QUOTA;
+        FEATURE_DISABLED if llguidance is not installed; UNSUPPORTED_PARAMETER for tool calls that no grammar can force.
         """
         output, given, rule = request.format, request.sampling.grammar, request.parsing
         if not request.has_form:
@@ -116,18 +119,18 @@ class GrammarChecks:
         return turn
 
     async def _take_turn(self, tenant: str, question: _Question, turn: _Turn) -> str:
-        """Runs one check of each tenant at a time, which leaves the second process to other tenants."""
+        """Runs a check when the tenant's earlier check has ended, which leaves the second process to other tenants."""
         work = functools.partial(_check, question, self._compilers.begin())
         async with self._turns.setdefault(tenant, asyncio.Lock()):
             turn.has_begun = True
             return await self._threads.run(work)
 
     def _give_up(self, tenant: str, question: _Question, turn: _Turn) -> None:
-        """Cancels a turn without waiting requests, unless it has begun: it occupies its process anyway."""
+        """Cancels a check that no request waits for, unless it has begun: a begun check occupies its process anyway."""
         if turn.num_waiting or turn.has_begun:
             return
         turn.task.cancel()
-        # No later request can join it.
+        # Later requests with an equal question must not join the cancelled check.
         self._under_way.pop((tenant, question), None)
 
     def _end(self, tenant: str, question: _Question, turn: _Turn, task: asyncio.Future[str]) -> None:
@@ -169,9 +172,9 @@ def _check_said(
     places: Sequence[str],
     checks: Checks,
 ) -> str:
-    """Checks the grammars of the format and of the tool calls separately, and joins them behind the reasoning.
+    """Checks the format and the tools' schemas separately, and returns one grammar of reasoning, calls and format.
 
-    `places`: paths of the tools' schemas in the request.
+    `places`: the paths of the tools' schemas in the request.
     """
     complain = checks.complain
     form = text = "" if output is None else check_format(output, complain)
@@ -192,7 +195,7 @@ def _check_said(
         text = write_answer(context, answer)
     if text and has_rules(form):
         text = mark_rules(text)
-    # The text is empty where no tool is left to call; a warning says so elsewhere.
+    # The text is empty if no tool is left to call; the request then gets a warning elsewhere.
     if text and (complaint := complain(text)):
         raise _refusal("conversation.tools" if rule is not None and rule.tools else "format", complaint)
     return text
@@ -209,7 +212,7 @@ def _no_form(rule: ParsingRule, dialect: Dialect | None) -> BlockyardError:
 def check_format(output: OutputFormat, complain: Complain) -> str:
     """Makes the grammar of a format; raises BlockyardError as `GrammarChecks.grammar_of` does.
 
-    `complain`: says what is wrong with a grammar; empty: nothing.
+    `complain`: returns the compiler's error for a grammar, or an empty text if the grammar is valid.
     """
     match output:
         case JsonSchema():
@@ -258,12 +261,12 @@ def _refusal(field: str, complaint: str) -> BlockyardError:
 
 
 def wrong_format(request: GenerationRequest, tokenizer: Tokenizer, model: Tokenizer) -> Iterator[Violation]:
-    """Finds what goes against a request's format, or against its grammar.
+    """Finds the fields of a request that conflict with its format or grammar.
 
     Args:
-        request: as it came.
-        tokenizer: of the request.
-        model: that of the model, which workers make masks by.
+        request: the request as received.
+        tokenizer: the request's tokenizer, which an adapter may bring.
+        model: the model's tokenizer, from whose vocabulary workers make token masks.
     """
     if not request.has_form:
         return

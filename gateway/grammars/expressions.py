@@ -1,4 +1,4 @@
-"""Writes formats as llguidance's kind of Lark, alone or as parts of a larger grammar. Checks nothing.
+"""Writes output formats in llguidance's variant of Lark, alone or as parts of a larger grammar. Checks nothing.
 
 start: REASONING </think> answer
 answer: %json {"type": "object"}
@@ -16,19 +16,19 @@ from gateway.grammars.schemas import walk
 if TYPE_CHECKING:
     from blockyard.contract.request import OutputFormat
 
-# Of characters, in a regular expression.
+# A character class in a regular expression.
 _CLASS = re.compile(r"\[(?:\\.|[^\]\\])+\]", re.DOTALL)
-# Without a bound a model that has nothing to say writes newlines until its length ends.
+# White space needs a bound: a model that has nothing to say would write newlines up to its length limit.
 WHITE_SPACE = r"[\x20\n\r\t]{0,12}"
 
 
 def grammar_of(output: OutputFormat) -> str:
-    """Returns the grammar of answers that are nothing but this, for `SamplingOptions.grammar`."""
+    """Returns the grammar for answers that consist of a format alone, for `SamplingOptions.grammar`."""
     return output.text if isinstance(output, Lark) else f"start: {expression_of(output)}"
 
 
 def expression_of(output: OutputFormat) -> str:
-    """Returns what stands for a format at the right side of a rule."""
+    """Returns the Lark expression for a format, for the right side of a rule."""
     match output:
         case JsonSchema():
             return json_expression(output.schema, compact=output.compact)
@@ -44,21 +44,21 @@ def expression_of(output: OutputFormat) -> str:
 
 
 def json_expression(schema: str, *, compact: bool = False) -> str:
-    """Returns what stands for JSON that a schema allows; the schema was checked."""
+    """Returns the Lark expression for JSON that a schema allows. The schema must have been checked."""
     tree: Any = json.loads(schema)
     if isinstance(tree, bool):
         tree = {} if tree else {"enum": []}
     white_space = {"whitespace_flexible": False} if compact else {"whitespace_pattern": WHITE_SPACE}
-    # It stands for whatever options the schema itself brings: some of these would let keywords be ignored.
+    # Replace the options in the client's schema: some of them would make llguidance ignore keywords.
     tree["x-guidance"] = {"lenient": False, **white_space, **_escapes(tree)}
     return f"%json {json.dumps(tree, ensure_ascii=False)}"
 
 
 def _escapes(tree: Any) -> dict[str, str]:
-    r"""Leaves out escapes that llguidance would take wrongly.
+    r"""Returns an option that forbids escapes which llguidance would wrongly match.
 
-    llguidance 1.9 takes a class that holds control characters for one that holds quotes and backslashes too: it allows
-    \" for [^"]. Where a pattern has such a class, no string of the schema has that escape.
+    llguidance 1.9 matches a class that contains control characters against escaped quotes and backslashes too: it
+    allows \" for [^"]. If any pattern has such a class, no string of the schema may contain that escape.
     """
     patterns = [place.value for place in walk(tree) if place.keyword == "pattern"]
     for place in walk(tree):
@@ -80,12 +80,12 @@ def _is_taken_wrongly(character_class: str, character: str) -> bool:
 
 
 def regex_expression(pattern: str) -> str:
-    """Returns what stands for texts that a regular expression matches as a whole."""
+    """Returns the Lark expression for texts that a regular expression matches as a whole."""
     return f"/{_escape(pattern)}/"
 
 
 def _escape(pattern: str) -> str:
-    """Escapes what would end a regular expression in Lark: a slash, and ends of lines."""
+    """Escapes the characters that would end a regular expression in Lark: slashes and line ends."""
     written: list[str] = []
     escaped = False
     for character in pattern:

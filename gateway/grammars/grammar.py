@@ -1,4 +1,4 @@
-"""Holds a grammar in llguidance's kind of Lark while it is written, rule by rule.
+"""Collects a grammar in llguidance's variant of Lark, rule by rule.
 
 start: (begin thought)? answer
 """
@@ -27,7 +27,7 @@ class Grammar:
     """Collects the rules of one grammar for llguidance."""
 
     def __init__(self, context: AnswerContext, field: str) -> None:
-        """`field`: the request's field that errors name."""
+        """`field`: the field of the request to name in errors."""
         self._context = context
         self._field = field
         self._rules: list[str] = []
@@ -39,7 +39,7 @@ class Grammar:
 
     @property
     def before_text(self) -> str:
-        """The expression of what the dialect writes before a text."""
+        """The expression for the markers that the dialect writes before a text."""
         return self.literal(self._context.dialect.before_text)
 
     def is_special(self, text: str) -> bool:
@@ -47,20 +47,20 @@ class Grammar:
         return text.startswith(tuple(self._context.special_ids))
 
     def add(self, name: str, expression: str) -> str:
-        """Adds a rule, and returns its name; raises BlockyardError GRAMMAR_TOO_COMPLEX where they are too large."""
+        """Adds a rule and returns its name; raises BlockyardError GRAMMAR_TOO_COMPLEX if the grammar gets too large."""
         self._append(f"{name}: {expression}")
         return name
 
     def _append(self, rule: str) -> None:
         self._size += len(rule)
         if self._size > MAX_GRAMMAR_BYTES:
-            # Each argument between tags has the definitions of its schema again: tools of 16 MiB make gigabytes.
+            # Each argument between tags repeats the schema's definitions: tools of 16 MiB would make gigabytes.
             description = f"too large: the grammar made of it has more than {MAX_GRAMMAR_BYTES} bytes"
             raise invalid([Violation(self._field, description, Reason.GRAMMAR_TOO_COMPLEX)])
         self._rules.append(rule)
 
     def literal(self, text: str) -> str:
-        """Returns what stands for a text in which special tokens may be."""
+        """Returns the expression for a text that may contain special tokens."""
         written: list[str] = []
         special = sorted((each for each in self._context.special_ids if each in text), key=len, reverse=True)
         while text:
@@ -72,20 +72,23 @@ class Grammar:
         return " ".join(written)
 
     def until(self, name: str, end: str, length: tuple[int, int | None] = (0, None)) -> str:
-        """Adds a rule for any text, of a least and a largest length, and the end that follows it; returns its name."""
+        """Adds a rule for any text followed by `end`, and returns its name.
+
+        `length`: the least and the largest number of characters of the text; None: no limit.
+        """
         least, most = length
         before, rest = self.split(end)
         if not rest:
             self._append(f"{name}[suffix={quote(end)}]: /(?s:.{{{least},{'' if most is None else most}}})/")
             return name
-        # The characters before the token belong to the text's lexeme: nothing marks where the text ends.
+        # The end's characters before its special token belong to the text's lexeme: no token separates the two.
         may_be_empty = not (least or before)
         text = f"/(?s:.{{{1 if may_be_empty else least},{'' if most is None else most}}}){pattern_of(before)}/"
         self._append(f"{name.upper()}_TEXT: {text}")
         return self.add(name, f"{name.upper()}_TEXT{'?' if may_be_empty else ''} {self.literal(rest)}")
 
     def split(self, text: str) -> tuple[str, str]:
-        """Cuts a text before its first special token: without one the second part is empty."""
+        """Cuts a text before its first special token; without special tokens the second part is empty."""
         place = min((text.find(each) for each in self._context.special_ids if each in text), default=len(text))
         return text[:place], text[place:]
 

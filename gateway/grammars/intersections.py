@@ -1,9 +1,10 @@
-"""Counts the states where patterns of a schema apply to the same value: their automata multiply. Compiles nothing.
+"""Estimates the size of automata that several patterns of a schema form on the same value. Compiles nothing.
 
 {"allOf": [{"pattern": "a"}, {"pattern": "b"}]}
 
-Only this, and llguidance's comparison of the patterns of names, can make a small schema expensive: llguidance limits
-all else itself. A group is what applies to the same value: schemas, and choices among groups.
+The sizes of such automata multiply. Only they, and llguidance's comparison of `patternProperties`, can make a small
+schema expensive: llguidance limits all other costs itself. A group holds everything that applies to one value: schemas,
+and choices among groups.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class _Choice(NamedTuple):
 
 
 class _Sizes(NamedTuple):
-    """The sizes of the automata for texts and for multiples of numbers."""
+    """The number of states of the automata for texts and for `multipleOf`."""
 
     texts: int
     multiples: int
@@ -43,7 +44,7 @@ class _Sizes(NamedTuple):
 
 _Group = list["_Part | _Choice"]
 _Inner = dict[object, _Group]
-# The keys of all properties, and of all items, that a schema does not name.
+# The keys in `_Inner` for all properties that a schema does not name, and for all items without a schema of their own.
 _REST_OF_NAMES, _REST_OF_PLACES = object(), object()
 
 
@@ -55,7 +56,10 @@ class _TooComplexError(Exception):
 
 
 def find_intersection(schema: Any, field: str) -> Violation | None:
-    """Returns what is too complex in a schema that came in a field, if anything is."""
+    """Returns a violation at the first part of a schema that is too complex; None if no part is.
+
+    `field`: the request's field that contains the schema.
+    """
     try:
         _Meetings(schema).check()
     except _TooComplexError as error:
@@ -64,14 +68,14 @@ def find_intersection(schema: Any, field: str) -> Violation | None:
 
 
 class _Meetings:
-    """One schema, and how much was compared in it."""
+    """Checks one schema, and counts the parts compared."""
 
     def __init__(self, schema: Any) -> None:
         self._root = schema
         self._num_compared = 0
 
     def check(self) -> None:
-        """Goes through all groups, each once; raises _TooComplexError."""
+        """Checks each group of the schema once; raises _TooComplexError."""
         waiting: list[_Group] = [[_Part("", self._root)]]
         seen: set[object] = set()
         while waiting:
@@ -89,7 +93,7 @@ class _Meetings:
             raise _TooComplexError(path, "too complex: too many parts of the schema apply to one value")
 
     def _expand(self, group: _Group) -> _Group:
-        """Returns all parts that hold of a value, those that they refer to among them, and choices of others."""
+        """Returns a group with all schemas that apply to its value, through `$ref` and `allOf`, and all choices."""
         found: _Group = []
         seen: set[int] = set()
         waiting = group[::-1]
@@ -122,7 +126,7 @@ class _Meetings:
         return _Part(path, place)
 
     def _size(self, group: _Group, *, measures_all: bool, depth: int = 0) -> _Sizes:
-        """Returns the sizes of the automata that a group stands for; without choices, unless `measures_all`."""
+        """Returns the sizes of a group's automata. Choices are only measured if `measures_all`."""
         total, num_names = _Sizes(1, 1), 0
         for part in group:
             if isinstance(part, _Choice):
@@ -154,7 +158,7 @@ class _Meetings:
         return _Sizes(max(texts), max(multiples))
 
     def _below(self, parts: list[_Part], choices: list[_Choice]) -> Iterator[_Group]:
-        """Yields the groups of the values in a value."""
+        """Yields the groups for the values inside a value: its properties and items."""
         having = [found for found in map(_inner, parts) if found]
         if not having and len(choices) <= 1:
             yield from (branch for choice in choices for branch in choice.branches)
@@ -165,11 +169,11 @@ class _Meetings:
             for key in {key: None for each in having for key in each}:
                 self._count(_path(*parts, *choices))
                 yield [node for each in having for node in each.get(key, each.get(_rest_of(key), []))]
-            # Constraints that only a branch puts on the value.
+            # Each branch also constrains the value alone.
             yield from (branch for choice in choices for branch in choice.branches)
 
     def _inner_of(self, choice: _Choice, depth: int) -> _Inner:
-        """Returns what holds of the values in a value of one of several forms."""
+        """Returns the groups for the values inside a value that a choice describes, by name or index."""
         if depth > MAX_SCHEMA_DEPTH:
             raise _TooComplexError(_path(choice), "too complex: choices lead to choices without end")
         found: dict[object, list[_Group]] = {}
@@ -238,9 +242,9 @@ def _named(part: _Part, keyword: str) -> dict[str, _Part]:
 
 
 def _inner(part: _Part) -> _Inner:
-    """Returns the groups of the values in a value, by name or place, and of all others."""
+    """Returns the groups for the values inside a value, by name or index, and the groups for all others."""
     found: _Inner = {}
-    # No name fits several of the patterns of an object: llguidance refuses these.
+    # The patterns of `patternProperties` exclude each other: llguidance refuses overlapping ones.
     rest: list[_Group] = [[each] for each in _named(part, "patternProperties").values()]
     if "additionalProperties" in part.schema:
         rest.append([_Part(f"{part.path}.additionalProperties", part.schema["additionalProperties"])])

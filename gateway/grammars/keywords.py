@@ -2,7 +2,7 @@
 
 {"type": "object", "required": "name"}
 
-llguidance quotes the beginning of such a value, and panics where that ends within a character.
+llguidance's error quotes the beginning of such a value, and llguidance panics if the quote ends inside a character.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from gateway.grammars.schemas import walk
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    # Yields the path of what is wrong, behind the keyword's, and what it must be.
+    # Yields the path of each wrong value, relative to the keyword, and the expected type.
     Check = Callable[[Any], Iterator[tuple[str, str]]]
 
 
 def wrong_keywords(schema: Any, field: str) -> Iterator[Violation]:
-    """Finds what is wrong, by its path behind `field`. Keywords that llguidance does not know are passed over."""
+    """Finds keywords with values of wrong types; paths begin with `field`. Skips keywords that llguidance ignores."""
     for path, keyword, value in walk(schema):
         if (check := _CHECKS.get(keyword)) is not None:
             for place, expected in check(value):
@@ -28,7 +28,7 @@ def wrong_keywords(schema: Any, field: str) -> Iterator[Violation]:
 
 
 def _is(expected: str, *types: type) -> Check:
-    """Makes the check of a type. A boolean is no number."""
+    """Makes a check for some types. A boolean is not a number here."""
 
     def check(value: Any) -> Iterator[tuple[str, str]]:
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
@@ -67,7 +67,7 @@ def _check_count(value: Any) -> Iterator[tuple[str, str]]:
 
 _LIST, _OBJECT, _TEXT = _is("an array", list), _is("an object", dict), _is("a string", str)
 _NUMBER = _is("a number", int, float)
-# In the fourth draft of JSON Schema they say whether `minimum` and `maximum` are allowed themselves.
+# In draft 4 of JSON Schema, booleans say whether `minimum` and `maximum` are excluded themselves.
 _BOUND = _is("a number", int, float, bool)
 _SCHEMA = _is("a JSON Schema: an object, true or false", dict, bool)
 _SCHEMAS, _NAMED_SCHEMAS = _list_of(_SCHEMA), _by_name(_SCHEMA)

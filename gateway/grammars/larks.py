@@ -1,4 +1,4 @@
-"""Reads what a request brings in llguidance's kind of Lark, as far as its cost is not llguidance's to count.
+"""Checks a client's grammar in llguidance's variant of Lark for costs that llguidance does not limit itself.
 
 start: WORD %json {"type": "integer"}
 WORD: /[a-z]{1,9}/ & ~/stop/
@@ -23,11 +23,11 @@ _RULE = re.compile(r"(?:^|\n)[ \t]*[!?_A-Za-z]")
 
 
 def check_lark(text: str, field: str) -> None:
-    """Raises BlockyardError: GRAMMAR_TOO_COMPLEX, or FIELD_INVALID for a schema in it that says what is not served.
+    """Raises BlockyardError GRAMMAR_TOO_COMPLEX, or FIELD_INVALID for an invalid JSON Schema in the grammar.
 
-    `text`: also llguidance's form of several grammars in JSON.
+    `text`: Lark, or llguidance's JSON form, which holds several grammars.
     """
-    # Before anybody reads it, which takes seconds where it is large.
+    # Check the size first: reading a large text takes seconds.
     if len(text) > MAX_GRAMMAR_BYTES:
         size = len(text.encode(errors="replace"))
         raise _too_complex(field, f"too large: {size} bytes, and at most {MAX_GRAMMAR_BYTES} are taken")
@@ -38,7 +38,7 @@ def check_lark(text: str, field: str) -> None:
     try:
         tree: Any = json.loads(text)
     except (ValueError, RecursionError):
-        # llguidance says what is wrong with it.
+        # llguidance reports the error later.
         return
     grammars: Any = tree.get("grammars") if isinstance(tree, dict) else None
     for place, each in enumerate(grammars if isinstance(grammars, list) else ()):
@@ -62,7 +62,7 @@ def _check_rules(text: str, field: str) -> None:
 
 
 def _check_tokens(text: str, field: str) -> None:
-    """Holds each & to be before a ~, each ~ before a text or a pattern, and these to a size together."""
+    """Allows & only before ~, and ~ only before a text or a pattern; limits the product of these patterns' sizes."""
     product, before = 1, ""
     try:
         for kind, value, _, schema in cut_lark(text):
@@ -92,9 +92,9 @@ def _too_complex(field: str, description: str) -> BlockyardError:
 
 
 def may_be_ambiguous(text: str) -> bool:
-    """Returns whether the number of ways to parse a text may grow with its length: with several rules or repetitions.
+    """Returns whether a text may have more parses the longer it is: true with several rules or several repetitions.
 
-    A single rule with a single repetition has few places where a part can begin. Terminals do not count: the lexer
+    With a single rule and a single repetition, a part can begin in few places. Terminals do not count, since the lexer
     reads them.
     """
     try:

@@ -1,4 +1,4 @@
-"""Writes the arguments of calls whose values are literals of Python's or of Gemma's form, by the schema of a tool."""
+"""Writes grammar rules for tool arguments that are Python or Gemma literals, from the tool's schema."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gateway.grammars.grammar import Grammar
 
 _TYPES = ("string", "number", "integer", "boolean", "null", "array", "object")
-# Keywords that llguidance follows besides types. It refuses the others, or they do not constrain a value's form.
+# Keywords that llguidance enforces besides types. It refuses other keywords, or they do not constrain a value's form.
 _KEYWORDS = frozenset(
     {"$ref", "allOf", "anyOf", "const", "enum", "oneOf"}
     | {"format", "maxLength", "minLength", "pattern"}
@@ -45,9 +45,14 @@ _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 
 @dataclass(frozen=True, slots=True)
 class _Notation:
-    """The notation of values. `quote`: the marker around texts; empty: texts are JSON strings, which Python reads too.
+    """The notation of values in calls.
 
-    `equals` separates an argument's name from its value, `colon` a key of an object from its value.
+    Attributes:
+        equals: separates an argument's name from its value.
+        colon: separates an object's key from its value.
+        comma: separates two arguments, members or items.
+        words: the notations of true, false and null.
+        quote: the marker around texts; empty: texts are JSON strings, which Python reads too.
     """
 
     equals: str
@@ -82,11 +87,11 @@ class Literals:
     """Writes the rules of one tool's arguments.
 
     Args:
-        grammar: takes the rules.
-        calls: whose style is PYTHONIC or GEMMA.
-        prefix: what the names of these rules begin with.
-        tool: of a strict one more than can be followed is refused; of others it is passed over.
-        schema: of its arguments.
+        grammar: the grammar that the rules are added to.
+        calls: the dialect's calls, of style PYTHONIC or GEMMA.
+        prefix: the prefix of the rules' names.
+        tool: the tool. Keywords that cannot be enforced are refused if it is strict, and ignored otherwise.
+        schema: the schema of the tool's arguments.
     """
 
     def __init__(self, grammar: Grammar, calls: Calls, prefix: str, tool: ToolSchema, schema: Schema) -> None:
@@ -96,14 +101,14 @@ class Literals:
         self._schema = schema
         self._is_gemma = calls.style is Style.GEMMA
         self._notation = _Notation(":", ":", ",", _JSON_WORDS, calls.quote) if self._is_gemma else _PYTHON
-        # Names of rules by what they stand for, or by the reference that leads to them.
+        # Names of rules by their expression, or by the `$ref` that they were made for.
         self._rules: dict[str, str] = {}
 
     def arguments(self) -> str:
-        """Returns what stands for all arguments, without brackets.
+        """Returns the expression for all arguments, without brackets.
 
-        Raises BlockyardError UNSUPPORTED_PARAMETER for a strict tool of which more is asked than can be followed;
-        GRAMMAR_TOO_COMPLEX for one whose references lead too deep.
+        Raises BlockyardError UNSUPPORTED_PARAMETER for a strict tool whose schema cannot be enforced;
+        GRAMMAR_TOO_COMPLEX if the schema's references lead too deep.
         """
         self._refuse(self._schema.keys() & _KEYWORDS - _FOLLOWED["object"])
         try:
@@ -113,7 +118,7 @@ class Literals:
             raise invalid([Violation("conversation.tools", description, Reason.GRAMMAR_TOO_COMPLEX)]) from None
 
     def _add(self, expression: str) -> str:
-        """Adds a rule, unless there is the same, and returns its name."""
+        """Returns the name of the rule with an expression, and adds the rule if there is none."""
         if expression not in self._rules:
             self._rules[expression] = self._grammar.add(self._new_name(), expression)
         return self._rules[expression]
@@ -151,7 +156,7 @@ class Literals:
         return self._one_of(self._of_type(each, schema) for each in types) if types else self._any()
 
     def _types(self, schema: Schema) -> Sequence[str]:
-        """Returns the types that a value may have; none where the schema does not say."""
+        """Returns the types that a schema allows; empty if the schema names none."""
         told = schema.get("type") or next((_IMPLIED[each] for each in _IMPLIED if each in schema), [])
         types = cast("list[object]", told) if isinstance(told, list) else [told]
         return [each for each in types if isinstance(each, str) and each in _TYPES]
@@ -166,7 +171,7 @@ class Literals:
 
     def _reference(self, reference: str) -> str:
         if reference not in self._rules:
-            # Known before what it leads to is written, which may lead to it.
+            # Register the name before writing the rule: the schema may refer to itself.
             name = self._rules[reference] = self._new_name()
             self._grammar.add(name, self._value(self._schema if reference == "#" else resolve(reference, self._schema)))
         return self._rules[reference]
@@ -202,7 +207,7 @@ class Literals:
                 return self._leaf(kind, schema)
 
     def _leaf(self, kind: str, schema: Schema) -> str:
-        """Returns what stands for a value that is written as in JSON."""
+        """Returns the expression for a value that is written as in JSON."""
         kept = {name: schema[name] for name in schema if name in self._followed(kind)}
         return self._add(json_expression(json.dumps({"type": kind, **kept})))
 
@@ -226,7 +231,7 @@ class Literals:
         return f'"[" {items} "]"' if least else f'"[" ({items})? "]"'
 
     def _members(self, schema: Schema, equals: str) -> str:
-        """Returns what stands for keys and values, in the order of the schema; of Gemma in that of its templates."""
+        """Returns the expression for keys and values, in the schema's order; for Gemma sorted, as its templates do."""
         required = [name for name in schema.get("required") or [] if isinstance(name, str)]
         properties: dict[str, Any] = schema.get("properties") or {}
         properties = {**properties, **{name: True for name in required if name not in properties}}
@@ -247,7 +252,7 @@ class Literals:
         return self._grammar.literal(f"{key if is_word else self._notation.write(key, is_key=True)}{equals}")
 
     def _free_members(self, allowed: Any, equals: str) -> str:
-        """Returns what stands for any number of keys of whatever name."""
+        """Returns the expression for any number of keys with any names."""
         if allowed is False:
             return _NOTHING
         key = self._leaf("string", {}) if equals == _PYTHON.colon else "/[A-Za-z_][A-Za-z0-9_]{0,63}/"

@@ -1,4 +1,4 @@
-"""Finds errors in a schema, by limits counted here and by compiling it with llguidance."""
+"""Finds errors in a schema: first by checks that compile nothing, then by compiling it with llguidance."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Problem(NamedTuple):
-    """Why a schema is refused. `path`: the place in the schema; empty: unknown."""
+    """The reason why a schema is refused. `path`: the path in the schema; empty: unknown."""
 
     complaint: str
     reason: Reason
@@ -24,7 +24,7 @@ class Problem(NamedTuple):
 
 
 def wrong_schema(schema: Any, field: str) -> list[Violation]:
-    """Finds the errors in a parsed schema that show without compiling it."""
+    """Finds the errors in a parsed schema that can be found without compiling it."""
     if found := list(wrong_keywords(schema, field)):
         return found
     return [violation] if (violation := find_intersection(schema, field)) else []
@@ -33,7 +33,7 @@ def wrong_schema(schema: Any, field: str) -> list[Violation]:
 def complain_of(schema: Any, complain: Callable[[str], str]) -> Problem | None:
     """Returns the first problem of a parsed schema; None for a valid one.
 
-    `complain`: says what is wrong with a grammar; empty: nothing.
+    `complain`: returns the compiler's error for a grammar, or an empty text if the grammar is valid.
     """
     for violation in wrong_schema(schema, ""):
         return Problem(violation.description, violation.reason, violation.field)

@@ -1,4 +1,4 @@
-"""Reads JSON Schemas, and finds the place in one that a complaint of llguidance is about. Compiles nothing."""
+"""Reads JSON Schemas, and finds the keyword in a schema that causes llguidance's error. Compiles nothing itself."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _SCHEMA = frozenset({"items", "additionalItems", "additionalProperties", "not", 
 _SCHEMAS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems", "items"})
 _NAMED = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 _UNIMPLEMENTED = re.compile(r"Unimplemented keys: (\[.*\])")
-# A schema may have thousands of patterns: only the first ones are tried.
+# A schema may have thousands of patterns: only the first keywords are compiled alone to find the error.
 _MAX_PROBES = 200
 
 
 class Place(NamedTuple):
-    """A keyword of a schema: its path, behind the field that the schema came in."""
+    """A keyword of a schema. `path`: relative to the field that contains the schema."""
 
     path: str
     keyword: str
@@ -44,7 +44,7 @@ def read_schema(text: str, field: str) -> Any:
 
 
 def check_schema(schema: Any, field: str) -> None:
-    """Raises BlockyardError for what no compiler has to see: too deep, no schema, or leading elsewhere."""
+    """Raises BlockyardError for a value that is nested too deep, is no schema, or refers to other schemas."""
     if _depth(schema) > MAX_SCHEMA_DEPTH:
         raise _too_complex(field, f"is nested more than {MAX_SCHEMA_DEPTH} deep")
     if not isinstance(schema, dict | bool):
@@ -96,12 +96,12 @@ def walk(schema: Any, path: str = "") -> Iterator[Place]:
 
 
 def find_place(schema: Any, complaint: str, complain: Callable[[Any], str]) -> str:
-    """Returns the path of the keyword that a complaint is about; empty, if it is not found.
+    """Returns the path of the keyword that causes an error; an empty text if it is not found.
 
     Args:
-        schema: the whole.
-        complaint: what llguidance says of it.
-        complain: says so of another schema.
+        schema: the complete schema.
+        complaint: llguidance's error about the schema.
+        complain: returns llguidance's error for another schema, or an empty text.
     """
     places = list(walk(schema))
     if unimplemented := _UNIMPLEMENTED.search(complaint):
@@ -113,7 +113,7 @@ def find_place(schema: Any, complaint: str, complain: Callable[[Any], str]) -> s
         kind = {"pattern": {"type": "string"}, "format": {"type": "string"}}.get(place.keyword, {})
         if complain({**kind, place.keyword: place.value}) == complaint:
             return place.path
-    # A complaint about a reference or about branches names the keyword, or the reference's target.
+    # An error about a reference or about branches names the keyword, or the reference's target.
     for place in places:
         if place.keyword in ("$ref", "oneOf") and (place.keyword in complaint or str(place.value)[1:] in complaint):
             return place.path

@@ -1,4 +1,4 @@
-"""Writes the arguments of calls whose values stand between tags, by a tool's schema: texts as they are, else JSON."""
+"""Writes grammar rules for tool arguments between tags, from the tool's schema: texts unquoted, all else as JSON."""
 
 from __future__ import annotations
 
@@ -18,16 +18,22 @@ if TYPE_CHECKING:
     from gateway.grammars.grammar import Grammar
 
 _STRING = frozenset({"string"})
-# Says nothing of a value's form but its type.
+# Keywords that do not constrain a value beyond its type.
 _PLAIN = frozenset({"type", "title", "description", "default", "examples"})
 _LENGTHS = frozenset({"minLength", "maxLength"})
 _CHOICES = frozenset({"const", "enum"})
-# A schema may refer to itself.
+# The depth to which branches and references are followed: a schema may refer to itself.
 _MAX_DEPTH = 8
 
 
 class _Branches(NamedTuple):
-    """The alternatives of a schema. `beside`: keywords beside a choice, which hold for all of its branches."""
+    """The alternatives of a schema.
+
+    Attributes:
+        texts: alternatives that may be texts.
+        others: alternatives that may be values of other types.
+        beside: keywords next to `anyOf`, `oneOf` or `$ref`, which apply to all branches.
+    """
 
     texts: list[Schema]
     others: list[Schema]
@@ -42,7 +48,7 @@ class _Branches(NamedTuple):
         return [value for value in values if isinstance(value, str)]
 
     def find_keywords(self, branches: Iterable[Schema], known: frozenset[str]) -> list[str]:
-        """Lists what some of them ask beyond what is known, in order."""
+        """Lists the keywords of some branches, and those beside them, that are not in `known`; sorted."""
         return sorted(self.beside.union(*(branch.keys() for branch in branches)) - known)
 
 
@@ -55,11 +61,11 @@ class Tags:
     """Writes the rules of one tool's arguments.
 
     Args:
-        grammar: takes the rules.
-        calls: whose style is TAGS.
-        number: of the tool, for the names of these rules.
-        tool: of a strict one more than can be followed is refused; of others it is passed over.
-        schema: of its parameters.
+        grammar: the grammar that the rules are added to.
+        calls: the dialect's calls, of style TAGS.
+        number: the tool's index, for the names of its rules.
+        tool: the tool. Keywords that cannot be enforced are refused if it is strict, and ignored otherwise.
+        schema: the schema of the tool's parameters.
     """
 
     def __init__(self, grammar: Grammar, calls: Calls, number: int, tool: ToolSchema, schema: Schema) -> None:
@@ -71,9 +77,9 @@ class Tags:
         self._shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
 
     def arguments(self) -> str:
-        """Adds a rule for each argument, and returns what stands for all of them, in the order of the schema.
+        """Adds a rule for each argument, and returns the expression for all of them, in the schema's order.
 
-        Raises BlockyardError UNSUPPORTED_PARAMETER for a strict tool of whose texts more is asked than can be followed.
+        Raises BlockyardError UNSUPPORTED_PARAMETER for a strict tool whose texts cannot be constrained as it asks.
         """
         properties: Schema = self._schema.get("properties") or {}
         if not properties and self._schema.get("additionalProperties", "properties" not in self._schema) is not False:
@@ -83,7 +89,7 @@ class Tags:
         for place, (key, part) in enumerate(properties.items()):
             forms = self._forms(f"text_{self._number}_{place}", key, part)
             if not forms:
-                # No value is allowed, and the schema is: it may be left out.
+                # The schema allows no value for this argument: the call leaves it out.
                 continue
             name = self._grammar.add(f"argument_{self._number}_{place}", " | ".join(forms))
             expressions.append(name if key in required else f"{name}?")
@@ -100,7 +106,7 @@ class Tags:
             return known + ([self._json(key, {"anyOf": others})] if others else [])
         may_be_json = bool(others and self._calls.typed.json)
         if others and not may_be_json:
-            # Any text is one of the schema's, and one that is JSON of another type is read as that.
+            # One rule for any text serves both: the scanner reads JSON of an allowed type as that type.
             self._require(key, branches.find_keywords([*texts, *others], _PLAIN))
             return [self._text(name, key)]
         follows_lengths = len(texts) == 1
@@ -128,15 +134,15 @@ class Tags:
             elif "string" not in types:
                 others.append(branch)
             else:
-                # Its texts cannot be separated from its other values here.
+                # The branch allows texts and other values, which cannot be separated here.
                 texts.append({})
                 others.append(branch)
         return _Branches(texts, others, beside - _PLAIN)
 
     def _walk(self, part: Any, beside: set[str], followed: set[str], depth: int) -> Iterator[Schema]:
-        """Yields the branches of a schema, none of which has others, and takes note of what stands beside them.
+        """Yields the innermost branches of a schema, and adds the keywords next to branches to `beside`.
 
-        `followed`: the references so far. Where one leads is yielded once, however many lead there.
+        `followed`: the references followed so far; the target of each is only yielded once.
         """
         branch = cast("Schema", part if isinstance(part, dict) else {})
         types = branch.get("type")
@@ -158,7 +164,7 @@ class Tags:
             yield branch
 
     def _around(self, key: str, *, is_text: bool) -> tuple[str, str]:
-        """Returns what stands before a value, a text or JSON, from its argument's name on, and behind it."""
+        """Returns the fixed texts before a value, beginning with the argument's name, and after it."""
         calls = self._calls
         line = "\n" if calls.trims_lines else ""
         begin = f"\n{calls.value.begins[0]}" if calls.value.begins else line
@@ -182,7 +188,7 @@ class Tags:
         return f"{self._grammar.literal(before)} {self._grammar.until(name, end, length)}"
 
     def _free(self) -> str:
-        """Adds a rule for an argument of any name, and returns what stands for any number of these."""
+        """Adds a rule for an argument of any name, and returns the expression for any number of such arguments."""
         grammar = self._grammar
         before, end = self._around("", is_text=True)
         value = f"{grammar.literal(before)} {grammar.until(f'text_{self._number}', end)}"
@@ -198,7 +204,7 @@ def _is_of(value: object, types: Any) -> bool:
 
 
 def _inner_of(branch: Schema, schema: Schema) -> list[object]:
-    """Returns the branches of one that has some, or what it refers to."""
+    """Returns the target of a schema's `$ref`, or the branches of its `anyOf` and `oneOf`; empty if it has none."""
     if isinstance(reference := branch.get("$ref"), str):
         return [resolve(reference, schema)]
     found = [branch.get(name) for name in ("anyOf", "oneOf")]

@@ -1,4 +1,4 @@
-"""Reduces schemas of tools to what a grammar supports. Compiles nothing itself."""
+"""Reduces the schemas of tools to the keywords that a grammar supports. Compiles nothing itself."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FIELD = "conversation.tools"
 
 
 def schema_places(request: GenerationRequest) -> list[str]:
-    """Returns the paths in the proto of the schemas of all tools that may be called."""
+    """Returns the paths in the request of the schemas of all tools that the model may call."""
     tools, prompt = request.parsing.tools if request.parsing else (), request.prompt
     if not isinstance(prompt, Conversation):
         return [_FIELD] * len(tools)
@@ -35,13 +35,15 @@ def followed(
     place: str = _FIELD,
     is_spent: Callable[[], bool] = lambda: False,
 ) -> ToolSchema:
-    """Returns a tool whose schema can be followed: what cannot is left out of it, unless it has to be followed.
+    """Returns a tool with a schema that llguidance can enforce: unsupported parts of the schema are removed.
+
+    Raises BlockyardError for a strict tool with unsupported parts, and if the processor time is used up.
 
     Args:
-        tool: raises BlockyardError for a strict one that cannot.
-        complain: says what is wrong with a grammar; empty: nothing.
-        place: of its schema in the request.
-        is_spent: says whether checking has taken all its time; raises BlockyardError then.
+        tool: the tool.
+        complain: returns the compiler's error for a grammar, or an empty text if the grammar is valid.
+        place: the path of the tool's schema in the request.
+        is_spent: returns whether the request has used up its processor time.
     """
     _require_time(is_spent)
     try:
@@ -50,7 +52,7 @@ def followed(
         if tool.strict:
             raise
         return tool._replace(parameters="")
-    # A schema that is no object is refused with the conversation.
+    # The check of the conversation refuses a schema that is not an object.
     if isinstance(schema, bool):
         return tool
     problem = _complain_of_arguments(schema, complain)
@@ -64,7 +66,7 @@ def followed(
 
 def _require_time(is_spent: Callable[[], bool]) -> None:
     if is_spent():
-        # Stop trying: the request is refused in the end, and thousands of parts may be left.
+        # Stop here: the request would be refused in the end, after thousands of further checks.
         raise invalid([Violation(_FIELD, SPENT, Reason.GRAMMAR_TOO_COMPLEX)])
 
 
@@ -76,7 +78,10 @@ def _complain_of_arguments(schema: dict[str, Any], complain: Callable[[str], str
 
 
 def _loosened(schema: dict[str, Any], complain: Callable[[str], str], is_spent: Callable[[], bool]) -> dict[str, Any]:
-    """Keeps of a schema the names of arguments, and of each what can be followed: all of it, its type, or nothing."""
+    """Returns a schema of the same arguments, each with its own schema, its type alone, or no constraint.
+
+    The first of these three that llguidance supports is kept. If the result is not supported, any object is allowed.
+    """
 
     def with_properties(properties: dict[str, Any]) -> dict[str, Any]:
         kept = {name: schema[name] for name in ("$defs", "definitions", "required") if name in schema}

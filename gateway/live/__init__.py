@@ -1,1 +1,1 @@
-"""Requests that run, and the connection to the scheduler that runs them."""
+"""Running requests, and the connection to the scheduler that runs them."""

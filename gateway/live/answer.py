@@ -1,11 +1,11 @@
 """Collects the tokens of one sequence and turns them into text. Knows neither the scheduler nor the client.
 
-New tokens are only collected. They become text when a reader asks for it, so that tokens which came meanwhile merge
-into one delta. A sequence with stop strings makes text without a reader once more than `MAX_UNREAD_TOKENS` wait: a
-client that does not read must not keep a sequence running whose stop string has been generated.
+New tokens are only collected. They are detokenized when a reader asks for text, so that tokens which arrived meanwhile
+merge into one delta. A sequence with stop strings is also detokenized without a reader, once more than
+`MAX_UNREAD_TOKENS` wait: otherwise, a client that does not read could keep a sequence running past its stop string.
 
-The text depends only on the tokens and the stop rules, not on how the tokens were grouped. All of it is kept, since any
-number of readers read, each from its own position.
+The text depends only on the tokens and the stop rules, not on how the tokens were grouped. All text is kept, since any
+number of readers may read it, each from its own position.
 """
 
 from __future__ import annotations
@@ -27,15 +27,20 @@ if TYPE_CHECKING:
     from gateway.text.detokenizer import Detokenizer
     from gateway.text.token_texts import TokenTexts
 
-# Tokens of a sequence with stop strings that may wait for the client to read.
+# The most tokens of a sequence with stop strings that may wait for a reader.
 MAX_UNREAD_TOKENS = 16
 
 
 class AnswerRules(NamedTuple):
     """The rules that all sequences of a request follow.
 
-    `stop_token_ids`: the ids that end a sequence, including the model's `end_token_ids` unless they are ignored.
-    `logprobs`: makes log probabilities; None: not requested. `parsers`: makes the parser of a sequence, by index.
+    Attributes:
+        stop: the request's stop criteria.
+        end_token_ids: the model's end tokens; empty if the request ignores them.
+        stop_token_ids: all ids that end a sequence, including `end_token_ids`.
+        return_token_ids: whether deltas have token ids.
+        logprobs: makes log probabilities; None: not requested.
+        parsers: makes the parser of a sequence from its index; None: the answer is not parsed.
     """
 
     stop: StopCriteria
@@ -47,10 +52,14 @@ class AnswerRules(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """The end of an answer. `matched`: the stop string, the request's stop token, or None. `score`: that of a beam.
+    """The end of an answer.
 
-    `error`: why it failed, if the reason is ERROR. `pooled_values`: the numbers computed from the prompt, if requested:
-    float32, little endian.
+    Attributes:
+        reason: why the answer ended.
+        matched: the stop string or the request's stop token that ended it; None: neither.
+        score: the score of a beam; None without a beam search.
+        error: the error, if the reason is ERROR.
+        pooled_values: the values pooled from the prompt, if requested: float32, little endian.
     """
 
     reason: FinishReason
@@ -66,15 +75,15 @@ class Place(NamedTuple):
 
 
 class SequenceAnswer:
-    """Collects the tokens of one sequence and gives out what comes after a position.
+    """Collects the tokens of one sequence, and returns its text and tokens after a position.
 
     Attributes:
-        token_ids: all tokens so far; those from `num_tokens` on are not text yet.
-        num_tokens: the tokens that are text already.
-        text: UTF-8, complete characters.
+        token_ids: all tokens so far; the tokens from `num_tokens` on are not detokenized yet.
+        num_tokens: the number of tokens that are detokenized.
+        text: the text so far, complete characters in UTF-8.
         logprobs: if requested, an entry for each of `token_ids`.
         ended: the end; None while the sequence runs.
-        weight_versions: pairs of the first token and the version of the weights that computed it and later ones.
+        weight_versions: pairs of a token's index and the version of the weights that computed the tokens from it on.
     """
 
     def __init__(self, index: int, rules: AnswerRules, detokenizer: Detokenizer) -> None:
@@ -93,19 +102,19 @@ class SequenceAnswer:
                 rules.stop.stop_strings, include_in_output=rules.stop.include_stop_in_output
             )
         self._min_tokens = rules.stop.min_tokens or 0
-        # The last piece of the text and its place: a reader that keeps up needs nothing else.
+        # The last piece of the text and its offset: a reader that keeps up only needs this piece.
         self._piece, self._piece_start = "", 0
-        # Tokens, and their log probabilities, that the scheduler will send again.
+        # The numbers of tokens, and of their log probabilities, that the scheduler will send again.
         self._num_repeats = 0
         self._num_repeated_logprobs = 0
 
     @property
     def looks_for_stops(self) -> bool:
-        """Whether a stop string may end the answer."""
+        """Whether the request has stop strings, which may end the answer."""
         return self._matcher is not None
 
     def make_parser(self) -> AnswerParser | None:
-        """Makes a parser of the answer, which begins at its beginning; None for plain text."""
+        """Makes a parser that parses the answer from its beginning; None if the answer is plain text."""
         return self._rules.parsers(self.index) if self._rules.parsers else None
 
     def push(self, token_id: int) -> bool:
@@ -117,19 +126,19 @@ class SequenceAnswer:
         token_ids.append(token_id)
         if self._matcher is None or len(token_ids) - self.num_tokens <= MAX_UNREAD_TOKENS:
             return False
-        # The last token may be a stop token, which is not searched for stop strings; a later message says so.
+        # Leave out the last token: it may be a stop token, whose text is not searched. A later message decides.
         self._advance_to(len(token_ids) - 1)
         return self.ended is not None
 
     def push_logprobs(self, candidates: Candidates) -> None:
-        """Adds the log probabilities of the next token that has none yet."""
+        """Adds the log probabilities of the first token that still lacks them."""
         if self._num_repeated_logprobs:
             self._num_repeated_logprobs -= 1
         elif self.ended is None:
             self.logprobs.append(candidates)
 
     def note_weights(self, version: str) -> None:
-        """Records that the tokens to come are computed with these weights."""
+        """Records the version of the weights that compute the next tokens."""
         if self.ended is not None or (self.weight_versions and self.weight_versions[-1][1] == version):
             return
         place = len(self.token_ids)
@@ -150,20 +159,20 @@ class SequenceAnswer:
         error: SequenceError | None = None,
         pooled_values: bytes = b"",
     ) -> None:
-        """Ends the answer with the token pushed last, as the scheduler says."""
+        """Ends the answer after the last pushed token, as the scheduler reported."""
         if self.ended is None:
             failure = _make_error(error) if reason is FinishReason.ERROR else None
             self._finish(reason, score, failure, pooled_values)
 
     def advance(self) -> bool:
-        """Turns all tokens into text; returns whether a stop string has been found, which ends the answer."""
+        """Detokenizes all tokens; returns whether a stop string was found, which ends the answer."""
         if self.ended is None and len(self.token_ids) > self.num_tokens:
             self._advance_to(len(self.token_ids))
             return self.ended is not None
         return False
 
     def take_record(self, record: SequenceRecord) -> None:
-        """Continues from the scheduler's record of the sequence: all from its beginning, or less than is here."""
+        """Continues from the scheduler's record of the sequence, which may have more or fewer tokens than are here."""
         num_known, num_recorded = len(self.token_ids), len(record.token_ids)
         if self.ended is None:
             self.token_ids.extend(record.token_ids[num_known:])
@@ -174,7 +183,7 @@ class SequenceAnswer:
             self.finish(record.reason, record.score, record.error, record.pooled_values)
 
     def delta_after(self, num_tokens: int, num_text_bytes: int, until: Place | None = None) -> Delta | None:
-        """Returns the text and tokens after a place, up to another or to the end; None if there are none."""
+        """Returns the text and tokens from a position up to `until`, or up to the end; None if there are none."""
         rules, end_tokens, end_bytes = self._rules, self.num_tokens, len(self.text)
         if until is not None:
             end_tokens, end_bytes = until
@@ -197,7 +206,7 @@ class SequenceAnswer:
             self.num_tokens = end
             self._release(self._detokenizer.push(token_ids))
             return
-        # One by one: the tokens after the one that completes a stop string do not count.
+        # One by one, since tokens after the one that completes a stop string do not count.
         for token_id in token_ids:
             self.num_tokens += 1
             self._search(self._matcher, self._detokenizer.push([token_id]))
@@ -239,7 +248,7 @@ class SequenceAnswer:
         self._end(Ended(reason, None if is_end_token else stop_token_id, score, error, pooled_values))
 
     def _stop_token_id(self) -> int | None:
-        """Returns the last token if it is a stop token. It is not one where another gateway found a stop string."""
+        """Returns the last token if it is a stop token; None otherwise, for example after a stop string."""
         last: Sequence[int] = self.token_ids[-1:]
         return last[0] if last and last[0] in self._rules.stop_token_ids else None
 
@@ -254,17 +263,17 @@ class SequenceAnswer:
 
 
 def _make_error(error: SequenceError | None) -> BlockyardError:
-    """Makes the error of a failed sequence; a scheduler of another version may give no reason."""
+    """Makes the error of a failed sequence. A scheduler of another version may send no error."""
     if error is None:
         return BlockyardError(Reason.BUG, "the sequence failed; the scheduler's log has more")
     return BlockyardError(Reason(error.reason), error.message)
 
 
 class PromptAnswer:
-    """Collects pieces in any order, also repeated ones, and makes one event when all are there."""
+    """Collects the pieces of a prompt's log probabilities, in any order and possibly repeated, and makes one event."""
 
     def __init__(self, num_prompt_tokens: int, texts: TokenTexts, num_virtual_tokens: int = 0) -> None:
-        """`num_virtual_tokens`: tokens before the prompt, which count in the pieces' positions."""
+        """`num_virtual_tokens`: the number of tokens before the prompt, which count in the pieces' positions."""
         # The first token has no log probabilities.
         self._first_position = num_virtual_tokens + 1
         self._entries: list[Candidates | None] = [None] * (num_prompt_tokens - 1)

@@ -1,4 +1,4 @@
-"""Checks the positions that a client sends, and rebuilds sequences from them when no server remembers the request."""
+"""Checks the positions that a client sends, and rebuilds sequences from them if no server knows the request."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def _find_violations(positions: Mapping[int, Position], submission: Submission, 
 
 
 def make_records(positions: Mapping[int, Position], submission: Submission) -> list[SequenceRecord]:
-    """Makes a record of each sequence from the tokens that a client has; an empty list unless it sent all of them.
+    """Makes a record of each sequence from the tokens that a client sent back; an empty list unless it sent all tokens.
 
-    Without records the answer is generated from its beginning. So are answers with log probabilities, which the client
-    does not send back, and beam searches, which cannot continue from tokens.
+    Without records the answer is generated from its beginning. Answers with log probabilities, which clients do not
+    send back, and beam searches, which cannot continue from tokens, never get records.
     """
     have = [position for position in positions.values() if position.num_tokens]
     returns_more = submission.sampling.logprobs is not None or submission.beam_search is not None
@@ -66,7 +66,7 @@ def _reason_of(token_ids: Sequence[int], submission: Submission) -> FinishReason
 
 
 def check_ends(positions: Mapping[int, Position], state: RequestState) -> None:
-    """Raises BlockyardError FIELD_INVALID if a sequence that the client calls finished does not end with its tokens."""
+    """Raises BlockyardError FIELD_INVALID if a sequence that the client marks as finished has not ended."""
     wrong = [
         Violation(f"positions[{answer.index}].finished", "must be false, since these tokens do not end the sequence")
         for answer in state.answers

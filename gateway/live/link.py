@@ -1,4 +1,4 @@
-"""Declares the connection to the scheduler as the gateway's core needs it. `scheduler_link` has the real one."""
+"""The interface of the connection to the scheduler that the gateway's core uses; `scheduler_link` implements it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ Outgoing = Add | Resume | Abort
 
 
 class Cancelled(NamedTuple):
-    """The result of a cancel, by name: requests that ran, and those that a gateway may still send to the scheduler."""
+    """The result of a cancel, as names of requests.
+
+    `cancelled`: requests that were running. `pending`: requests that a gateway may still send to the scheduler.
+    """
 
     cancelled: Sequence[str] = ()
     pending: Sequence[str] = ()
@@ -27,22 +30,22 @@ class Link(Protocol):
 
     @property
     def facts(self) -> ModelFacts | None:
-        """The facts of the scheduler's model that came last; None before any have come."""
+        """The latest facts about the scheduler's model; None before the first have arrived."""
         ...
 
     @property
     def loras(self) -> Mapping[str, Adapter]:
-        """The adapters that requests may have, by name, as the scheduler reported last."""
+        """The adapters that requests may use, by name, as the scheduler last reported them."""
         ...
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests would be computed now."""
+        """Whether the scheduler would run requests now."""
         ...
 
     @property
     def takes_requests(self) -> bool:
-        """Whether requests can be sent; the scheduler lets them wait while no worker is ready."""
+        """Whether requests can be sent; while no worker is ready, they wait in the scheduler."""
         ...
 
     @property
@@ -52,7 +55,7 @@ class Link(Protocol):
 
     @property
     def message(self) -> str:
-        """Why the scheduler is not ready, for a person; empty if it is."""
+        """The reason why the scheduler is not ready, in words; empty if it is ready."""
         ...
 
     def send(self, item: Outgoing) -> None:
@@ -60,5 +63,5 @@ class Link(Protocol):
         ...
 
     async def cancel(self, request_ids: Sequence[str]) -> Cancelled:
-        """Ends requests, whichever gateway reads them. Raises BlockyardError NO_READY_WORKER."""
+        """Cancels requests of any gateway. Raises BlockyardError NO_READY_WORKER."""
         ...

@@ -1,4 +1,4 @@
-"""Owns the requests of this gateway, their number, their readers and their ends. Knows neither text nor preparation."""
+"""Owns this gateway's requests: their limit, their readers and their ends. Knows neither text nor preparation."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ log = EventLogger(__name__)
 
 
 class Admission:
-    """Refuses new requests while the gateway has as many as it may have.
+    """Refuses new requests at the gateway's limit.
 
     Args:
-        max_requests: the limit of requests at the same time; 0: no limit.
-        num_running: counts the requests that have begun.
+        max_requests: the most requests at the same time; 0: no limit.
+        num_running: returns the number of requests that have begun.
     """
 
     def __init__(self, max_requests: int, num_running: Callable[[], int]) -> None:
@@ -40,9 +40,9 @@ class Admission:
 
     @contextmanager
     def beginning(self, *, is_new: bool) -> Generator[None]:
-        """Counts a request while it is prepared; raises BlockyardError QUEUE_FULL for a new one beyond the limit.
+        """Counts a request while it is prepared; raises BlockyardError QUEUE_FULL for a new request at the limit.
 
-        `is_new`: whether no client has a part of its answer; others are always admitted.
+        `is_new`: whether no client has a part of the request's answer; other requests are always admitted.
         """
         if is_new and 0 < self._max_requests <= self._num_running() + self._num_beginning:
             message = f"this gateway has reached its limit of {self._max_requests} requests (--max-requests): try again"
@@ -55,13 +55,13 @@ class Admission:
 
 
 class LiveRequests:
-    """Opens, resumes, reads and ends requests, by their names on the wire. Used on the event loop only.
+    """Opens, resumes, reads and ends requests by their names on the wire. Only used on the event loop.
 
     Args:
         link: the connection to the scheduler.
-        resume_window_seconds: how long a request runs on without readers, and an answer is kept after its end.
-        max_scheduler_wait_seconds: how long requests wait for a scheduler.
-        metrics: the metrics of the requests; None: new ones.
+        resume_window_seconds: the time for which a request runs without readers, and an ended answer is kept.
+        max_scheduler_wait_seconds: the time for which requests wait for a scheduler.
+        metrics: the metrics of the requests; None: new metrics.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class LiveRequests:
             link, self._registry, self._router, self, patience_seconds=max_scheduler_wait_seconds
         )
         self._readers: set[Reader] = set()
-        # Requests without a reader.
+        # Timers of the requests without a reader.
         self._unread = Timers["RequestState"]()
         self.on_idle: Callable[[], None] | None = None
 
@@ -102,10 +102,10 @@ class LiveRequests:
         found = self._registry.find(wire_id)
         return found if found is not None and self._registry.is_live(found) else None
 
-    # Begins.
+    # Beginnings of requests.
 
     def open(self, state: RequestState) -> None:
-        """Begins a request, or continues one that no server remembers."""
+        """Begins a request, or continues a request that no server knows any more."""
         self.adopt(state)
         if not state.origin.is_known:
             state.meter = self.metrics.begin_request(
@@ -118,19 +118,19 @@ class LiveRequests:
             self.retire(state)
 
     def adopt(self, state: RequestState) -> None:
-        """Registers a request, which waits for its first reader."""
+        """Registers a request, and starts the timer for its first reader."""
         state.meter = self.metrics.resume_request()
         self._registry.add(state)
         self._await_reader(state)
 
     async def look_up(self, wire_id: str, make: Callable[[Resumed], RequestState]) -> RequestState:
-        """Continues a request that another gateway had; see OutstandingRequests.look_up."""
+        """Continues a request that another gateway served; see OutstandingRequests.look_up."""
         return await self._outstanding.look_up(wire_id, make)
 
     # Readers.
 
     def read(self, state: RequestState, positions: Mapping[int, Position], *, replay: bool = False) -> Reader:
-        """Adds a reader; raises BlockyardError FIELD_INVALID for positions that its answer cannot have."""
+        """Adds a reader; raises BlockyardError FIELD_INVALID for positions that the answer cannot have."""
         reader = Reader(state, self, positions, replay=replay)
         reader.check()
         state.meter.on_read_from(positions)
@@ -140,7 +140,7 @@ class LiveRequests:
         return reader
 
     def on_reader_closed(self, reader: Reader) -> None:
-        """Removes a reader. After the last one the request ends, or runs on for the resume window if it is kept."""
+        """Removes a reader. After its last reader a request ends, or runs for the resume window if it is kept."""
         if reader not in self._readers:
             return
         self._readers.remove(reader)
@@ -161,10 +161,10 @@ class LiveRequests:
         log.info("nobody came back for a request", request_id=state.wire_id)
         self._end(state, "no client came back for the request in time")
 
-    # Ends.
+    # Ends of requests.
 
     def cancel(self, wire_ids: Iterable[str]) -> list[str]:
-        """Ends requests with CLIENT_CANCELLED and returns the names of those that ran."""
+        """Ends requests with CLIENT_CANCELLED, and returns the names of the requests that were running."""
         cancelled = [found for name in dict.fromkeys(wire_ids) if (found := self._find_live(name))]
         for state in cancelled:
             self._end(state, "the request was cancelled")
@@ -174,19 +174,19 @@ class LiveRequests:
         self._abort(state, BlockyardError(Reason.CLIENT_CANCELLED, message))
 
     def _abort(self, state: RequestState, error: BlockyardError) -> None:
-        """Fails a request here, and ends it at the scheduler."""
+        """Fails a request here, and aborts it at the scheduler."""
         self._outstanding.abort(state)
         self.fail(state, error)
 
     def end_all(self, error: BlockyardError) -> None:
-        """Ends every request here, but not at the scheduler, from which another gateway may resume them."""
+        """Ends every request here, but not at the scheduler, so that another gateway can resume it."""
         for state in self._registry.live:
             self.fail(state, error)
         self._outstanding.close(error)
         self._registry.close()
 
     def fail(self, state: RequestState, error: BlockyardError) -> None:
-        """Removes a running request; its readers get the error after the events that came before."""
+        """Removes a running request. Its readers get the error after all earlier events."""
         self._forget(state)
         self._registry.remove(state)
         state.request_log.on_failed(state.token_counts, error)
@@ -194,7 +194,7 @@ class LiveRequests:
         state.fail(error)
 
     def retire(self, state: RequestState) -> None:
-        """Retains a request whose sequences have all ended, for the resume window."""
+        """Keeps a request whose sequences have all ended for the resume window."""
         self._forget(state)
         self._registry.retain(state)
         if (failure := state.failure) is not None:
@@ -211,7 +211,7 @@ class LiveRequests:
         self._unread.clear(state)
 
     def on_stop_string(self, state: RequestState, answer: SequenceAnswer) -> None:
-        """Aborts a sequence at the scheduler that a stop string has ended here."""
+        """Aborts a sequence at the scheduler after a stop string has ended it here."""
         if self._registry.is_live(state):
             self._outstanding.abort_sequence(state, answer)
             self._on_sequence_ended(state, answer)
@@ -221,10 +221,10 @@ class LiveRequests:
         if state.has_ended:
             self.retire(state)
 
-    # The scheduler.
+    # Events of the scheduler.
 
     def on_scheduler_lost(self) -> None:
-        """Waits for a scheduler, to send it all requests again."""
+        """Makes all requests wait for a scheduler, to which they are sent again."""
         self.metrics.scheduler_losses.add()
         self._outstanding.on_scheduler_lost()
 
@@ -242,6 +242,6 @@ class LiveRequests:
             if state := self._find_live(request_id):
                 state.on_weights(version)
         self._router.route(progress.update)
-        # After the tokens of the same message, which precede the failure.
+        # Apply failures after the tokens of the same message, which precede them.
         for failure in progress.failed:
             self._outstanding.on_failed(failure)

@@ -1,7 +1,7 @@
 """Sends requests, look-ups and aborts to the scheduler and applies its answers, by handle and by sequence id.
 
-A lost scheduler ends no request: each is sent again, with all that is known of it, to the next scheduler, or to the
-same one, which then answers with its own record.
+The loss of a scheduler ends no request: each request is sent again, with its tokens so far, to the next scheduler. If
+that is the same scheduler, it answers with its own record of the request.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ SCHEDULER_LOST = "the scheduler was lost"
 
 class RequestLifecycle(Protocol):
     def adopt(self, state: RequestState) -> None:
-        """Registers a request that another gateway had."""
+        """Registers a request that another gateway served before."""
         ...
 
     def retire(self, state: RequestState) -> None:
-        """Retains a request whose sequences have all ended."""
+        """Keeps a request whose sequences have all ended."""
         ...
 
     def fail(self, state: RequestState, error: BlockyardError) -> None: ...
@@ -65,8 +65,8 @@ class TokenRouter:
 
     Args:
         on_stop: called when a stop string has ended a sequence that the scheduler still runs.
-        on_end: called when the scheduler has ended one.
-        on_failure: called when the tokens of a request could not be applied: only that request ends.
+        on_end: called when the scheduler has ended a sequence.
+        on_failure: called when a request's tokens could not be applied; only that request must end.
     """
 
     def __init__(
@@ -93,10 +93,10 @@ class TokenRouter:
         self._routes.clear()
 
     def route(self, update: TokenUpdate) -> None:
-        """Routes the tokens and ends of some steps. Tokens of a sequence that has ended here are dropped."""
+        """Routes the tokens and ends of an update. Tokens of a sequence that has ended here are dropped."""
         self._apply_prompts(update)
         routes = self._routes
-        # Log probabilities come first: a token that ends the answer must find its own.
+        # Apply log probabilities first: a token that ends the answer needs its own to be there.
         for sequence_id, candidates in update.logprobs:
             if (route := routes.get(sequence_id)) is not None:
                 route[1].push_logprobs(candidates)
@@ -145,7 +145,7 @@ class TokenRouter:
 
 
 class OutstandingRequests:
-    """Tracks the requests and look-ups at the scheduler by handle, and those that wait for a scheduler."""
+    """Tracks the requests and look-ups that are at the scheduler, by handle, or wait for a scheduler."""
 
     def __init__(
         self,
@@ -166,7 +166,7 @@ class OutstandingRequests:
         self._lookups: dict[str, _Lookup] = {}
         self._unsent = Timers["RequestState"]()
 
-    # To the scheduler.
+    # Messages to the scheduler.
 
     def send(self, state: RequestState) -> None:
         """Sends a request, now or when a scheduler is attached."""
@@ -202,12 +202,12 @@ class OutstandingRequests:
         self._unsent.set(state, patience, give_up)
 
     def abort(self, state: RequestState) -> None:
-        """Aborts a request without readers here; it runs on while another gateway reads it."""
+        """Aborts a request that has no readers here; it continues while another gateway reads it."""
         if state.handle:
             self._link.send(Abort(state.handle, state.wire_id))
 
     def abort_sequence(self, state: RequestState, answer: SequenceAnswer) -> None:
-        """Aborts a sequence that a stop string has ended here."""
+        """Aborts a sequence after a stop string has ended it here."""
         if state.handle:
             wire_id, reason = state.wire_id, AbortReason.STOP_STRING
             self._link.send(Abort(state.handle, wire_id, reason, answer.index, answer.num_tokens))
@@ -220,9 +220,9 @@ class OutstandingRequests:
             self._routes.remove(state, answer)
 
     async def look_up(self, wire_id: str, make: Callable[[Resumed], RequestState]) -> RequestState:
-        """Asks the scheduler for a request that is not known here, and continues it with the state that `make` returns.
+        """Asks the scheduler for a request that is unknown here, and continues it with the state that `make` returns.
 
-        Raises BlockyardError: REQUEST_EXPIRED when the scheduler does not know it either, NO_READY_WORKER when no
+        Raises BlockyardError: REQUEST_EXPIRED if the scheduler does not know the request either, NO_READY_WORKER if no
         scheduler answers in time.
         """
         lookup = self._lookups.setdefault(wire_id, _Lookup(wire_id, make))
@@ -236,7 +236,7 @@ class OutstandingRequests:
             answer = BlockyardError(Reason.NO_READY_WORKER, self._link.message, retry_after_seconds=RETRY_SECONDS)
         finally:
             lookup.num_callers -= 1
-            # A look-up that was sent is kept without callers: the scheduler counts this gateway as a reader.
+            # Keep a look-up that was sent even without callers: the scheduler counts this gateway as a reader.
             if not (lookup.num_callers or lookup.handle) and self._lookups.get(wire_id) is lookup:
                 del self._lookups[wire_id]
         if isinstance(answer, BlockyardError):
@@ -248,7 +248,7 @@ class OutstandingRequests:
         self._link.send(Resume(lookup.handle, lookup.wire_id))
 
     def resend_all(self) -> None:
-        """Sends a new scheduler all requests and look-ups, first those that its predecessor had accepted."""
+        """Sends all requests and look-ups to a new scheduler; requests that the last scheduler accepted come first."""
         unsent = [state for state in self._registry.live if not state.handle]
         for state in sorted(unsent, key=lambda state: not state.was_accepted):
             if state.advance():
@@ -265,10 +265,10 @@ class OutstandingRequests:
         if unsent or whole:
             log.info("sent requests again", num_requests=len(unsent), num_answers=len(whole))
 
-    # From the scheduler.
+    # Messages from the scheduler.
 
     def on_scheduler_lost(self) -> None:
-        """Forgets all handles and lets all requests wait for a scheduler."""
+        """Forgets all handles, and makes all requests wait for a scheduler."""
         self._by_handle.clear()
         self._routes.clear()
         for lookup in self._lookups.values():
@@ -281,7 +281,7 @@ class OutstandingRequests:
             self._wait(state)
 
     def on_accepted(self, acceptance: Acceptance) -> None:
-        """Marks a request as queued; one that was queued before continues behind the tokens that it has."""
+        """Marks a request as queued. A request that was queued before continues after its tokens so far."""
         state = self._by_handle.get(acceptance.handle)
         if state is None or isinstance(state, _Lookup):
             return
@@ -302,7 +302,7 @@ class OutstandingRequests:
         state.on_recovered(state.make_recovered_event(SCHEDULER_LOST, exact=exact))
 
     def on_resumed(self, resumed: Resumed) -> None:
-        """Continues a request from the scheduler's record of it, which this gateway or another began."""
+        """Continues a request, of this gateway or another, from the scheduler's record of it."""
         state = self._by_handle.get(resumed.handle)
         if isinstance(state, _Lookup):
             state = self._adopt(state, resumed)
@@ -319,7 +319,7 @@ class OutstandingRequests:
             self._owner.retire(state)
 
     def _adopt(self, lookup: _Lookup, resumed: Resumed) -> RequestState | None:
-        """Makes a request from the scheduler's record, unless this gateway has got the request meanwhile."""
+        """Makes a request from the scheduler's record, unless the request has reached this gateway meanwhile."""
         self._close_lookup(lookup)
         known = self._registry.find(lookup.wire_id)
         if known is not None:
@@ -341,7 +341,7 @@ class OutstandingRequests:
         self._lookups.pop(lookup.wire_id, None)
 
     def on_failed(self, failure: Failure) -> None:
-        """Ends a request that the scheduler refused or failed, or answers a look-up for one that it does not know."""
+        """Ends a request that the scheduler refused or failed, or answers a look-up of an unknown request."""
         item = self._by_handle.get(failure.handle)
         if isinstance(item, _Lookup):
             self._close_lookup(item)
@@ -352,7 +352,7 @@ class OutstandingRequests:
             self._by_handle.pop(failure.handle, None)
 
     def close(self, error: BlockyardError) -> None:
-        """Answers all look-ups with an error and stops waiting."""
+        """Answers all look-ups with an error, and stops all waiting for a scheduler."""
         for lookup in list(self._lookups.values()):
             lookup.resolve(error)
         self._lookups.clear()

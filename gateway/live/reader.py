@@ -1,4 +1,4 @@
-"""Reads each event of one request once, from a position on. Knows neither messages nor the scheduler."""
+"""Reads the events of one request from a position on. Knows neither messages nor the scheduler."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _START = Position()
 
 
 class ReaderEvents(Protocol):
-    """Is notified of stop strings that a reader finds, and of its end."""
+    """Receives notice of the stop strings that a reader finds, and of the reader's end."""
 
     def on_stop_string(self, state: RequestState, answer: SequenceAnswer) -> None:
         """Called when a stop string has ended an answer."""
@@ -37,10 +37,15 @@ class ReaderEvents(Protocol):
 
 
 class _Cursor:
-    """Marks how far an answer has been read. `pause` is a place at which a delta has to end.
+    """The position of a reader in one sequence's answer.
 
-    The answer is parsed from its beginning, wherever reading begins: the output up to a place depends only on the text
-    up to there.
+    A parsed answer is always parsed from its beginning, even if reading begins later, since the output at a position
+    depends on all text before it.
+
+    Attributes:
+        unchecked: the position at which reading begins, until the answer has reached it; then None.
+        repeats: whether the part before that position is read too.
+        pause: a position at which a delta must end; None: none.
     """
 
     __slots__ = ("answer", "is_done", "num_text_bytes", "num_tokens", "parser", "pause", "repeats", "unchecked")
@@ -57,7 +62,7 @@ class _Cursor:
         self.pause = self.unchecked if starts else None
 
     def take(self, until: Place | None = None) -> list[Delta]:
-        """Returns the next deltas, up to a place or to the end: at most one, or several of a parsed answer."""
+        """Returns the next deltas, up to `until` or to the end. Only a parsed answer may have several."""
         delta = self.answer.delta_after(self.num_tokens, self.num_text_bytes, until)
         if until is not None:
             self.num_tokens, self.num_text_bytes = until
@@ -68,7 +73,7 @@ class _Cursor:
         return [] if delta is None else [delta]
 
     def take_repeats(self) -> list[Delta]:
-        """Returns the delta before the place where reading begins, for a replay; None if it is empty."""
+        """Passes the position at which reading begins; returns the deltas before it for a replay, else none."""
         deltas = self.take(self.pause) if self.pause else []
         return deltas if self.repeats else []
 
@@ -106,18 +111,21 @@ class _Cursor:
         return deltas
 
     def check(self) -> bool:
-        """Returns whether the answer has reached where reading begins; raises FIELD_INVALID if it never will."""
+        """Returns whether the answer has reached the position at which reading begins, and records it.
+
+        Raises BlockyardError FIELD_INVALID if the answer can never reach it.
+        """
         is_there = self.look()
         if is_there:
             self.unchecked = None
         return is_there
 
     def look(self) -> bool:
-        """Returns the same without recording it."""
+        """Returns the result of `check` without recording it."""
         place, answer = self.unchecked, self.answer
         assert place is not None
         is_behind = answer.num_tokens < place.num_tokens or len(answer.text) < place.num_text_bytes
-        # Only the end of an answer adds text without a token.
+        # Text without a new token only comes at the end of an answer.
         if is_behind and answer.ended is None and answer.num_tokens <= place.num_tokens:
             return False
         if answer.num_tokens < place.num_tokens:
@@ -142,22 +150,24 @@ def _wrong(answer: SequenceAnswer, field: str, description: str) -> BlockyardErr
 
 
 class Reader:
-    """Reads one request's events with `async for`: Accepted first, then Delta and one Finished for each sequence, from
-    the positions on; PromptLogprobs before the first Delta; Recovered where a failure was survived.
+    """Reads one request's events with `async for`, from the given positions on.
 
-    Reading raises BlockyardError when the request fails or is cancelled (CLIENT_CANCELLED), after the events that came
-    before. If each of its sequences has failed by itself, it raises after the last Finished. A front that answers with
-    a status line awaits Accepted first (`await anext(reader)`), since the scheduler may refuse the request. The caller
-    that started it always calls `aclose`. One task reads.
+    The events are Accepted, then PromptLogprobs if requested, then Delta and one Finished for each sequence. Recovered
+    comes when the request has survived a failure.
+
+    Reading raises BlockyardError if the request fails or is cancelled (CLIENT_CANCELLED), after all earlier events. If
+    every sequence has failed on its own, it raises after the last Finished. A front that answers with a status line
+    awaits Accepted first (`await anext(reader)`), since the scheduler may refuse the request. The caller that started
+    the reader must call `aclose`. Only one task may read.
 
     Args:
-        state: of the request.
-        owner: takes note of stop strings and of its end.
-        positions: what the client has already, by index.
-        replay: read that again, in deltas that end where the positions are.
+        state: the request's state.
+        owner: receives notice of stop strings and of the reader's end.
+        positions: the client's positions, by the sequence's index.
+        replay: whether to read the part before the positions again, in deltas that end at the positions.
 
     Attributes:
-        is_patient: whether tokens need not wake it.
+        is_patient: whether tokens do not wake the reader.
     """
 
     def __init__(
@@ -185,22 +195,22 @@ class Reader:
 
     @property
     def failure(self) -> BlockyardError | None:
-        """The error that reading raises at the end, if each of the sequences has failed by itself."""
+        """The error that reading raises at the end if every sequence has failed on its own; else None."""
         return self.state.failure
 
     @property
     def has_ended(self) -> bool:
-        """Whether the answer has ended: all of it is here to be read."""
+        """Whether all sequences have ended, so that the whole answer can be read without waiting."""
         return self.state.has_ended
 
     @property
     def request(self) -> GenerationRequest:
-        """The request as it was sent, its prompt as ids and its defaults filled in."""
+        """The original request, with its prompt as ids and its defaults filled in."""
         return state_codec.request_of(self.state.submission)
 
     @property
     def front_state(self) -> bytes:
-        """The bytes that the front which took the request stored with it."""
+        """The bytes that the front stored with the request."""
         return self.state.origin.front_state
 
     def check(self) -> None:
@@ -264,7 +274,7 @@ class Reader:
         return replace(event, calls_tools=parser.calls_tools)
 
     def _begin(self) -> bool:
-        """Adds the next event that goes before all deltas; returns whether deltas may come."""
+        """Adds the next event that precedes all deltas; returns whether deltas may follow now."""
         if not self._has_begun:
             self._has_begun = self._has_news = self.state.is_accepted
             if self._has_begun:
@@ -280,7 +290,7 @@ class Reader:
         return True
 
     def _reaches(self, cursor: _Cursor) -> bool:
-        """Returns whether the answer has reached its reader's position; a replay first reads the part before it."""
+        """Returns whether the answer has reached the reader's position. A replay then adds the deltas before it."""
         try:
             is_there = cursor.check()
         except BlockyardError as error:
@@ -292,12 +302,14 @@ class Reader:
         return is_there
 
     def be_patient(self) -> None:
-        """Stops waking for tokens, since its front answers at the end; but not where stop strings may end it:
-        a stop string that is found late costs steps."""
+        """Stops tokens from waking the reader, for a front that answers at the end.
+
+        Has no effect on a request with stop strings: a stop string that is found late costs further steps.
+        """
         self.is_patient = not any(cursor.answer.looks_for_stops for cursor in self._cursors)
 
     def on_recovered(self, event: Recovered) -> None:
-        """Adds the event of a failure that was survived, behind what came before it."""
+        """Adds the event of a failure that the request survived, after all earlier events."""
         if not self._has_begun:
             return
         self._collect()
@@ -312,7 +324,7 @@ class Reader:
             waiter.set_result(None)
 
     def close(self) -> None:
-        """Ends reading; a request without readers ends too, unless it is kept. Idempotent; for callbacks."""
+        """Ends reading; a request without readers ends too, unless it is kept. Idempotent; usable as a callback."""
         self._error = self._error or BlockyardError(Reason.CLIENT_CANCELLED, "the request was closed")
         self._owner.on_reader_closed(self)
 

@@ -1,4 +1,4 @@
-"""Keeps requests by name while they run and for the resume window afterwards; timers by key."""
+"""Keeps requests by name while they run and for the resume window afterwards. Also runs timers by key."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ MAX_RETAINED_TOKENS = 64 * 2**20
 
 
 class Timers(Generic[K]):
-    """Runs at most one timer for each key, which calls back once unless it is cleared. Used on the event loop only."""
+    """Runs at most one timer for each key. A timer calls back once, unless it is cleared. For the event loop only."""
 
     def __init__(self) -> None:
         self._handles: dict[K, asyncio.TimerHandle] = {}
 
     def set(self, key: K, seconds: float, call: Callable[[K], None]) -> None:
-        """Starts the timer of a key, and stops the one that the key had."""
+        """Starts the timer of a key, and stops the key's previous timer."""
         self.clear(key)
         self._handles[key] = asyncio.get_running_loop().call_later(seconds, self._due, key, call)
 
@@ -44,7 +44,10 @@ class Timers(Generic[K]):
 
 
 class Registry:
-    """Keeps running requests, and ended ones for the resume window, by name on the wire. On the event loop only."""
+    """Keeps running requests, and ended requests for the resume window, by their names on the wire.
+
+    Only used on the event loop.
+    """
 
     def __init__(self, window_seconds: float) -> None:
         self._window_seconds = window_seconds
@@ -68,12 +71,12 @@ class Registry:
         return len(self._live)
 
     def find(self, wire_id: str) -> RequestState | None:
-        """Returns the request of this name, running or retained."""
+        """Returns the running or retained request of this name."""
         self._expire()
         return self._live.get(wire_id) or self._retained.get(wire_id)
 
     def is_live(self, state: RequestState) -> bool:
-        """Returns whether this object, not just a request of its name, is running."""
+        """Returns whether this very object is running, not only a request of the same name."""
         return self._live.get(state.wire_id) is state
 
     def add(self, state: RequestState) -> None:

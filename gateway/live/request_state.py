@@ -1,6 +1,6 @@
-"""Holds one request and its answer so far: filled from one side, read by any number of readers.
+"""Holds one request and its answer so far, for any number of readers.
 
-Knows no connection: `live_requests` and `outstanding` apply the scheduler's messages.
+Knows no connection: `live_requests` and `outstanding` apply the scheduler's messages to it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The origin of a request. `outlives_readers`: it runs on without readers. Times are the event loop's, in seconds.
+    """The origin of a request. Times are those of the event loop, in seconds.
 
-    `is_known`: some scheduler accepted it before this gateway saw it. `front_state`: see GenerationRequest.
+    Attributes:
+        accepted: the event that its readers get first.
+        arrived_at: the time of its arrival.
+        outlives_readers: whether it continues without readers.
+        deadline_at: the time of the client's deadline; None: no deadline.
+        is_known: whether a scheduler had accepted it before it came to this gateway.
+        front_state: see GenerationRequest.
     """
 
     accepted: Accepted
@@ -40,11 +46,11 @@ class Origin:
 
 
 class Listener(Protocol):
-    """A reader, which is woken when there is something new to read."""
+    """A reader, which is woken when there are new events to read."""
 
     @property
     def is_patient(self) -> bool:
-        """Whether new tokens do not wake it."""
+        """Whether new tokens do not wake the reader."""
         ...
 
     def wake(self) -> None: ...
@@ -59,13 +65,14 @@ class RequestState:
 
     Attributes:
         submission: the request as it is sent to the scheduler.
-        handle: the number under which the current scheduler was sent the request; 0 if it was not sent.
+        handle: the request's number at the current scheduler; 0 if it was not sent.
         has_waited: whether the request had to wait for a scheduler.
         is_accepted: whether a scheduler has queued the request, so that its readers may begin.
-        error: why the request ended without a complete answer.
-        determinism_id: the model's, without its adapter; empty once workers of different kinds have computed it.
-        meter: measures it; set when it is adopted.
-        request_log: its log line and its span.
+        error: the error that ended the request without a complete answer; None: no error.
+        determinism_id: the model's determinism id, without the adapter; empty once workers of different kinds have
+            computed the answer.
+        meter: the request's meter; set when the request is registered.
+        request_log: the request's log and trace span.
     """
 
     def __init__(
@@ -95,12 +102,12 @@ class RequestState:
 
     @property
     def wire_id(self) -> str:
-        """Its name between gateways and scheduler."""
+        """The request's name between gateways and the scheduler."""
         return self.submission.request_id
 
     @property
     def was_accepted(self) -> bool:
-        """Whether some scheduler has queued it, for this gateway or another."""
+        """Whether a scheduler has queued the request, for this gateway or another."""
         return self.is_accepted or self.origin.is_known
 
     @property
@@ -109,12 +116,12 @@ class RequestState:
 
     @property
     def ends(self) -> list[Ended]:
-        """The ends of those sequences that have one, by index."""
+        """The ends of the sequences that have ended, in the order of their indexes."""
         return [answer.ended for answer in self.answers if answer.ended is not None]
 
     @property
     def failure(self) -> BlockyardError | None:
-        """The error of a request of which each sequence has failed on its own; else None."""
+        """The first sequence's error if every sequence has failed on its own; else None."""
         errors = [end.error for end in self.ends]
         return errors[0] if len(errors) == len(self.answers) and all(errors) else None
 
@@ -131,17 +138,20 @@ class RequestState:
 
     @property
     def weight(self) -> int:
-        """The cost of keeping it, in tokens of 4 bytes; a log probability counts as one, a pooled number too."""
+        """The memory for keeping the request, in units of a token's 4 bytes.
+
+        A log probability and a pooled value count as one token each.
+        """
         submission = self.submission
         num_tokens = len(submission.prompt_token_ids) + sum(len(answer.token_ids) for answer in self.answers)
-        # Tool schemas, grammars and a front's state may be larger than all tokens.
+        # Count the gateway's state (with tool schemas), the grammar and the front's state: they may exceed all tokens.
         texts = (submission.gateway_state, submission.sampling.grammar, self.origin.front_state)
         num_tokens += sum(map(len, texts)) // 4
         num_tokens += sum(len(end.pooled_values) for end in self.ends) // FLOAT_BYTES
         return num_tokens + sum(len(entry.token_ids) for answer in self.answers for entry in answer.logprobs)
 
     def sequence_id_of(self, answer: SequenceAnswer) -> int:
-        """Returns the sequence id of one of its answers at the scheduler that accepted it last."""
+        """Returns the id of a sequence at the scheduler that last accepted the request."""
         return self._first_sequence_id + answer.index
 
     # Events of the scheduler.
@@ -153,7 +163,7 @@ class RequestState:
         self.wake()
 
     def on_resumed(self, resumed: Resumed) -> None:
-        """Continues from the scheduler's record of it."""
+        """Continues from the scheduler's record of the request."""
         self.num_cached_tokens = resumed.num_cached_tokens
         for piece in resumed.prompt_logprobs:
             self.add_prompt_piece(piece)
@@ -161,14 +171,14 @@ class RequestState:
         self.on_accepted(resumed.first_sequence_id)
 
     def take_records(self, records: Sequence[SequenceRecord]) -> None:
-        """Continues each sequence from a record, by index."""
+        """Continues each sequence from its record; the records are in the order of the sequences."""
         for answer, record in zip(self.answers, records, strict=True):
             answer.take_record(record)
-            # Look for stop strings now: no further token may come that would trigger it.
+            # Look for stop strings now: perhaps no further token comes that would trigger the search.
             answer.advance()
 
     def advance(self) -> bool:
-        """Turns all tokens into text and looks for stop strings; returns whether all sequences have ended."""
+        """Detokenizes all tokens and looks for stop strings; returns whether all sequences have ended."""
         for answer in self.answers:
             answer.advance()
         return self.has_ended
@@ -178,7 +188,7 @@ class RequestState:
             self.prompt.add(piece)
 
     def on_recovered(self, event: Recovered) -> None:
-        """Continues after a failure, behind the tokens that came before."""
+        """Notifies the readers that the request continues after a failure."""
         if not event.exact:
             # An answer that two different workers computed cannot be reproduced by either.
             self.determinism_id = ""
@@ -187,7 +197,7 @@ class RequestState:
             reader.on_recovered(event)
 
     def on_weights(self, version: str) -> None:
-        """Continues with other weights, behind the tokens that came before."""
+        """Records that the next tokens are computed with weights of this version."""
         for answer in self.answers:
             answer.note_weights(version)
 
@@ -196,7 +206,7 @@ class RequestState:
         return replace(self.origin.accepted, weight_version=versions[0][1]) if versions else self.origin.accepted
 
     def fail(self, error: BlockyardError) -> None:
-        """Ends it with an error, which its readers get after the events that came before."""
+        """Ends the request with an error, which its readers get after all earlier events."""
         self.error = self.error or error
         self.wake()
 
@@ -204,7 +214,7 @@ class RequestState:
         for reader in self.readers:
             reader.wake()
 
-    # Messages.
+    # Events for readers, and the record for a scheduler.
 
     def make_finished_event(self, answer: SequenceAnswer) -> Finished:
         assert answer.ended is not None
@@ -232,7 +242,7 @@ class RequestState:
         return adapter.identify(self.determinism_id) if adapter else self.determinism_id
 
     def make_recovered_event(self, cause: str, *, exact: bool) -> Recovered:
-        """Makes the event of a scheduler that continues it from this gateway's record."""
+        """Makes the event for a scheduler that continues the request from this gateway's record."""
         running = [answer for answer in self.answers if answer.ended is None]
         num_tokens = len(self.submission.prompt_token_ids) + sum(len(answer.token_ids) for answer in running)
         return Recovered(cause, num_tokens, exact)

@@ -1,7 +1,7 @@
 """Keeps an Attach stream open to the scheduler, and opens it again when it breaks.
 
 All items that are sent in one turn of the event loop go into one message. When the stream breaks, the receiver is
-notified; it sends its requests again once the model's facts have arrived.
+notified; after the next attach it sends its requests again, once the model's facts have arrived.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ log = EventLogger(__name__)
 
 FIRST_DELAY_SECONDS = 0.1
 MAX_DELAY_SECONDS = 0.5
-# Within this time of the start a missing scheduler is no warning: services may start in any order.
+# A missing scheduler is not logged as a warning until this time after the start: services may start in any order.
 START_SECONDS = 10.0
 _STOPPING = "the gateway is stopping"
-# The size of all requests in one message, unless a single one is larger; the limit of a message is 64 MiB.
+# The most bytes of requests in one message, unless a single request is larger. A message may have 64 MiB.
 _MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 _CANCEL_TIMEOUT_SECONDS = 5.0
 
@@ -60,19 +60,19 @@ class LinkEvents(Protocol):
     def on_progress(self, progress: Progress) -> None: ...
 
     def on_scheduler_lost(self) -> None:
-        """Notifies that the stream has broken: nothing that was sent will be answered on it."""
+        """Called when the stream has broken: items that were sent on it will not be answered."""
         ...
 
 
 class SchedulerReadiness:
-    """Whether requests can be sent, and why not: the scheduler's model and readiness against this gateway's model.
+    """Decides whether requests can be sent, from the scheduler's readiness and from both sides' models.
 
     Args:
         model_digest: SHA-256 of this gateway's config.json, in hex.
-        reason: why no scheduler is attached yet, for a person.
+        reason: the reason why no scheduler is attached yet, in words.
 
     Attributes:
-        facts: the facts of the scheduler's model that came last; kept when the connection is lost.
+        facts: the latest facts about the scheduler's model; kept when the connection is lost.
     """
 
     def __init__(self, model_digest: str, reason: str) -> None:
@@ -111,7 +111,7 @@ class SchedulerReadiness:
         return self._readiness.message or "the scheduler has not sent its model's facts yet"
 
     def on_progress(self, progress: Progress) -> bool:
-        """Applies a message's facts and readiness; returns whether it has any."""
+        """Applies a message's facts and readiness; returns whether the message has either."""
         if progress.facts is not None:
             self.facts, self._has_facts = progress.facts, True
         if progress.readiness is not None:
@@ -122,14 +122,14 @@ class SchedulerReadiness:
         return is_news
 
     def _log(self) -> None:
-        """Logs a change of readiness: the scheduler repeats an unchanged one whenever a replica comes or goes."""
+        """Logs the readiness if it has changed. The scheduler repeats it whenever a replica comes or goes."""
         readiness = (self.is_ready, self.message)
         if readiness != self._logged:
             self._logged = readiness
             log.info("readiness", ready=readiness[0], message=readiness[1] or None)
 
     def on_detached(self, reason: str) -> None:
-        """Marks the scheduler as detached. `reason`: why, for a person."""
+        """Marks the scheduler as detached. `reason`: the cause, in words."""
         self._has_facts = False
         self._readiness = Readiness(False, reason)
         self._logged = (False, "")
@@ -149,7 +149,7 @@ class SchedulerLink:
         self._has_outgoing = asyncio.Event()
         self._is_attached = False
         self._created_at = time.monotonic()
-        # Whether a scheduler has attached, or its absence was logged: losing one later has a warning of its own.
+        # Whether a scheduler was attached before, or its absence was logged. Losing it later logs another warning.
         self._has_warned = False
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -160,12 +160,12 @@ class SchedulerLink:
 
     @property
     def facts(self) -> ModelFacts | None:
-        """The facts of the scheduler's model that came last; None before any have come."""
+        """The latest facts about the scheduler's model; None before the first have arrived."""
         return self._readiness.facts
 
     @property
     def loras(self) -> Mapping[str, Adapter]:
-        """The adapters that requests may have, by name, as the last scheduler reported; sent to the next one."""
+        """The adapters that requests may use, by name, as last reported. They are sent to the next scheduler."""
         return self._loras
 
     @property
@@ -188,7 +188,7 @@ class SchedulerLink:
         return self._readiness.message
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Waits until a condition is true, which is checked when the scheduler's readiness or adapters change."""
+        """Waits until a condition is true. Checks it whenever the scheduler's readiness or adapters change."""
         while not condition():
             self._changed.clear()
             await self._changed.wait()
@@ -199,7 +199,7 @@ class SchedulerLink:
         self._task = start_task(self._run(), "scheduler link")
 
     async def stop(self) -> None:
-        """Detaches; the scheduler keeps this gateway's requests for the resume window."""
+        """Detaches from the scheduler, which keeps this gateway's requests for the resume window."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -207,13 +207,13 @@ class SchedulerLink:
             await self._channel.close()
 
     def send(self, item: Outgoing) -> None:
-        """Sends an item. While nothing is attached it is dropped."""
+        """Sends an item. While no scheduler is attached, the item is dropped."""
         if self._is_attached:
             self._outgoing.append(item)
             self._has_outgoing.set()
 
     async def cancel(self, request_ids: Sequence[str]) -> Cancelled:
-        """Ends requests, whichever gateway reads them. Raises BlockyardError NO_READY_WORKER."""
+        """Cancels requests of any gateway. Raises BlockyardError NO_READY_WORKER."""
         assert self._channel is not None
         stub = scheduler_pb2_grpc.SchedulerServiceStub(self._channel.get())
         request = scheduler_pb2.CancelRequestsRequest(request_ids=request_ids)
@@ -227,12 +227,12 @@ class SchedulerLink:
         return Cancelled(tuple(answer.cancelled_request_ids), tuple(answer.pending_request_ids))
 
     def channel(self) -> grpc.aio.Channel:
-        """Returns the connection for calls beside the stream, after `start`."""
+        """Returns the connection for calls outside of the stream. Must be called after `start`."""
         assert self._channel is not None
         return self._channel.get()
 
     async def get_status(self, timeout_seconds: float) -> status_pb2.SchedulerStatus:
-        """Asks the scheduler for its status; raises grpc.RpcError when it does not answer."""
+        """Asks the scheduler for its status; raises grpc.RpcError if it does not answer."""
         assert self._channel is not None
         stub = scheduler_pb2_grpc.SchedulerServiceStub(self._channel.get())
         request = scheduler_pb2.GetSchedulerStatusRequest()
@@ -240,7 +240,7 @@ class SchedulerLink:
         return answer.status
 
     async def read_scheduler(self, timeout_seconds: float) -> SchedulerReading:
-        """Asks the scheduler for the numbers of the metrics; raises grpc.RpcError when it does not answer."""
+        """Asks the scheduler for its load; raises grpc.RpcError if it does not answer."""
         return decode_reading(await self.get_status(timeout_seconds))
 
     async def _run(self) -> None:
@@ -257,7 +257,7 @@ class SchedulerLink:
 
     async def _attach(self) -> bool:
         """Runs one stream to its end; returns whether the scheduler has sent a message on it."""
-        # A new connection: a failed one waits before it tries again, although the scheduler may be back already.
+        # Open a new connection: a failed one waits before it retries, although the scheduler may already be back.
         channel = internal_channel(self._address, self._peer)
         call: Any = scheduler_pb2_grpc.SchedulerServiceStub(channel).Attach()  # type: ignore[call-arg]
         directions: list[asyncio.Task[None]] = []
@@ -330,11 +330,11 @@ class SchedulerLink:
                 try:
                     await call.write(message)
                 except (grpc.RpcError, asyncio.InvalidStateError):
-                    # `_read` gets the reason.
+                    # `_read` raises the cause.
                     return
 
     def _refuse(self, message: scheduler_pb2.AttachRequest) -> None:
-        """Fails the one request that makes a message too large, which would keep every other from the scheduler too."""
+        """Fails the request in a message that is too large to send; otherwise it would block all other requests."""
         error = BlockyardError(
             Reason.MESSAGE_TOO_LARGE,
             "the request and its answer so far are larger than one message to the scheduler may be",
@@ -346,7 +346,7 @@ class SchedulerLink:
 
 
 async def _wait_for_end(reader: asyncio.Task[None], writer: asyncio.Task[None]) -> None:
-    """Waits until a stream has ended; raises the error that ended it, or that of the writer."""
+    """Waits until a stream has ended; raises the error that ended it, or the writer's error."""
     await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
     if writer.done():
         writer.result()
@@ -354,12 +354,15 @@ async def _wait_for_end(reader: asyncio.Task[None], writer: asyncio.Task[None]) 
 
 
 def _batches(outgoing: Sequence[Outgoing]) -> Iterator[scheduler_pb2.AttachRequest]:
-    """Packs items into messages. The scheduler reads a message's adds first, then its aborts, then its look-ups, so
-    that an item which has to come later, as an add after an abort of the same request, begins a new message."""
+    """Packs items into messages.
+
+    The scheduler reads the adds of a message first, then its aborts, then its look-ups. An item that would be read out
+    of order, such as an add after an abort, begins a new message.
+    """
     message, rank, num_bytes = scheduler_pb2.AttachRequest(), 0, 0
     for item in outgoing:
         add = codec.encode_add(item) if isinstance(item, Add) else None
-        # Grammars, log probabilities and the state for other gateways may be larger than all tokens.
+        # Measure the encoded size: grammars, log probabilities and gateway state may exceed all tokens.
         size = add.ByteSize() if add is not None else 0
         if _RANKS[type(item)] < rank or (message.add and num_bytes + size > _MAX_MESSAGE_BYTES):
             yield message

@@ -1,6 +1,7 @@
 """Declares the gateway's Prometheus metrics and measures each request.
 
-Counts each token of an answer once, however many clients read it and however often. Knows no front and no scheduler.
+Counts each token of an answer once, even if several clients read it or one reads it again. Knows neither fronts nor the
+scheduler.
 """
 
 from __future__ import annotations
@@ -152,35 +153,35 @@ CATALOGUE = (
     MODEL_HIT_TOKENS,
 )
 
-# The errors that the HTTP call of this task has answered with.
+# The reasons of the errors that the current task's HTTP call has answered with.
 _call_errors: ContextVar[list[Reason]] = ContextVar("call_errors")
 
 
 def collect_errors() -> list[Reason]:
-    """Begins a call: returns the list to which `note_error` adds, in this task and those that it makes."""
+    """Begins a call. Returns the list to which `note_error` appends in this task and in the tasks that it creates."""
     errors: list[Reason] = []
     _call_errors.set(errors)
     return errors
 
 
 def note_error(reason: Reason) -> None:
-    """Adds an error that the call of this task answers with."""
+    """Notes the reason of an error that the current task's call answers with."""
     if (errors := _call_errors.get(None)) is not None:
         errors.append(reason)
 
 
 class GatewayMetrics:
-    """Holds the values of the metrics. Written on the loop.
+    """Holds the values of the metrics. Only the event loop writes them.
 
     Attributes:
-        registry: gives them out.
-        time_to_first_token, inter_token_latency, time_per_output_token, request_latency: in seconds.
+        registry: renders the metrics for scrapes.
+        time_to_first_token, inter_token_latency, time_per_output_token, request_latency: histograms, in seconds.
     """
 
     def __init__(self) -> None:
         self.registry = registry = Registry("gateway", CATALOGUE)
         self.requests = registry.counter(REQUESTS)
-        # All reasons exist from the start, at 0: an alert sees a first time only as an increase.
+        # Create the series of all reasons at 0: an alert only sees a first error as an increase from 0.
         self.finished = registry.counter(FINISHED_REQUESTS, (WHOLE,), *((str(reason),) for reason in Reason))
         self.sequences = registry.counter(FINISHED_SEQUENCES, *((reason.value,) for reason in FinishReason))
         self.invalid_tool_calls = registry.counter(INVALID_TOOL_CALLS)
@@ -204,7 +205,7 @@ class GatewayMetrics:
         is_ready: Callable[[], bool],
         models: Callable[[], Sequence[Model]],
     ) -> None:
-        """Reads the gauges from where they are known, at each scrape."""
+        """Sets the functions that compute the gauges at each scrape."""
         read = self.registry.read
         read(LIVE_REQUESTS, num_requests)
         read(LIVE_STREAMS, num_readers)
@@ -213,7 +214,7 @@ class GatewayMetrics:
         read(MODEL_INFO, lambda: {(card.name, card.determinism_id): 1.0 for card in models()})
 
     def watch_scheduler(self, readings: SchedulerReadings, model_name: str) -> None:
-        """Reads the scheduler's own numbers, for those who scrape the gateway alone; none while it is away."""
+        """Adds the scheduler's load to each scrape of the gateway. The metrics are absent while it does not answer."""
         read = self.registry.read
         self.registry.before_scrape = readings.fetch
 
@@ -232,13 +233,13 @@ class GatewayMetrics:
         read(MODEL_HIT_TOKENS, of_replicas(lambda replica: replica.num_cached_tokens))
 
     def begin_request(self, num_prompt_tokens: int, arrived_at: float) -> RequestMeter:
-        """Counts a request that is begun here and measures it; `arrived_at` is by time.monotonic()."""
+        """Counts a request that begins here, and returns its meter. `arrived_at`: by time.monotonic()."""
         self.requests.add()
         self.prompt_tokens.observe(num_prompt_tokens)
         return RequestMeter(self, arrived_at)
 
     def resume_request(self) -> RequestMeter:
-        """Measures a request that another gateway had before, without its latency, which is not known here."""
+        """Returns the meter of a request that another gateway served before. Its latency is unknown here."""
         return RequestMeter(self, None)
 
     def on_grpc_error(self, reason: Reason) -> None:
@@ -249,8 +250,8 @@ class RequestMeter:
     """Measures one request and its answer.
 
     Args:
-        metrics: hold the values.
-        began_at: when it came, by time.monotonic(); None for a request that another gateway had before.
+        metrics: the metrics to write to.
+        began_at: the request's arrival by time.monotonic(); None if another gateway served the request before.
     """
 
     __slots__ = ("_began_at", "_first_at", "_metrics", "_num_read", "_parsed", "_read_at")
@@ -259,13 +260,13 @@ class RequestMeter:
         self._metrics = metrics
         self._began_at = began_at
         self._first_at: float | None = None
-        # By index: the number of tokens read, and the time of the last one.
+        # By sequence index: the number of tokens read, and the time at which the last one was read.
         self._num_read: dict[int, int] = {}
         self._read_at: dict[int, float] = {}
         self._parsed: set[int] = set()
 
     def on_read_from(self, positions: Mapping[int, Position]) -> None:
-        """Leaves out what a client has of the answer already: it was counted when it was read first."""
+        """Skips the tokens that a resuming client has already: they were counted when they were first read."""
         for index, position in positions.items():
             self._num_read[index] = max(self._num_read.get(index, 0), position.num_tokens)
             # Time without a reader is not latency.
@@ -279,7 +280,10 @@ class RequestMeter:
                 self._metrics.time_to_first_token.observe(self._first_at - self._began_at)
 
     def on_tokens_read(self, index: int, num_tokens: int) -> None:
-        """Counts the tokens that a reader of the sequence `index` has come to, and measures the time since the last."""
+        """Counts the new tokens of the sequence `index`, and measures the time since the last one.
+
+        `num_tokens`: the number of tokens that a reader has read so far.
+        """
         num_new = num_tokens - self._num_read.get(index, 0)
         if num_new <= 0:
             return
@@ -291,7 +295,7 @@ class RequestMeter:
             metrics.inter_token_latency.observe((now - before) / num_new, num_new)
 
     def on_finished(self, lengths: Sequence[int], reasons: Sequence[FinishReason]) -> None:
-        """Counts a whole answer: the tokens of each of its sequences, and why each has ended."""
+        """Counts a complete answer. `lengths`: tokens of each sequence; `reasons`: why each sequence ended."""
         metrics, now = self._metrics, time.monotonic()
         metrics.finished.add(WHOLE)
         metrics.answer_tokens.observe(sum(lengths))
@@ -304,7 +308,7 @@ class RequestMeter:
             metrics.time_per_output_token.observe((now - self._first_at) / (max(lengths) - 1))
 
     def on_parsed(self, index: int, dialect: str, num_invalid_calls: int) -> None:
-        """Counts the invalid calls of tools of the whole sequence `index`. Idempotent."""
+        """Counts the invalid tool calls of the complete sequence `index`. Idempotent."""
         if index not in self._parsed:
             self._parsed.add(index)
             self._metrics.invalid_tool_calls.add(dialect, count=num_invalid_calls)

@@ -1,6 +1,6 @@
 """Writes each request's log line and trace span.
 
-Owns the times of a request at this gateway. Knows no text of it.
+Measures a request's times at this gateway. Never logs the text of prompts or answers.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ if TYPE_CHECKING:
 
 log = EventLogger(__name__)
 
-# OpenTelemetry's own names, where it has some.
+# The attribute names of OpenTelemetry's conventions for generative AI.
 _OPERATION = "gen_ai.operation.name"
 _MODEL = "gen_ai.request.model"
 _MAX_TOKENS = "gen_ai.request.max_tokens"
 _INPUT_TOKENS = "gen_ai.usage.input_tokens"
 _OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
 _FINISH_REASONS = "gen_ai.response.finish_reasons"
-# A request's name with its tenant's is shorter.
+# The longest logged name, in characters. The name of a valid request with its tenant is shorter.
 _MAX_NAME = 200
-# Fields of a refused request that the log names.
+# The most invalid fields that the log names for a refused request.
 _MAX_FIELDS = 10
-# Errors of which the user is not the cause.
+# Errors that the client did not cause.
 _OUR_FAULT = (Reason.BUG, Reason.NOT_FINITE, Reason.POISON_REQUEST)
 
 
 class TokenCounts(NamedTuple):
-    """Tokens of a request: of its prompt, of that from the prefix cache, and of all its sequences together."""
+    """Token counts of a request: of the prompt, of its part from the prefix cache, and of all sequences together."""
 
     num_prompt_tokens: int
     num_cached_tokens: int
@@ -53,13 +53,13 @@ class TokenCounts(NamedTuple):
 
 
 class RequestLog:
-    """Writes down one request at this gateway, from its arrival to its end.
+    """Logs and traces one request at this gateway, from its arrival to its end.
 
     Args:
-        request_id: its name on the wire.
-        span: the request's; NO_SPAN if it is not traced.
-        is_taken_over: another gateway had it: times are from then on.
-        is_part: whether the request is a part of a call, which has its own line.
+        request_id: the request's id on the wire, which includes its tenant.
+        span: the request's span; NO_SPAN if it is not traced.
+        is_taken_over: whether another gateway served the request before; durations count from the takeover.
+        is_part: whether the request is one input of a pooling call, which has its own log line.
     """
 
     __slots__ = (
@@ -80,7 +80,7 @@ class RequestLog:
         self.span = span
         self._is_part = is_part
         self._is_taken_over = is_taken_over
-        # Not checked yet.
+        # The id is not validated yet, and may be long.
         self._request_id = request_id[:_MAX_NAME]
         self._method = current_call().method
         self._arrived_at = time.monotonic()
@@ -90,12 +90,12 @@ class RequestLog:
 
     @property
     def arrived_at(self) -> float:
-        """When it came, by time.monotonic()."""
+        """The request's arrival, by time.monotonic()."""
         return self._arrived_at
 
     @contextmanager
     def beginning(self) -> Generator[None]:
-        """Wraps its tokenizing and validation, and logs a refusal."""
+        """Wraps the request's tokenizing and validation, and logs a refusal."""
         span = begin_span("tokenize", self.span.context)
         try:
             yield
@@ -117,13 +117,13 @@ class RequestLog:
             log.info("request warning", **self._fields(warning=warning))
 
     def on_joined(self) -> None:
-        """Records that the request is the same as a known one, which has its own log."""
+        """Records that the request was sent again: the known request has its own log."""
         self._debug("request joined")
         self.span.set(joined=True)
         self.span.end()
 
     def _on_refused(self, error: BlockyardError) -> None:
-        # Paths hold names of a client's schemas.
+        # Shorten the paths: they may contain long names from a client's schemas.
         fields = tuple(violation.field[:_MAX_NAME] for violation in error.violations[:_MAX_FIELDS])
         log.info("request refused", **self._fields(reason=str(error.reason), fields=",".join(fields) or None))
         self.span.set(reason=str(error.reason), fields=fields)
@@ -134,7 +134,7 @@ class RequestLog:
         self._debug("request resumed", by=by)
         self.span.add_event("resumed", method=by)
 
-    # From the scheduler.
+    # Events from the scheduler.
 
     def on_scheduler_lost(self) -> None:
         """Records that the request waits for another scheduler."""
@@ -142,7 +142,7 @@ class RequestLog:
             self._recovery = begin_span("recovery", self.span.context, cause="the scheduler was lost")
 
     def on_accepted(self) -> None:
-        """Records that a scheduler has queued the request, the first one or a later one."""
+        """Records that a scheduler has queued the request, at first or after the loss of another scheduler."""
         if self._recovery is not None:
             self._recovery.end()
             self._recovery = None
@@ -163,12 +163,12 @@ class RequestLog:
         self._debug("request recovered", **fields)
         self.span.add_event("recovered", **fields)
 
-    # Ends.
+    # Ends of a request.
 
     def on_finished(
         self, counts: TokenCounts, reasons: Sequence[FinishReason], errors: Sequence[BlockyardError]
     ) -> None:
-        """Records a complete answer. `reasons`: why each sequence ended; `errors`: of the sequences that failed."""
+        """Records a complete answer. `reasons`: why each sequence ended; `errors`: the errors of failed sequences."""
         names = tuple(reason.value for reason in reasons)
         (log.debug if self._is_part else log.info)(
             "request finished",
@@ -221,22 +221,22 @@ class RequestLog:
 
 
 def _failure_log(error: BlockyardError) -> Callable[..., None]:
-    """Returns the log function of a failure's level: under load refusals are many, and their clients know."""
+    """Returns the log function for a failure. Refusals under load are frequent and known to the client: info."""
     if error.code is StatusCode.RESOURCE_EXHAUSTED:
         return log.info
     return log.error if error.reason in _OUR_FAULT else log.warning
 
 
 def begin_request_log(tenant: str, name: str, model: str, operation: str) -> RequestLog:
-    """Begins the log of a request of the current call, which is named after it if it has no name.
+    """Begins the log of a request of the current call. A call without a name gets the request's name.
 
-    The request is traced if its caller is, else by the sampling rate.
+    The request is traced if its caller's trace is sampled; without a caller's trace, the sampling rate decides.
 
     Args:
-        tenant: whose it is.
-        name: that its client knows; the log has it with the tenant's.
-        model: that it asks.
-        operation: as OpenTelemetry calls it, `chat` or `text_completion`.
+        tenant: the request's tenant.
+        name: the request's id as its client knows it; the log shows it together with the tenant.
+        model: the model that the request names.
+        operation: the operation under OpenTelemetry's name, such as `chat` or `text_completion`.
     """
     name_request(name)
     request_id = wire_id(tenant, name)
@@ -249,6 +249,6 @@ def begin_request_log(tenant: str, name: str, model: str, operation: str) -> Req
 
 
 def take_over_request_log(request_id: str, context: TraceContext | None) -> RequestLog:
-    """Begins the log of a request that another gateway had, in its trace."""
+    """Begins the log of a request that another gateway served before, within the request's trace."""
     span = begin_span("request", context, request_id=request_id, taken_over=True)
     return RequestLog(request_id, span, is_taken_over=True)

@@ -1,7 +1,7 @@
-"""Reads the scheduler's load for the gateway's own /metrics, at a scrape, and keeps it for a moment.
+"""Reads the scheduler's load at a scrape of the gateway's /metrics, and keeps it for a second.
 
-A scrape waits briefly for the scheduler's answer, and only while the gateway is attached; without an answer it leaves
-these values out.
+A scrape waits briefly for the scheduler's answer, and only while the gateway is attached; without an answer the scrape
+leaves the scheduler's metrics out.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
     from gateway.readings import ReplicaReading, SchedulerReading
 
-# An answer younger than this is given again.
+# A reading younger than this is reused.
 MAX_AGE_SECONDS = 1.0
 ANSWER_SECONDS = 0.5
-# For a loop that is busy.
+# How long a scrape waits for the event loop, which may be busy.
 LOOP_SECONDS = 1.0
 
 
 class SchedulerReader(Protocol):
-    """Asks the scheduler: the link."""
+    """The part of the scheduler link that reads its load."""
 
     @property
     def takes_requests(self) -> bool:
@@ -35,12 +35,12 @@ class SchedulerReader(Protocol):
         ...
 
     async def read_scheduler(self, timeout_seconds: float) -> SchedulerReading:
-        """Asks for the scheduler's load; raises grpc.RpcError when it does not answer."""
+        """Asks for the scheduler's load; raises grpc.RpcError if the scheduler does not answer."""
         ...
 
 
 class SchedulerReadings:
-    """Keeps the latest reading. `refresh` runs on the loop, the rest in any thread."""
+    """Keeps the latest reading. `refresh` runs on the event loop; `fetch` and the properties serve any thread."""
 
     def __init__(self, link: SchedulerReader, clock: Callable[[], float] = time.monotonic) -> None:
         self._link = link
@@ -52,21 +52,21 @@ class SchedulerReadings:
 
     @property
     def reading(self) -> SchedulerReading | None:
-        """The latest reading; None where the scheduler does not answer."""
+        """The latest reading; None if the scheduler did not answer."""
         return self._reading
 
     @property
     def replicas(self) -> tuple[ReplicaReading, ...]:
-        """The latest readings of the replicas; none where the scheduler does not answer."""
+        """The latest readings of the replicas; empty if the scheduler did not answer."""
         reading = self._reading
         return reading.replicas if reading else ()
 
     def start(self) -> None:
-        """Lets `fetch` ask the scheduler, on this loop."""
+        """Enables `fetch`, which asks the scheduler on the running event loop."""
         self._loop = asyncio.get_running_loop()
 
     def stop(self) -> None:
-        """Lets `fetch` ask no more."""
+        """Disables `fetch`."""
         self._loop = None
 
     def fetch(self) -> None:
@@ -78,12 +78,12 @@ class SchedulerReadings:
             refreshing.result(LOOP_SECONDS)
 
     async def refresh(self) -> None:
-        """Asks unless the last reading is young; callers that come in the meantime wait for the same answer."""
+        """Asks the scheduler unless the last reading is recent. Concurrent callers wait for the same answer."""
         if self._asking is None or self._asking.done():
             if self._clock() - self._read_at < MAX_AGE_SECONDS and self._link.takes_requests:
                 return
             self._asking = asyncio.create_task(self._ask(), name="scheduler reading")
-        # When one of those who wait leaves, the others wait on.
+        # A cancelled caller must not cancel the request of the other callers.
         await asyncio.shield(self._asking)
 
     async def _ask(self) -> None:
@@ -91,5 +91,5 @@ class SchedulerReadings:
         if self._link.takes_requests:
             with suppress(grpc.RpcError):
                 reading = await self._link.read_scheduler(ANSWER_SECONDS)
-        # Also of a scheduler that did not answer: the next scrape need not wait for it as well.
+        # Keep a missing answer too: the next scrape then does not wait for the scheduler again.
         self._reading, self._read_at = reading, self._clock()

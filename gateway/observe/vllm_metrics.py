@@ -1,6 +1,7 @@
 """Serves the gateway's metrics under vLLM's names and labels too, for dashboards made for vLLM. Measures nothing.
 
-Bounds of histograms are ours. `engine` is the number of a replica, or 0 of what belongs to no single one.
+The histograms have Blockyard's bounds. The label `engine` is the number of a replica; it is 0 for metrics that belong
+to no single replica.
 """
 
 from __future__ import annotations

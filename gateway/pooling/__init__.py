@@ -1,1 +1,1 @@
-"""Vectors, scores and labels of texts: calls whose inputs are requests of their own, answered whole."""
+"""Calls for vectors, scores and labels of texts. Each input is a request of its own; a call is answered completely."""

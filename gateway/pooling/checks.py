@@ -1,4 +1,4 @@
-"""Checks calls for vectors, scores and labels: yields all violations, under the contract's names."""
+"""Checks calls for vectors, scores and labels: yields all violations, under the contract's field names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 MAX_VIOLATIONS = 100
 MAX_ANSWER_NUMBERS = 3 * 2**20
-"""Numbers of an answer, so that as float32 it is well below what a message may have."""
+"""The most numbers of an answer: as float32, they are well below the largest message."""
 MAX_QUEUE_SECONDS = 1e9
 _INT32 = 2**31
 
@@ -40,7 +40,7 @@ def check_options(options: CallOptions) -> Iterator[Violation]:
 
 
 def check_inputs(field: str, inputs: Sequence[Input]) -> Iterator[Violation]:
-    """Yields the violations of inputs that show before they are tokenized."""
+    """Yields the violations of inputs that can be found before tokenizing."""
     if not 1 <= len(inputs) <= MAX_INPUTS:
         yield Violation(field, f"must have 1 to {MAX_INPUTS} entries, not {len(inputs)}")
         return
@@ -52,12 +52,12 @@ def check_inputs(field: str, inputs: Sequence[Input]) -> Iterator[Violation]:
 def check_characters(
     field: str, inputs: Sequence[Input], options: CallOptions, model: PooledModel
 ) -> Iterator[Violation]:
-    """Yields the inputs that are too long for the model by their characters, whatever their tokens."""
+    """Yields the violations of inputs that have too many characters to fit the model, without tokenizing them."""
     if model.encoder.limit_of(options) is not None:
         return
     for place, given in enumerate(inputs):
         if isinstance(given, str) and len(given) > model.max_tokens:
-            # A text in lower case has as many characters, or more.
+            # A model that lowers the case of texts keeps or increases their number of characters.
             least = model.encoder.tokenizer.min_tokens(given, model.max_tokens + 1)
             if least > model.max_tokens:
                 yield input_too_long(f"{field}[{place}]", size_of(len(given), least), model.max_tokens)
@@ -76,14 +76,14 @@ def check_tokens(field: str, encoded: Sequence[EncodedPair], model: PooledModel)
 
 
 def input_too_long(name: str, size: str, max_tokens: int) -> Violation:
-    """Makes the violation of an input that is too long for the model."""
+    """Returns the violation for an input that is too long for the model. `size`: the beginning of its description."""
     limit = f"This model's maximum context length is {max_tokens} tokens of an input"
     description = f"{size}. {limit}; truncate_prompt_tokens cuts it"
     return Violation(name, description, Reason.PROMPT_TOO_LONG)
 
 
 def check_dimensions(dimensions: int | None, num_inputs: int, model: PooledModel) -> Iterator[Violation]:
-    """Yields the violations in the size of a vector, or of all vectors together."""
+    """Yields the violations in the size of a vector or of all vectors together."""
     if dimensions is not None and not 1 <= dimensions <= (model.width or _INT32):
         most = f"to {model.width}, which the model's vectors have" if model.width else "on"
         yield Violation("dimensions", f"must be from 1 {most}, not {dimensions}")
@@ -96,6 +96,6 @@ def check_dimensions(dimensions: int | None, num_inputs: int, model: PooledModel
 
 
 def require(violations: Iterator[Violation] | Sequence[Violation]) -> None:
-    """Raises BlockyardError of the violations, if there are any."""
+    """Raises a BlockyardError with the violations, if there are any."""
     if listed := list(violations)[:MAX_VIOLATIONS]:
         raise invalid(listed)

@@ -17,9 +17,12 @@ _WIDTHS = ("hidden_size", "n_embd", "dim")
 
 
 class ModelRule(NamedTuple):
-    """A rule, and the numbers of a vector by it; 0: unknown from the files.
+    """A model's pooling rule.
 
-    `has_token_types`: whether the network distinguishes two texts by token types.
+    Attributes:
+        rule: the rule.
+        width: the number of values in a vector; 0: the files do not say.
+        has_token_types: whether the network distinguishes two texts by token types.
     """
 
     rule: PoolingRule
@@ -28,7 +31,10 @@ class ModelRule(NamedTuple):
 
 
 def read_model_rule(folder: Path, task: Task) -> ModelRule | None:
-    """Reads the rule in a model's folder for a task; None: it generates. Raises BlockyardError MODEL_NOT_LOADED."""
+    """Reads the pooling rule in a model's folder for a task; None if the model only generates.
+
+    Raises BlockyardError MODEL_NOT_LOADED.
+    """
     rule = read_rule(folder, task)
     if rule is None:
         return None
@@ -37,7 +43,7 @@ def read_model_rule(folder: Path, task: Task) -> ModelRule | None:
 
 
 def _has_token_types(config: dict[str, Any]) -> bool:
-    """Returns whether a network has token types: of the supported networks only BERT, if it has more than one type."""
+    """Returns whether a network has token types. Among the supported networks, only BERT may have several."""
     if config.get("model_type") != "bert":
         return False
     count = config.get("type_vocab_size", 2)

@@ -1,4 +1,4 @@
-"""Turns inputs into the token ids that a model was trained on: its prompts, its pairs, its questions. Sends nothing."""
+"""Turns inputs into token ids with the prompts, pairs and questions that a model was trained on. Sends nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gateway.text.vocabulary import Steps, Vocabulary
 
 DEFAULT_INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
-# Qwen3-Reranker's, as its authors publish it.
+# Qwen3-Reranker's prompt, as its authors publish it.
 _BEFORE = (
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
     'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
@@ -29,7 +29,7 @@ _BEHIND = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 class InputEncoder:
     """Encodes inputs for a model whose rule is known. Safe to call from several threads.
 
-    `max_tokens`: the model's limit of an input. `has_token_types`: whether the model gets token types for pairs.
+    `max_tokens`: the model's limit for an input. `has_token_types`: whether the model needs token types for pairs.
     """
 
     tokenizer: Tokenizer
@@ -37,17 +37,17 @@ class InputEncoder:
     max_tokens: int
     has_token_types: bool = False
 
-    # These work step by step: see `gateway.text.vocabulary`.
+    # These methods are generators that work in steps: see `gateway.text.vocabulary`.
 
     def encode(self, given: Input, options: CallOptions, prompt: str = "") -> Steps[EncodedPair]:
-        """Encodes an input by itself, a text behind a prompt."""
+        """Encodes a single input; a text is put after `prompt`."""
         if isinstance(given, tuple):
             yield len(given)
             return EncodedPair(self._cut(given, options))
         return (yield from self._encode(prompt + given, None, options, self.limit_of(options)))
 
     def encode_pair(self, query: Input, document: Input, options: CallOptions, instruction: str) -> Steps[EncodedPair]:
-        """Encodes a query and a document, both texts, as this reranker takes them."""
+        """Encodes a query and a document, both texts, in the form that this reranker expects."""
         assert isinstance(query, str)
         assert isinstance(document, str)
         if self.rule.kind is PoolingKind.LABEL_LOGITS:
@@ -82,7 +82,7 @@ class InputEncoder:
         return EncodedPair(encoded.token_ids, is_whole=encoded.is_whole)
 
     def _ask(self, query: str, document: str, options: CallOptions, instruction: str) -> Steps[EncodedPair]:
-        """Asks whether the document answers. The question keeps its beginning and its end where it is cut."""
+        """Encodes the question whether the document answers the query. Truncation keeps the prompt's fixed ends."""
         encode, limit = self.tokenizer.encode, self.limit_of(options)
         before, behind = encode(_BEFORE, False), encode(_BEHIND, False)
         text = f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
@@ -94,7 +94,7 @@ class InputEncoder:
         return EncodedPair((*before, *middle.token_ids, *behind), is_whole=middle.is_whole)
 
     def _find_vocabulary(self) -> Vocabulary:
-        """Returns a vocabulary that encodes pairs and truncates; raises BlockyardError FEATURE_DISABLED."""
+        """Returns the vocabulary, which pairs and truncates; raises BlockyardError FEATURE_DISABLED if it cannot."""
         if not self.tokenizer.backend_encodes:
             message = "the model's tokenizer can neither pair nor cut texts, since it has no tokenizer.json"
             raise BlockyardError(Reason.FEATURE_DISABLED, message)
@@ -111,7 +111,7 @@ class InputEncoder:
         return token_ids[-limit:] if self.tokenizer.truncation_side == "left" else token_ids[:limit]
 
     def find_labels(self) -> tuple[int, ...]:
-        """Finds the tokens whose logits are a score; raises BlockyardError MODEL_NOT_LOADED."""
+        """Finds the tokens whose logits make the score; raises BlockyardError MODEL_NOT_LOADED if they are missing."""
         if self.rule.kind is not PoolingKind.LABEL_LOGITS or self.rule.label_token_ids:
             return self.rule.label_token_ids
         found = [self.tokenizer.backend.token_to_id(text) for text in self.rule.labels]

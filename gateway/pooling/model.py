@@ -1,4 +1,4 @@
-"""The rule, limits and labels of a model that embeds, scores or classifies, read once its task is known."""
+"""The rule, limits and labels of a model that embeds, scores or classifies; read when its task is known."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ASKS = {Task.EMBED: "for vectors", Task.CLASSIFY: "for labels", Task.SCORE: "fo
 
 @dataclass(frozen=True, slots=True)
 class PooledModel:
-    """A model for pooling calls. `max_tokens`: the limit of an input. `width`: numbers of a vector; 0: unknown."""
+    """A model for pooling calls. `max_tokens`: the limit for an input. `width`: values in a vector; 0: unknown."""
 
     task: Task
     rule: PoolingRule
@@ -42,11 +42,11 @@ class PooledModel:
 
 
 class PooledModels:
-    """Finds the model for the task that the scheduler serves; its files are read once for each task.
+    """Finds the model for the task that the scheduler serves. Reads the model's files once for each task.
 
     Args:
-        tokenizer: of the model.
-        read_rule: reads the rule in the model's files for a task; raises BlockyardError.
+        tokenizer: the model's tokenizer.
+        read_rule: reads the pooling rule for a task from the model's files; raises BlockyardError.
     """
 
     def __init__(self, tokenizer: Tokenizer, read_rule: RuleReader) -> None:
@@ -55,10 +55,10 @@ class PooledModels:
         self._rules: dict[Task, ModelRule] = {}
 
     def find(self, facts: ModelFacts, *tasks: Task) -> PooledModel:
-        """Finds the model for a call of one of these tasks.
+        """Finds the model for a call that needs one of these tasks.
 
-        Raises BlockyardError: FEATURE_DISABLED if it is served for another task, MODEL_NOT_LOADED if the gateway's
-        files lack the rule.
+        Raises BlockyardError: FEATURE_DISABLED if the model is served for another task, MODEL_NOT_LOADED if the
+        gateway's files lack the rule.
         """
         if facts.task not in tasks:
             served = "generate" if facts.task is Task.UNSPECIFIED else facts.task.value

@@ -1,7 +1,7 @@
-"""Runs the inputs of a call as requests of one tenant, and collects their numbers. Knows no texts.
+"""Runs the inputs of a pooling call as requests of one tenant, and collects their values. Knows no texts.
 
-Each is an ordinary request: it waits, is preempted, outlives a worker and a scheduler, and is found by its name when it
-is sent again. The call is answered whole: where one of them fails, the others are cancelled.
+Each input is an ordinary request: it is queued, may be preempted, survives the loss of a worker or the scheduler, and
+is found by its id if it is sent again. A call is answered completely: if one input fails, the others are cancelled.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ if TYPE_CHECKING:
 log = EventLogger(__name__)
 
 WINDOW = 512
-"""Inputs of a call that are with the scheduler at once: enough for its largest steps, and others have places too."""
+"""The most inputs of a call at the scheduler at once: enough for its largest steps, and few enough for other calls."""
 _RULES = AnswerRules(StopCriteria(), frozenset(), frozenset(), return_token_ids=False)
 _NEUTRAL: dict[str, Any] = {name: number.neutral for name, number in NUMBERS.items()}
 _GREEDY = replace(SamplingParams(**_NEUTRAL), temperature=0.0, seed=0)
 
 
 class Part(NamedTuple):
-    """An input of a call: its token ids, and what to make of them."""
+    """An input of a call: its token ids, and how to pool them."""
 
     token_ids: tuple[int, ...]
     pooling: Pooling
 
 
 class PartResult(NamedTuple):
-    """The numbers of an input, and how they came about."""
+    """The result of an input. `values`: float32 numbers, little endian."""
 
     values: bytes
     num_prompt_tokens: int
@@ -60,23 +60,23 @@ class PartResult(NamedTuple):
 
 
 class Parts:
-    """Runs calls. One for each process.
+    """Runs pooling calls. A process has one object.
 
     Args:
-        live: runs requests.
-        tokenizer: the model's.
-        model_name: in requests.
+        live: runs the requests.
+        tokenizer: the model's tokenizer.
+        model_name: the model's name in requests.
     """
 
     def __init__(self, live: LiveRequests, tokenizer: Tokenizer, model_name: str) -> None:
         self._live = live
         self._tokenizer = tokenizer
         self._model_name = model_name
-        # The readers of the calls that run, by the calls' names on the wire.
+        # The readers of running calls, by the calls' ids on the wire.
         self._calls: dict[str, list[Reader]] = {}
 
     def cancel(self, wire_ids: Sequence[str]) -> list[str]:
-        """Cancels calls that run here, each whole; returns which of the names they are."""
+        """Cancels the calls that run here, with all their inputs; returns the ids of these calls."""
         found = [name for name in wire_ids if name in self._calls]
         for name in found:
             self._live.cancel([reader.state.wire_id for reader in self._calls[name]])
@@ -85,9 +85,9 @@ class Parts:
     async def run(
         self, parts: Sequence[Part], options: CallOptions, determinism_id: str, context: TraceContext | None
     ) -> list[PartResult]:
-        """Runs the parts of a call that has a name, and returns their numbers in order.
+        """Runs the parts of a call, and returns their results in order. `options` must have a request id.
 
-        Raises BlockyardError of the first that fails, having cancelled the others.
+        Raises the BlockyardError of the first part that fails, and cancels the others.
         """
         name = wire_id(options.tenant, options.request_id)
         readers = self._calls.setdefault(name, [])
@@ -113,7 +113,10 @@ class Parts:
     def _open(
         self, name: str, part: Part, options: CallOptions, determinism_id: str, context: TraceContext | None
     ) -> Reader:
-        """Begins a request, or reads the same one, sent before; raises BlockyardError REQUEST_ID_CONFLICT."""
+        """Begins a request, or reads the equal request that was sent before.
+
+        Raises BlockyardError REQUEST_ID_CONFLICT if the id belongs to a different request.
+        """
         submission = _submit(name, part, options, context)
         known = self._live.find(name)
         if known is not None and known.submission.digest != submission.digest:
@@ -158,7 +161,7 @@ def _submit(name: str, part: Part, options: CallOptions, context: TraceContext |
 
 
 async def _finish(place: int, reader: Reader) -> PartResult:
-    """Waits for the numbers of an input; raises BlockyardError that names it."""
+    """Waits for the result of an input; raises a BlockyardError whose message names the input."""
     finished: Finished | None = None
     try:
         async for event in reader:
@@ -179,14 +182,14 @@ async def _finish(place: int, reader: Reader) -> PartResult:
 
 
 def _check_values(place: int, values: bytes) -> None:
-    """Raises BlockyardError where there are no numbers, or one of them is none."""
+    """Raises BlockyardError if there are no values, or one is not finite."""
     if not values:
         raise BlockyardError(Reason.BUG, f"inputs[{place}]: the answer ended without numbers")
-    # A sum is not finite if anything in it is not.
+    # A sum is not finite if one of its terms is not.
     if not math.isfinite(sum(read_values(values))):
         raise BlockyardError(Reason.NOT_FINITE, f"inputs[{place}]: the numbers of the answer are not finite")
 
 
 def read_values(values: bytes) -> array[float]:
-    """Reads numbers: float32, little endian."""
+    """Reads float32 numbers, little endian."""
     return array("f", values)

@@ -1,4 +1,4 @@
-"""Answers calls for vectors, scores and labels, for all fronts. Knows neither messages nor HTTP."""
+"""Answers calls for vectors, scores and labels, for all fronts. Knows neither protobuf messages nor HTTP."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _NO_INSTRUCTION = "instruction: the model takes none, and it was left out"
 
 
 class PoolingService:
-    """Answers calls. One for each process.
+    """Answers pooling calls. A process has one object.
 
     Args:
         tokenizer: the model's tokenizer.
@@ -80,11 +80,11 @@ class PoolingService:
         self._parts = Parts(live, tokenizer, model_name)
 
     def cancel(self, wire_ids: Sequence[str]) -> list[str]:
-        """Cancels running calls, each with all of its parts; returns the names of those that ran here."""
+        """Cancels running calls, each with all of its parts; returns the ids of the calls that ran here."""
         return self._parts.cancel(wire_ids)
 
     def find_width(self, facts: ModelFacts) -> int:
-        """Returns the numbers of the model's vectors; 0: it makes none, or its files do not say."""
+        """Returns the number of values in the model's vectors; 0 if it makes none or its files do not say."""
         if facts.task is not Task.EMBED:
             return 0
         try:
@@ -92,8 +92,8 @@ class PoolingService:
         except BlockyardError:
             return 0
 
-    # Each raises BlockyardError: all violations together, FEATURE_DISABLED if the model is served for another task, and
-    # the errors of any request. A call is answered completely or not at all.
+    # Each method raises BlockyardError: all violations together, FEATURE_DISABLED if the model is served for another
+    # task, and the errors of any request. A call is answered completely or not at all.
 
     async def embed(self, call: EmbedCall) -> Embeddings:
         def prepare(model: PooledModel) -> Steps[list[Part]]:
@@ -123,7 +123,7 @@ class PoolingService:
         return Classifications(classifications=each, labels=labels, **facts)
 
     async def score(self, call: ScoreCall) -> Scores:
-        """Scores how well documents answer queries: with a reranker by pair, else by the cosine of their vectors."""
+        """Scores how well documents answer queries: a reranker scores pairs, an embedding model compares vectors."""
 
         def prepare(model: PooledModel) -> Steps[list[Part]]:
             is_reranker = model.task is Task.SCORE
@@ -159,7 +159,7 @@ class PoolingService:
     ) -> tuple[PooledModel, list[PartResult], dict[str, Any]]:
         """Runs a call: checks it, makes its parts, and waits for all of them.
 
-        Returns the model, the numbers of the parts, and the fields of `PoolingFacts`.
+        Returns the model, the results of the parts, and the fields of `PoolingFacts`.
         """
         options = options if options.request_id else replace(options, request_id=f"{operation}-{secrets.token_hex(12)}")
         request_log = begin_request_log(options.tenant, options.request_id, self._model_name, operation)
@@ -204,7 +204,7 @@ def _require_tokens(field: str, encoded: Sequence[EncodedPair], model: PooledMod
 
 
 def _find_prompt(model: PooledModel, name: str | None) -> str:
-    """Finds the text to put before inputs; raises BlockyardError FIELD_INVALID for a name that is none."""
+    """Finds the prompt to put before inputs; raises BlockyardError FIELD_INVALID for an unknown name."""
     prompts = model.rule.prompts
     if name is not None and name not in prompts:
         known = ", ".join(map(repr, prompts)) or "none"
@@ -261,7 +261,7 @@ def _encode_each(
 
 
 def _cosines(vectors: Sequence[array[float]], num_queries: int) -> list[float]:
-    """Returns the cosine of each document's vector with its query's; all have the length 1."""
+    """Returns the cosine of each document's vector with its query's vector. All vectors must have the length 1."""
     queries, documents = vectors[:num_queries], vectors[num_queries:]
     pairs = zip(queries if num_queries > 1 else [queries[0]] * len(documents), documents, strict=True)
     # Rounding could make the product of a vector with itself a little larger than 1.

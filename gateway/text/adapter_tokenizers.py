@@ -1,7 +1,7 @@
-"""The tokenizers of adapters that bring their own, beside the model's.
+"""The tokenizers of adapters, which may differ from the model's.
 
-An adapter's folder is on the workers' machines; this machine must have it below a root, at the same path. A file that
-the folder lacks is the model's. Sends nothing, and knows no requests.
+An adapter's folder is on the workers' machines; this machine must have it below a root, at the same path. If the folder
+lacks a file, the model's file is used. Sends nothing, and knows no requests.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Decides how the answer to a conversation is parsed. `dialects` parses it."""
+"""Decides how the answer to a conversation is parsed. `gateway.dialects` parses it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 _UNPARSED = "The prompt lists the tools if the chat template has a place for them, and calls stay in the answer's text"
 UNKNOWN_DIALECT = f"tools: the format of this model's tool calls is unknown. {_UNPARSED}, not in tool_calls"
 NOT_PARSED = f"tools: the request does not ask for parse_answer. {_UNPARSED}"
-# Reasoning that a prompt opens begins within its last tokens.
+# If a prompt ends with the marker that begins reasoning, the marker is within this many last tokens.
 _NUM_LAST_TOKENS = 32
 
 
 def with_parsing(request: GenerationRequest, dialect: Dialect | None) -> GenerationRequest:
-    """Adds to a conversation how its answer is parsed, or the warning that calls of tools are not."""
+    """Adds the parsing rule to a conversation's request, or a warning if its tool calls are not parsed."""
     prompt = request.prompt
     if not isinstance(prompt, Conversation):
         return request
@@ -40,7 +40,7 @@ def with_parsing(request: GenerationRequest, dialect: Dialect | None) -> Generat
         request = replace(request, warnings=(*request.warnings, warning))
     is_limited = bool(allowed) and len(tools) < len(prompt.tools)
     rule = ParsingRule(name, schemas, prompt.one_tool_call, must_call, is_limited)
-    # An answer that must be constrained but cannot be parsed is refused later, with the reason.
+    # A request whose answer needs a grammar but cannot be parsed is refused later, with the reason.
     return replace(request, parsing=rule) if name or rule.needs_grammar else request
 
 
@@ -61,7 +61,7 @@ def answer_context_of(
     if dialect is None:
         return None
     is_open = _is_reasoning_open(dialect, prompt_token_ids, tokenizer)
-    # A prompt that has closed the reasoning already leaves none for the answer.
+    # If the prompt ends with the end of reasoning, the answer has no reasoning.
     ends = dialect.reasoning.ends if dialect.reasoning else ()
     may_think = tokenizer.shows_reasoning and not _end_of(prompt_token_ids, tokenizer).endswith(ends)
     return AnswerContext(dialect, is_open, tokenizer.special_ids, may_think=is_open or may_think)
@@ -70,9 +70,9 @@ def answer_context_of(
 def parsers_of(
     rule: ParsingRule, request_id: str, prompt_token_ids: Sequence[int], tokenizer: Tokenizer
 ) -> Callable[[int], AnswerParser] | None:
-    """Returns what makes parsers of a request's sequences, by index; None where its answer is text.
+    """Returns a function that makes the parser of a sequence from its index; None if the answer is not parsed.
 
-    A dialect that only another version of the gateway knows leaves the answer text.
+    The answer is not parsed either if the rule names a dialect that this version of the gateway does not know.
     """
     dialect = BY_NAME.get(rule.dialect)
     if dialect is None:

@@ -1,8 +1,8 @@
 """Renders messages with a model's Jinja chat template, in a sandbox. Knows nothing of tokens.
 
 The environment is the one that templates are written for (`transformers`, `apply_chat_template`): trimmed blocks, loop
-controls, `tojson` without HTML escapes, `raise_exception`, `strftime_now`, and the `generation` tag, which marks what a
-model is trained on and renders its body.
+controls, `tojson` without HTML escapes, `raise_exception`, `strftime_now`, and the `generation` tag, which marks text
+for training and renders its body.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _GenerationTag(jinja2.ext.Extension):
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
 
     def parse(self, parser: Parser) -> list[jinja2.nodes.Node]:
-        """Replaces the tag by its body."""
+        """Replaces the tag with its body."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
@@ -90,9 +90,9 @@ class ChatTemplate:
             log.info("the chat template does not accept every order of messages", changes=changes)
 
     def render(self, /, **variables: Any) -> str:
-        """Renders it, with variables of any name.
+        """Renders the template with variables of any name.
 
-        Raises BlockyardError FIELD_INVALID when the template refuses the messages.
+        Raises BlockyardError FIELD_INVALID if the template refuses the messages.
         """
         try:
             return self._template.render({**self._special_tokens, **variables})

@@ -1,9 +1,10 @@
-"""Turns ids into text incrementally: in complete characters, which together are the decoding of all ids.
+"""Turns ids into text incrementally, in complete characters. The pieces joined are the decoding of all ids.
 
-The tokenizer's decoder decides between two ways. Byte-level vocabularies name the bytes of each id, so that text is the
-UTF-8 decoding of their concatenation: exact and cheap. For any other decoder, the text of new ids is what they add to
-the text of the ids before them; a run of byte-fallback ids waits until it ends, because one bad byte turns all of the
-run into U+FFFD. `tokenizers.decoders.DecodeStream` gives out such runs too early and raises when they change.
+There are two ways, depending on the tokenizer's decoder. In byte-level vocabularies each id has its bytes, so that the
+text is the UTF-8 decoding of the joined bytes: exact and cheap. For any other decoder, the ids before the new ones are
+decoded with and without the new ones, and the text is the difference. A run of byte-fallback ids waits until it ends,
+because one bad byte turns the whole run into U+FFFD. `tokenizers.decoders.DecodeStream` would release such runs too
+early, and raise an error when they change.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ if TYPE_CHECKING:
 
     import tokenizers
 
-# Ids before the new ones that are decoded with them: a decoder looks at most at its neighbours.
+# The number of earlier ids that are decoded together with new ones: a decoder depends at most on neighbouring ids.
 _NUM_CONTEXT_TOKENS = 4
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Detokenizer(Protocol):
     def push(self, token_ids: Sequence[int]) -> str:
-        """Adds ids and returns the text that is final now."""
+        """Adds ids and returns the text that is now final."""
         ...
 
     def flush(self) -> str:
-        """Returns the rest at the end of the sequence; bytes of an incomplete character become U+FFFD."""
+        """Returns the remaining text at the end of the sequence; incomplete characters become U+FFFD."""
         ...
 
 
@@ -52,13 +53,13 @@ class DetokenizerFactory:
         special = specials.keys()
         unmarked = {token_id for token_id, text in specials.items() if not any(text in marker for marker in markers)}
         pieces = {token_id: piece for piece, token_id in backend.get_vocab(with_added_tokens=True).items()}
-        # By `skip_special_tokens`; None: all special tokens are skipped but those of markers.
+        # The ids that have text, by `skip_special_tokens`; None: skip all special tokens except the dialect's markers.
         self._kept_ids = {
             False: frozenset(pieces),
             True: frozenset(pieces) - special,
             None: frozenset(pieces) - unmarked,
         }
-        # A sequence after one of these continues a text; other ids begin one.
+        # After one of these ids, a sequence continues a text; after any other id, a new text begins.
         self._text_ids = self._kept_ids[True]
         self._holds_incomplete = "ByteLevel" in kinds
         self._byte_ids: dict[int, bytes] = {}
@@ -75,15 +76,17 @@ class DetokenizerFactory:
             self._byte_ids = {token_id: bytes.fromhex(match[1]) for token_id, match in found if match}
             self._text_ids -= self._byte_ids.keys()
         texts = ((token_id, backend.decode([token_id])) for token_id in sorted(self._text_ids))
-        # A token that any token can follow.
+        # An ordinary token, before which other tokens are decoded as in the middle of a text.
         self._neighbour = [next((token_id for token_id, text in texts if text.strip()), 0)]
 
     def make(
         self, prompt_token_ids: Sequence[int] = (), *, skip_special_tokens: bool = True, keeps_markers: bool = False
     ) -> Detokenizer:
-        """Makes the detokenizer of a sequence that continues a prompt. `keeps_markers`: of the dialect, in the text.
+        """Makes the detokenizer of a sequence that continues a prompt.
 
-        Where a decoder drops the space before the first word of a text, a sequence that continues a text keeps it.
+        Some decoders drop the space before the first word of a text; a sequence that continues a text keeps it.
+
+        `keeps_markers`: whether the text keeps special tokens that are the dialect's markers.
         """
         skips = None if skip_special_tokens and keeps_markers else skip_special_tokens
         if self._tables:
@@ -98,7 +101,7 @@ class DetokenizerFactory:
         )
 
     def bytes_of(self, token_id: int, *, skip_special_tokens: bool = True) -> bytes:
-        """Returns the bytes of UTF-8 that a token adds to a text; they may be a part of a character."""
+        """Returns the UTF-8 bytes that a token adds to a text; they may be an incomplete character."""
         if self._tables:
             return b"".join(self._tables[skip_special_tokens][token_id : token_id + 1])
         if token_id in self._byte_ids:
@@ -125,7 +128,7 @@ def byte_of_character() -> dict[str, int]:
 
 
 def _byte_table(pieces: dict[int, str], skipped_ids: Set[int]) -> list[bytes]:
-    """Returns bytes by id; ids without a piece, and those to skip, have none."""
+    """Returns the bytes of each id; empty for ids without a piece and for ids to skip."""
     byte_of = byte_of_character()
     table = [b""] * (max(pieces, default=-1) + 1)
     for token_id, piece in pieces.items():
@@ -134,7 +137,7 @@ def _byte_table(pieces: dict[int, str], skipped_ids: Set[int]) -> list[bytes]:
         try:
             table[token_id] = bytes([byte_of[character] for character in piece])
         except KeyError:
-            # An added token that is not a byte-level piece is its own text.
+            # An added token that is not a byte-level piece stands for its own text.
             table[token_id] = piece.encode()
     return table
 
@@ -155,7 +158,7 @@ class ByteDetokenizer:
 
 
 class WindowDetokenizer:
-    """Decodes with any decoder a window of the last ids, with and without the new ones."""
+    """Decodes ids with any decoder, by decoding a window of the last ids with and without the new ones."""
 
     def __init__(
         self,

@@ -1,7 +1,6 @@
-"""Turns prompts into ids, and ids into text, for the whole gateway: long texts in threads, in turns.
+"""Turns prompts into ids, and ids into text, for the whole gateway. Long texts take turns in a few threads.
 
-A prompt that cannot fit is refused before its turn, by the number of its characters. Knows no model: callers pass its
-limits.
+A prompt with too many characters to fit the model is refused at once, without a turn. Callers pass the model's limits.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MAX_INLINE_CHARACTERS = 2048
 """A text of at most this many characters is encoded at once, in the event loop."""
-# The characters that a template renders in the time in which one is encoded.
+# A template renders this many characters in the time that encoding one takes.
 _RENDERED_CHARACTERS = 16
-# About how many characters a token has.
+# The approximate number of characters in a token.
 _CHARACTERS_OF_TOKEN = 4
 COUNTED_LENGTHS = 2
 """The tokens of a text are counted up to this many lengths of the model, to say by how much it is too long."""
 
 
 class Encoding:
-    """Encodes and decodes all texts, in turns. One for each process; its maker closes it."""
+    """Encodes and decodes all texts, in turns. A process has one object; its creator calls `close`."""
 
     def __init__(self) -> None:
         self._turns = Turns()
@@ -53,31 +52,31 @@ class Encoding:
         Args:
             request: the request with the prompt.
             tokenizer: the tokenizer of the request's model or adapter.
-            max_model_len: a prompt of as many tokens or more is refused; None: no limit.
-            last: only so many ids are returned, as if the prompt had no others; None: all.
+            max_model_len: the model's length, which a prompt must be shorter than; None: no limit.
+            last: the number of ids at the prompt's end to return; None: all ids.
 
-        Raises BlockyardError: FIELD_INVALID for a conversation that makes no prompt; PROMPT_TOO_LONG for a text so long
-        that its tokens were not counted; TENANT_QUOTA, QUEUE_FULL.
+        Raises BlockyardError: FIELD_INVALID for a conversation that cannot be rendered; PROMPT_TOO_LONG for a text so
+        long that it was not encoded completely; TENANT_QUOTA, QUEUE_FULL.
         """
         text, specials = request.prompt, request.add_special_tokens
         if isinstance(text, tuple):
             return text if last is None else text[-last:]
         if isinstance(text, Conversation):
-            # The template places the special tokens.
+            # The chat template writes the special tokens itself.
             text, specials = await self._render(text, tokenizer, request.tenant), False
         _require_short(text, tokenizer, max_model_len, last)
         steps = _encode(text, specials, tokenizer, max_model_len, last)
         return await self.take(request.tenant, len(text), steps)
 
     async def _render(self, conversation: Conversation, tokenizer: Tokenizer, tenant: str) -> str:
-        """Renders a conversation. It counts as a short job: a prompt that is too long is refused early."""
+        """Renders a conversation, which is fast and therefore counts as a shorter job than encoding its text."""
         size = count_characters(conversation)
         if size > MAX_INLINE_CHARACTERS:
             size = max(size // _RENDERED_CHARACTERS, MAX_INLINE_CHARACTERS + 1)
         return await self.run(lambda: prompt_of(conversation, tokenizer), tenant, size)
 
     async def bad_words_of(self, words: Sequence[str], tokenizer: Tokenizer, tenant: str) -> list[tuple[int, ...]]:
-        """Returns the token sequences that bad words forbid."""
+        """Returns the token sequences that the bad words forbid."""
         return await self.run(lambda: tokenizer.encode_bad_words(words), tenant, sum(map(len, words)))
 
     async def decode(
@@ -93,7 +92,7 @@ class Encoding:
         return await self.run(lambda: tokenizers.of(adapter))
 
     async def run(self, work: Callable[[], T], tenant: str = "", size: int = MAX_INLINE_CHARACTERS + 1) -> T:
-        """Runs a piece of work in its turn, by default in a thread."""
+        """Runs a function in its turn, by default in a thread. `size`: its cost, in characters."""
 
         def steps() -> Steps[T]:
             yield size
@@ -102,7 +101,7 @@ class Encoding:
         return await self.take(tenant, size, steps())
 
     async def take(self, tenant: str, size: int, steps: Steps[T]) -> T:
-        """Runs steps in their turn: in threads, unless they are short. `size`: characters in all."""
+        """Runs steps in their turn: in threads, unless they are short. `size`: the characters of all steps."""
         steps = _without_panics(steps)
         if size <= MAX_INLINE_CHARACTERS:
             return run_steps(steps)
@@ -118,7 +117,7 @@ def run_steps(steps: Steps[T]) -> T:
 
 
 def join_steps(steps: Steps[T]) -> Steps[T]:
-    """Joins short steps, since each step costs a change of threads."""
+    """Merges short steps, since each step costs a change of threads."""
     num_characters = 0
     while True:
         try:
@@ -132,7 +131,7 @@ def join_steps(steps: Steps[T]) -> Steps[T]:
 
 
 def run_all(each: Iterable[Steps[T]]) -> Steps[list[T]]:
-    """Runs steps one after another."""
+    """Runs several generators of steps one after another, and returns their results."""
     results: list[T] = []
     for steps in each:
         results.append((yield from steps))
@@ -140,13 +139,13 @@ def run_all(each: Iterable[Steps[T]]) -> Steps[list[T]]:
 
 
 def _without_panics(steps: Steps[T]) -> Steps[T]:
-    """Runs steps; a panic of the tokenizer's library becomes an error of their caller."""
+    """Runs steps; a panic of the tokenizer's library is raised to the caller as an ordinary error."""
     with panics_as_errors():
         return (yield from steps)
 
 
 def _require_short(text: str, tokenizer: Tokenizer, max_model_len: int | None, last: int | None) -> None:
-    """Raises BlockyardError PROMPT_TOO_LONG for a text that cannot fit, by its number of characters."""
+    """Raises BlockyardError PROMPT_TOO_LONG for a text with too many characters to fit the model."""
     if max_model_len is None or len(text) < max_model_len or (last is not None and last < max_model_len):
         return
     if (least := tokenizer.min_tokens(text, max_model_len)) >= max_model_len:
@@ -156,7 +155,7 @@ def _require_short(text: str, tokenizer: Tokenizer, max_model_len: int | None, l
 def _encode(
     text: str, specials: bool, tokenizer: Tokenizer, max_model_len: int | None, last: int | None
 ) -> Steps[tuple[int, ...]]:
-    """Encodes a text as far as needed; raises BlockyardError PROMPT_TOO_LONG for one that is much too long."""
+    """Encodes a text as far as needed; raises BlockyardError PROMPT_TOO_LONG for a text that is much too long."""
     if last is not None and (max_model_len is None or last < max_model_len):
         encoded = yield from tokenizer.encode_steps(text, specials, enough=last, from_end=True)
         return encoded.token_ids[-last:]

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 class EncodedPair(NamedTuple):
-    """Token ids. `second_from`: the first of those with token type 1; 0: there are none.
+    """Token ids. `second_from`: the index of the first token with token type 1; 0: none has it.
 
-    `is_whole`: False if the text is so long that only its beginning was encoded.
+    `is_whole`: false if the text is so long that only its beginning was encoded.
     """
 
     token_ids: tuple[int, ...]
@@ -39,9 +39,9 @@ def encode_pair(
     Args:
         vocabulary: the model's vocabulary, whose backend encodes.
         first: the text, or the query.
-        second: the document; None: there is one text.
+        second: the document; None: there is only one text.
         add_special_tokens: whether the template's special tokens are added.
-        max_tokens: the limit of all tokens, special ones included; the longer of two texts is cut. None: no limit.
+        max_tokens: the limit for all tokens, special tokens included; the longer of two texts is cut. None: no limit.
         side: the side on which texts are cut, "left" or "right".
         enough: the number of tokens of a text after which encoding stops, if it is not cut before.
     """
@@ -70,7 +70,7 @@ def encode_pair(
 
 
 def _share(room: int, lengths: list[int]) -> list[int]:
-    """Divides a limit among texts: each cut token is one of the longer text, or of the second of equal ones."""
+    """Divides a limit among texts. Each token to cut is taken from the longer text; of equal texts, from the second."""
     if len(lengths) == 1 or sum(lengths) <= room:
         return [min(length, room) for length in lengths]
     first, second = lengths

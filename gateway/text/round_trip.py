@@ -1,7 +1,7 @@
 """Checks a model's chat template against its dialect: the scanner must find the calls that the template writes.
 
-`python -m gateway.text.round_trip FOLDER` prints what it finds as JSON, and what becomes of messages whose roles the
-template does not take in their order, for `blockyard doctor`.
+`python -m gateway.text.round_trip FOLDER TEMPLATE DIALECT` prints the result as JSON for `blockyard doctor`, and how
+messages are rearranged whose order of roles the template does not accept. TEMPLATE and DIALECT may be empty.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _ARGUMENTS = {"place": 'St. John\'s, "NL" é', "days": 3}
 
 
 class RoundTrip(NamedTuple):
-    """The result. `problem`: empty if the scanner found the calls."""
+    """The result of the check. `problem`: empty if the scanner found the calls."""
 
     dialect: str
     problem: str = ""
 
 
 def try_round_trip(renderer: Renderer, dialect: Dialect) -> RoundTrip:
-    """Writes a call by a chat template, one in a message, and reads it again."""
+    """Renders a message with a tool call, once for each tool, and checks that the scanner reads the call back."""
     arguments = json.dumps(_ARGUMENTS, ensure_ascii=False)
     for tool in _TOOLS:
         answer = Message(Role.ASSISTANT, "", tool_calls=(ToolCall(tool.name, arguments, "a1b2c3d4e"),))
@@ -77,7 +77,7 @@ def _value(arguments: str) -> object:
 
 
 def main(arguments: list[str]) -> None:
-    """Prints the dialect of a model folder, what is wrong with it, and the changes of roles, as one line of JSON."""
+    """Prints one line of JSON: a model folder's dialect, the problem found, and the changes to orders of roles."""
     folder, template, dialect = arguments
     file = Path(template) if template else None
     try:

@@ -1,8 +1,8 @@
-"""Finds places at which a long text can be cut, so that the tokens of its parts are those of the whole.
+"""Finds places at which a long text can be cut so that encoding the parts gives the same tokens as the whole text.
 
-A place is between a letter and a space that another letter follows (ASCII all three). It is safe where nothing that a
-tokenizer looks for reaches across it, which is read off a description that is known; any other tokenizer has no such
-places, and its texts are encoded whole.
+A place is between a letter and a space that another letter follows (all three in ASCII). It is safe if nothing that the
+tokenizer matches reaches across it. That is only decided for known kinds of tokenizer steps; with any other tokenizer
+there are no places, and texts are encoded in one piece.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-# Neither joins characters across a place, nor drops any before looking at both sides.
+# Normalizers that neither join characters across a place nor drop characters around it.
 _LOCAL_NORMALIZERS = frozenset({"NFC", "NFKC", "NFD", "NFKD", "Lowercase", "BertNormalizer", "StripAccents"})
 _WORD_CUTTERS = frozenset({"BertPreTokenizer", "Whitespace", "WhitespaceSplit"})
-# Alternatives of the patterns by which byte-level vocabularies cut words. Those of letters take what precedes a word
-# and end at a space; no other one has a letter, but for the endings of English. None looks back, and what looks ahead
-# looks at one character.
+# The known alternatives in the patterns by which byte-level vocabularies split words. The alternatives for letters may
+# take one character before a word, and end at a space. No other alternative matches a letter, except in English endings
+# such as 's. None looks behind, and a lookahead covers one character.
 _CASED = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _LETTERS = frozenset(
     {
@@ -47,7 +47,7 @@ _OTHERS = frozenset(
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _PLACE = re.compile(r"[A-Za-z](?= [A-Za-z])")
 _ACROSS = re.compile(r"[A-Za-z][ ▁]")
-# The characters of one search, which holds the interpreter's lock.
+# The number of characters searched at once, since a search holds the interpreter's lock.
 _STRETCH = 65_536
 
 
@@ -55,16 +55,16 @@ class SafeCuts:
     """Finds the places of one text at a time. Safe to call from several threads."""
 
     def behind(self, text: str, start: int) -> int:
-        """Returns the first place behind a position; the text's end where there is none."""
+        """Returns the first safe place after a position; the text's end if there is none."""
         while start < len(text):
-            # A place is recognized by two characters behind it.
+            # The pattern also matches the two characters after a place.
             if found := _PLACE.search(text, start, start + _STRETCH + 2):
                 return found.end()
             start += _STRETCH
         return len(text)
 
     def before(self, text: str, end: int) -> int:
-        """Returns the last place that is not behind a position; 0 where there is none."""
+        """Returns the last safe place at or before a position; 0 if there is none."""
         while end > 0:
             start = max(0, end - _STRETCH)
             if places := [found.end() for found in _PLACE.finditer(text, start, end + 2)]:
@@ -74,20 +74,20 @@ class SafeCuts:
 
 
 def cuts_of(description: Json, pieces: Iterable[str]) -> SafeCuts | None:
-    """Returns the finder for a tokenizer, by its own description (`to_str`); None: no place is safe."""
+    """Returns the finder for a tokenizer, from the tokenizer's own description (`to_str`); None: no place is safe."""
     normalizer = list(flatten(description.get("normalizer"), "normalizers"))
     cutting = list(flatten(description.get("pre_tokenizer"), "pretokenizers"))
     if any(map(_reaches_across, description["added_tokens"])):
         return None
     is_local = all(step["type"] in _LOCAL_NORMALIZERS for step in normalizer)
-    # Later steps see each word by itself.
+    # The first pre-tokenizer splits words, and later steps only see single words.
     if is_local and cutting and _cuts_at_spaces(cutting[0]):
         return SafeCuts()
     return SafeCuts() if _merges_within_words(description["model"], normalizer, cutting, pieces) else None
 
 
 def _reaches_across(token: Json) -> bool:
-    """Returns whether an added token may have a part on both sides of a place, or depend on the other side."""
+    """Returns whether an added token may lie on both sides of a place, or depends on the text beyond it."""
     content = token["content"]
     ends_in_letter = content[-1:].isascii() and content[-1:].isalpha()
     return (
@@ -100,7 +100,7 @@ def _reaches_across(token: Json) -> bool:
 
 
 def _cuts_at_spaces(step: Json) -> bool:
-    """Returns whether a step always begins a word at a place, whatever stands on the other side of it."""
+    """Returns whether a pre-tokenizer step always begins a new word at a place."""
     if step["type"] in _WORD_CUTTERS:
         return True
     if step["type"] == "ByteLevel":
@@ -116,7 +116,7 @@ def _is_known(pattern: str) -> bool:
 
 
 def _alternatives(pattern: str) -> set[str]:
-    """Divides a pattern at each bar that is in no parentheses."""
+    """Splits a pattern at each `|` that is outside of parentheses."""
     parts, depth = [""], 0
     for character in pattern:
         depth += (character == "(") - (character == ")")
@@ -128,11 +128,11 @@ def _alternatives(pattern: str) -> set[str]:
 
 
 def _merges_within_words(model: Json, normalizer: list[Json], cutting: list[Json], pieces: Iterable[str]) -> bool:
-    """Returns whether a text is one word, of which no merge has a letter and the space behind it: Gemma's way."""
+    """Returns whether the whole text is one word, and no merge joins a letter and the space after it, as in Gemma."""
     is_spelled = [(step["type"], step.get("pattern"), step.get("content")) for step in normalizer] == [
         ("Replace", {"String": " "}, "▁")
     ]
-    # Once it is spelled so there is no space left to cut at.
+    # The normalizer has replaced all spaces, so that a split at spaces has no effect.
     is_whole = all(step["type"] == "Split" and step["pattern"] == {"String": " "} for step in cutting)
     if not (is_spelled and is_whole and model.get("type") == "BPE") or model.get("ignore_merges"):
         return False

@@ -1,7 +1,7 @@
-"""Turns text into ids by SentencePiece, with special tokens where they stand in the text.
+"""Turns text into ids with SentencePiece, and recognizes special tokens in the text.
 
-A text is cut at the tokens that are no piece of the model, or are one that it never makes of a text; SentencePiece
-encodes what lies between them. Ids become text by the decoder of Llama 2 in `tokenizers`.
+A text is first split at added tokens and at pieces that the model never makes from text; SentencePiece encodes the
+texts between them. Ids are decoded with Llama 2's decoder in `tokenizers`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class SentencePiece:
     """A `tokenizer.model`.
 
     Attributes:
-        backend: has the pieces, the special tokens and how ids become text; it does not encode.
-        bounds: the least number of tokens that a text can have.
+        backend: a tokenizer with the pieces, the special tokens and the decoder; it does not encode.
+        bounds: lower bounds for the number of a text's tokens.
     """
 
     def __init__(
@@ -41,16 +41,16 @@ class SentencePiece:
         prefixes_each: bool,
         prefixes_first: bool,
     ) -> None:
-        """Reads one.
+        """Parses a `tokenizer.model`; an invalid file raises errors of any kind.
 
         Args:
-            content: of the file; raises an error of any kind where it is none.
-            added: tokens by their ids, which go before the pieces that have these ids.
-            specials: texts of special tokens by their names (`bos_token`, …).
-            adds_begin: a begin token stands before a text that special tokens are added to.
-            adds_end: an end token stands behind it.
-            prefixes_each: what follows a special token begins a word, as the beginning of the text does.
-            prefixes_first: the beginning of a text begins a word, if the model has it so.
+            content: the content of the file.
+            added: added tokens by their ids; they replace the pieces with these ids.
+            specials: the texts of special tokens by their names (`bos_token`, …).
+            adds_begin: whether adding special tokens puts a begin token before the text.
+            adds_end: whether adding special tokens puts an end token after the text.
+            prefixes_each: whether a text after a special token gets a word prefix, like the beginning of the text.
+            prefixes_first: whether the beginning of a text gets a word prefix, if the model adds one.
         """
         model: Any = messages.ModelProto.FromString(content)  # pyright: ignore[reportAttributeAccessIssue] - made as it is imported
         texts = {token_id: str(piece.piece) for token_id, piece in enumerate(model.pieces)}
@@ -80,7 +80,7 @@ class SentencePiece:
         return [*self._begin, *ids, *self._end] if add_special_tokens else ids
 
     def _parts(self, text: str) -> Iterator[list[int]]:
-        # A batch of one lets other threads run meanwhile.
+        # Unlike `encode`, a batch releases the interpreter's lock.
         cut: Any = self._cutter.encode_batch([text], add_special_tokens=False)[0]
         for number, token, (start, stop) in zip(cut.ids, cut.tokens, cut.offsets, strict=True):
             if number:

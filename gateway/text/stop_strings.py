@@ -1,8 +1,8 @@
 """Finds the stop string that completes first in a streamed text. Knows no tokens.
 
-One automaton for all stop strings (Aho and Corasick, "Efficient string matching", 1975): each
-character costs one look-up, however many stop strings there are and however the text is cut. Its state is the
-longest end of the text that begins a stop string, which is exactly what has to be held back.
+One automaton matches all stop strings (Aho and Corasick, "Efficient string matching", 1975). A character costs one
+lookup, whatever the number of stop strings and the splitting of the text. The automaton's state is the longest end of
+the text that begins a stop string: exactly the text that must be held back.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class _Node:
     match: str | None = None
 
 
-# An automaton takes about 270 bytes for each character, and is kept for later requests.
+# Automata are cached for later requests. An automaton takes about 270 bytes for each character of its stop strings.
 _MAX_SMALL_CHARACTERS = 256
 _MAX_SMALL, _MAX_LARGE = 1024, 8
 
@@ -63,7 +63,7 @@ def _step(root: _Node, node: _Node, character: str) -> _Node:
 
 
 class Match(NamedTuple):
-    """A stop string that completed, and the text that may still be released before it (and it, if included)."""
+    """A completed stop string. `text`: the text before it to release, with the stop string if it is included."""
 
     stop_string: str
     text: str
@@ -72,7 +72,7 @@ class Match(NamedTuple):
 class StopStringMatcher:
     """Holds back text that may belong to a stop string, and finds the stop string that completes first.
 
-    Of several that complete with the same character the longest counts.
+    If several complete at the same character, the longest counts.
     """
 
     def __init__(self, stop_strings: tuple[str, ...], *, include_in_output: bool = False) -> None:
@@ -81,9 +81,9 @@ class StopStringMatcher:
         self._held = ""
 
     def push(self, text: str, *, may_match: bool = True) -> str | Match:
-        """Adds text and returns what can be given out, or the match, after which `push` must not be called.
+        """Adds text, and returns the text to release or the match. After a match, `push` must not be called.
 
-        `may_match`: whether stop strings that complete within this text count (min_tokens).
+        `may_match`: whether stop strings that complete within this text count; false below min_tokens.
         """
         root, node, held = self._root, self._node, self._held + text
         num_held = len(self._held)
@@ -101,6 +101,6 @@ class StopStringMatcher:
         return Match(stop_string, text if self._include_in_output else text[: -len(stop_string)])
 
     def flush(self) -> str:
-        """Returns the text held back; the sequence ended without a match."""
+        """Returns the held-back text at the end of a sequence without a match."""
         held, self._held, self._node = self._held, "", self._root
         return held

@@ -1,8 +1,9 @@
 """Finds the orders of roles that a chat template accepts, and rearranges messages into one of them.
 
-Clients send system messages anywhere; some templates refuse or lose them there, and some require the user and the
-assistant to alternate. Small conversations, rendered when the template is loaded, show what a template accepts. Where a
-message goes depends only on the messages before it, so that a prompt stays a prefix of the conversation's next one.
+Clients send system messages anywhere; some templates refuse or drop system messages that are not first, and some
+require the user and the assistant to alternate. When a template is loaded, small conversations are rendered to find the
+orders that it accepts. The new place of a message depends only on the messages before it, so that each prompt remains a
+prefix of the conversation's next prompt.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class TemplateRoles:
         takes_later_system: whether it writes a system message anywhere, in its place.
         takes_turns_in_a_row: whether the user, or the assistant, may have two messages in a row.
         takes_user_behind_tool: whether a user's message may follow a tool's result.
-        keeps_turns_before_user: a user's turn there leaves what stands before it as it was; false where it takes the
-            reasoning out of the answer that called the tool.
+        keeps_turns_before_user: whether earlier messages are rendered the same if a user's message follows a tool's
+            result; false if the template then removes the reasoning of the answer that called the tool.
     """
 
     takes_system: bool = True
@@ -48,7 +49,7 @@ class TemplateRoles:
     keeps_turns_before_user: bool = True
 
     def describe(self) -> str:
-        """Says how messages are changed that the template does not accept; empty: it accepts all orders."""
+        """Describes how messages are rearranged for the template; an empty text if it accepts all orders."""
         return "; ".join(self._find_changes())
 
     def _find_changes(self) -> Iterator[str]:
@@ -87,7 +88,7 @@ def find_roles(render: Callable[..., str]) -> TemplateRoles:
 
 
 class _Probe:
-    """Renders conversations with and without tools, as far as the template takes any."""
+    """Renders test conversations, with and without tools if the template accepts both."""
 
     def __init__(self, render: Callable[..., str]) -> None:
         self._render_template = render
@@ -95,7 +96,10 @@ class _Probe:
         self._calls_tools = _TOOLS in self._tools and self._writes("UCT", _TOOLS)
 
     def takes(self, *conversations: str) -> bool:
-        """Returns whether the template writes the texts of conversations in their order; true of calls it has not."""
+        """Returns whether the template writes the texts of conversations in their order.
+
+        Conversations with tool calls are ignored if the template does not support tool calls.
+        """
         return bool(self._tools) and all(
             self._writes(roles, tools)
             for roles in conversations
@@ -103,7 +107,7 @@ class _Probe:
         )
 
     def keeps(self, conversation: str, longer: str) -> bool:
-        """Returns whether all up to the last text of a conversation is the same in a longer one."""
+        """Returns whether the prompt up to a conversation's last text is the same in a longer conversation."""
         if not self._calls_tools:
             return True
         short, long = self._render(conversation, _TOOLS), self._render(longer, _TOOLS)
@@ -141,7 +145,7 @@ def _make_message(role: str, text: str) -> Json:
 
 
 def arrange(messages: Sequence[Json], roles: TemplateRoles) -> list[Json]:
-    """Rearranges messages, as templates read them, into an order of roles that a template accepts.
+    """Rearranges messages, in the form for templates, into an order of roles that a template accepts.
 
     The order of texts stays the same, and messages that the template accepts stay unchanged.
     """
@@ -164,9 +168,9 @@ def arrange(messages: Sequence[Json], roles: TemplateRoles) -> list[Json]:
 
 
 def _begin(leading: list[Json], rest: list[Json], roles: TemplateRoles) -> list[list[Json]]:
-    """Makes one turn of the first messages of the system, and a user's if the template knows no system.
+    """Joins the leading system messages into one turn; a user turn if the template accepts no system messages.
 
-    A user's first message is taken out of `rest` for that.
+    A user turn also takes the first message out of `rest` if that is the user's.
     """
     if not leading:
         return []
@@ -190,7 +194,7 @@ def _joins(turn: list[Json], part: Json, roles: TemplateRoles, *, is_reminder: b
 
 
 def _join(parts: list[Json]) -> Json:
-    """Joins several messages into one: their texts on separate lines, with the role of the first."""
+    """Joins several messages into one with the role of the first; blank lines separate their texts."""
     if len(parts) == 1:
         return parts[0]
     fields = {name: value for part in reversed(parts) for name, value in part.items()}

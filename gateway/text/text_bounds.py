@@ -1,7 +1,8 @@
-"""Computes a lower bound of a text's tokens without encoding it: its characters, divided by the longest token's.
+"""Computes a lower bound of a text's number of tokens without encoding it: its length divided by the longest token's.
 
-A text is refused by these numbers, so they hold for every text or are 0. A tokenizer that drops characters, or joins a
-run of any length into one token (white space, unknown characters, words that are too long for WordPiece), has none.
+Texts are refused because of these bounds, so a bound must hold for every text, or is 0. A tokenizer has no bound if it
+drops characters, or joins runs of any length into one token (white space, unknown characters, words that are too long
+for WordPiece).
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 _NOT_LETTERS = bytes(byte for byte in range(256) if not (byte < 128 and chr(byte).isalnum()))
-# Each character becomes one or more.
+# Normalizers that replace each character with one or more.
 _EXPANDING = frozenset({"NFD", "NFKD", "Lowercase", "Prepend", "ByteLevel"})
-# These join canonical decompositions again, of which the longest has 4 characters (Unicode: U+1F82, for one).
+# Normalizers that compose canonical decompositions, the longest of which have 4 characters (for example of U+1F82).
 _COMPOSING = frozenset({"NFC", "NFKC"})
 _COMPOSED_CHARACTERS = 4
-# These cut texts and leave no character out. Others are known by their behaviour.
+# Pre-tokenizers that split texts without dropping characters. `_keeps` decides about others by their behavior.
 _KEEPING = frozenset({"ByteLevel", "Metaspace", "Digits", "UnicodeScripts", "FixedLength"})
 _BYTE_PIECES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 
 
 class Cover(NamedTuple):
-    """The most characters of a text that one token covers, and the most ASCII letters and digits; 0: unknown."""
+    """The most characters of a text that one token covers; `letters`: ASCII letters and digits alone. 0: unknown."""
 
     characters: int = 0
     letters: int = 0
@@ -46,7 +47,7 @@ class TextBounds:
 
     Attributes:
         ascii, any: the covers for texts of only ASCII, and for all texts.
-        absorbing: added tokens that take the white space beside them: texts that have one have no bound.
+        absorbing: added tokens that take the white space next to them. A text that contains one has no bound.
     """
 
     ascii: Cover = _UNKNOWN
@@ -56,7 +57,7 @@ class TextBounds:
     def min_tokens(self, text: str, enough: int | None = None) -> int:
         """Returns a lower bound of a text's tokens, without added special tokens; 0: unknown.
 
-        `enough`: the bound need not be greater.
+        `enough`: a bound that suffices for the caller; a greater one need not be computed.
         """
         cover = self.ascii if text.isascii() else self.any
         if not cover.characters or any(token in text for token in self.absorbing):
@@ -72,7 +73,7 @@ NO_BOUNDS = TextBounds()
 
 
 def bounds_of_backend(backend: tokenizers.Tokenizer, description: Json) -> TextBounds:
-    """Returns the bounds of a tokenizer that encodes, by its own description (`to_str`)."""
+    """Returns the bounds of a tokenizer that encodes, from the tokenizer's own description (`to_str`)."""
     normalizer = list(flatten(description.get("normalizer"), "normalizers"))
     cutting = list(flatten(description.get("pre_tokenizer"), "pretokenizers"))
     pieces: set[str] = set(backend.get_vocab(with_added_tokens=False))
@@ -81,7 +82,7 @@ def bounds_of_backend(backend: tokenizers.Tokenizer, description: Json) -> TextB
     if not is_plain or not _has_piece_for_all(description["model"], normalizer, cutting, pieces):
         return NO_BOUNDS
     if normalizer and any(token["normalized"] and _absorbs(token) for token in added):
-        # Only the normalized text shows where these tokens are.
+        # These tokens are found in the normalized text, which is not known here.
         return NO_BOUNDS
     normalize = backend.normalizer.normalize_str if backend.normalizer is not None else str
     texts = [*pieces, *(token["content"] for token in added)]
@@ -92,7 +93,7 @@ def bounds_of_backend(backend: tokenizers.Tokenizer, description: Json) -> TextB
 
 
 def bounds_of_sentence_piece(model: Any, named: Mapping[int, tokenizers.AddedToken]) -> TextBounds:
-    """Returns the bounds of a `tokenizer.model`, whose tokens with these ids are looked for in texts first."""
+    """Returns the bounds of a `tokenizer.model`. `named`: by id, the tokens at which texts are split first."""
     normalizer = model.normalizer_spec
     pieces = {str(piece.piece) for piece in model.pieces}
     if normalizer.precompiled_charsmap or normalizer.remove_extra_whitespaces or not pieces >= _BYTE_PIECES:
@@ -105,7 +106,7 @@ def bounds_of_sentence_piece(model: Any, named: Mapping[int, tokenizers.AddedTok
 
 
 def flatten(step: Json | None, inner: str) -> Iterator[Json]:
-    """Yields the steps of a tokenizer's part: `inner` is what a sequence of them calls them."""
+    """Yields the steps of a tokenizer's component. `inner`: the field with the steps in a Sequence."""
     if step is None:
         return
     if step["type"] != "Sequence":
@@ -120,7 +121,7 @@ def _processors(description: Json) -> Iterator[Json]:
 
 
 def _measure(texts: Iterable[str]) -> tuple[int, int]:
-    """Returns the most characters and the most ASCII letters and digits of any of these texts; 1 at least."""
+    """Returns the largest number of characters, and of ASCII letters and digits, in any of the texts; at least 1."""
     longest = letters = 1
     for text in texts:
         longest = max(longest, len(text))
@@ -130,11 +131,11 @@ def _measure(texts: Iterable[str]) -> tuple[int, int]:
 
 
 def _cover(normalizer: list[Json], longest: int, letters: int, is_ascii: bool) -> Cover:
-    """Returns what a token covers of texts before they are normalized."""
+    """Returns the most characters of an unnormalized text that one token covers."""
     factor = 1
     for place, step in enumerate(normalizer):
         if step["type"] in _COMPOSING:
-            # ASCII is composed already, as long as nothing has been put into it.
+            # Composing does not change ASCII, unless an earlier step has inserted other characters.
             if not (is_ascii and place == 0):
                 factor *= _COMPOSED_CHARACTERS
                 letters = 0
@@ -147,14 +148,14 @@ def _cover(normalizer: list[Json], longest: int, letters: int, is_ascii: bool) -
 
 
 def _keeps(step: Json) -> bool:
-    """Returns whether a step that cuts a text leaves no character out."""
+    """Returns whether a pre-tokenizer step keeps all characters."""
     if step["type"] in ("Split", "Punctuation"):
         return step["behavior"] != "Removed"
     return step["type"] in _KEEPING
 
 
 def _keeps_texts(step: Json) -> bool:
-    """Returns whether a step that adds special tokens leaves the text's own where they are."""
+    """Returns whether a post-processor step keeps all tokens of the text."""
     if step["type"] != "TemplateProcessing":
         return step["type"] in ("ByteLevel", "BertProcessing", "RobertaProcessing")
     return all(
@@ -164,7 +165,7 @@ def _keeps_texts(step: Json) -> bool:
 
 
 def _has_piece_for_all(model: Json, normalizer: list[Json], cutting: list[Json], pieces: set[str]) -> bool:
-    """Returns whether each character that a model gets is a part of a token, and no token has more than its piece."""
+    """Returns whether every character becomes a part of a token, and no token covers more than its piece's text."""
     kind = model.get("type")
     if kind not in ("BPE", "Unigram"):
         return False
@@ -172,7 +173,7 @@ def _has_piece_for_all(model: Json, normalizer: list[Json], cutting: list[Json],
         return True
     if kind != "BPE":
         return False
-    # Only bytes reach the model.
+    # After a ByteLevel step, the model only gets bytes, each of which must be a piece.
     last = cutting[-1:] or normalizer[-1:]
     if last and last[0]["type"] == "ByteLevel" and pieces >= byte_of_character().keys():
         return True

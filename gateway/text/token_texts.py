@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class TokenTexts:
-    """Adds texts to log probabilities. Keeps each text that was used, at most one for each token."""
+    """Adds the tokens' texts to log probabilities. Caches the text of each token."""
 
     def __init__(self, detokenizers: DetokenizerFactory, *, skip_special_tokens: bool) -> None:
         self._detokenizers = detokenizers
@@ -21,7 +21,7 @@ class TokenTexts:
         self._texts: dict[int, tuple[str, bytes]] = {}
 
     def of(self, token_id: int) -> tuple[str, bytes]:
-        """Returns a token's own text, and the bytes that it adds to the text that is returned; see ReturnedLogprob."""
+        """Returns a token's own text, and the bytes that it adds to the answer's text; see ReturnedLogprob."""
         texts = self._texts.get(token_id)
         if texts is None:
             text = self._detokenizers.bytes_of(token_id, skip_special_tokens=False).decode(errors="replace")
@@ -30,7 +30,7 @@ class TokenTexts:
         return texts
 
     def logprobs_of(self, candidates: Candidates) -> TokenLogprobs:
-        """Returns the log probabilities at one place: of its token, and of the likeliest tokens there."""
+        """Returns the log probabilities at one position: of the chosen token and of the likeliest tokens."""
         token_ids, logprobs, ranks = candidates
         chosen, *top = (
             ReturnedLogprob(token_id, text, logprob, rank, raw)

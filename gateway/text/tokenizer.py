@@ -29,13 +29,13 @@ class Tokenizer:
 
     Attributes:
         vocabulary: the pieces, and the functions that encode texts.
-        vocab_size: number of ids that have a piece; the model's own vocabulary may be larger.
-        end_token_ids: the ids that end a sequence, of config.json, generation_config.json and the tokenizer together.
-        generation_defaults: the fields of generation_config.json that apply where a request is silent.
+        vocab_size: the number of ids that have a piece; the model's own vocabulary may be larger.
+        end_token_ids: the ids that end a sequence, from config.json, generation_config.json and the tokenizer.
+        generation_defaults: values of generation_config.json for parameters that a request does not set.
         model_digest: SHA-256 of config.json, in hex.
         special_tokens: the texts of special tokens by their names in tokenizer_config.json.
-        truncation_side: from which texts of pooling calls are cut, "left" or "right".
-        dialect: the format of the model's reasoning and tool calls, by its chat template; None: unknown.
+        truncation_side: the side at which texts of pooling calls are cut, "left" or "right".
+        dialect: the format of the model's reasoning and tool calls, found by its chat template; None: unknown.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Tokenizer:
 
     @property
     def backend(self) -> tokenizers.Tokenizer:
-        """The library's tokenizer, of which no caller may set truncation or padding."""
+        """The library's tokenizer. Callers must not set its truncation or padding."""
         return self._backend
 
     @property
@@ -76,7 +76,7 @@ class Tokenizer:
 
     @cached_property
     def shows_reasoning(self) -> bool:
-        """Whether the chat template writes reasoning: of one dialect, only some models reason."""
+        """Whether the chat template writes reasoning. Only some models of a dialect reason."""
         begins = self.dialect.reasoning.begins if self.dialect and self.dialect.reasoning else ()
         template = self._chat_template.source if self._chat_template else ""
         return any(begin in template for begin in begins)
@@ -120,9 +120,9 @@ class Tokenizer:
         )
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Turns text into ids; with the model's special tokens (a begin token, say) by default.
+        """Turns text into ids. By default, adds the model's special tokens, such as a begin token.
 
-        Raises BlockyardError FIELD_INVALID for half a surrogate pair, which JSON can contain and UTF-8 cannot.
+        Raises BlockyardError FIELD_INVALID for half a surrogate pair, which JSON can contain but UTF-8 cannot.
         """
         return list(self._encode("prompt", text, add_special_tokens))
 
@@ -133,7 +133,10 @@ class Tokenizer:
     def encode_steps(
         self, text: str, add_special_tokens: bool = True, *, enough: int | None = None, from_end: bool = False
     ) -> Steps[Encoded]:
-        """Encodes a text as `encode` does, step by step; with `enough`, only its beginning or end."""
+        """Encodes a text as `encode` does, in steps. With `enough`, encodes only about that many tokens.
+
+        `from_end`: whether these tokens are the text's last ones.
+        """
         try:
             return (
                 yield from encode_steps(
@@ -153,8 +156,9 @@ class Tokenizer:
     def encode_bad_words(self, words: Sequence[str]) -> list[tuple[int, ...]]:
         """Turns bad words into token sequences that must not be generated.
 
-        Each word is encoded as at the beginning of a text, and also as behind a space if that has as many tokens and
-        begins with another one. This is vLLM's rule: longer spellings of a word would forbid parts of other words.
+        Each word is encoded as at the beginning of a text. Its encoding after a space is added if that has the same
+        number of tokens and another first token. This is vLLM's rule: longer encodings would forbid parts of other
+        words.
         """
         sequences: list[tuple[int, ...]] = []
         for word in words:
@@ -170,9 +174,9 @@ class Tokenizer:
     @panics_as_errors()
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Turns ids into text. Ids outside of the vocabulary have no text."""
-        # The library's ids have 32 bits.
+        # The library only accepts ids of 32 bits.
         known = [token_id for token_id in token_ids if 0 <= token_id < 2**32]
-        # A batch of one lets other threads run meanwhile.
+        # Unlike `decode`, a batch releases the interpreter's lock.
         return self._backend.decode_batch([known], skip_special_tokens=skip_special_tokens)[0]
 
     def piece(self, token_id: int) -> str:
@@ -207,7 +211,7 @@ class Tokenizer:
 
         An order of roles that the template does not accept is changed to one that it accepts.
 
-        Raises BlockyardError: FEATURE_DISABLED when the model has no template, FIELD_INVALID when it refuses.
+        Raises BlockyardError: FEATURE_DISABLED if the model has no template, FIELD_INVALID if the template refuses.
         """
         if self._chat_template is None:
             raise BlockyardError(

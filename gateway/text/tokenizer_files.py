@@ -1,6 +1,6 @@
 """Reads a tokenizer, its chat template, end tokens and generation defaults from the files of a model or an adapter.
 
-Reads nothing else, and runs no code of theirs.
+Reads no other files, and runs no code from the model folder.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _SPECIAL_TOKEN_NAMES = (
     "cls_token",
     "mask_token",
 )
-# Fields of generation_config.json, apart from the numbers of sampling, that would change an answer, each
-# with the values that change nothing; null always changes nothing.
+# Fields of generation_config.json that are not applied although they would change an answer, with their neutral values.
+# null is always neutral.
 _NOT_APPLIED: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("num_beams", "num_beam_groups", "typical_p", "length_penalty", "guidance_scale"), (1,)),
     **dict.fromkeys(("encoder_repetition_penalty",), (1,)),
@@ -55,14 +55,14 @@ _NOT_APPLIED: dict[str, tuple[object, ...]] = {
 
 
 def load_tokenizer(folder: Path, *, chat_template_file: Path | None = None, dialect: str = AUTO) -> Tokenizer:
-    """Reads a model folder; raises BlockyardError MODEL_NOT_LOADED that says what is wrong and what to do.
+    """Reads the tokenizer in a model folder; raises BlockyardError MODEL_NOT_LOADED with the cause and a remedy.
 
     Args:
-        folder: has config.json and a vocabulary (tokenizer.json, tekken.json, tokenizer.model, or vocab.json with
-            merges.txt), and perhaps tokenizer_config.json, special_tokens_map.json, added_tokens.json,
-            generation_config.json and chat_template.jinja.
-        chat_template_file: a Jinja template that goes before the model's own.
-        dialect: the name of a dialect, or how to choose one; see `choose_dialect`.
+        folder: the model folder, with config.json and a vocabulary (tokenizer.json, tekken.json, tokenizer.model, or
+            vocab.json with merges.txt), and optionally tokenizer_config.json, special_tokens_map.json,
+            added_tokens.json, generation_config.json and chat_template.jinja.
+        chat_template_file: a Jinja template to use instead of the model's own; None: the model's own.
+        dialect: the name of a dialect, "auto" or "none"; see `choose_dialect`.
     """
     config = _read_json(folder / "config.json")
     tokenizer_config = _read_json(folder / "tokenizer_config.json")
@@ -84,12 +84,12 @@ def load_tokenizer(folder: Path, *, chat_template_file: Path | None = None, dial
 
 
 def load_adapter_tokenizer(folder: Path, model: Tokenizer, root: Path | None = None) -> Tokenizer:
-    """Reads the tokenizer and the chat template in an adapter's folder; what it does not have is the model's.
+    """Reads the tokenizer and the chat template in an adapter's folder. Missing ones are taken from the model.
 
     Args:
-        folder: the adapter's.
+        folder: the adapter's folder.
         model: the model's tokenizer.
-        root: below which all files have to lie, links followed; None: they may lie anywhere.
+        root: the folder below which all files must lie, after following links; None: anywhere.
 
     Raises BlockyardError MODEL_NOT_LOADED.
     """
@@ -115,7 +115,7 @@ def _not_loaded(message: str) -> BlockyardError:
 
 
 def _read_json(file: Path, root: Path | None = None) -> Json:
-    """Reads an object; a file that is not there is an empty one."""
+    """Reads a JSON object; returns an empty one if the file does not exist."""
     return read_object(file, root) if file.exists() else {}
 
 
@@ -162,7 +162,7 @@ def _chat_template_source(
 
 def _ids_of(value: object) -> set[int]:
     values = cast("list[object]", value) if isinstance(value, list) else [value]
-    # Some files say -1 for none.
+    # Some files have -1 for no token.
     return {item for item in values if isinstance(item, int) and not isinstance(item, bool) and 0 <= item < 2**32}
 
 
@@ -184,7 +184,7 @@ def _generation_defaults(generation_config: Json) -> dict[str, float]:
         raise _not_loaded(f"generation_config.json: {wrong[0]} must be a number, not {found[wrong[0]]!r}: correct it")
     if defaults.get("top_k") == -1:
         defaults["top_k"] = 0
-    # Requests are checked before these defaults are filled in, so that a wrong one would reach the worker.
+    # Requests are checked before these defaults are filled in, so that an invalid default would reach the worker.
     for name, value in defaults.items():
         if not NUMBERS[name].holds(value):
             wanted = NUMBERS[name].description

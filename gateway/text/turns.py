@@ -1,8 +1,8 @@
-"""Runs work on texts in a few threads, in turns: tenants share them equally, and a tenant's short texts go first.
+"""Runs jobs on texts in a few threads, in turns: tenants share the threads equally, and short texts go first.
 
-Waiting tenants get equal numbers of characters. Among a tenant's jobs the shortest goes first, but no job is overtaken
-by more characters than it has itself. A job works step by step, and others have turns between its steps; long steps
-leave one thread to short ones. The characters that wait are limited, for each tenant and in all.
+Waiting tenants get equal numbers of characters. Among a tenant's jobs the shortest goes first, but a job is overtaken
+by no more characters than it has itself. A job runs in steps, and other jobs have turns between its steps. Long steps
+always leave one thread for short steps. The number of waiting characters is limited, for each tenant and in total.
 """
 
 from __future__ import annotations
@@ -24,18 +24,25 @@ T = TypeVar("T")
 
 NUM_THREADS = 2
 SHORT_CHARACTERS = 65_536
-"""A job of at most this many characters is short: what waits of these is counted apart from long ones."""
+"""A job of at most this many characters is short. Short and long jobs are counted separately for the limits."""
 LONG_STEP_CHARACTERS = 4 * SHORT_CHARACTERS
-"""A step of more is one that others do not wait behind."""
+"""A step of more characters is long: long steps never occupy all threads."""
 MAX_TENANT_CHARACTERS = 16 * 2**20
-"""The characters of a tenant's jobs of either kind. One job alone may have more."""
+"""The most characters of a tenant's short jobs, and of its long jobs. A single job may have more."""
 MAX_CHARACTERS = 4 * MAX_TENANT_CHARACTERS
-"""The characters of all jobs of either kind."""
+"""The most characters of all short jobs, and of all long jobs."""
 RETRY_SECONDS = 1.0
 
 
 class _Job:
-    """Work for one caller. `rank`: the tenant's job with the lowest goes first. `step`: characters of its next step."""
+    """Work for one caller.
+
+    Attributes:
+        size: the characters of all steps.
+        steps: the steps; None when the caller has left.
+        rank: the tenant's job with the lowest rank goes first.
+        step: the characters of the next step.
+    """
 
     def __init__(self, tenant: str, size: int, steps: Steps[Any], rank: tuple[int, int]) -> None:
         self.tenant = tenant
@@ -59,7 +66,10 @@ class _Job:
 
 
 class _Line:
-    """The jobs of one tenant that wait. `served`: characters of its steps so far, and of the time when it had none."""
+    """The waiting jobs of one tenant.
+
+    `served`: the characters served so far. A tenant that was idle is raised to the others' level.
+    """
 
     def __init__(self, served: int) -> None:
         self.served = served
@@ -69,7 +79,7 @@ class _Line:
         heapq.heappush(self._jobs[job.is_at_length], job)
 
     def first(self, *, at_length: bool) -> _Job | None:
-        """Returns the first job that a caller still waits for."""
+        """Returns the next job that a caller still waits for. `at_length`: whether its next step may be long."""
         heads: list[_Job] = []
         for is_long, jobs in self._jobs.items():
             while jobs and jobs[0].future.done():
@@ -79,7 +89,7 @@ class _Line:
         return min(heads, default=None)
 
     def take(self, job: _Job) -> None:
-        """Removes the first job, and counts its step."""
+        """Removes `job`, which must be the first one, and counts the characters of its step."""
         assert heapq.heappop(self._jobs[job.is_at_length]) is job
         self.served += job.step
 
@@ -89,12 +99,12 @@ class _Line:
 
 
 class Turns:
-    """The threads and the jobs that wait for them. Used on the event loop only; its maker closes it."""
+    """The threads and the waiting jobs. Only used on the event loop; its creator calls `close`."""
 
     def __init__(self, num_threads: int = NUM_THREADS) -> None:
         self._executor = ThreadPoolExecutor(num_threads, "tokenize")
         self._num_threads = self._num_free = num_threads
-        # One thread is left to short steps.
+        # Long steps leave one thread for short steps.
         self._num_free_at_length = max(1, num_threads - 1)
         self._lines: dict[str, _Line] = {}
         self._served = 0
@@ -115,11 +125,11 @@ class Turns:
 
         Args:
             tenant: the tenant of the text.
-            size: characters in all.
-            steps: yields the number of characters of each step before it; a short first step may be left out.
+            size: the characters of all steps.
+            steps: yields the number of characters before each step; before a short first step it need not.
 
-        Raises BlockyardError: DRAINING after `close`; TENANT_QUOTA or QUEUE_FULL if too many characters wait already;
-        and what the steps raise.
+        Raises BlockyardError: DRAINING after `close`; TENANT_QUOTA or QUEUE_FULL if too many characters wait already.
+        Errors of the steps are raised too.
         """
         if self._is_closed:
             raise stopping()
@@ -134,18 +144,19 @@ class Turns:
             self._start()
             return await job.future
         finally:
-            # The caller is gone: jobs that are still queued release their texts.
+            # If the caller was cancelled, its job is still queued: release the text.
             job.steps = None
             for key in held:
                 self._held[key] -= size
                 if not self._held[key]:
                     del self._held[key]
-            # Break the cycle of the job, the raised error and this frame: it would keep the text until a collection.
+            # Break the reference cycle of the job, the raised error and this frame, which would keep the text alive
+            # until a garbage collection.
             del job, steps
 
     def _line_of(self, tenant: str) -> _Line:
         if tenant not in self._lines:
-            # Forget idle tenants that have not had more than the others.
+            # Forget idle tenants that were not served more than the others.
             self._lines = {
                 name: line for name, line in self._lines.items() if not line.is_empty or line.served > self._served
             }
@@ -167,7 +178,7 @@ class Turns:
         raise BlockyardError(reason, message, retry_after_seconds=RETRY_SECONDS)
 
     def _start(self) -> None:
-        """Begins steps while there are threads for them."""
+        """Starts steps as long as threads are free."""
         loop = asyncio.get_running_loop()
         while self._num_free and not self._is_closed and (job := self._take()) is not None:
             self._num_free -= 1
@@ -177,7 +188,7 @@ class Turns:
             )
 
     def _take(self) -> _Job | None:
-        """Takes the next job: of the tenant that has been served least."""
+        """Takes the next job of the tenant that was served least."""
         at_length = self._num_free_at_length > 0
         lines = sorted((line.served, name) for name, line in self._lines.items() if not line.is_empty)
         for served, name in lines:
@@ -198,7 +209,7 @@ class Turns:
                 self._go_on(job, *done.result())
         self._start()
         if self._num_free == self._num_threads:
-            # No job waits, so there are no shares to compare.
+            # No job waits or runs, so there are no shares to compare.
             self._lines.clear()
 
     def _go_on(self, job: _Job, has_ended: bool, result: Any) -> None:
@@ -213,9 +224,9 @@ class Turns:
 
 
 def _run_step(job: _Job) -> tuple[bool, Any]:
-    """Runs a job's next step; returns whether it was the last one, with its result or the characters of the next."""
+    """Runs a job's next step. Returns whether it was the last, with the job's result or the next step's characters."""
     steps = job.steps
-    # Break the cycle of the job, the error and this frame.
+    # Break the reference cycle of the job, the error and this frame.
     del job
     if steps is None:
         return True, None

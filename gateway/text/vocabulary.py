@@ -1,7 +1,7 @@
-"""Encodes texts with a model's vocabulary: slice by slice, and no further than the caller needs.
+"""Encodes texts with a model's vocabulary in slices, and only as far as the caller needs.
 
-The functions that encode are generators: each yields how many characters its next step takes, and returns its result.
-The caller decides when, and in which thread, the next step is done, so that other texts have turns between the slices.
+The functions that encode are generators: each yields the number of characters before each step, and returns its result.
+The caller decides when and in which thread to run the next step, so that other texts have turns between the slices.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ T = TypeVar("T")
 Steps = Generator[int, None, T]
 
 SLICE_CHARACTERS = 65_536
-"""Characters of a slice, about: some tens of milliseconds."""
+"""The approximate number of characters in a slice, which takes some tens of milliseconds to encode."""
 
-# The library works in the thread that calls it. Its own pool has one thread for each processor, shared by all callers:
-# a short text would wait there behind long ones.
+# Make the library work in the calling thread. All callers would share the library's own thread pool, in which a short
+# text would wait behind long ones.
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
@@ -37,20 +37,20 @@ class Vocabulary:
     """The pieces of a model, and the functions that turn texts into their ids."""
 
     backend: tokenizers.Tokenizer
-    """Has the pieces and the special tokens, and turns ids into text."""
+    """The library's tokenizer with the pieces and the special tokens; it turns ids into text."""
     encode: Callable[[str, bool], Sequence[int]]
-    """Turns a text into ids, with or without special tokens at its ends; TypeError for half a surrogate pair."""
+    """Turns a text into ids, with or without special tokens at its ends; raises TypeError for half a surrogate pair."""
     backend_encodes: bool = False
-    """Whether the backend makes the same ids, so that it can encode and truncate pairs of texts."""
+    """Whether the backend itself encodes, so that it can also encode and truncate pairs of texts."""
     bounds: TextBounds = NO_BOUNDS
-    """The least number of tokens that a text can have."""
+    """Lower bounds for the number of a text's tokens."""
     cuts: SafeCuts | None = None
-    """Finds where a text can be cut to be encoded part by part; None: nowhere."""
+    """Finds places at which a text can be cut to encode its parts; None: texts must be encoded in one piece."""
 
     @classmethod
     def of(cls, backend: tokenizers.Tokenizer) -> Vocabulary:
         """Returns the vocabulary of a backend that also encodes."""
-        # Some files have the settings of a training run, which would silently cut or pad prompts.
+        # Some files contain truncation and padding settings of a training run, which would change prompts silently.
         backend.no_truncation()
         backend.no_padding()
         description: dict[str, Any] = json.loads(backend.to_str())
@@ -60,15 +60,15 @@ class Vocabulary:
 
 
 def encode_text(backend: tokenizers.Tokenizer, text: str, specials: bool = False) -> tokenizers.Encoding:
-    """Encodes a text, without offsets; TypeError for half a surrogate pair.
+    """Encodes a text, without offsets; raises TypeError for half a surrogate pair.
 
-    `encode` holds the interpreter's lock until it is done; a batch lets other threads run.
+    Uses a batch of one text, because `encode` would hold the interpreter's lock.
     """
     return backend.encode_batch_fast([text], add_special_tokens=specials)[0]
 
 
 class Encoded(NamedTuple):
-    """Token ids. `is_whole`: whether they are the whole text's; else those of its beginning or end."""
+    """Token ids. `is_whole`: whether they are those of the whole text, not only of its beginning or end."""
 
     token_ids: tuple[int, ...]
     is_whole: bool
@@ -77,7 +77,7 @@ class Encoded(NamedTuple):
 def encode_slices(
     vocabulary: Vocabulary, text: str, *, enough: int | None = None, from_end: bool = False
 ) -> Steps[tuple[list[tokenizers.Encoding], bool]]:
-    """Encodes a text without special tokens; TypeError for half a surrogate pair.
+    """Encodes a text without special tokens; raises TypeError for half a surrogate pair.
 
     Args:
         vocabulary: a vocabulary whose backend encodes.
@@ -85,7 +85,7 @@ def encode_slices(
         enough: the number of tokens after which encoding stops; None: the whole text is encoded.
         from_end: whether encoding begins at the text's end.
 
-    Returns the encodings of the slices in order, and whether they are the whole text.
+    Returns the encodings of the slices in order, and whether they cover the whole text.
     """
     if vocabulary.cuts is None or len(text) <= SLICE_CHARACTERS:
         yield len(text)
@@ -129,7 +129,7 @@ def encode_steps(
 
 
 def find_specials(backend: tokenizers.Tokenizer) -> tuple[Sequence[int], Sequence[int]]:
-    """Returns the special tokens that are added before a text and behind it."""
+    """Returns the special tokens that are added before and after a text."""
     whole = backend.post_process(encode_text(backend, "a"), None, True)
     is_special, ids = whole.special_tokens_mask, whole.ids
     start = is_special.index(0)

@@ -56,7 +56,7 @@ class TokenizerSettings:
         return name.removesuffix("Fast").removesuffix("Tokenizer") if isinstance(name, str) else ""
 
     def flag(self, name: str, default: bool) -> bool:
-        """Returns a flag of the configuration; null and absent are its default."""
+        """Returns a flag of tokenizer_config.json; `default` if it is null or missing."""
         value = self.config.get(name)
         return value if isinstance(value, bool) else default
 
@@ -128,10 +128,10 @@ def _read_sentence_piece(file: Path, settings: TokenizerSettings, root: Path | N
 
 
 def _read_tekken(file: Path, settings: TokenizerSettings, root: Path | None) -> Vocabulary:
-    """Reads Mistral's file: ranks of byte sequences, behind a number of special tokens.
+    """Reads Mistral's tekken.json, which has special tokens, then byte sequences with their ranks.
 
-    Two neighbours merge if a token has their bytes, the lowest rank first. So each pair of tokens that makes another
-    one is a merge.
+    In this format, two neighbours merge if a token consists of their bytes, the lowest rank first. So the merges are
+    all pairs of tokens that together are a token.
     """
     stored = json.loads(read_file(file, root))
     config: Json = stored["config"]
@@ -168,13 +168,13 @@ def _read_tekken(file: Path, settings: TokenizerSettings, root: Path | None) -> 
 
 
 def _cuts(token: bytes, ranks: Mapping[bytes, int]) -> list[int]:
-    """Returns where a token splits into two others, those of the lowest ranks first."""
+    """Returns the positions at which a token splits into two other tokens, those with the lowest ranks first."""
     cuts = [cut for cut in range(1, len(token)) if token[:cut] in ranks and token[cut:] in ranks]
     return sorted(cuts, key=lambda cut: (ranks[token[:cut]], ranks[token[cut:]]))
 
 
 def _read_merges(file: Path, settings: TokenizerSettings, root: Path | None) -> Vocabulary:
-    """Reads GPT-2's two files."""
+    """Reads GPT-2's format: vocab.json and merges.txt."""
     _require_class(file, settings, _MERGES)
     vocabulary: dict[str, int] = json.loads(read_file(file, root))
     merges = list(_split_merges(read_file(file.with_name("merges.txt"), root).decode()))
@@ -185,7 +185,7 @@ def _read_merges(file: Path, settings: TokenizerSettings, root: Path | None) -> 
         backend.normalizer = normalizers.NFC()
         backend.pre_tokenizer = _split(_QWEN2_WORDS, has_prefix)
     backend.decoder = decoders.ByteLevel()
-    # The backend numbers added tokens in their order, behind the vocabulary.
+    # The backend numbers added tokens in the given order, after the vocabulary: add them in the order of their ids.
     backend.add_tokens([token for _, token in sorted(settings.added(), key=lambda item: item[0])])
     backend.add_special_tokens(
         [text for text in settings.special_tokens.values() if backend.token_to_id(text) is not None]
@@ -203,13 +203,13 @@ def _split_merges(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _split(pattern: str, has_prefix: bool = False) -> pre_tokenizers.PreTokenizer:
-    """Returns a pre-tokenizer that cuts texts into words by a pattern, and spells their bytes."""
+    """Returns a pre-tokenizer that splits texts into words by a pattern, and maps them to byte-level characters."""
     words = pre_tokenizers.Split(tokenizers.Regex(pattern), "isolated")
     return pre_tokenizers.Sequence([words, pre_tokenizers.ByteLevel(add_prefix_space=has_prefix, use_regex=False)])
 
 
 def _add_begin(backend: tokenizers.Tokenizer, begin: str | None) -> None:
-    """Adds a token before each text that gets special tokens."""
+    """Makes the backend put a begin token before each text that gets special tokens; None: no token."""
     if begin is not None and (token_id := backend.token_to_id(begin)) is not None:
         backend.post_processor = processors.TemplateProcessing(single=[begin, "$A"], special_tokens=[(begin, token_id)])
 
@@ -229,4 +229,4 @@ _READERS: dict[str, Callable[[Path, TokenizerSettings, Path | None], Vocabulary]
     "vocab.json": _read_merges,
 }
 VOCABULARY_FILES = tuple(_READERS)
-"""The files that may be a vocabulary, in the order of preference."""
+"""The names of vocabulary files, in the order of preference."""

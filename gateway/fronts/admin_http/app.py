@@ -1,4 +1,4 @@
-"""Answers vLLM's calls for operators, from AdminService: sleep and wake for all replicas, and LoRA adapters."""
+"""Answers vLLM's HTTP calls for operators through AdminService: sleep and wake of replicas, and LoRA adapters."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def make_admin_app(administration: AdminServicer) -> FastAPI:
         return Response()
 
     async def is_sleeping() -> dict[str, Any]:
-        """Tells whether all replicas are asleep."""
+        """Returns whether all workers of all replicas are asleep."""
         replicas = await _replicas(administration)
         workers = [worker.state for replica in replicas for worker in replica.workers]
         return {"is_sleeping": bool(workers) and all(state == status_pb2.WORKER_STATE_SLEEPING for state in workers)}
@@ -74,7 +74,7 @@ def make_admin_app(administration: AdminServicer) -> FastAPI:
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
     async def unload_adapter(body: UnloadAdapter) -> PlainTextResponse:
-        """Lets no new request have an adapter."""
+        """Unloads an adapter: new requests can no longer use it."""
         _require_unicode(lora_name=body.lora_name)
         await administration.UnloadLora(admin_pb2.UnloadLoraRequest(name=body.lora_name), None)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
@@ -95,7 +95,7 @@ def _encode_load(body: LoadAdapter) -> admin_pb2.LoadLoraRequest:
 
 
 def _require_unicode(**texts: str) -> None:
-    """Raises BlockyardError FIELD_INVALID for half a surrogate pair, which JSON can bring and no message holds."""
+    """Raises BlockyardError FIELD_INVALID for half a surrogate pair: JSON allows it, protobuf messages do not."""
     for name, text in texts.items():
         try:
             text.encode()

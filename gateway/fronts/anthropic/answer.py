@@ -1,4 +1,4 @@
-"""Makes answers in Anthropic's form, whole or as the events of a stream, from the events of the core."""
+"""Makes answers in Anthropic's form, complete or as the events of a stream, from the events of the core."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gateway.fronts.anthropic.call import MessageCall
     from gateway.fronts.http_calls.parts import Step
 
-# The delta of each kind of block: its type, and the name of its text.
+# For each kind of block, the type of its deltas and their field for the text.
 _DELTAS = {
     PartKind.TEXT: ("text_delta", "text"),
     PartKind.REASONING: ("thinking_delta", "thinking"),
@@ -25,7 +25,7 @@ _DELTAS = {
 
 
 class MessageAnswer:
-    """Makes one message. `start` first, then `add` for each event of the core; `encode` once it has ended."""
+    """Makes one message. Call `start` first, then `add` for each event of the core, and `encode` at the end."""
 
     def __init__(self, call: MessageCall, accepted: Accepted) -> None:
         self._call = call
@@ -47,7 +47,7 @@ class MessageAnswer:
         yield {"type": "ping"}
 
     def add(self, event: Event) -> Iterator[dict[str, Any]]:
-        """Takes an event of the core and makes those of the stream."""
+        """Takes an event of the core, and makes the events of the stream for it."""
         if isinstance(event, Delta):
             for step in self._parts.add(event):
                 if not (isinstance(step, Grown) and self._hides(step.part)):
@@ -61,7 +61,7 @@ class MessageAnswer:
     def encode(self) -> bytes:
         content = [self._block(part) for part in self._parts.parts]
         message = {**self._head, "content": content, **self._ending(), "usage": self._usage(), **self._warnings}
-        # Half a surrogate pair, which a call's arguments may have, can only be said as its escape.
+        # A call's arguments may contain half a surrogate pair, which only an escape can represent.
         return json.dumps(message, separators=(",", ":")).encode()
 
     def _of_step(self, step: Step) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class MessageAnswer:
 
     def _stop_reason(self, finished: Finished) -> str:
         if finished.finish_reason is FinishReason.LENGTH:
-            # The model's length has left less than was asked for.
+            # The model's length left room for fewer tokens than max_tokens.
             is_short = finished.usage.num_completion_tokens < self._call.max_tokens
             return "model_context_window_exceeded" if is_short else "max_tokens"
         if finished.calls_tools:
@@ -108,7 +108,7 @@ class MessageAnswer:
         return "stop_sequence" if isinstance(finished.matched_stop, str) else "end_turn"
 
     def _usage(self) -> dict[str, Any]:
-        """Returns what is known of the tokens. Those of the prompt are the cached ones and all others, apart."""
+        """Returns the token counts that are known so far. The API counts cached prompt tokens separately."""
         finished = self._finished
         num_cached = finished.usage.num_cached_tokens if finished else 0
         return {
@@ -120,10 +120,10 @@ class MessageAnswer:
 
 
 def _read_input(arguments: str) -> dict[str, Any]:
-    """Reads the arguments of a call, which the API has as an object; empty for what is none."""
+    """Parses the arguments of a call; returns an empty object if they are not a JSON object."""
     try:
         value = json.loads(arguments)
-        # Python reads numbers that JSON has not, and would write them.
+        # Python reads and writes NaN and Infinity, which JSON lacks: refuse them.
         json.dumps(value, allow_nan=False)
     except (ValueError, RecursionError):
         return {}

@@ -1,4 +1,4 @@
-"""The blocks of messages as the Anthropic API takes them. Owns their shape, and which kinds are served."""
+"""The content blocks of messages in the Anthropic API: their names and types, and the supported kinds."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from pydantic_core import PydanticCustomError
 from blockyard.contract import chat
 from gateway.fronts.http_calls.body_types import BY_TYPE, Neutral, NotServed, Shape, at_most, unsupported
 
-# Begins a line of the system's texts that is for a provider, not for a model. It changes with every request, and prefix
-# caches would end before it.
+# The beginning of a line in system texts that is meant for Anthropic's billing, not for the model. The line changes
+# with every request, so that the prefix cache would end before it.
 _BILLING = "x-anthropic-billing-header:"
-# The roles in which each type of block is allowed. Other types of the API are not supported.
+# The types of blocks that system texts and tool results, and messages, may have. Other types are not supported.
 _IN_TEXT = frozenset({"text"})
 IN_MESSAGES = frozenset({"text", "thinking", "redacted_thinking", "tool_use", "tool_result"})
 
 
 class Block(Shape):
-    """The fields that all blocks share. The prefix cache needs no request."""
+    """The fields that all blocks share. `cache_control` has no effect: the prefix cache always works."""
 
     cache_control: dict[str, Any] | None = None
 
 
 class TextBlock(Block):
-    """A text. Citations come from documents, which are not served."""
+    """A text. Citations refer to documents, which are not supported."""
 
     type: Literal["text"]
     text: str
@@ -34,7 +34,7 @@ class TextBlock(Block):
 
 
 class ThinkingBlock(Block):
-    """The reasoning of an earlier answer. It has no signature here."""
+    """The reasoning of an earlier answer. Its signature is ignored."""
 
     type: Literal["thinking"]
     thinking: str
@@ -63,7 +63,10 @@ class ToolUseBlock(Block):
 
 
 def _check_kinds(kinds: frozenset[str], block: Any) -> BeforeValidator:
-    """Makes blocks of a text, and refuses blocks of other kinds by name. `block`: the type of one."""
+    """Turns a text into a list of one block, and refuses blocks of unsupported kinds; the error names the kind.
+
+    `block`: the type of a block, for the OpenAPI document.
+    """
 
     def check(value: Any) -> Any:
         if isinstance(value, str):
@@ -83,7 +86,7 @@ Texts = Annotated[list[TextBlock], Field(fail_fast=True), at_most(chat.MAX_PARTS
 
 
 class ToolResultBlock(Block):
-    """The result of a tool. An error is only marked by its text."""
+    """The result of a tool. `is_error` has no effect: the model only sees the text."""
 
     type: Literal["tool_result"]
     tool_use_id: str
@@ -106,16 +109,16 @@ Content = Annotated[
 
 
 def join_texts(texts: list[TextBlock]) -> str | None:
-    """Makes one content of texts; None where there are none."""
+    """Joins text blocks into one content; None if there are none."""
     return chat.join_parts([block.text for block in texts])
 
 
 def join_system_texts(texts: list[TextBlock]) -> str | None:
-    """Makes one content of the system's texts, without the lines for a provider that begin them."""
+    """Joins system texts into one content, without the billing lines at their beginning."""
     stripped = (_without_billing(block.text) for block in texts)
     return chat.join_parts([text for text in stripped if text is not None])
 
 
 def _without_billing(text: str) -> str | None:
-    """Leaves out a text's first line if it is for a provider; None: there is nothing else."""
+    """Removes a text's first line if it is a billing line; returns None if nothing else is left."""
     return text.partition("\n")[2] or None if text.startswith(_BILLING) else text

@@ -21,7 +21,7 @@ class MessageCall:
     request: GenerationRequest
     max_tokens: int
     stream: bool
-    # Blocks of thinking are there, and empty.
+    # Whether the answer's thinking blocks are empty.
     hides_thinking: bool
 
 
@@ -45,5 +45,5 @@ def _format(body: MessagesBody) -> OutputFormat | None:
 
 
 def understand_count(body: CountBody, tenant: str) -> GenerationRequest:
-    """Makes the request whose prompt is counted of a body of /v1/messages/count_tokens."""
+    """Makes a request from a body of /v1/messages/count_tokens, to count the tokens of its prompt."""
     return GenerationRequest(prompt=conversation_of(body), model=body.model, tenant=tenant)

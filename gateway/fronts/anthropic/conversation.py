@@ -31,7 +31,10 @@ _CHOICES = {
 
 
 def conversation_of(body: PromptShape) -> chat.Conversation:
-    """Makes the conversation: a system message, then those of the body. An answer continues a final assistant's."""
+    """Makes the conversation: a system message, then the messages of the body.
+
+    If the last message is the assistant's, the answer continues it.
+    """
     messages = [each.message for each in placed_messages(body)]
     choice = body.tool_choice
     return chat.Conversation(
@@ -53,7 +56,7 @@ def placed_messages(body: PromptShape) -> list[Placed]:
 
 
 def _messages(message: MessageShape, number: int) -> Iterator[Placed]:
-    """Makes a message for each result of a tool, and one of all else, in the order of the calls' API."""
+    """Splits a message of the body: first a message for each tool result, then one message for all other blocks."""
     place = f"messages[{number}]"
     blocks = [(block, f"{place}.content[{index}]") for index, block in enumerate(message.content)]
     for block, at in blocks:
@@ -75,7 +78,7 @@ def _messages(message: MessageShape, number: int) -> Iterator[Placed]:
 
 
 def _template_arguments(body: PromptShape) -> dict[str, Any]:
-    """Returns the variables by which templates know whether, and how much, a model should think."""
+    """Returns the chat template's variables for whether and how much the model thinks."""
     arguments: dict[str, Any] = {}
     if body.thinking is not None:
         arguments["enable_thinking"] = body.thinking.type != "disabled"

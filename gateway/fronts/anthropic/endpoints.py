@@ -1,4 +1,4 @@
-"""Serves the Anthropic Messages API. Owns the order of a call: read the body, start the request, answer it."""
+"""Serves the Anthropic Messages API. Owns the order of a call: read the body, start the request, answer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
 
 
 class AnsweringRoute(APIRoute):
-    """A route whose errors become answers in Anthropic's form."""
+    """A route that answers errors in Anthropic's form."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Makes the handler; FastAPI calls it once for each route."""
@@ -89,12 +89,12 @@ class MessageEndpoints:
 
 
 def _fail(error: BlockyardError) -> list[dict[str, Any]]:
-    """Makes the event that ends a stream which fails."""
+    """Makes the last event of a stream that fails."""
     return [errors.error_object(errors.rename(error))]
 
 
 async def _not_served(request: Request) -> Response:
-    """Refuses what else the API has, by name."""
+    """Refuses the API's unsupported methods and paths; the error names them."""
     path = request.url.path
     if path in (PATH, _COUNT_PATH):
         raise HTTPException(405, f"{request.method} {path} is not supported: POST is", {"Allow": "POST"})
@@ -102,7 +102,7 @@ async def _not_served(request: Request) -> Response:
 
 
 async def _alive() -> Response:
-    """Answers 200: agents ask whether somebody is there before they send anything."""
+    """Answers 200: agents check that the server responds before they send a call."""
     return Response()
 
 

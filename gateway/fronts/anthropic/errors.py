@@ -2,7 +2,7 @@
 
     {"type": "error", "error": {"type", "message", "reason", "violations": [{"param", "message", "code"}]}}
 
-`reason` and `violations` are ours.
+`reason` and `violations` are Blockyard's own fields.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _TYPES = {
 # Agents shorten a conversation when an error's message contains this text.
 _PREFIXES = {Reason.PROMPT_TOO_LONG: "prompt is too long: "}
 _NAMES = {"prompt": "messages", "stop": "stop_sequences"}
-# A tool's parameters have another name in this API.
+# A tool's `parameters` are called `input_schema` in this API.
 _OF_TOOL = re.compile(r"(tools\[\d+\])\.parameters")
 
 
 def rename(error: BlockyardError) -> BlockyardError:
-    """Renames the parameters of an error of the core to those of the API."""
+    """Renames the fields in an error of the core to the parameters of the API."""
     return rename_violations(error, _parameter)
 
 
@@ -50,12 +50,12 @@ def _parameter(field: str) -> str:
 
 
 def error_type(status: int) -> str:
-    """Returns the API's type of an error, by the HTTP status."""
+    """Returns the API's error type for an HTTP status."""
     return _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
 
 
 def error_object(error: BlockyardError) -> dict[str, Any]:
-    """Returns the body of an error's answer, which is also the data of the event that ends a stream."""
+    """Counts an error, and returns the body of its answer, which is also the data of a failed stream's last event."""
     note_error(error.reason)
     fields: dict[str, Any] = {
         "type": error_type(error.http_status),
@@ -70,10 +70,10 @@ def error_object(error: BlockyardError) -> dict[str, Any]:
 
 
 def error_response(error: BlockyardError) -> Response:
-    """Answers a call with an error and, where it makes sense, when to try again."""
+    """Answers a call with an error. Headers say when to retry, if a retry makes sense."""
     return response(error_object(error), error.http_status, error_headers(error, "request-id"))
 
 
 def response(body: dict[str, Any], status: int, headers: Mapping[str, str]) -> Response:
-    """Answers with a body. Unless the headers say otherwise, the client is not to try again."""
+    """Makes the answer with a body. Tells the client not to retry, unless `headers` say otherwise."""
     return Response(json.dumps(body), status, {"x-should-retry": "false", **headers}, media_type="application/json")

@@ -1,4 +1,4 @@
-"""Serves the models in Anthropic's form, to those who say by a header that they speak its API."""
+"""Serves the models in Anthropic's form to clients that send the header of Anthropic's API."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PATH = "/v1/models"
 
 
 class VersionedRoute(AnsweringRoute):
-    """A route for calls with the header that all of Anthropic's clients send; others go to the next of its path."""
+    """A route for calls with the header that all Anthropic clients send. Other calls match the path's next route."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         return super().matches(scope) if ANTHROPIC_VERSION in Headers(scope=scope) else (Match.NONE, {})
@@ -36,7 +36,7 @@ class ModelEndpoints:
         self._created_at = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
     async def list_models(self) -> JSONResponse:
-        """Lists the models that are served, all on one page."""
+        """Lists all served models on one page."""
         models = [self._model(card) for card in self._generation.models()]
         first, last = (models[0]["id"], models[-1]["id"]) if models else (None, None)
         return JSONResponse({"data": models, "has_more": False, "first_id": first, "last_id": last})
@@ -59,7 +59,7 @@ class ModelEndpoints:
 
 
 def add_models(app: FastAPI, generation: GenerationService) -> None:
-    """Adds the routes to an application, before those of its paths that ask for no header."""
+    """Adds the routes to an application, before its routes of the same paths that require no header."""
     endpoints = ModelEndpoints(generation)
     app.router.routes[:0] = [
         VersionedRoute(_PATH, endpoints.list_models, methods=["GET"], include_in_schema=False),

@@ -1,7 +1,8 @@
-"""The bodies of /v1/messages and of /v1/messages/count_tokens: names, types, and what is not served.
+"""The bodies of /v1/messages and /v1/messages/count_tokens: names, types, and unsupported parameters.
 
-A parameter is one of four kinds, as in `gateway.fronts.openai.schema.requests`: it works; it is taken and has no effect
-here; the API knows it and it is not served, which is an error that names it; or it is unknown, which is an error too.
+There are four kinds of parameters, as in `gateway.fronts.openai.schema.requests`: parameters that work; parameters that
+are accepted without an effect; parameters of the API that are not supported, whose use is an error; and unknown
+parameters, which are errors too.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from blockyard.contract import chat
 from gateway.fronts.anthropic.blocks import Content, Texts  # noqa: TC001 - pydantic reads the annotations
 from gateway.fronts.http_calls.body_types import Neutral, NotServed, Shape, at_most, unsupported
 
-# An earlier answer's thinking is the chat template's to leave out.
+# The prefix of edits that have no effect here: the chat template itself leaves out earlier thinking.
 _HARMLESS_EDITS = "clear_thinking_"
 
 
@@ -30,7 +31,7 @@ class MessageShape(Shape):
 
 
 def _check_tool(value: Any) -> Any:
-    """Refuses the tools of Anthropic's servers by name."""
+    """Refuses tools that Anthropic's servers run; the error names their type."""
     kind = value.get("type") if isinstance(value, dict) else None
     if isinstance(kind, str) and kind != "custom":
         raise unsupported(f"is of the type {kind!r}, which is not supported: only tools with an input_schema are")
@@ -38,7 +39,7 @@ def _check_tool(value: Any) -> Any:
 
 
 class ToolShape(Shape):
-    """A tool that the client has."""
+    """A tool that the client runs."""
 
     name: str
     description: str | None = None
@@ -46,7 +47,7 @@ class ToolShape(Shape):
     type: Literal["custom"] | None = None
     strict: bool | None = None
     cache_control: dict[str, Any] | None = None
-    # Arguments are streamed as they are written.
+    # No effect: arguments are always streamed while the model writes them.
     eager_input_streaming: bool | None = None
     allowed_callers: Annotated[Any, Neutral(["direct"])] = None
     defer_loading: Annotated[Any, Neutral(False)] = None
@@ -93,7 +94,7 @@ class ThinkingShape(Shape):
 
 
 class OutputFormat(Shape):
-    """JSON that a schema allows."""
+    """The format of an answer: JSON that a schema allows."""
 
     type: Literal["json_schema"]
     json_schema: Annotated[dict[str, Any], Field(alias="schema")]
@@ -108,7 +109,7 @@ class OutputConfig(Shape):
 
 
 def _check_edits(value: Any) -> Any:
-    """Takes edits that change nothing here, and refuses others by name."""
+    """Accepts edits that have no effect here, and refuses other edits; the error names them."""
     edits = value.get("edits") or [] if isinstance(value, dict) else None
     if not isinstance(edits, list):
         raise PydanticCustomError("context_management", "should be an object with a list of edits")
@@ -120,7 +121,7 @@ def _check_edits(value: Any) -> Any:
 
 
 class PromptShape(Shape):
-    """The fields that make the prompt."""
+    """The fields that determine the prompt."""
 
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset(
         {"betas", "cache_control", "context_management", "diagnostics", "user_profile_id", "workspace_id"}
@@ -143,7 +144,7 @@ class PromptShape(Shape):
     # The former name of output_config.format.
     output_format: OutputFormat | None = None
 
-    # They label a request, or tune what works by itself here.
+    # Parameters that label a request, or tune features that work automatically here.
     betas: Annotated[list[str], Field(fail_fast=True)] | None = None
     cache_control: dict[str, Any] | None = None
     context_management: Annotated[dict[str, Any], BeforeValidator(_check_edits)] | None = None
@@ -169,7 +170,7 @@ def _check_length(value: int) -> int:
 
 
 class MessagesBody(PromptShape):
-    """The body of /v1/messages. `max_tokens` is reduced to the room that the model's length leaves."""
+    """The body of /v1/messages. `max_tokens` is reduced if the model's length leaves less room."""
 
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = PromptShape.WITHOUT_EFFECT | {"metadata", "service_tier"}
 

@@ -1,4 +1,4 @@
-"""Answers AdminService: status, draining and log level of this gateway. Passes on what the scheduler answers."""
+"""Answers AdminService: status, draining and log level of this gateway. Forwards all other calls to the scheduler."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ log = EventLogger(__name__)
 SERVICE_NAME = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
 GATEWAY = "gateway"
 STATUS_TIMEOUT_SECONDS = 2.0
-# A worker has its own time for what it is asked; a profile starts torch's profiler, which loads libraries.
+# The scheduler has its own time limits for workers. Starting a profile takes long: torch's profiler loads libraries.
 CALL_TIMEOUT_SECONDS = 150.0
-# A replica may finish its requests first, or load its weights.
+# These operations may wait for running requests or load weights.
 OPERATION_TIMEOUT_SECONDS = 3600.0
 _SECONDS: dict[str, float] = dict.fromkeys(
     ("SleepReplica", "WakeReplica", "SaveState", "UpdateWeights"), OPERATION_TIMEOUT_SECONDS
@@ -41,7 +41,7 @@ _SECONDS: dict[str, float] = dict.fromkeys(
 
 
 def _passed_on(method: str) -> Any:
-    """Makes a method that the scheduler answers with one message."""
+    """Makes a servicer method that forwards a call to the scheduler, which answers with one message."""
 
     async def pass_on(self: AdminServicer, request: Any, context: Any) -> Any:
         return await self.pass_on(method, request)
@@ -50,7 +50,7 @@ def _passed_on(method: str) -> Any:
 
 
 def _passed_on_stream(method: str) -> Any:
-    """Makes a method that the scheduler answers with a stream of messages."""
+    """Makes a servicer method that forwards a call to the scheduler, which answers with a stream."""
 
     async def pass_on(self: AdminServicer, request: Any, context: Any) -> AsyncIterator[Any]:
         _note(method)
@@ -76,7 +76,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     def add_to(self, server: grpc.aio.Server) -> None:
         admin_pb2_grpc.add_AdminServiceServicer_to_server(self, server)
 
-    # This gateway.
+    # Calls that this gateway answers.
 
     async def GetStatus(  # type: ignore[override]
         self, request: admin_pb2.GetStatusRequest, context: Any
@@ -84,7 +84,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         return await self.status()
 
     async def status(self) -> admin_pb2.GetStatusResponse:
-        """Returns the same; without the scheduler's part if that does not answer."""
+        """Returns the answer of GetStatus; without the scheduler's part if the scheduler does not answer."""
         response = admin_pb2.GetStatusResponse(gateway=self._status())
         try:
             response.scheduler.CopyFrom(await self._link.get_status(STATUS_TIMEOUT_SECONDS))
@@ -144,7 +144,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             response.processes.add(process="scheduler", message=error.message)
         return response
 
-    # Passed on to the scheduler.
+    # Calls that are forwarded to the scheduler.
 
     DrainReplica = _passed_on("DrainReplica")
     UndrainReplica = _passed_on("UndrainReplica")
@@ -177,7 +177,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def LoadLora(  # type: ignore[override]
         self, request: admin_pb2.LoadLoraRequest, context: Any
     ) -> admin_pb2.LoadLoraResponse:
-        """Loads an adapter, under a name that is not the model's."""
+        """Loads an adapter; raises BlockyardError if its name is the model's."""
         if request.name == self._generation.model_name:
             raise invalid([Violation("name", f"must not be the name of the model itself, {request.name!r}")])
         await self._generation.check_tokenizer(request.name, request.path)
@@ -195,7 +195,10 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         return answer
 
     async def _hear_of(self, is_told: Callable[[set[int]], bool]) -> None:
-        """Waits until this gateway knows of a change, so that the caller can rely on it here."""
+        """Waits briefly until this gateway has received a change of adapters, so that the caller can rely on it.
+
+        `is_told`: returns whether the change has arrived, from the ids of the known adapters.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(STATUS_TIMEOUT_SECONDS):
                 await self._link.wait_until(lambda: is_told({each.lora_id for each in self._link.loras.values()}))
@@ -207,7 +210,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 
 
 def _note(method: str, **fields: str) -> None:
-    """Logs who did what to the system."""
+    """Logs an operator's call and its caller."""
     log.info("an operator called", method=method, caller=CALLER.get().name or "unknown", **fields)
 
 
@@ -225,7 +228,7 @@ def _latency(histogram: Histogram) -> status_pb2.LatencyTotals:
 
 
 def _from_scheduler(error: grpc.RpcError) -> BlockyardError:
-    """Returns the scheduler's error, or that the scheduler does not answer."""
+    """Returns the scheduler's error, or NO_READY_WORKER if the scheduler does not answer."""
     decoded = from_rpc_error(error)
     if decoded.reason is not Reason.NO_READY_WORKER or "origin" not in decoded.metadata:
         return decoded

@@ -32,20 +32,20 @@ def tenant_of(context: Any) -> str:
 
 
 def add_service(server: grpc.aio.Server, service: Any, servicer: Any) -> None:
-    """Registers a servicer so that a request which cannot be parsed (a string that is not UTF-8) is FIELD_INVALID.
+    """Registers a servicer, and answers requests that cannot be parsed (a string is not UTF-8) with FIELD_INVALID.
 
-    grpc itself answers INTERNAL to it, as if the fault were the server's. The servicer of a stream gets a
+    grpc itself would answer INTERNAL, as if the fault were the server's. In a stream of requests, the servicer gets a
     BlockyardError in place of such a request.
 
     Args:
-        server: not started yet.
-        service: the descriptor.
-        servicer: has a coroutine function for each method.
+        server: the server; it must not have started.
+        service: the service's descriptor.
+        servicer: an object with a coroutine function for each method.
     """
     handlers = {method.name: _handler(method, servicer) for method in service.methods}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
-    # Calls of each method wait apart from others': a cancel does not stand behind thousands of new requests, of which a
-    # busy loop takes one in a few turns.
+    # Registered methods have separate queues: a cancel then does not wait behind thousands of new requests, which a
+    # busy event loop takes slowly.
     server.add_registered_method_handlers(service.full_name, handlers)  # type: ignore[attr-defined]
 
 

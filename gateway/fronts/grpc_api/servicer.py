@@ -122,7 +122,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
 
 
 def _watched(reader: Reader, context: Any) -> Reader:
-    """Closes a reader as soon as its client is gone, whatever the handler is doing."""
+    """Closes a reader as soon as its client leaves, even while the handler is busy."""
     context.add_done_callback(lambda _: reader.close())
     return reader
 
@@ -148,7 +148,7 @@ async def _read_whole(reader: Reader, response: W) -> W:
 
 
 async def _write(reader: Reader, context: Any, response: type[StreamResponse]) -> None:
-    """Writes a reader's events; a call that ends interrupts it in a write."""
+    """Writes a reader's events to the call's stream. If the call ends, gRPC cancels the pending write."""
     seq = 0
     try:
         async for event in reader:

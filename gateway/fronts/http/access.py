@@ -1,6 +1,6 @@
-"""Checks keys and certificates over HTTP, and bounds what a connection may cost.
+"""Checks API keys and client certificates over HTTP, and limits the cost of connections.
 
-One middleware stands before every route, also before routes that are added later. Knows no route.
+The checks wrap the whole application, including routes that are added later. Knows no route.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ if TYPE_CHECKING:
 
 log = EventLogger(__name__)
 
-# A request line and its headers together.
+# The largest size of a request line with its headers.
 MAX_HEADER_BYTES = 16 * 1024
-# From the first byte of a request, or from the beginning of its connection, to its last byte.
+# The longest time to receive a request, from its first byte or the beginning of its connection to its last byte.
 REQUEST_SECONDS = 60.0
-# Connections beyond the limit that still get an error, and their time to ask; further ones are closed.
+# The number of connections beyond the limit that are answered with an error, and their time to send a request. Further
+# connections are closed.
 MAX_REFUSED_CONNECTIONS = 1024
 REFUSED_SECONDS = 5.0
 # The key of the scope under which the connection passes the common name of the client's certificate.
@@ -41,7 +42,7 @@ _COMMON_NAME = "blockyard.common_name"
 
 
 def with_authentication(app: ASGIApp, gate: Gate) -> ASGIApp:
-    """Wraps an application so that calls need leave of the gate, except for routes that are open to all."""
+    """Wraps an application so that the gate must admit a call, except for routes that are open to all."""
     authenticator = Authenticator(gate)
 
     async def guard(scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,9 +61,9 @@ def with_authentication(app: ASGIApp, gate: Gate) -> ASGIApp:
 
 
 def with_bounded_head(app: ASGIApp) -> ASGIApp:
-    """Wraps an application so that no request with a longer head than MAX_HEADER_BYTES gets to it.
+    """Wraps an application, and refuses requests whose line and headers exceed MAX_HEADER_BYTES.
 
-    The parser bounds only incomplete heads: a head that comes in one piece may be as long as that piece.
+    The HTTP parser only limits incomplete headers: headers that come in one piece may have any length.
     """
 
     async def bound(scope: Scope, receive: Receive, send: Send) -> None:
@@ -75,7 +76,7 @@ def with_bounded_head(app: ASGIApp) -> ASGIApp:
             "param": None,
             "code": "headers_too_large",
         }
-        # The rest that the client is sending is not read.
+        # The rest of the request is not read.
         await response(fields, 431, {"connection": "close"})(scope, receive, send)
 
     return bound
@@ -96,7 +97,7 @@ async def _refuse(error: BlockyardError, scope: Scope, receive: Receive, send: S
     refusal = (anthropic_errors.error_response if is_anthropic else error_response)(error)
     if error.reason is Reason.UNAUTHENTICATED:
         refusal.headers["www-authenticate"] = "Bearer"
-    # The rest that the client is sending is not read.
+    # The rest of the request is not read.
     refusal.headers["connection"] = "close"
     await refusal(scope, receive, send)
 
@@ -107,9 +108,9 @@ async def _refuse_connection(scope: Scope, receive: Receive, send: Send) -> None
 
 
 class BoundedProtocol(H11Protocol):
-    """Closes connections whose requests take too long to come, and refuses those beyond the limit.
+    """Closes connections whose requests arrive too slowly, and refuses connections beyond the limit.
 
-    uvicorn itself waits for a request for ever.
+    uvicorn itself would wait for a request forever.
     """
 
     max_connections = 0
@@ -157,12 +158,12 @@ class BoundedProtocol(H11Protocol):
 
 
 def bounded_protocol(max_connections: int) -> type[BoundedProtocol]:
-    """Makes the protocol of a listener with so many connections at once; 0: no limit."""
+    """Makes the protocol class of a listener with at most `max_connections` at once; 0: no limit."""
     return type("BoundedProtocol", (BoundedProtocol,), {"max_connections": max_connections})
 
 
 def _with_common_name(app: ASGIApp, common_name: str) -> ASGIApp:
-    """Wraps an application for the calls of one connection."""
+    """Wraps an application for one connection: its calls get the common name of the client's certificate."""
 
     async def named(scope: Scope, receive: Receive, send: Send) -> None:
         scope[_COMMON_NAME] = common_name

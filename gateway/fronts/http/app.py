@@ -1,4 +1,4 @@
-"""Puts the HTTP APIs together as one application."""
+"""Combines the HTTP APIs in one application."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def make_http_app(generation: GenerationService) -> FastAPI:
-    """Makes the application of all HTTP APIs that generate, whose errors are OpenAI's where an API has no own."""
+    """Makes the application of all HTTP APIs for inference. An API without errors of its own uses OpenAI's form."""
     app = make_app(generation)
     add_messages(app, generation)
     add_models(app, generation)

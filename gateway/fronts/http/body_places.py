@@ -1,7 +1,7 @@
-"""Reads few long bodies at a time, so that what many of them hold together stays small: tenants take turns.
+"""Limits how many long bodies are read at a time, so that many of them do not fill the memory. Tenants take turns.
 
-The others are left in their senders' sockets. A place is held while a body comes, for a second at most: whoever sends
-slowly holds up nobody.
+The other bodies stay in their sockets. A body holds its place while it arrives, but for a second at most: a slow sender
+does not block others.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ MAX_SECONDS = 1.0
 
 
 class BodyPlaces:
-    """The places of one listener, and the bodies that wait for one."""
+    """The places for long bodies of one listener, and the bodies that wait for a place."""
 
     def __init__(self, num_places: int = NUM_PLACES) -> None:
         self._num_free = num_places
-        # By tenant, in the order of their turns.
+        # The waiting bodies by tenant, in the order of the tenants' turns.
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
     async def take(self, tenant: str) -> None:
@@ -58,7 +58,7 @@ class BodyPlaces:
 
 
 class _Body:
-    """One request's body, as the application receives it."""
+    """The body of one request while the application receives it."""
 
     def __init__(self, places: BodyPlaces, scope: Scope, receive: Receive) -> None:
         headers = Headers(scope=scope)
@@ -72,7 +72,7 @@ class _Body:
         self._expiry: asyncio.TimerHandle | None = None
 
     async def receive(self) -> Message:
-        """Receives the next part, when there is a place for it."""
+        """Receives the next part of the body; a long body first waits for a place."""
         if self._is_long and not self._has_had_place:
             self._has_had_place = True
             await self._places.take(self._tenant)
@@ -85,7 +85,7 @@ class _Body:
         return message
 
     def end(self) -> None:
-        """Releases the place, if it has one. Others continue after this turn's work on the body."""
+        """Releases the body's place, if it has one. Waiting bodies continue in a later turn of the event loop."""
         if self._expiry is not None:
             self._expiry.cancel()
             self._expiry = None

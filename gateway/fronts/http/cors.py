@@ -1,4 +1,4 @@
-"""Lets web pages of some origins call the HTTP APIs, by the CORS protocol. Knows no route."""
+"""Allows web pages of some origins to call the HTTP APIs, by the CORS protocol. Knows no route."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 _METHODS = ("GET", "POST", "DELETE")
-# Headers of an answer that scripts may read besides those that they always may.
+# Headers of an answer that scripts may read, in addition to those that CORS always allows.
 _EXPOSED = ("x-request-id", "request-id", "retry-after", "retry-after-ms", "x-should-retry", "www-authenticate")
 _PREFLIGHT_SECONDS = 600
 
 
 def with_cors(app: ASGIApp, origins: str) -> ASGIApp:
-    """Wraps an application so that pages of these origins (with commas between) can call it; '': of none but its own.
+    """Wraps an application so that pages of some origins can call it.
 
-    Stands before the check of keys: a browser sends none with its preflight request.
+    Must wrap the check of keys: a browser sends no key with its preflight request.
+
+    `origins`: separated by commas; empty: only pages of the gateway's own origin.
     """
     allowed = [origin.strip() for origin in origins.split(",") if origin.strip()]
     if not allowed:

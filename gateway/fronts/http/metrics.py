@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from gateway.observe.metrics import GatewayMetrics
 
 PATH = "/metrics"
-# Methods that every program knows; others must not become labels.
+# Standard methods. A client's invented methods must not become labels.
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 OTHER = "other"
-# A probe of a gateway that is not ready gets an error, which does not count as one.
+# The prefix of probes. The error that a probe gets while the gateway is not ready does not count.
 _PROBES = "/health"
 _CLIENT_GONE = 499
 
 
 def add_metrics(app: FastAPI, metrics: GatewayMetrics) -> None:
     async def answer(request: Request) -> Response:
-        # In a thread: the loop's streams do not wait for a scrape.
+        # Encode in a thread, so that the event loop's streams do not wait for a scrape.
         accept = request.headers.get("accept", "")
         content, content_type = await asyncio.to_thread(metrics.registry.encode, accept)
         return Response(content, headers={"content-type": content_type})
@@ -34,7 +34,7 @@ def add_metrics(app: FastAPI, metrics: GatewayMetrics) -> None:
 
 
 def with_request_counts(app: ASGIApp, metrics: GatewayMetrics) -> ASGIApp:
-    """Wraps an application: each request is counted when it has been answered, with its errors."""
+    """Wraps an application, and counts each request and its errors when the request has ended."""
 
     async def count(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

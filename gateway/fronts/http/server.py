@@ -1,4 +1,4 @@
-"""Runs an ASGI application with uvicorn, on a socket and under signals of this process."""
+"""Runs an ASGI application with uvicorn, on a socket and with the signal handling of this process."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from gateway.observe.metrics import GatewayMetrics
 
-# Connections that wait to be accepted; of more than that, clients try again by themselves after a second.
+# The number of connections that may wait to be accepted. Clients of further connections retry after a second.
 _BACKLOG = 4096
-# Connections that are still open after this are cut.
+# When the server stops, connections that are still open after this time are closed.
 _GRACE_SECONDS = 2
 _DATE_SECONDS = 1.0
 
@@ -39,7 +39,7 @@ class _Server(uvicorn.Server):
         self._exit_requested = asyncio.Event()
 
     async def main_loop(self) -> None:
-        """Waits for `exit`, and updates the date of answers: uvicorn's own loop wakes ten times a second for that."""
+        """Waits for `exit`, and updates the answers' date each second; uvicorn's own loop wakes ten times a second."""
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_DATE_SECONDS):
@@ -66,13 +66,13 @@ class HttpFront:
         *,
         allowed_origins: str = "",
     ) -> None:
-        """Does not listen yet.
+        """Prepares the server; it does not listen yet.
 
         Args:
-            app: answers.
-            access: what is asked of clients; None: nothing.
-            metrics: count the requests.
-            allowed_origins: whose pages may call it, with commas between.
+            app: the application.
+            access: the requirements for clients; None: no requirements.
+            metrics: the metrics that count requests.
+            allowed_origins: origins whose web pages may call the application, separated by commas.
         """
         access = access or Access()
         app = with_body_places(app)
@@ -87,7 +87,7 @@ class HttpFront:
                 backlog=_BACKLOG,
                 ssl_context_factory=(lambda *_: http_context(files)) if files else None,
                 log_config=None,
-                # It warns of each request that is none, with which anybody could fill the log.
+                # uvicorn warns of each malformed request, with which any client could fill the log.
                 log_level="error",
                 access_log=False,
                 server_header=False,
@@ -99,7 +99,7 @@ class HttpFront:
         self._task: asyncio.Task[None] | None = None
 
     def bind(self, host: str, port: int) -> int:
-        """Takes the port (0: a free one) and returns it; raises PortTaken."""
+        """Binds the port (0: any free port) and returns it; raises PortTaken."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             self._socket = socket.create_server((host, port), family=family, backlog=_BACKLOG)

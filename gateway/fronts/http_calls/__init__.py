@@ -1,1 +1,1 @@
-"""What the HTTP fronts share: types of bodies, reading of bodies, headers, and streams of events."""
+"""Code that the HTTP fronts share: types of bodies, reading of bodies, headers, and streams of events."""

@@ -1,4 +1,4 @@
-"""Reads the headers and the JSON bodies of calls, and makes one error of all that is wrong with a body."""
+"""Reads the headers and the JSON bodies of calls, and reports all violations of a body in one error."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 
 B = TypeVar("B", bound=Shape)
 
-# The place of a violation of the whole body, which has no parameter.
+# The field of a violation that concerns the whole body.
 BODY = "body"
 MAX_VIOLATIONS = 100
 MAX_VALUES = 2**18
-"""The values of a body; of one with long lists of texts or token ids, its lists and objects."""
+"""The most values of a body. In a body with long lists of texts or token ids, only lists and objects count."""
 _KEY = "Idempotency-Key"
-# All clients of Anthropic send it.
+# The header that all clients of Anthropic's API send.
 ANTHROPIC_VERSION = "anthropic-version"
 
 
 def read_tenant(request: Request) -> str:
-    """Reads whose call it is; raises BlockyardError FIELD_INVALID."""
+    """Returns the tenant of a call; raises BlockyardError FIELD_INVALID or PERMISSION_DENIED."""
     return check_tenant(request.headers.get(TENANT_KEY))
 
 
 def read_key(request: Request) -> str | None:
-    """Reads the name under which a call can be sent again, as a request's; raises BlockyardError FIELD_INVALID."""
+    """Reads the Idempotency-Key, which becomes the call's request id; raises BlockyardError FIELD_INVALID."""
     key = request.headers.get(_KEY)
     if key is not None and not is_request_id(key):
         raise invalid([Violation(_KEY, REQUEST_ID_RULE)])
@@ -47,9 +47,10 @@ def read_key(request: Request) -> str | None:
 
 
 async def read_json(request: Request) -> bytes:
-    """Reads a body of the type JSON; raises BlockyardError, and HTTPException 415.
+    """Reads a body of the content type JSON; raises BlockyardError, and HTTPException 415 for another type.
 
-    Browsers let any web page send other types to any address without asking, this machine's own included.
+    Other types are refused because browsers let any web page send them to any address, even to local ones, without a
+    CORS preflight request.
     """
     raw = await read_body(request)
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -59,7 +60,7 @@ async def read_json(request: Request) -> bytes:
 
 
 def parse_body(kind: type[B], raw: bytes) -> B:
-    """Reads JSON; raises BlockyardError with all that is wrong with its names and types."""
+    """Parses a JSON body; raises BlockyardError with all violations of names and types."""
     if _has_too_many_values(raw, b"[{" if kind.HAS_LONG_LISTS else b"[{,"):
         raise invalid([Violation(BODY, f"has more than {MAX_VALUES} values")])
     try:
@@ -69,11 +70,14 @@ def parse_body(kind: type[B], raw: bytes) -> B:
 
 
 def _has_too_many_values(raw: bytes, marks: bytes) -> bool:
-    """Returns whether JSON has more values than are read while everybody waits: `marks` begin or divide them."""
-    # Most bodies of this size are one text, which is read in no time.
+    """Returns whether JSON has too many values: parsing them would block the event loop.
+
+    `marks`: the characters that begin or separate values.
+    """
+    # Most large bodies are mainly one text, which is parsed fast.
     if len(raw) <= MAX_VALUES or not _has_more(raw, marks):
         return False
-    # Marks inside texts do not count. Quotes divide the body: every second part is a text.
+    # Do not count marks inside strings: if the body is split at quotes, every second part is a string.
     plain = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
     if b"," in marks and plain.count(b'"') > 2 * MAX_VALUES:
         return True
@@ -81,7 +85,7 @@ def _has_too_many_values(raw: bytes, marks: bytes) -> bool:
 
 
 def _has_more(raw: bytes, marks: bytes) -> bool:
-    """Returns whether there are more than MAX_VALUES marks. Where there are few, `find` is faster than `count`."""
+    """Returns whether there are more than MAX_VALUES marks. If marks are rare, `find` is faster than `count`."""
     count = 0
     for mark in marks:
         place = raw.find(mark)
@@ -92,17 +96,17 @@ def _has_more(raw: bytes, marks: bytes) -> bool:
 
 
 def from_validation(error: pydantic.ValidationError) -> BlockyardError:
-    """Makes one error of everything that is wrong with a body's names and types, up to a hundred violations."""
+    """Returns one error with all violations of a body's names and types, a hundred at most."""
     return of_details(error.errors(include_url=False, include_context=False, include_input=False))
 
 
 def of_details(found: Sequence[Mapping[str, Any]], *, skip: int = 0) -> BlockyardError:
-    """Makes one error of pydantic's details; the first `skip` parts of their places are left out."""
+    """Returns one error for pydantic's error details, without the first `skip` parts of their locations."""
     return invalid(_violation(item["type"], item["loc"][skip:], item["msg"]) for item in found[:MAX_VIOLATIONS])
 
 
 def _is_tag(part: int | str) -> bool:
-    """Returns whether a part of a place is none of the body: of a key, or of a shape in a union."""
+    """Returns whether a part of a location is pydantic's own tag (`[key]`, a union's type), not a field of the body."""
     return isinstance(part, str) and part.startswith("[") and part.endswith("]")
 
 

@@ -1,4 +1,4 @@
-"""Types of the bodies of HTTP calls: strict shapes, and parameters that are known but not served.
+"""Base types for the bodies of HTTP calls: strict objects, and parameters that are known but not supported.
 
 Knows no parameter by name.
 """
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 
 MAX_UNKNOWN_PARAMETERS = 64
-# The kind of the errors that become Reason.UNSUPPORTED_PARAMETER.
+# pydantic's error type for errors that become Reason.UNSUPPORTED_PARAMETER.
 UNSUPPORTED = "unsupported"
 
 
 def unsupported(description: str) -> PydanticCustomError:
-    """Makes the error of a parameter that is known and not served."""
+    """Makes the error for a parameter that is known but not supported."""
     return PydanticCustomError(UNSUPPORTED, "{description}", {"description": description})
 
 
 class Neutral:
-    """Marks a parameter that is not served yet: null and the values given here are accepted and change nothing.
+    """Marks a parameter that is not supported yet. Only null and the given `values` are accepted, without an effect.
 
-    `message` describes what is wrong with other values.
+    `message`: the error for other values.
     """
 
     def __init__(self, *values: Any, message: str = "is not supported yet") -> None:
@@ -59,21 +59,21 @@ class Neutral:
 def _read_type(value: Any) -> str | None:
     if isinstance(value, dict):
         return f"[{cast('dict[str, Any]', value).get('type')}]"
-    # A shape that is written again is a model already.
+    # When pydantic serializes a body, the value is a model already.
     return f"[{getattr(value, 'type', None)}]" if isinstance(value, BaseModel) else None
 
 
-# Tags of a union's shapes: their types in brackets, which are left out of an error's path.
+# Chooses a union's type by the field `type`. The tags are in brackets, so that errors leave them out of paths.
 BY_TYPE = Discriminator(
     _read_type, custom_error_type="type", custom_error_message="should be an object with a type that is known"
 )
 
 NotServed = Annotated[Any, Neutral()]
-"""A parameter of which only null is taken."""
+"""An unsupported parameter: only null is accepted."""
 
 
 def at_most(limit: int) -> BeforeValidator:
-    """Limits the entries of a list or object before they are validated; the OpenAPI document has the limit too."""
+    """Makes a validator that limits the entries of a list or object before they are validated."""
 
     def check(value: Any) -> Any:
         if isinstance(value, list | dict) and len(cast("list[Any]", value)) > limit:
@@ -83,14 +83,14 @@ def at_most(limit: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-# In JSON the key of an object is a string.
+# A token id as a key of an object, which is a string in JSON.
 TokenIdKey = Annotated[int, Field(strict=False)]
 
 
 class Shape(BaseModel):
-    """A body, or a part of one: no other names, no other types."""
+    """A body or a part of it. Refuses unknown names and converts no types."""
 
-    # Whether its lists may have as many numbers or texts as a body holds.
+    # Whether the body may have long lists of numbers or texts, limited only by its size.
     HAS_LONG_LISTS: ClassVar[bool] = False
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -98,7 +98,7 @@ class Shape(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _bound(cls, value: Any) -> Any:
-        """Keeps a few of the unknown parameters: each is an error, and there may be a million."""
+        """Drops all but the first unknown parameters: each one makes an error, and there may be a million."""
         if not isinstance(value, dict) or len(value) <= len(cls.model_fields):
             return value
         known = {name: item for name, item in value.items() if name in cls.model_fields}

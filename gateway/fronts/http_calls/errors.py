@@ -1,4 +1,4 @@
-"""Makes errors for all HTTP fronts: parameters under the client's names, and headers on when to try again."""
+"""Makes errors for all HTTP fronts: violations under the client's parameter names, and headers about retries."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FORMAT, _SCHEMA = "format", "format.json_schema"
 
 
 def client_error(error: Exception) -> BlockyardError:
-    """Returns the error that a client may see; an unexpected one is logged, and becomes a BUG."""
+    """Returns the error that a client may see. An unexpected error is logged, and becomes a BUG."""
     if isinstance(error, BlockyardError):
         return error
     log.exception("a call failed")
@@ -27,7 +27,7 @@ def client_error(error: Exception) -> BlockyardError:
 
 
 def rename_violations(error: BlockyardError, name_of: Callable[[str], str]) -> BlockyardError:
-    """Renames the fields of an error of the core, which are paths in the proto; its message is made of them again."""
+    """Renames the fields in an error of the core, which are paths in the proto, and makes its message anew."""
     if not error.violations:
         return error
     renamed = invalid(Violation(name_of(each.field), each.description, each.reason) for each in error.violations)
@@ -37,9 +37,9 @@ def rename_violations(error: BlockyardError, name_of: Callable[[str], str]) -> B
 
 
 def format_parameter(field: str, name: str) -> str | None:
-    """Returns the parameter of a field of the core that is about the form; None for other fields.
+    """Returns the API's parameter for a field of the core that concerns the answer's format; None for other fields.
 
-    `name`: of the parameter that has `schema` in it.
+    `name`: the API's parameter that contains `schema`.
     """
     if field == _FORMAT or field.startswith(_FORMAT + "."):
         return name + field.removeprefix(_SCHEMA).removeprefix(_FORMAT)
@@ -47,10 +47,12 @@ def format_parameter(field: str, name: str) -> str | None:
 
 
 def error_headers(error: BlockyardError, name: str = "x-request-id") -> dict[str, str]:
-    """Returns the headers of an answer that is an error: what its request is named, and when to try again.
+    """Returns the headers of an error's answer: the request's id, and when to retry.
 
-    `name`: of the header for the request, which is absent of a body that led to none. Where the same call would fail
-    again, none says when; beside Retry-After go those that the clients of OpenAI and Anthropic obey.
+    If the same call would fail again, there are no headers about retries. Besides Retry-After, the clients of OpenAI
+    and Anthropic obey the two other headers.
+
+    `name`: the header for the request's id, which is absent if the body led to no request.
     """
     request_id = current_call().request_id
     headers = {name: request_id} if is_request_id(request_id) else {}

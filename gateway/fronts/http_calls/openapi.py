@@ -1,6 +1,6 @@
-"""Describes routes for an OpenAPI document: bodies, and answers by their statuses and the reasons of their errors.
+"""Describes routes for an OpenAPI document: bodies, and answers with their statuses and the reasons of errors.
 
-An answer is described as an object: the page that its description links to says what is in it. Knows no route.
+An answer is only described as an object; its description links to a page that lists the fields. Knows no route.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 JSON = "application/json"
 EVENTS = "text/event-stream"
-# Any call may fail for these reasons.
+# Reasons for which any call may fail.
 ALWAYS = (Reason.UNAUTHENTICATED, Reason.PERMISSION_DENIED, Reason.BUG)
 _UNSUPPORTED_MEDIA_TYPE = 415
 _RETRIED = {429, 503}
@@ -31,11 +31,11 @@ _OBJECT = {JSON: {"schema": {"type": "object"}}}
 
 @dataclass(frozen=True, slots=True)
 class ApiBodies:
-    """The bodies that an API takes.
+    """The bodies of an API.
 
     Attributes:
-        models: the bodies' shapes.
-        names: for each body whose parameters have the core's ranges, its names of the core's fields, where they differ
+        models: the bodies' types.
+        names: for each body whose parameters have the core's ranges, its names for the core's fields, where they differ
             from the general names.
     """
 
@@ -71,11 +71,11 @@ def documented(
     """Returns the arguments of `add_api_route` that document a route.
 
     Args:
-        answer: description of the answer of status 200, with a link to the page that shows its fields.
+        answer: the description of the answer with status 200, with a link to a page that lists its fields.
         reasons: the reasons for which a call may fail.
-        bodies: the shapes of which the request's body has one.
+        bodies: the types of which the request's body must have one.
         parameters: descriptions of the headers and of the path's parts.
-        forms: content types of the answer of status 200: `JSON`, `EVENTS`, or both.
+        forms: the content types of the answer with status 200: `JSON`, `EVENTS`, or both.
     """
     extra: dict[str, Any] = {"parameters": list(parameters)} if parameters else {}
     if bodies:
@@ -88,7 +88,7 @@ def documented(
 
 
 def _failures(reasons: Iterable[Reason], *others: int) -> dict[int | str, dict[str, Any]]:
-    """Describes the answers of failures, one status for several reasons."""
+    """Describes the answers of failures by status; several reasons may share a status."""
     causes: dict[int, list[str]] = {}
     for reason in reasons:
         causes.setdefault(TABLE[reason].http_status, []).append(reason)

@@ -1,6 +1,6 @@
-"""Divides an answer into parts, one after another: reasoning, text, calls of tools.
+"""Divides an answer into a list of parts: reasoning, text and tool calls.
 
-For the APIs whose answers are lists of parts. A part begins where the kind changes, and ends where the next begins.
+For APIs whose answers are lists of parts. A part ends where another kind of output or another call begins.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Part:
     """A part of an answer.
 
     Attributes:
-        number: from 0.
-        kind: what it is.
-        call_id, name: of a call.
-        pieces: its text so far; of a call, its arguments.
+        number: the part's index, from 0.
+        kind: the part's kind.
+        call_id, name: the id and the tool's name of a call.
+        pieces: the part's text so far; for a call, its arguments.
     """
 
     number: int
@@ -50,14 +50,14 @@ class Opened(NamedTuple):
 
 
 class Grown(NamedTuple):
-    """There is more of a part."""
+    """A part gets another piece."""
 
     part: Part
     piece: str
 
 
 class Closed(NamedTuple):
-    """A part is whole."""
+    """A part is complete."""
 
     part: Part
 
@@ -66,11 +66,12 @@ Step = Opened | Grown | Closed
 
 
 class AnswerParts:
-    """Collects the parts of one sequence. Its steps do not depend on how the answer was cut into deltas, but for the
-    pieces of `Grown`.
+    """Collects the parts of one sequence.
+
+    Except for the pieces of `Grown`, the steps do not depend on how the answer was split into deltas.
 
     Attributes:
-        parts: so far, in order.
+        parts: the parts so far, in order.
     """
 
     def __init__(self) -> None:
@@ -82,7 +83,7 @@ class AnswerParts:
         return "".join(part.text for part in self.parts if part.kind is PartKind.REASONING)
 
     def add(self, delta: Delta) -> Iterator[Step]:
-        """Takes more of the answer: the rest of a call first, then what may stand before another."""
+        """Takes a delta, whose order is: the rest of a call, reasoning, text, new calls."""
         calls = list(delta.tool_calls)
         if calls and not calls[0].name:
             yield from self._grow(PartKind.CALL, calls.pop(0).arguments)

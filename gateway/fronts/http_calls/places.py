@@ -1,4 +1,4 @@
-"""Knows where in a body messages and tools stand, for the APIs whose messages or tools are others than the core's."""
+"""Maps the core's messages and tools to paths in the body, for APIs whose messages or tools differ from the core's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OF_MESSAGE = re.compile(r"conversation\.messages\[(\d+)\](?:\.tool_calls\[(\d+)
 
 
 class Placed(NamedTuple):
-    """A message, where it comes from, and where its calls of tools do: paths in the body."""
+    """A message, with the paths in the body of the message (`place`) and of its tool calls (`calls`)."""
 
     message: chat.Message
     place: str
@@ -31,9 +31,9 @@ class Placed(NamedTuple):
 def naming_places(
     placed: Callable[[], Sequence[Placed]], tools: Callable[[], Sequence[str]] | None = None
 ) -> Generator[None]:
-    """Renames the messages and tools in an error by their places in the body.
+    """Renames the messages and tools in a BlockyardError to their paths in the body.
 
-    `placed`: makes the messages of the call. `tools`: makes the paths of its tools, where they are not the core's.
+    `placed`: returns the messages of the call. `tools`: returns the paths of its tools; None: as in the core.
     """
     try:
         yield
@@ -49,6 +49,6 @@ def _place_of(field: str, messages: Sequence[Placed], tools: Sequence[str] | Non
         return field if tools is None else tools[int(found[1])] + found[2]
     if found := _OF_MESSAGE.fullmatch(field):
         message, call, rest = messages[int(found[1])], found[2], found[3]
-        # All calls of a message stand in its content.
+        # In the body, a message's content contains its calls.
         return message.calls[int(call)] + rest if call else message.place + rest.replace(".tool_calls", ".content")
     return field

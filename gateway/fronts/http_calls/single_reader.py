@@ -1,4 +1,4 @@
-"""Starts the one request of a call, and reads it."""
+"""Starts, resumes and reads a call that consists of one request."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 class Answer(Protocol):
-    """Makes the events of a stream: objects with a `type`, which is also their name."""
+    """Makes the events of a stream. An event is an object; its field `type` is also the name of the event."""
 
     def start(self) -> Iterable[dict[str, Any]]:
-        """Makes the events before those of the reader's."""
+        """Makes the events that precede the reader's events."""
         ...
 
     def add(self, event: Event) -> Iterable[dict[str, Any]]:
-        """Takes an event, and makes those of a stream of it as it is iterated."""
+        """Takes a reader's event, and makes the stream's events for it while the result is iterated."""
         ...
 
 
@@ -38,7 +38,7 @@ async def started(
 ) -> AsyncGenerator[tuple[Reader, Accepted], None]:
     """Starts a request, waits until it is queued, and closes its reader at the end.
 
-    `clamps`: whether a max_tokens that does not fit behind the prompt is reduced. Raises BlockyardError.
+    `clamps`: whether to reduce a max_tokens that exceeds the room after the prompt. Raises BlockyardError.
     """
     try:
         reader = await service.start(request, replay=True)
@@ -53,7 +53,7 @@ async def started(
 
 @asynccontextmanager
 async def resumed(service: GenerationService, resume: ResumeRequest) -> AsyncGenerator[tuple[Reader, Accepted], None]:
-    """Reads a request again from its beginning, wherever it runs or ran, and closes its reader at the end.
+    """Reads a request again from its beginning, at whichever gateway it ran, and closes its reader at the end.
 
     Raises BlockyardError REQUEST_EXPIRED.
     """
@@ -72,7 +72,7 @@ async def _begun(reader: Reader) -> AsyncGenerator[tuple[Reader, Accepted], None
 
 
 async def read_all(answer: Answer, reader: Reader) -> None:
-    """Reads a whole answer, of which no stream is made."""
+    """Reads an answer to its end without streaming it."""
     reader.be_patient()
     async for event in reader:
         for _ in answer.add(event):
@@ -82,7 +82,7 @@ async def read_all(answer: Answer, reader: Reader) -> None:
 async def typed_events(
     answer: Answer, reader: Reader, fail: Callable[[BlockyardError], Iterable[dict[str, Any]]]
 ) -> AsyncGenerator[ServerSentEvent, None]:
-    """Makes the events of a stream. One that fails ends with the events that `fail` makes of its error."""
+    """Makes the events of a stream. If the answer fails, the stream ends with the events of `fail`."""
     try:
         for event in answer.start():
             yield _typed(event)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
 T = TypeVar("T")
-# A body that is too long is read on to here, so that its sender gets to the answer instead of a broken pipe.
+# A body that is too long is read up to this size, so that its sender gets the answer instead of a broken pipe.
 MAX_DISCARDED_BYTES = 4 * PUBLIC_MESSAGE_BYTES
 
 encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -46,18 +46,18 @@ async def read_body(request: Request) -> bytes:
 
 
 def client_gone() -> BlockyardError:
-    """Makes the error of a call whose client has left."""
+    """Makes the error for a call whose client has left."""
     return BlockyardError(Reason.CLIENT_CANCELLED, "the client has closed the connection")
 
 
 class Connection:
-    """Watches a call's client, once its body is read. Its maker calls `aclose`."""
+    """Notices when a call's client leaves. Created after the body is read; its creator calls `aclose`."""
 
     def __init__(self, receive: Receive) -> None:
         self._left = asyncio.create_task(_wait_until_left(receive))
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Does some work for the client; cancels it and raises CLIENT_CANCELLED when the client leaves."""
+        """Runs a coroutine for the client. If the client leaves, cancels it and raises CLIENT_CANCELLED."""
         task = asyncio.create_task(work)
         try:
             await asyncio.wait({task, self._left}, return_when=asyncio.FIRST_COMPLETED)
@@ -68,7 +68,8 @@ class Connection:
             if not task.done():
                 task.cancel()
                 await asyncio.wait({task})
-            # It has the error that is raised here, which has this frame: what a call held would stay for the collector.
+            # Break the reference cycle of the task, its error and this frame, which would keep the call's objects
+            # alive until a garbage collection.
             del task
 
     async def aclose(self) -> None:
@@ -83,7 +84,7 @@ async def _wait_until_left(receive: Receive) -> None:
 
 
 class ServerSentEvent(NamedTuple):
-    """One event. `id`, if it has one, names the place behind it; `event`, if it has one, its kind."""
+    """A server-sent event. `id`: the position after it, for resuming; `event`: its kind. Both may be empty."""
 
     data: str
     id: str = ""
@@ -96,7 +97,7 @@ class ServerSentEvent(NamedTuple):
 
 
 class EventStream(Response):
-    """A stream of server-sent events that ends its source when the client leaves."""
+    """An answer that streams server-sent events. If the client leaves, it closes the source of the events."""
 
     media_type = "text/event-stream"
 
@@ -108,11 +109,11 @@ class EventStream(Response):
         headers: dict[str, str],
     ) -> None:
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
-        # It has no length, and no body yet.
+        # A stream has no content length.
         del self.headers["content-length"]
         self._events = events
         self._connection = connection
-        # All that has to end with the stream, be it that it never begins.
+        # Resources to close with the stream, even if it never begins.
         self._resources = resources
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -126,7 +127,7 @@ class EventStream(Response):
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        # Closed here and now, not by the garbage collector: that is what ends the request.
+        # Close the generator here, not by the garbage collector: closing it ends the request.
         async with aclosing(self._events) as events:
             async for event in events:
                 await send({"type": "http.response.body", "body": event.encode(), "more_body": True})

@@ -1,5 +1,5 @@
-"""The Open Inference Protocol: completions of the OpenAI front whose bodies come as tensors.
+"""The Open Inference Protocol: completions of the OpenAI front, sent as tensors.
 
-Tensors, parameters and defaults are those of Triton's vLLM backend. Every parameter of a completion is taken under the
-same name.
+Tensors, parameters and defaults are those of Triton's vLLM backend. Every parameter of a completion is accepted under
+the same name.
 """

@@ -1,6 +1,6 @@
-"""Makes the answer to an inference request, whole or piece by piece, from the events of the core.
+"""Makes the answer to an inference request, complete or in pieces, from the events of the core.
 
-An element of a tensor belongs to a choice: element `prompt * n + index` to the sequence `index` of a prompt.
+Each element of a tensor belongs to one choice: element `prompt * n + index` to the sequence `index` of a prompt.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from blockyard.errors import BlockyardError
     from gateway.fronts.open_inference.call import InferCall
 
-# The value that Triton's vLLM backend gives for a choice that has not ended.
+# The finish reason that Triton's vLLM backend returns for a choice that has not ended.
 _UNFINISHED = b"None"
 
 
 @dataclass(slots=True)
 class _Choice:
-    """A choice. Texts, log probabilities and the count of new tokens are those since the last response."""
+    """A choice. `texts`, `logprobs` and `num_new_tokens` only cover the time since the last response."""
 
     num_prompt_tokens: int
     texts: list[str]
@@ -58,13 +58,13 @@ _ELEMENTS: dict[str, Any] = {
 
 
 class Answer:
-    """Collects events, and makes responses of those since the last response."""
+    """Collects events, and makes responses with the output since the last response."""
 
     def __init__(self, call: InferCall, accepted: Sequence[Accepted]) -> None:
         self._call = call
         self._model = accepted[0].model
         self._num_unfinished = len(accepted) * call.call.n
-        # By the number of its choice.
+        # The errors of failed choices, by the number of the choice.
         self._errors: dict[int, BlockyardError] = {}
         prefixes = call.prefixes or ("",) * len(accepted)
         self._choices = [
@@ -74,7 +74,7 @@ class Answer:
         ]
 
     def add(self, prompt: int, event: Event) -> bool:
-        """Adds an event of the prompt of this number; returns whether there is something to answer."""
+        """Adds an event of the prompt number `prompt`; returns whether it adds output to the next response."""
         if not isinstance(event, Delta | Finished):
             return False
         number = prompt * self._call.call.n + event.index
@@ -93,7 +93,7 @@ class Answer:
         return True
 
     def take(self) -> InferResponse:
-        """Returns what came since it was called last."""
+        """Returns a response with the output since the last call."""
         response = InferResponse(
             name=self._call.name,
             model_name=self._model,
@@ -108,7 +108,7 @@ class Answer:
         return response
 
     def _output(self, name: str) -> Output:
-        # The number of a prompt's tokens is that of the prompt, however many choices it has.
+        # num_input_tokens has one element for each prompt, not for each choice.
         choices = self._choices[:: self._call.call.n] if name == "num_input_tokens" else self._choices
         return Output(name, OUTPUTS[name].datatype, list(map(_ELEMENTS[name], choices)))
 

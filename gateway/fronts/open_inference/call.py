@@ -1,7 +1,7 @@
-"""Turns an inference request into a completion, and the names of the tensors that its answer has.
+"""Turns an inference request into a completion and the names of its answer's tensors.
 
-Owns the names of the model's tensors and of the request's parameters. The names and types of the sampling parameters
-are those of a completion's body; the core checks their ranges.
+Owns the names of the model's tensors and of the request's parameters. The sampling parameters have the names and types
+of a completion's body; the core checks their ranges.
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ MODEL_VERSION = "1"
 
 
 class OutputKind(NamedTuple):
-    """A tensor that an answer may have. `flag`: what asks for it; the one without is always there."""
+    """A tensor that an answer may have. `flag`: the input that requests it; empty: always present.
+
+    `needs_logprobs`: whether it is computed from log probabilities.
+    """
 
     datatype: str
     flag: str = ""
@@ -43,10 +46,10 @@ OUTPUTS = {
     "num_output_tokens": OutputKind("UINT32", "return_num_output_tokens"),
 }
 _FLAGS = ("stream", "exclude_input_in_output", *(kind.flag for kind in OUTPUTS.values() if kind.flag))
-# Name to datatype. Those that are not the prompts have one element.
+# The datatypes of input tensors by name. All inputs except text_input have one element.
 INPUTS = {"text_input": "BYTES", "sampling_parameters": "BYTES"} | dict.fromkeys(_FLAGS, "BOOL")
 
-# Fields of a completion's body for which requests here have another place.
+# Fields of a completion's body that inference requests set in another way.
 _ELSEWHERE = {
     "echo": "use exclude_input_in_output",
     "model": "use model_name",
@@ -55,37 +58,37 @@ _ELSEWHERE = {
     "stream": "it is a tensor or parameter of its own",
     "stream_options": "use return_num_output_tokens",
 }
-# Triton's sequences are of models with a state.
+# Triton's parameters for models that keep state between requests.
 _SEQUENCES = ("sequence_id", "sequence_start", "sequence_end")
-# Each answer of a stream ends with a response that says so, requested or not.
+# No effect: the last response of a stream is always marked as final.
 _WITHOUT_EFFECT = "triton_enable_empty_final_response"
-# The core's and the completion's names of what has another one here.
+# The names in this API for parameters of the core and of completions, where they differ.
 _NAMES = {"prompt": "text_input", "request_id": "id", "model": "model_name"}
 
 
 class _Body(CompletionBody):
-    """A completion's body, and what vLLM or its backend for Triton takes besides."""
+    """A completion's body, and further parameters of vLLM or of its backend for Triton."""
 
     detokenize: Annotated[Any, Neutral(True)] = None
     guided_decoding: Annotated[Any, Neutral()] = None
     lora_name: Annotated[Any, Neutral()] = None
-    # No tensor holds them.
+    # The API has no tensors for these.
     prompt_logprobs: Annotated[Any, Neutral()] = None
     return_token_ids: Annotated[Any, Neutral(False)] = None
 
 
 @dataclass(frozen=True, slots=True)
 class InferCall:
-    """One request.
+    """An inference request as a completion.
 
     Attributes:
         call: the completion; its choices, in their order, are the elements of each output.
-        name: the client's name of it, or empty.
-        stream: it is answered as its tokens come.
-        outputs: names of the answer's tensors.
-        prefixes: put before the texts of each prompt's choices; none, or one for each prompt.
-        is_raw: its tensors came as bytes, and so does its answer.
-        timeout_seconds: what it may take.
+        name: the client's id for the request, or empty.
+        stream: whether the answer is streamed.
+        outputs: the names of the answer's tensors.
+        prefixes: for each prompt, the text to put before its choices' texts; empty: none.
+        is_raw: whether tensors are sent as bytes, in the request and in the answer.
+        timeout_seconds: the longest time for the request; None: no limit.
     """
 
     call: CallSpec
@@ -97,7 +100,7 @@ class InferCall:
     timeout_seconds: float | None
 
     def of_caller(self, tenant: str, remaining_seconds: float | None) -> InferCall:
-        """Returns the call with its tenant and the time that its client waits."""
+        """Returns the call with its tenant and the remaining time, the shorter of the timeout and the deadline."""
         # A request that outlives its connection outlives the connection's deadline.
         is_kept = self.call.requests[0].on_disconnect is OnDisconnect.KEEP
         waits = (self.timeout_seconds, None if is_kept else remaining_seconds)
@@ -107,9 +110,9 @@ class InferCall:
 
 
 def understand(request: InferRequest) -> InferCall:
-    """Makes the call of a request; raises BlockyardError with everything that is wrong.
+    """Makes the call of an inference request; raises BlockyardError with all violations.
 
-    It checks the form first, then names and types of the sampling parameters; the core checks their values.
+    First checks the tensors, then names and types of the sampling parameters; the core checks their values.
     """
     reading = _Reading(request)
     prompts = reading.prompts()
@@ -140,7 +143,7 @@ def understand(request: InferRequest) -> InferCall:
 
 def _completion(body: dict[str, Any]) -> CallSpec:
     try:
-        # Not strict: clients of Triton give numbers as texts.
+        # Not strict: Triton's clients send numbers as texts.
         understood = _Body.model_validate(body, strict=False)
     except pydantic.ValidationError as error:
         raise rename(from_validation(error), _NAMES) from None
@@ -148,7 +151,7 @@ def _completion(body: dict[str, Any]) -> CallSpec:
 
 
 class _Reading:
-    """Reads the parts of a request, of which each may be read once, and collects what is wrong with them."""
+    """Reads the parts of a request, each part once, and collects the violations."""
 
     def __init__(self, request: InferRequest) -> None:
         self._request = request
@@ -172,7 +175,7 @@ class _Reading:
         self._violations.append(Violation(field, description, reason))
 
     def check(self) -> None:
-        """Raises BlockyardError with everything that is wrong so far."""
+        """Raises BlockyardError with the violations so far, if there are any."""
         if self._violations:
             raise invalid(self._violations)
 
@@ -188,7 +191,7 @@ class _Reading:
             return []
 
     def _single(self, name: str) -> Any:
-        """Reads a tensor of one element, or a parameter, of this name; None where there is none."""
+        """Returns the element of a one-element tensor, or the value of a parameter; None if the request has neither."""
         parameter = self._parameters.pop(name, None)
         elements = self._inputs.get(name)
         if elements is None:
@@ -199,7 +202,7 @@ class _Reading:
         return elements[0]
 
     def flag(self, name: str) -> bool | None:
-        """Reads a truth value, from a tensor or a parameter."""
+        """Reads a boolean from a tensor or a parameter; None if the request has neither."""
         value = self._single(name)
         if value is None or isinstance(value, bool):
             return value
@@ -207,7 +210,7 @@ class _Reading:
         return None
 
     def outputs(self, flags: dict[str, bool | None]) -> tuple[str, ...]:
-        """Reads the names of the answer's tensors: those that are named, else those whose flags are set."""
+        """Returns the names of the answer's tensors: the requested outputs, or else the outputs whose flags are set."""
         requested = self._request.outputs
         if not requested:
             return tuple(name for name, kind in OUTPUTS.items() if not kind.flag or flags[kind.flag])
@@ -222,7 +225,7 @@ class _Reading:
         return tuple(dict.fromkeys(output.name for output in requested if output.name in OUTPUTS))
 
     def timeout_seconds(self) -> float | None:
-        """Reads the time that the request may take: Triton's `timeout` is in microseconds, and 0 means none."""
+        """Reads Triton's `timeout`, which is in microseconds; 0 means no timeout."""
         timeout = self._parameters.pop("timeout", None)
         if not timeout:
             return None
@@ -232,9 +235,9 @@ class _Reading:
         return None
 
     def sampling(self) -> dict[str, Any]:
-        """Reads the sampling parameters; those in the JSON object override those among the request's parameters."""
+        """Reads the sampling parameters. The tensor's JSON object overrides the request's parameters."""
         text = self._single("sampling_parameters")
-        # The parameters that are left when all others have been read.
+        # All other parameters have been read: the remaining ones are sampling parameters.
         fields = self._parameters | self._object("sampling_parameters", text)
         for name, where in _ELSEWHERE.items():
             if name in fields:
@@ -255,5 +258,5 @@ class _Reading:
 
 
 def is_version(version: str) -> bool:
-    """Returns whether the model is served in this version; an empty one means any."""
+    """Returns whether the model is served in this version. An empty version means any."""
     return version in ("", MODEL_VERSION)

@@ -2,8 +2,8 @@
 
 Knows no tensor by its name.
 
-Raw elements are as in tritonclient: numbers little-endian, truth values as one byte, and each element of BYTES behind
-its length in four bytes.
+Raw elements are encoded as in tritonclient: numbers in little endian, booleans as one byte, and each element of BYTES
+after its length in four bytes.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 Request = open_inference_pb2.ModelInferRequest
 Response = open_inference_pb2.ModelInferResponse
 MAX_PARAMETERS = 256
-# Marks the last response.
+# The parameter that marks the last response.
 _FINAL = "triton_final_response"
-# More dimensions are no use to anybody.
+# The most dimensions of a tensor; no client needs more.
 MAX_DIMENSIONS = 8
 _LENGTH = struct.Struct("<I")
 _FORMATS = {"BOOL": "?", "UINT32": "I", "FP32": "f"}
@@ -45,13 +45,15 @@ class _Malformed(Exception):
 def decode_request(
     message: Request, datatypes: Mapping[str, str], *, max_elements: int, max_outputs: int
 ) -> InferRequest:
-    """Reads a request, of its outputs one more than there may be; raises BlockyardError FIELD_INVALID.
+    """Decodes a request; raises BlockyardError FIELD_INVALID.
+
+    Of the requested outputs, at most `max_outputs` + 1 are decoded, so that the caller notices an excess.
 
     Args:
-        message: with at most one tensor of a name.
-        datatypes: of the tensors that it may have, by name.
-        max_elements: of one tensor.
-        max_outputs: that an answer may have.
+        message: the request.
+        datatypes: the datatypes of the allowed tensors, by name.
+        max_elements: the most elements of one tensor.
+        max_outputs: the most tensors of an answer.
     """
     if len(message.parameters) > MAX_PARAMETERS:
         raise invalid(
@@ -84,12 +86,12 @@ def encode_response(response: InferResponse) -> Response:
 
 
 def read_inputs(request: Request, datatypes: Mapping[str, str], max_elements: int) -> dict[str, list[Any]]:
-    """Reads the elements of each input, row-major; raises BlockyardError with everything that is wrong.
+    """Reads the elements of each input in row-major order; raises BlockyardError with all violations.
 
     Args:
-        request: with at most one tensor of a name.
-        datatypes: of the tensors that it may have, by name.
-        max_elements: of one tensor.
+        request: the request.
+        datatypes: the datatypes of the allowed tensors, by name.
+        max_elements: the most elements of one tensor.
     """
     inputs, raw = request.inputs, request.raw_input_contents
     if len(inputs) > len(datatypes):
@@ -170,7 +172,7 @@ def _unpack(raw: bytes, datatype: str, num_elements: int) -> list[Any]:
 
 
 def write_outputs(response: Response, outputs: Sequence[Output], *, raw: bool) -> None:
-    """Puts tensors into a response; `raw`: their elements as bytes."""
+    """Adds tensors to a response. `raw`: whether their elements are written as bytes."""
     for output in outputs:
         tensor = response.outputs.add(name=output.name, datatype=output.datatype, shape=[len(output.elements)])
         if raw:

@@ -12,7 +12,7 @@ Parameter = bool | int | float | str | None
 
 
 class RequestedOutput(NamedTuple):
-    """A tensor that the answer is to have."""
+    """A tensor that the client requests for the answer."""
 
     name: str
     has_parameters: bool
@@ -28,13 +28,14 @@ class Output(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
-    """A request as it came.
+    """A decoded request.
 
     Attributes:
-        name: the client's name of it, or empty.
-        inputs: elements of each input, row-major.
-        outputs: the first of those that are named; `num_outputs`: how many are.
-        is_raw: its tensors came as bytes, and so does its answer.
+        name: the client's id for the request, or empty.
+        inputs: the elements of each input, in row-major order.
+        outputs: the first requested outputs.
+        num_outputs: the number of all requested outputs.
+        is_raw: whether tensors are sent as bytes, in the request and in the answer.
     """
 
     name: str
@@ -49,7 +50,7 @@ class InferRequest:
 
 @dataclass(frozen=True, slots=True)
 class InferResponse:
-    """A whole answer, or a part of one. `errors`: of the choices that failed, by number."""
+    """A complete answer or a piece of it. `errors`: the errors of failed choices, by the choice's number."""
 
     name: str
     model_name: str

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 log = EventLogger(__name__)
 SERVICE = messages.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 NAME = "blockyard"
-# Requests of one stream side by side; the next ones are read when one of these has ended.
+# The most concurrent requests of one stream. The next request is read when one of them has ended.
 MAX_REQUESTS_OF_STREAM = 1024
-# With this in its metadata a stream ends with the status of the first request that fails: Triton's name and value.
+# A stream with this metadata, which is Triton's, ends at the first failed request, with its status.
 STATUS_KEY, STATUS_VALUE = "triton_grpc_error", "true"
 
 
@@ -91,7 +91,7 @@ class OpenInferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer
     async def ModelStreamInfer(  # type: ignore[override]
         self, request_iterator: AsyncIterator[messages.ModelInferRequest | BlockyardError], context: Any
     ) -> None:
-        """Answers requests concurrently, until no more come and all are answered."""
+        """Answers requests concurrently, until the client has sent all and all are answered."""
         places = asyncio.Semaphore(MAX_REQUESTS_OF_STREAM)
         stream = _Stream(context, self._generation.metrics.on_grpc_error)
         try:
@@ -121,7 +121,7 @@ class OpenInferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer
         return call.of_caller(tenant_of(context), context.time_remaining())
 
     async def _responses(self, call: InferCall) -> AsyncGenerator[messages.ModelInferResponse, None]:
-        """Runs a request and makes its responses: one when it has ended, or one for each of its events."""
+        """Runs a request and yields its responses: one at its end, or for a stream, one for each event."""
         readers = CallReaders(self._generation)
         try:
             await readers.start(call.call)
@@ -138,7 +138,7 @@ class OpenInferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer
 
 
 class _Stream:
-    """Writes the responses of all requests of a stream, one at a time."""
+    """Writes the responses of a stream's concurrent requests, one at a time."""
 
     def __init__(self, context: Any, on_error: Callable[[Reason], None]) -> None:
         self.context = context
@@ -148,14 +148,14 @@ class _Stream:
         self._turn = asyncio.Lock()
 
     async def write(self, response: messages.ModelStreamInferResponse) -> None:
-        """Writes a response when it is its turn."""
-        # A call that has ended takes nothing more; its handler is about to be cancelled.
+        """Writes a response after the writes that are under way."""
+        # Writing to a call that has ended fails: ignore it, since gRPC is about to cancel the handler.
         async with self._turn:
             with suppress(grpc.aio.InternalError):
                 await self.context.write(response)
 
     async def fail(self, name: str, error: Exception) -> None:
-        """Writes why the request of this name failed, or ends the stream with that error."""
+        """Writes the error of the request `name`, or raises it to end the stream if the client asked for that."""
         if not isinstance(error, BlockyardError):
             log.exception("a request of a stream failed", request_id=name)
             error = BlockyardError(Reason.BUG, "internal error; the server's log has more")

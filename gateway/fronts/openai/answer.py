@@ -1,6 +1,6 @@
-"""Makes answers in OpenAI's form, whole or as the chunks of a stream, from the events of the core.
+"""Makes answers in OpenAI's form, complete or as the chunks of a stream, from the events of the core.
 
-Nothing is validated on the path of a token, and a chunk of text is joined from parts that are encoded once.
+For speed, chunks are not validated, and a chunk of text is joined from parts that were encoded once.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts the tokens of a call, for `usage`. `count_tokens`: of a text, by itself."""
+    """Counts the tokens of a call, for `usage`. `count_tokens`: returns the number of tokens of a text by itself."""
 
     count_tokens: Callable[[str], int]
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_virtual_tokens: int = 0
-    # By choice.
+    # The completion tokens of each choice, and the pieces of its reasoning.
     num_tokens: dict[int, int] = field(default_factory=dict[int, int])
     reasoning: defaultdict[int, list[str]] = field(default_factory=lambda: defaultdict[int, list[str]](list))
 
     def add_prompt(self, accepted: Accepted) -> None:
-        """Counts a prompt once, however many choices it has."""
+        """Counts the tokens of a prompt, once for all of its choices."""
         self.num_prompt_tokens += accepted.num_prompt_tokens
 
     def add_choice(self, number: int, finished: Finished) -> None:
@@ -61,7 +61,7 @@ class Tally:
         return sum(min(count, self.num_tokens.get(number, 0)) for number, count in counts.items())
 
     def usage_so_far(self) -> dict[str, Any]:
-        """Returns the part of it that is known before the end."""
+        """Returns the part of `usage` that is known before the end of the answer."""
         num_completion_tokens = sum(self.num_tokens.values())
         return {
             "prompt_tokens": self.num_prompt_tokens,
@@ -99,7 +99,7 @@ def _ending(finished: Finished) -> dict[str, Any]:
 
 
 class _ChoiceLogprobs:
-    """Makes the `logprobs` of one choice, as they come. Offsets of a completion are counted from its echo on."""
+    """Makes the `logprobs` of one choice piece by piece. A completion's text offsets include its echo."""
 
     def __init__(self, call: CallSpec, prompt: int) -> None:
         self._call = call
@@ -107,7 +107,7 @@ class _ChoiceLogprobs:
         self._offsets = shapes.TextOffsets()
 
     def echo(self, prompt_logprobs: Sequence[TokenLogprobs]) -> dict[str, Any]:
-        """Returns those of the echo; the answer's offsets continue behind it."""
+        """Returns the `logprobs` of the echoed prompt; the offsets of the answer continue after it."""
         first_token = self._call.first_tokens[self._prompt]
         if self._call.tokens_as_ids:
             prompt_logprobs = shapes.name_by_ids(prompt_logprobs)
@@ -132,7 +132,7 @@ class _Choice:
 
 
 class WholeAnswer:
-    """Collects the events of a call that is answered at once."""
+    """Collects the events of a call that is not streamed, and makes its complete answer."""
 
     def __init__(
         self, call: CallSpec, accepted: list[Accepted], created: int, count_tokens: Callable[[str], int]
@@ -196,7 +196,7 @@ class WholeAnswer:
         return fields
 
     def _prompt(self, prompt: int) -> dict[str, Any]:
-        """Returns the fields of a completion's choice about its prompt."""
+        """Returns the fields of a completion's choice that describe its prompt."""
         fields: dict[str, Any] = {}
         if self._call.returns_token_ids:
             fields["prompt_token_ids"] = self._call.prompt_token_ids(prompt)
@@ -231,7 +231,7 @@ class ChunkedAnswer:
         for item in accepted:
             self._tally.add_prompt(item)
         head = encode_json(_head(call, accepted[0], created, chunk=True, fingerprint=fingerprint))
-        # All chunks begin and end alike; only a choice stands between.
+        # All chunks have the same beginning and end; only the choice in between differs.
         self._before = head[:-1] + ',"choices":['
         self._after = '],"usage":null}' if call.include_usage else "]}"
         self._warnings = _warnings(accepted)
@@ -247,7 +247,7 @@ class ChunkedAnswer:
     def openings(self) -> list[str]:
         """Returns the chunks before each choice's first token: a chat's role, the echo, the prompt's ids.
 
-        An echo with log probabilities waits for these.
+        An echo with log probabilities is sent later, when the log probabilities come.
         """
         echoes = () if self._call.echoes_logprobs else self._call.echoes
         chunks: list[str] = []
@@ -265,7 +265,7 @@ class ChunkedAnswer:
         return chunks
 
     def add(self, prompt: int, event: Event) -> str | None:
-        """Makes the chunk of an event of the request number `prompt`, if it has one."""
+        """Makes the chunk for an event of the request number `prompt`; None if the event has no chunk."""
         if isinstance(event, Accepted | Recovered):
             return None
         if isinstance(event, PromptLogprobs):
@@ -292,7 +292,7 @@ class ChunkedAnswer:
             return None
         if self._logprobs or parsed:
             return self._uncommon_delta(number, delta, parsed)
-        # The hot path: what changes is put between what does not.
+        # The hot path: put the changing values between parts that were encoded once.
         token_ids = f',"token_ids":{list(delta.token_ids)}' if self._call.returns_token_ids else ""
         content = f"{self._before_text}{encode_basestring(delta.text)}{self._after_text}"
         return f'{self._before}{{"index":{number},{content}{token_ids}}}{self._end()}'
@@ -307,7 +307,10 @@ class ChunkedAnswer:
         return self._chunk({"index": number, **fields, **_UNFINISHED, "logprobs": logprobs})
 
     def _prompt(self, prompt: int, entries: Sequence[TokenLogprobs]) -> str | None:
-        """Makes the chunk of a prompt's log probabilities, for all of its choices: the echo, or what was asked for."""
+        """Makes the chunk with a prompt's log probabilities for all of its choices; None if the client wants none.
+
+        The chunk has the echo with its log probabilities, `prompt_logprobs`, or both.
+        """
         fields = {"prompt_logprobs": shapes.prompt_logprobs(entries)} if self._call.tells_prompt_logprobs else {}
         numbers = range(prompt * self._call.n, (prompt + 1) * self._call.n)
         if self._call.is_chat:
@@ -328,13 +331,13 @@ class ChunkedAnswer:
         return f"{self._before}{encode_json(choice)}{self._end()}"
 
     def _end(self) -> str:
-        """Returns the part of a chunk behind its choices."""
+        """Returns the part of a chunk after its choices."""
         if not self._call.continuous_usage:
             return self._after
         return f'],"usage":{encode_json(self._tally.usage_so_far())}}}'
 
     def usage(self) -> str | None:
-        """Returns the last chunk, without choices, if it was asked for."""
+        """Returns the last chunk, which has usage and no choices; None if the client did not ask for usage."""
         if not self._call.include_usage:
             return None
         return self._with_warnings(f'{self._before}],"usage":{encode_json(self._tally.usage())}}}')

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 def make_app(generation: GenerationService) -> FastAPI:
-    """Makes the application. It is ready when the core is; it starts and stops nothing by itself."""
+    """Makes the application. Its readiness is that of `generation`; it starts and stops nothing itself."""
     app = FastAPI(
         title="Blockyard",
         version=__version__,
         summary="The OpenAI API on Blockyard's gateway",
-        # FastAPI's pages load scripts from elsewhere; the page at / does not.
+        # FastAPI's pages load scripts from other servers; the gateway's own page at / does not.
         docs_url=None,
         redoc_url=None,
     )

@@ -1,4 +1,4 @@
-"""Encodes the state of an HTTP call into the bytes that go with each of its requests, and decodes it."""
+"""Encodes the state of an HTTP call as bytes that each of its requests carries, and decodes it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def encode_state(state: CallState) -> bytes:
 
 
 def decode_state(front_state: bytes, request_id: str) -> CallState:
-    """Reads the state of a request's call. One that came over gRPC has none, and is answered as a completion."""
+    """Decodes the state of a request's call. A gRPC request has no state: over HTTP it is answered as a completion."""
     message = state_pb2.HttpCall.FromString(front_state)
     return CallState(
         call_id=message.call_id or request_id,

@@ -1,4 +1,4 @@
-"""Starts or resumes the requests of one call together, reads them as one, and closes them together."""
+"""Starts or resumes all requests of one call, merges their events, and closes them together."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _NOTHING = StreamPosition()
 
 
 class CallReaders:
-    """Owns a call's readers. Its maker calls `start` or `resume` once, and always `aclose`.
+    """Owns the readers of a call's requests. Its creator calls `start` or `resume` once, and always `aclose`.
 
     Attributes:
-        call: as it was understood, or made again.
-        accepted: what each of its requests began with.
-        created: when the call came first, in seconds since 1970.
+        call: the call from the body, or restored from its requests.
+        accepted: the first event of each request.
+        created: the call's first arrival, in seconds since 1970.
     """
 
     def __init__(self, service: GenerationService) -> None:
@@ -47,9 +47,9 @@ class CallReaders:
         self.created = 0
 
     async def start(self, call: CallSpec, known: StreamPosition = _NOTHING) -> None:
-        """Starts every request of a call and waits until all are queued; a request that runs or ran is read again.
+        """Starts every request of a call and waits until all are queued. A request that was sent before is read again.
 
-        Events that the client has come again. Raises the first BlockyardError of any request.
+        `known`: the client's position. Events before it are yielded too. Raises the first BlockyardError of a request.
         """
         name_request(call.call_id)
         self.call = await with_token_ids(call, self._service)
@@ -67,14 +67,15 @@ class CallReaders:
             fields = {violation.field for violation in error.violations}
             if not (self.call.default_length and fields == {"stop.max_tokens"}):
                 raise
-        # The default does not fit: what is left of the model's length is shorter.
+        # The default length exceeds the room that the prompt leaves: generate up to the model's length instead.
         request = replace(request, stop=replace(request.stop, max_tokens=None))
         return await self._service.start(request, positions, replay=True)
 
     async def resume(self, call_id: str, tenant: str, known: StreamPosition) -> None:
-        """Reads a call again, at whichever gateway it ran; events that the client has come again.
+        """Reads a call again, which may have run at another gateway.
 
-        Raises BlockyardError REQUEST_EXPIRED when not all of its requests are remembered.
+        `known`: the client's position. Events before it are yielded too. Raises BlockyardError REQUEST_EXPIRED if a
+        request of the call is no longer known.
         """
         first = await self._find_first(call_id, tenant)
         state = decode_state(first.front_state, first.request_id)
@@ -100,7 +101,7 @@ class CallReaders:
             try:
                 found = await self._service.find(f"{call_id}-0", tenant)
             except BlockyardError as of_several:
-                # The error names the request by its client's id.
+                # The first error names the call by the client's id.
                 raise (error if is_unknown_request(of_several) else of_several) from None
         if decode_state(found.front_state, found.request_id).call_id != call_id:
             raise BlockyardError(Reason.REQUEST_EXPIRED, f"{call_id!r} belongs to another call")
@@ -115,21 +116,21 @@ class CallReaders:
         self.created = decode_state(first.front_state, first.request_id).created
 
     def be_patient(self) -> None:
-        """Stops tokens from waking the readers: the call is answered at its end."""
+        """Makes the readers wait for the end of the answer instead of waking for each token."""
         for reader in self._readers:
             reader.be_patient()
 
     async def events(self) -> AsyncGenerator[Numbered, None]:
-        """Reads the events of all requests as they come, each with its request's number.
+        """Yields the events of all requests as they come, each with its request's number.
 
-        Raises the BlockyardError that ends one of them. If each sequence of one request has failed by itself the others
-        continue; its error is raised at the end if all requests have failed so.
+        Raises the BlockyardError that ends a request. If only the sequences of a request failed, the other requests
+        continue; such an error is raised at the end if all requests failed in this way.
         """
         if len(self._readers) == 1:
             async for event in self._readers[0]:
                 yield 0, event
             return
-        # One place for each: a slow client is felt by the core, which then merges deltas.
+        # Keep the queue short: a slow client then makes the readers wait, and the core merges their deltas.
         queue: asyncio.Queue[Numbered | Exception | None] = asyncio.Queue(len(self._readers))
         tasks = [start_task(_read(number, reader, queue), "prompt") for number, reader in enumerate(self._readers)]
         try:
@@ -150,7 +151,7 @@ class CallReaders:
         return failures[0] if all(failures) else None
 
     async def aclose(self) -> None:
-        """Closes all readers; requests that no client reads end, unless they are kept."""
+        """Closes all readers. Requests without readers end, unless their `on_disconnect` keeps them."""
         for reader in self._readers:
             await reader.aclose()
 

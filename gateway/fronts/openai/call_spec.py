@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gateway.fronts.openai.schema.requests import ChatBody, CompletionBody, GenerationBody
     from gateway.generation import GenerationService
 
-# OpenAI's own; a chat may be as long as the model allows.
+# OpenAI's default for completions; a chat may be as long as the model allows.
 DEFAULT_COMPLETION_TOKENS = 16
 _EARLY_STOPPING = {True: EarlyStopping.FIRST, "never": EarlyStopping.NEVER}
 
@@ -40,21 +40,21 @@ class CallSpec:
     requests: tuple[GenerationRequest, ...]
     stream: bool = False
     include_usage: bool = False
-    # In every chunk, not in the last alone.
+    # Whether every chunk has usage, not only the last one.
     continuous_usage: bool = False
-    # max_tokens is OpenAI's default: it gives way where the model's length leaves less.
+    # Whether max_tokens is OpenAI's default, which is dropped if the model's length leaves less room.
     default_length: bool = False
-    # Put before each prompt's texts.
+    # For each prompt, the text to put before its choices' texts; empty without `echo`.
     echoes: tuple[str, ...] = ()
-    # Each prompt's first token, its text and its bytes, for echoes with log probabilities.
+    # For each prompt, the text and the bytes of its first token, for echoes with log probabilities.
     first_tokens: tuple[tuple[str, bytes], ...] = ()
-    # Not, where they are only computed for an echo.
+    # Whether the answer has `prompt_logprobs`; false if they are only computed for an echo.
     tells_prompt_logprobs: bool = False
-    # Log probabilities name tokens by their ids, not by their texts.
+    # Whether log probabilities name tokens by their ids instead of their texts.
     tokens_as_ids: bool = False
-    # The answer leaves out what the model thinks.
+    # Whether the answer leaves out the reasoning.
     hides_reasoning: bool = False
-    # The caller's names for the core's fields, where they differ from call to call.
+    # This call's parameter names for fields of the core, where they differ from the general names.
     names: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
@@ -71,23 +71,23 @@ class CallSpec:
 
     @property
     def echoes_logprobs(self) -> bool:
-        """Whether an echo waits for the log probabilities of its prompt."""
+        """Whether the echo is sent together with the log probabilities of its prompt."""
         return bool(self.echoes) and self.returns_logprobs and not self.is_chat
 
     @property
     def needs_token_ids(self) -> bool:
-        """Whether prompts have to be ids before they run: the answer shows their ids or log probabilities."""
+        """Whether prompts must become ids before the requests start: the answer shows the ids or a part of them."""
         return self.returns_token_ids or self.echoes_logprobs or self.echoes_ids
 
     @property
     def echoes_ids(self) -> bool:
-        """Whether an echo is the text of ids: the prompt was sent as such, or only a part of it is left."""
+        """Whether the echo is decoded from ids: the prompt was sent as ids, or is truncated."""
         is_cut = self.requests[0].truncate_prompt_tokens is not None
         given_ids = any(isinstance(request.prompt, tuple) for request in self.requests)
         return bool(self.echoes) and not self.is_chat and (is_cut or given_ids)
 
     def prompt_token_ids(self, prompt: int) -> tuple[int, ...]:
-        """Returns the ids of a prompt, once `with_token_ids` has made them."""
+        """Returns the ids of a prompt; empty before `with_token_ids` has tokenized it."""
         token_ids = self.requests[prompt].prompt
         return token_ids if isinstance(token_ids, tuple) else ()
 
@@ -107,7 +107,7 @@ def understand_completion(body: CompletionBody) -> CallSpec:
             for request_id, prompt in zip(ids, prompts, strict=True)
         ),
         default_length=body.max_tokens is None,
-        # The texts of ids are found where they are needed.
+        # `with_token_ids` replaces the echoes of prompts that are ids.
         echoes=tuple(prompt if isinstance(prompt, str) else "" for prompt in prompts) if body.echo else (),
         **_answer_options(body),
         names=_format_names(body),
@@ -134,14 +134,14 @@ def understand_chat(body: ChatBody) -> CallSpec:
 
 
 async def with_token_ids(call: CallSpec, service: GenerationService) -> CallSpec:
-    """Turns prompts that are text into ids, where the answer shows the ids or their log probabilities."""
+    """Tokenizes the prompts of a call whose answer shows the ids or their log probabilities."""
     if not call.needs_token_ids:
         return call
     try:
         prompts = [await service.prompt_of(request) for request in call.requests]
         echoes = await _echoes_of(call, prompts, service) if call.echoes_ids else call.echoes
     except BlockyardError:
-        # `start` raises it too, with everything else that is wrong.
+        # `start` raises this error too, together with all other violations.
         return call
     tokenizer, models = await service.find_tokenizer(call.requests[0].model), service.models()
     vocab_size = models[0].vocab_size if models else 0
@@ -153,7 +153,7 @@ async def with_token_ids(call: CallSpec, service: GenerationService) -> CallSpec
             replace(with_parsing(request, tokenizer.dialect), prompt=prompt)
             for request, prompt in zip(call.requests, prompts, strict=True)
         ),
-        # An empty prompt and one of foreign ids are refused later, with all else that is wrong.
+        # Validation refuses an empty prompt, or ids outside the vocabulary, later, with all other violations.
         first_tokens=tuple(
             texts.of(prompt[0]) if prompt and 0 <= prompt[0] < vocab_size else ("", b"") for prompt in prompts
         ),
@@ -217,7 +217,7 @@ def _beams(body: GenerationBody) -> BeamSearch:
 
 
 def _with_logprobs(request: GenerationRequest, logprobs: int | None, *, for_prompt: bool = False) -> GenerationRequest:
-    """Asks for log probabilities; `for_prompt`: for as many of the prompt too, unless it says how many."""
+    """Sets the number of log probabilities. `for_prompt`: also for the prompt, unless the body sets its number."""
     prompt_logprobs = request.sampling.prompt_logprobs
     if for_prompt and prompt_logprobs is None:
         prompt_logprobs = logprobs
@@ -236,7 +236,10 @@ def _answer_options(body: GenerationBody) -> dict[str, Any]:
 
 
 def _echo_of(conversation: Conversation) -> tuple[str, ...]:
-    """Returns the final message if the answer has its role, by vLLM's rule. An empty chat is refused later."""
+    """Returns the text of the final message if the answer has that message's role, as vLLM does; else an empty tuple.
+
+    Validation refuses an empty chat later.
+    """
     last = conversation.messages[-1:]
     goes_on = conversation.continue_final_message or conversation.add_generation_prompt is False
     return tuple(message.text or "" for message in last if goes_on or message.role is Role.ASSISTANT)

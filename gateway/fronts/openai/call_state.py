@@ -1,4 +1,4 @@
-"""The state that an HTTP call leaves with its requests, so that any gateway can answer it in the same shape."""
+"""The state of an HTTP call that its requests carry, so that any gateway can resume it in the same form."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CallState:
-    """The shape of a call's answer. `created`: when the call came, in seconds since 1970.
+    """The form of a call's answer. The fields that are not described here are those of CallSpec.
 
-    `echo_text` is that of a chat; that of a completion is made again of its prompt. The other fields are CallSpec's.
+    `created`: the call's arrival, in seconds since 1970. `echo_text`: the echo of a chat; the echo of a completion is
+    decoded from its prompt.
     """
 
     call_id: str
@@ -51,7 +52,7 @@ def make_state(call: CallSpec, created: int) -> CallState:
 
 
 def make_call(state: CallState, requests: list[GenerationRequest], tokenizer: Tokenizer) -> CallSpec:
-    """Makes the call again of its requests, whose prompts are ids, as a stream."""
+    """Restores a call from its state and its requests, whose prompts are ids. The restored call streams."""
     prompts = [request.prompt for request in requests if isinstance(request.prompt, tuple)]
     texts = tokenizer.token_texts(skip_special_tokens=requests[0].skip_special_tokens)
     return CallSpec(

@@ -1,6 +1,6 @@
-"""Starts, resumes and cancels the calls that generate, over HTTP.
+"""Starts, resumes and cancels completions and chats over HTTP.
 
-Owns the order of a call: read the body, make the call of it, start it, answer it.
+Owns the order of a call: read the body, turn it into requests, start them, answer.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ class CallEndpoints:
         return await self._run(request, lambda readers: readers.start(call, position), position)
 
     async def resume(self, request: Request, request_id: str) -> Response:
-        """Streams the answer of a call again, behind the event that Last-Event-ID names."""
+        """Streams the answer of a call again, beginning after the event that Last-Event-ID names."""
         tenant, position = read_tenant(request), _read_position(request)
         return await self._run(request, lambda readers: readers.resume(request_id, tenant, position), position)
 
     async def cancel(self, request: Request, request_id: str) -> Response:
-        """Cancels all requests of a call, at whichever gateway they run."""
+        """Cancels all requests of a call, also if they run at another gateway."""
         check_request_id(request_id)
         tenant = read_tenant(request)
         cancelled, pending = await self._generation.cancel([request_id], tenant=tenant)
@@ -107,9 +107,9 @@ class CallEndpoints:
     async def _chunks(
         self, readers: CallReaders, tracker: StreamTracker, position: StreamPosition
     ) -> AsyncGenerator[ServerSentEvent, None]:
-        """Makes the events of a stream. One that fails ends with its error, and without [DONE].
+        """Makes the events of a stream. A stream that fails ends with an error event and without [DONE].
 
-        Events that the client has go through the answer too, which counts by them, and are not sent again.
+        Events that the client already has are added to the answer, which counts tokens, but are not sent again.
         """
         model = readers.accepted[0].model
         fingerprint = next((card.determinism_id for card in self._generation.models() if card.name == model), "")
@@ -118,7 +118,7 @@ class CallEndpoints:
             answer = ChunkedAnswer(readers.call, readers.accepted, readers.created, fingerprint, count)
             if not position.has_begun:
                 for chunk in answer.openings():
-                    # Before the first token there is nothing behind which to go on.
+                    # These chunks have no id: a client cannot resume before the first token.
                     yield ServerSentEvent(chunk)
             async with aclosing(readers.events()) as events:
                 async for prompt, event in events:
@@ -134,13 +134,13 @@ class CallEndpoints:
 
 
 def _with_state(call: CallSpec, *, tenant: str, keeps: bool, created: int) -> CallSpec:
-    """Adds to the requests of a call what its body does not say.
+    """Adds the values to a call's requests that do not come from its body.
 
     Args:
-        call: as its body was understood.
-        tenant: whose it is.
-        keeps: its requests outlive their connection.
-        created: when it came, in seconds since 1970.
+        call: the call from the body.
+        tenant: the call's tenant.
+        keeps: whether the requests outlive the client's connection.
+        created: the call's arrival, in seconds since 1970.
     """
     added: dict[str, Any] = {"tenant": tenant, "front_state": encode_state(make_state(call, created))}
     if keeps:
@@ -149,7 +149,7 @@ def _with_state(call: CallSpec, *, tenant: str, keeps: bool, created: int) -> Ca
 
 
 def _read_position(request: Request) -> StreamPosition:
-    """Reads how far the client of a stream has come; raises BlockyardError FIELD_INVALID."""
+    """Reads the position of a stream's client; raises BlockyardError FIELD_INVALID."""
     return parse(request.headers.get(_POSITION, ""))
 
 
@@ -162,7 +162,7 @@ def _check_position(position: StreamPosition, body: GenerationBody) -> None:
 
 
 def _named(body: B, key: str | None) -> B:
-    """Names a request by its Idempotency-Key."""
+    """Sets a body's request id to the Idempotency-Key, if there is one; raises BlockyardError if they differ."""
     if key is None:
         return body
     if body.request_id not in (None, key):

@@ -1,4 +1,4 @@
-"""Turns every error that a route raises into an answer in OpenAI's form."""
+"""Turns every error that a route raises into an HTTP answer in OpenAI's form."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _CODES = {404: "unknown_url", 405: "method_not_allowed", 415: "unsupported_media
 
 
 class AnsweringRoute(APIRoute):
-    """A route whose errors become answers."""
+    """A route that answers errors in OpenAI's form."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Makes the handler; FastAPI calls it once for each route."""
@@ -39,7 +39,7 @@ class AnsweringRoute(APIRoute):
 
 
 def set_boundary(app: FastAPI) -> None:
-    """Makes all routes that are added from now on, and unknown paths, answer errors in OpenAI's form."""
+    """Makes unknown paths, and all routes that are added after this call, answer errors in OpenAI's form."""
     app.router.route_class = AnsweringRoute
     app.add_exception_handler(HTTPException, _answer_http_exception)
     app.add_exception_handler(RequestValidationError, _answer_wrong_parameters)

@@ -2,9 +2,9 @@
 
     {"error": {"message", "type", "param", "code", "reason", "violations": [{"param", "message", "code"}]}}
 
-`reason` is ours. `code` is the same, but where client libraries look for OpenAI's: of what does not fit the model's
-length. `param` is the first violation's parameter under the name that OpenAI or vLLM gives it. Beside Retry-After go
-`retry-after-ms` and `x-should-retry`, which OpenAI's own clients obey.
+`reason` is Blockyard's. `code` equals `reason`, except for PROMPT_TOO_LONG: client libraries look for OpenAI's
+`context_length_exceeded`. `param` is the first violation's parameter under OpenAI's or vLLM's name. Besides
+Retry-After, errors have the headers `retry-after-ms` and `x-should-retry`, which OpenAI's own clients obey.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ _TYPES = {
     409: "conflict_error",
     429: "rate_limit_error",
 }
-# By these, agents and routers shorten a chat or choose a model with more room. They look into what an exception says,
-# and since its version 3 OpenAI's package puts nothing but the message there: so the message ends with the code.
+# Agents and routers look for these codes to shorten a chat or to choose a model with a larger context. They search the
+# exception's text, which since version 3 of OpenAI's package is only the message: so the message ends with the code.
 _CODES = {Reason.PROMPT_TOO_LONG: "context_length_exceeded"}
-# The core names fields as the proto does; only names that differ in more than their section stand here.
+# Parameters of the API by the core's field names, which are those of the proto without their section. Fields that are
+# missing here have the same name in both.
 _PARAMETERS = {
     "text": "prompt",
     "token_ids": "prompt",
@@ -52,17 +53,17 @@ _OF_FUNCTION = re.compile(r"((?:tools|tool_calls)\[\d+\])\.(name|description|par
 
 
 def rename(error: BlockyardError, names: Mapping[str, str]) -> BlockyardError:
-    """Renames the parameters of an error of the core to the names that the caller used.
+    """Renames the fields in an error of the core to the parameters that the client used.
 
     Args:
-        error: with violations whose fields are paths in the proto.
-        names: this call's own names, before the general ones: `prompt` is `messages` in a chat.
+        error: an error whose violations have paths in the proto as fields.
+        names: this call's own names, which precede the general ones: for example, `prompt` is `messages` in a chat.
     """
     return rename_violations(error, lambda field: _OF_FUNCTION.sub(r"\1.function.\2", parameter(field, names)))
 
 
 def parameter(field: str, names: Mapping[str, str]) -> str:
-    """Returns the parameter of a field of the core, in the APIs whose tools have no `function` around their fields."""
+    """Returns the API's parameter for a field of the core, for APIs whose tools have no inner object `function`."""
     for path, name in names.items():
         if "." in path and field.startswith(path):
             return name + field[len(path) :]
@@ -74,13 +75,13 @@ def parameter(field: str, names: Mapping[str, str]) -> str:
 
 
 def error_object(error: BlockyardError) -> dict[str, Any]:
-    """Returns the value of "error": in an answer's body, and in the last event of a stream that failed."""
+    """Counts an error, and returns the value of "error" for an answer's body or a failed stream's last event."""
     note_error(error.reason)
     return make_error_fields(error)
 
 
 def make_error_fields(error: BlockyardError) -> dict[str, Any]:
-    """Returns the fields of an error without counting it, as of a choice that failed by itself in a whole answer."""
+    """Returns the fields of an error without counting it, for a single failed choice in a complete answer."""
     violations = [
         {"param": None if violation.field == BODY else violation.field}
         | {"message": violation.description, "code": str(violation.reason)}
@@ -98,12 +99,12 @@ def make_error_fields(error: BlockyardError) -> dict[str, Any]:
 
 
 def error_response(error: BlockyardError) -> Response:
-    """Answers a call with an error and, where it makes sense, when to try again."""
+    """Answers a call with an error. Headers say when to retry, if a retry makes sense."""
     return response(error_object(error), error.http_status, error_headers(error))
 
 
 def response(fields: dict[str, Any], status: int, headers: Mapping[str, str]) -> Response:
-    """Answers with the value of "error". Unless the headers say otherwise, the client is not to try again."""
+    """Makes the answer for a value of "error". Tells the client not to retry, unless `headers` say otherwise."""
     return Response(
         json.dumps({"error": fields}), status, {"x-should-retry": "false", **headers}, media_type="application/json"
     )

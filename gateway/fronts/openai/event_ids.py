@@ -1,8 +1,9 @@
-"""Writes the `id:` of a stream's events, which says how far all choices have come, and reads `Last-Event-ID`.
+"""Writes the `id:` of a stream's events, which holds the positions of all choices, and reads `Last-Event-ID`.
 
-    0:12:57,1:3:11f      choice 0 has 12 tokens and 57 bytes of text, choice 1 has ended; `u` at the end: usage was sent
+    0:12:57,1:3:11f      choice 0 has 12 tokens and 57 bytes of text, choice 1 has ended
 
-A choice at its beginning has a `p` if its prompt's log probabilities were sent.
+A last part `u` means that usage was sent. A choice without tokens has a `p` once its prompt's log probabilities were
+sent.
 """
 
 from __future__ import annotations
@@ -20,14 +21,21 @@ if TYPE_CHECKING:
     from blockyard.contract.events import Event
     from gateway.fronts.openai.call_spec import CallSpec
 
-# A call with more choices has events without ids, and is resumed from its beginning: an id names them all.
+# An id lists all choices. A call with more choices than this has events without ids, and is resumed from its beginning.
 MAX_CHOICES = 64
 _PLACE = re.compile(r"(\d{1,10}):(\d{1,10}):(\d{1,18})([fp]?)", re.ASCII)
 _USAGE = "u"
 
 
 class StreamPosition(NamedTuple):
-    """The part of a stream that a client has: of each choice, and of the rest. `has_begun`: whether it has any."""
+    """The part of a stream that a client already has.
+
+    Attributes:
+        positions: the position in each choice, by the choice's number.
+        prompts: numbers of choices whose prompt's log probabilities were sent.
+        usage: whether usage was sent.
+        has_begun: whether the client has any event with an id.
+    """
 
     positions: Mapping[int, Position] = {}
     prompts: frozenset[int] = frozenset()
@@ -35,12 +43,12 @@ class StreamPosition(NamedTuple):
     has_begun: bool = False
 
     def positions_of(self, number: int, n: int) -> dict[int, Position]:
-        """Returns the positions of the sequences of one of the call's requests."""
+        """Returns the positions in the sequences of the request `number`, each of which has `n` sequences."""
         return {choice - number * n: each for choice, each in self.positions.items() if choice // n == number}
 
 
 def parse(text: str) -> StreamPosition:
-    """Reads an id; raises BlockyardError FIELD_INVALID. An empty one is the beginning."""
+    """Reads an event's id; raises BlockyardError FIELD_INVALID. An empty id means the stream's beginning."""
     positions: dict[int, Position] = {}
     prompts: set[int] = set()
     parts = text.split(",") if text else []
@@ -61,9 +69,9 @@ def _wrong(description: str) -> BlockyardError:
 
 
 class StreamTracker:
-    """Follows a stream of which the client may have a part already.
+    """Tracks the position of a stream, of which the client may have a part already.
 
-    Raises BlockyardError FIELD_INVALID for choices that the call has not.
+    Raises BlockyardError FIELD_INVALID if the client's position has a choice that the call lacks.
     """
 
     def __init__(self, call: CallSpec, known: StreamPosition) -> None:
@@ -75,11 +83,11 @@ class StreamTracker:
         self._parts = [f"{number}:0:0" for number in range(num_choices)] if num_choices <= MAX_CHOICES else []
 
     def id(self, *, usage: bool = False) -> str:
-        """Returns the id of the last event; empty where the stream has none."""
+        """Returns the id of the last event; an empty text if the stream has too many choices for ids."""
         return ",".join([*self._parts, _USAGE] if usage else self._parts)
 
     def take(self, prompt: int, event: Event) -> bool:
-        """Follows an event of the request number `prompt`; returns whether it is new to the client."""
+        """Takes the next event of the request number `prompt`; returns whether it is new to the client."""
         if isinstance(event, Delta):
             number = prompt * self._n + event.index
             self._note(number, f"{number}:{event.num_tokens}:{event.num_text_bytes}")

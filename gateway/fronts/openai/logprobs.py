@@ -1,7 +1,7 @@
-"""Formats log probabilities as the OpenAI API does, and those of a prompt as vLLM does.
+"""Formats log probabilities as the OpenAI API does, and a prompt's log probabilities as vLLM does.
 
-A token's text by itself may have U+FFFD for a part of a character; a chat has its bytes beside it, which are null for
-a token that adds nothing to the text. The bytes of all tokens together are the text, but for what a stop cuts off.
+A single token's text may contain U+FFFD for a part of a character. A chat also has the token's bytes, which are null
+for a token that adds nothing to the text. The bytes of all tokens joined are the text, before a stop string cuts it.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
     from blockyard.contract.events import TokenLogprob
 
-# JSON has no infinity. vLLM's stand-in for it.
+# Replaces minus infinity, which JSON lacks, as in vLLM.
 MIN_LOGPROB = -9999.0
 
 
 class TextOffsets:
-    """Counts where tokens begin in a choice's text, in characters."""
+    """Computes the offsets of tokens in a choice's text, in characters."""
 
     def __init__(self, num_characters: int = 0) -> None:
         self._num_characters = num_characters
 
     def add(self, raw: bytes) -> int:
-        """Adds the next token's bytes and returns where they begin; within a character, where that begins."""
+        """Adds the next token's bytes and returns its offset. A token that begins within a character has its offset."""
         begins_within = bool(raw) and _continues(raw[0])
         offset = max(0, self._num_characters - begins_within)
         self._num_characters += sum(not _continues(byte) for byte in raw)
@@ -41,7 +41,7 @@ def _continues(byte: int) -> bool:
 
 
 def name_by_ids(entries: Iterable[TokenLogprobs]) -> list[TokenLogprobs]:
-    """Names tokens by ids, as vLLM does for `return_tokens_as_token_ids`, since two may have one text."""
+    """Names tokens by ids, as vLLM does for `return_tokens_as_token_ids`, since two tokens may have the same text."""
     return [TokenLogprobs(chosen and _named_by_id(chosen), tuple(map(_named_by_id, top))) for chosen, top in entries]
 
 
@@ -68,20 +68,20 @@ def completion_logprobs(entries: Iterable[TokenLogprobs], offsets: TextOffsets) 
 def echo_logprobs(
     first_token: tuple[str, bytes], entries: Sequence[TokenLogprobs], offsets: TextOffsets
 ) -> dict[str, Any]:
-    """Returns the same for the tokens of a prompt, of which the first has no log probability."""
+    """Returns the `logprobs` for the tokens of an echoed prompt. The first token has no log probability."""
     text, raw = first_token
     first = {"tokens": [text], "token_logprobs": [None], "top_logprobs": [None], "text_offset": [offsets.add(raw)]}
     return join_rows(first, completion_logprobs(entries[1:], offsets))
 
 
 def join_rows(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """Puts the rows of one `logprobs` behind those of another."""
+    """Appends the rows of the second `logprobs` to those of the first."""
     return {name: column + second[name] for name, column in first.items()}
 
 
 def _by_text(chosen: TokenLogprob, top: Sequence[TokenLogprob]) -> dict[str, float]:
     logprobs: dict[str, float] = {}
-    # If several tokens have one text, the likeliest counts, which comes first.
+    # If several tokens have the same text, keep the likeliest one, which comes first.
     for token in (*top, chosen):
         logprobs.setdefault(token.text, _finite(token.logprob))
     return logprobs
@@ -100,7 +100,10 @@ def _chat_token(token: TokenLogprob) -> dict[str, Any]:
 
 
 def prompt_logprobs(entries: Iterable[TokenLogprobs]) -> list[dict[str, Any] | None]:
-    """Returns vLLM's `prompt_logprobs`: by id, the prompt's token first; null for the first token."""
+    """Returns vLLM's `prompt_logprobs`: for each token of the prompt, its own and the top entries by id.
+
+    The first token has null.
+    """
     return [None if chosen is None else _by_id((chosen, *top)) for chosen, top in entries]
 
 

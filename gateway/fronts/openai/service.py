@@ -23,7 +23,7 @@ class Service:
         self._created = int(time.time())
 
     async def list_models(self) -> JSONResponse:
-        """Lists the model that is served."""
+        """Lists the served model and its adapters."""
         models = [self._model(card) for card in self._generation.models()]
         return JSONResponse({"object": "list", "data": models})
 
@@ -46,13 +46,13 @@ class Service:
         }
 
     async def ready(self) -> JSONResponse:
-        """Answers 200 when requests can be served now, else 503 and why not."""
+        """Answers 200 if requests can be served now, else 503 with the cause."""
         if self._generation.is_ready():
             return JSONResponse(_OK)
         raise BlockyardError(Reason.NO_READY_WORKER, self._generation.readiness_message, retry_after_seconds=1.0)
 
     async def live(self) -> JSONResponse:
-        """Answers 200 as long as the process works. A supervisor restarts it when it gets no answer."""
+        """Answers 200 as long as the process works. A supervisor restarts the process if it gets no answer."""
         return JSONResponse(_OK)
 
     async def startup(self) -> JSONResponse:

@@ -1,4 +1,4 @@
-"""Serves /tokenize and /detokenize in vLLM's form: the ids of a prompt or a chat, and the text of ids."""
+"""Serves /tokenize and /detokenize in vLLM's form: a prompt or a chat to token ids, and token ids to text."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     from gateway.generation import GenerationService
 
-# Tokens that are written in one go.
+# The number of tokens that are encoded in one call.
 _BATCH = 4096
-# The name, not a text: within one its quotes would be escaped.
+# Finds the key `messages`. It cannot match inside a string, where the quotes would be escaped.
 _MESSAGES = re.compile(rb'"messages"\s*:')
 
 
@@ -58,7 +58,7 @@ class Tokenization:
         self._generation = generation
 
     async def tokenize(self, request: Request) -> Response:
-        """Turns a prompt or a chat into token ids, as a completion or a chat would."""
+        """Turns a prompt or a chat into token ids, exactly as for generation."""
         tenant, raw = read_tenant(request), await read_json(request)
         body = parse_body(TokenizeChatBody if _MESSAGES.search(raw) else TokenizeBody, raw)
         model = body.model or ""
@@ -79,7 +79,7 @@ class Tokenization:
         return Response(content, media_type="application/json")
 
     async def detokenize(self, request: Request) -> JSONResponse:
-        """Turns token ids into text, special tokens too."""
+        """Turns token ids into text, including special tokens."""
         tenant, body = read_tenant(request), parse_body(DetokenizeBody, await read_json(request))
         self._generation.resolve_model(body.model or "")
         try:
@@ -90,7 +90,7 @@ class Tokenization:
 
 
 def _write_tokens(token_ids: Sequence[int], max_model_len: int | None, pieces: list[str] | None) -> Iterator[bytes]:
-    """Writes an answer as JSON in parts: a single call would block all other calls."""
+    """Yields the JSON of an answer in parts: encoding it in a single call would block all other calls."""
     yield f'{{"count":{len(token_ids)},"max_model_len":{json.dumps(max_model_len)},"tokens":['.encode()
     yield from _write_items(token_ids)
     yield b'],"token_strs":'

@@ -1,7 +1,7 @@
-"""Serves the page's files and `/status`. Knows nothing of what the page does with them.
+"""Serves the page's files and `/status`. Does not depend on the page's contents.
 
-The files are read once, at the start, and only these can be asked for. Their headers let the page load nothing that is
-not here, and run nothing but its files: neither a script in a model's output nor one in an attribute.
+The files are read once, at the start, and only these files are served. Their headers forbid the page to load anything
+from other servers and to run anything but its own files: no script in a model's output, and none in an attribute.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from gateway.fronts.page.status import StatusBoard
 
 INDEX = "index.html"
-# The files are the same for everybody, and `blockyard.security.authentication` leaves these paths open. This one it
-# must not.
+# `blockyard.security.authentication` leaves the paths of the files open, which are the same for everybody. It must not
+# leave this path open.
 STATUS_PATH = "/status"
 
 POLICY = "; ".join(
@@ -46,7 +46,7 @@ _HEADERS = {
     "permissions-policy": "camera=(), geolocation=(), microphone=()",
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
-    # Asked for again each time, and answered with 304 as long as it is the same.
+    # The browser asks again each time, and gets 304 as long as the file is unchanged.
     "cache-control": "no-cache",
 }
 _MEDIA_TYPES = {
@@ -88,7 +88,7 @@ def add_page(app: FastAPI, board: StatusBoard) -> None:
         content = await board.encode()
         return Response(content, headers={"cache-control": "no-store"}, media_type="application/json")
 
-    # None of them belongs to the OpenAI API, which the application documents.
+    # These routes do not belong to the APIs that the OpenAPI document describes.
     app.add_api_route("/", index, methods=["GET", "HEAD"], include_in_schema=False)
     app.add_api_route("/page/{name}", file, methods=["GET", "HEAD"], include_in_schema=False)
     app.add_api_route(STATUS_PATH, status, methods=["GET"], include_in_schema=False)

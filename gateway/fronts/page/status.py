@@ -1,6 +1,6 @@
-"""Answers `GET /status` with AdminService's GetStatusResponse as JSON, as protobuf maps it.
+"""Answers `GET /status` with AdminService's GetStatusResponse, in protobuf's mapping to JSON.
 
-Asks only when a client does, and at most twice a second however many clients ask.
+Queries the status only for a client's request, and at most twice a second for all clients together.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message
 
-# An answer younger than this is given again.
+# An answer younger than this is reused.
 MAX_AGE_SECONDS = 0.5
 
 
 class StatusBoard:
-    """Asks for a status and keeps the answer for a moment."""
+    """Queries a status and reuses the answer for half a second."""
 
     def __init__(
         self, ask: Callable[[], Coroutine[Any, Any, Message]], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Asks nothing yet.
+        """Makes no query yet.
 
         Args:
             ask: returns the status.
-            clock: seconds that only grow.
+            clock: a monotonic clock, in seconds.
         """
         self._ask = ask
         self._clock = clock
@@ -39,12 +39,12 @@ class StatusBoard:
         self._answer: asyncio.Task[bytes] | None = None
 
     async def encode(self) -> bytes:
-        """Returns the status as JSON; callers that come while it is asked for wait for the same answer."""
+        """Returns the status as JSON. Callers that come during a query wait for the same answer."""
         answer = self._answer
         if answer is None or (answer.done() and self._clock() - self._asked_at >= MAX_AGE_SECONDS):
             self._asked_at = self._clock()
             answer = self._answer = asyncio.create_task(self._make(), name="status")
-        # When one of those who wait leaves, the others wait on.
+        # A cancelled caller must not cancel the query for the other callers.
         return await asyncio.shield(answer)
 
     async def _make(self) -> bytes:

@@ -1,1 +1,1 @@
-"""The OpenAI Responses API of the gateway, as far as it needs no memory."""
+"""The OpenAI Responses API of the gateway, without its parts that need stored responses."""

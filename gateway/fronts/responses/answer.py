@@ -1,7 +1,7 @@
-"""Makes a response, whole or as the events of a stream, from the events of the core.
+"""Makes a response, complete or as the events of a stream, from the events of the core.
 
-A sequence number counts the events of structure and the characters of all texts before it: it is the same at every
-gateway and for every reader, however the core cuts an answer into deltas.
+A delta event advances the sequence number by its number of characters, any other event by 1. The numbers are therefore
+the same at every gateway and for every reader, even if the core splits the answer into other deltas.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
     from gateway.fronts.http_calls.parts import Part, Step
     from gateway.fronts.responses.call import ResponseCall
 
-# Before the first event.
+# The sequence number before the first event.
 FROM_THE_BEGINNING = -1
 
 
 class ResponseAnswer:
-    """Makes one response. `start` first, then `add` for each event of the core, `fail` where it raises an error.
+    """Makes one response. Call `start` first, then `add` for each event of the core, or `fail` for an error.
 
     Args:
-        call: of the client.
-        accepted: what the request began with.
-        count_tokens: of a text.
+        call: the client's call.
+        accepted: the request's first event.
+        count_tokens: returns the number of tokens of a text.
         starting_after: the sequence number of the last event that the client has.
 
     Attributes:
-        status: of the response.
+        status: the status of the response.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class ResponseAnswer:
         yield from self._numbered({"type": kind, "response": self.response()} for kind in kinds)
 
     def add(self, event: Event) -> Iterator[dict[str, Any]]:
-        """Takes an event of the core and makes those of the stream."""
+        """Takes an event of the core, and makes the events of the stream for it."""
         if isinstance(event, Delta):
             yield from self._numbered(self._of_delta(event))
         elif isinstance(event, Finished) and event.error is None:
@@ -121,7 +121,7 @@ class ResponseAnswer:
         yield from self._output.close(part, status)
 
     def _numbered(self, events: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Numbers events, and leaves out what the client has: it may have the beginning of a delta."""
+        """Numbers events, and leaves out events, or the beginning of a delta, that the client already has."""
         for event in events:
             before, size = self._number, len(event["delta"]) if "delta" in event else 1
             self._number += size
@@ -147,7 +147,7 @@ class ResponseAnswer:
 
 
 def _without_beginning(event: dict[str, Any], num_characters: int) -> dict[str, Any]:
-    """Cuts the first characters off a delta, and the log probabilities of their tokens."""
+    """Removes the first characters of a delta, with the log probabilities of their tokens."""
     cut = event | {"delta": event["delta"][num_characters:]}
     if event.get("logprobs"):
         num_bytes, rest = len(event["delta"][:num_characters].encode()), list(event["logprobs"])

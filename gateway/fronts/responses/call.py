@@ -46,11 +46,11 @@ class ResponseCall:
     """One call of a client.
 
     Attributes:
-        request: to the core.
-        created: when it came, in seconds since 1970.
+        request: the request to the core.
+        created: the call's arrival, in seconds since 1970.
         echo: the fields of the answer that repeat the body.
-        stream: the answer is a stream.
-        background: it does not end with its connection.
+        stream: whether the answer is a stream.
+        background: whether the response outlives the client's connection.
     """
 
     request: GenerationRequest
@@ -61,7 +61,7 @@ class ResponseCall:
 
 
 def understand(body: ResponseBody, tenant: str, created: int) -> ResponseCall:
-    """Makes a call of a body; raises BlockyardError. `created`: when it came, in seconds since 1970."""
+    """Makes the call from a body; raises BlockyardError. `created`: the arrival, in seconds since 1970."""
     request = GenerationRequest(
         prompt=_conversation(body),
         request_id=f"resp_{uuid.uuid4().hex}",
@@ -80,12 +80,15 @@ def understand(body: ResponseBody, tenant: str, created: int) -> ResponseCall:
 
 
 def understand_count(body: InputTokensBody, tenant: str) -> GenerationRequest:
-    """Makes the request whose prompt is counted of a body of /v1/responses/input_tokens; raises BlockyardError."""
+    """Makes a request from a body of /v1/responses/input_tokens, to count its prompt's tokens.
+
+    Raises BlockyardError.
+    """
     return GenerationRequest(prompt=_conversation(body), model=body.model or "", tenant=tenant)
 
 
 def rename(error: BlockyardError) -> BlockyardError:
-    """Renames the parameters of an error of the core to those of the API."""
+    """Renames the fields in an error of the core to the parameters of the API."""
     return rename_violations(
         error, lambda field: format_parameter(field, "text.format") or errors.parameter(field, _NAMES)
     )
@@ -96,7 +99,7 @@ def _placed_messages(body: ResponseBody | InputTokensBody) -> list[Placed]:
 
 
 def naming_body_places(body: ResponseBody | InputTokensBody) -> AbstractContextManager[None]:
-    """Names the messages and the tools that an error of the core is about by their places in the body."""
+    """Renames the messages and the tools in an error of the core to their paths in the body."""
     return naming_places(
         lambda: _placed_messages(body), lambda: [tool.place for tool in placed_tools(body.tools or ())]
     )
@@ -121,7 +124,7 @@ def _conversation(body: ResponseBody | InputTokensBody) -> chat.Conversation:
 
 
 def _chosen(choice: Any, tools: Sequence[PlacedTool]) -> tuple[ToolChoice, str, tuple[str, ...]]:
-    """Reads a choice of tools: whether one is called, which one, and which ones are allowed."""
+    """Reads a tool choice. Returns the choice, the name of the tool to call, and the names of the allowed tools."""
     match choice:
         case NamedTool():
             return ToolChoice.REQUIRED, chosen_names([choice], tools)[0], ()
@@ -132,7 +135,7 @@ def _chosen(choice: Any, tools: Sequence[PlacedTool]) -> tuple[ToolChoice, str, 
 
 
 def _echo(body: ResponseBody) -> dict[str, Any]:
-    """Returns the fields of the answer that repeat the body, those left out with the API's defaults."""
+    """Returns the fields of the answer that repeat the body; missing fields have the API's defaults."""
     not_repeated = {"client_metadata", "include", "input", "stream", "stream_options"}
     repeated = body.model_dump(by_alias=True, exclude_unset=True, exclude=not_repeated)
     return {
@@ -159,7 +162,7 @@ def _echo(body: ResponseBody) -> dict[str, Any]:
 
 
 def _kept(call: ResponseCall) -> ResponseCall:
-    """Returns a request that outlives its connection, with the state from which any gateway can write its answer."""
+    """Returns the call with a request that outlives its connection and carries the state for any gateway to answer."""
     state = CallState(
         call.request.request_id, is_chat=True, created=call.created, response=json.dumps(call.echo, ensure_ascii=False)
     )
@@ -168,7 +171,7 @@ def _kept(call: ResponseCall) -> ResponseCall:
 
 
 def call_of(request: GenerationRequest) -> ResponseCall:
-    """Makes the call of a request again; raises BlockyardError REQUEST_EXPIRED for one of another API."""
+    """Restores the call of a request; raises BlockyardError REQUEST_EXPIRED for a request of another API."""
     state = decode_state(request.front_state, request.request_id)
     if not state.response:
         raise BlockyardError(Reason.REQUEST_EXPIRED, f"{request.request_id!r} is not a response in the background")

@@ -1,4 +1,4 @@
-"""Serves the Responses API. Owns the order of a call: read the body, start the request, answer it."""
+"""Serves the Responses API. Owns the order of a call: read the body, start the request, answer."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _COUNT_PATH = f"{PATH}/input_tokens"
 
 
 class ResponseEndpoints:
-    """Serves responses; those in the background can be read again and cancelled while they run, and for a while after.
+    """Serves responses. Background responses can be read again and cancelled while they run.
 
-    How long is the gateway's resume window: nothing is stored.
+    After its end, a background response can be read within the gateway's resume window; it is not stored longer.
     """
 
     def __init__(self, generation: GenerationService) -> None:
@@ -70,7 +70,7 @@ class ResponseEndpoints:
             return Response(encode_json(answer.response()), headers=headers, media_type="application/json")
 
     async def count_tokens(self, request: Request) -> JSONResponse:
-        """Counts the tokens of an input as a prompt."""
+        """Counts the tokens of an input's prompt."""
         tenant = read_tenant(request)
         body = parse_body(InputTokensBody, await read_json(request))
         self._generation.resolve_model(body.model or "")
@@ -84,7 +84,7 @@ class ResponseEndpoints:
     async def retrieve(
         self, request: Request, response_id: str, stream: bool = False, starting_after: int = FROM_THE_BEGINNING
     ) -> Response:
-        """Returns a response in the background as it is, or streams what comes after an event."""
+        """Returns the present state of a background response, or streams its events after `starting_after`."""
         async with AsyncExitStack() as resources:
             connection = Connection(request.receive)
             resources.push_async_callback(connection.aclose)
@@ -100,7 +100,7 @@ class ResponseEndpoints:
             return Response(encode_json(answer.response()), media_type="application/json")
 
     async def cancel(self, request: Request, response_id: str) -> Response:
-        """Cancels a response in the background, at whichever gateway it runs, and returns it."""
+        """Cancels a background response, which may run at another gateway, and returns it."""
         tenant = read_tenant(request)
         async with resumed(self._generation, ResumeRequest(response_id, tenant)) as (reader, accepted):
             answer = await self._make_answer(call_of(reader.request), accepted)
@@ -116,7 +116,7 @@ class ResponseEndpoints:
 
 
 def _stream(answer: ResponseAnswer, reader: Reader) -> AsyncGenerator[ServerSentEvent, None]:
-    """Makes the events of a stream, of which one says how it ended."""
+    """Makes the events of a stream. The last event has the status of the response."""
 
     def fail(error: BlockyardError) -> Iterator[dict[str, Any]]:
         note_error(error.reason)
@@ -126,7 +126,7 @@ def _stream(answer: ResponseAnswer, reader: Reader) -> AsyncGenerator[ServerSent
 
 
 async def _read_to_its_end(answer: ResponseAnswer, reader: Reader) -> None:
-    """Reads an answer whose failure is a part of it."""
+    """Reads an answer to its end. A failure becomes a part of the answer."""
     try:
         await read_all(answer, reader)
     except BlockyardError as error:
@@ -135,13 +135,13 @@ async def _read_to_its_end(answer: ResponseAnswer, reader: Reader) -> None:
 
 
 async def _not_served(request: Request) -> Response:
-    """Refuses what else the API has, by name."""
+    """Refuses the API's unsupported calls; the error names the call."""
     message = f"{request.method} {request.url.path} is not supported, since answers are not stored"
     raise BlockyardError(Reason.UNSUPPORTED_PARAMETER, message)
 
 
 def _allow(method: str) -> Callable[[], Coroutine[Any, Any, Response]]:
-    """Makes a route for the methods that a path has not; `method` is the one that it has."""
+    """Makes a route that refuses a path's unsupported methods. `method`: the method that the path supports."""
 
     async def refuse() -> Response:
         raise HTTPException(405, "Not supported, since answers are not stored", {"Allow": method})
@@ -150,7 +150,7 @@ def _allow(method: str) -> Callable[[], Coroutine[Any, Any, Response]]:
 
 
 def add_responses(app: FastAPI, generation: GenerationService) -> None:
-    """Adds the API's routes to an application, whose boundary answers their errors."""
+    """Adds the API's routes to an application, whose error boundary answers their errors."""
     endpoints = ResponseEndpoints(generation)
     of_one = PATH + "/{response_id}"
     app.add_api_route(PATH, endpoints.create, methods=["POST"], **document.CREATE)

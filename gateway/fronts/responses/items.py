@@ -1,6 +1,6 @@
-"""The items that a response's input consists of, and the messages that they become.
+"""The items of a response's input, and their conversion to messages.
 
-Owns their shape, and which kinds are served.
+Checks names and types of items, and refuses unsupported kinds.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _Status = Literal["in_progress", "completed", "incomplete"] | None
 
 
 class TextPart(Shape):
-    """A piece of a text, the client's or the model's."""
+    """A part of a text of the client or the model."""
 
     type: Literal["input_text", "output_text", "text", "reasoning_text", "summary_text"]
     text: str
@@ -32,7 +32,7 @@ class TextPart(Shape):
 
 
 def _check_parts(value: Any) -> Any:
-    """Makes parts of a text, and refuses parts of other kinds by name."""
+    """Turns a text into a list of one part, and refuses unsupported kinds of parts; the error names the kind."""
     if isinstance(value, str):
         return [{"type": "text", "text": value}]
     if not isinstance(value, list):
@@ -57,7 +57,7 @@ def _join(parts: list[TextPart] | None) -> str | None:
 
 
 class MessageItem(Shape):
-    """A message, of the client or of an earlier answer."""
+    """A message of the client or of an earlier answer."""
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
@@ -68,7 +68,7 @@ class MessageItem(Shape):
 
 
 class CallItem(Shape):
-    """A call of a function that the model has made."""
+    """A function call of the model."""
 
     type: Literal["function_call"]
     call_id: str
@@ -95,7 +95,7 @@ class CallOutputItem(Shape):
 
 
 class ReasoningItem(Shape):
-    """The reasoning of an earlier answer. It is not encrypted here."""
+    """The reasoning of an earlier answer, as plain text."""
 
     type: Literal["reasoning"]
     id: str | None = None
@@ -115,7 +115,7 @@ _Item = Annotated[
 
 
 def _check_items(value: Any) -> Any:
-    """Makes a message of a text."""
+    """Turns a text into a list of one user message."""
     if isinstance(value, str):
         return [{"type": "message", "role": "user", "content": value}]
     if not isinstance(value, list):
@@ -124,7 +124,7 @@ def _check_items(value: Any) -> Any:
 
 
 def _check_item(item: Any) -> Any:
-    """Says of an item what it is, and refuses those of other kinds by name."""
+    """Adds a missing type to an item, and refuses unsupported kinds of items; the error names the kind."""
     if not isinstance(item, dict):
         return item
     fields = cast("dict[str, Any]", item)
@@ -141,16 +141,16 @@ Items = Annotated[
     list[Annotated[_Item, BeforeValidator(_check_item)]],
     Field(fail_fast=True),
     BeforeValidator(_check_items, json_schema_input_type=str | Annotated[list[_Item], Field(min_length=1)]),
-    # The last is the first: what are too many are not looked at.
+    # pydantic runs validators from the last to the first: this limit is checked before the items.
     at_most(chat.MAX_MESSAGES),
 ]
 
 
 def placed_messages(instructions: str | None, items: Items) -> list[Placed]:
-    """Makes the messages of a conversation, with their places in the body.
+    """Makes the messages of a conversation, with their paths in the body.
 
-    Instructions are a system message; what an answer consisted of (reasoning, a message, calls) becomes one message of
-    the assistant.
+    Instructions become a system message. The items of one earlier answer (reasoning, a message, calls) become one
+    assistant message.
     """
     messages = [Placed(chat.Message(Role.SYSTEM, instructions), "instructions")] if instructions else []
     answer = _Answer()
@@ -169,7 +169,7 @@ def placed_messages(instructions: str | None, items: Items) -> list[Placed]:
 
 
 class _Answer:
-    """Collects what an earlier answer consisted of."""
+    """Collects the items of an earlier answer."""
 
     def __init__(self) -> None:
         self._reasoning: list[str] = []
@@ -182,7 +182,7 @@ class _Answer:
         return bool(self._reasoning or self._texts or self._calls)
 
     def add(self, item: MessageItem | CallItem | ReasoningItem, place: str) -> list[Placed]:
-        """Adds an item; returns the message before it, where the item is of another answer."""
+        """Adds an item. If it begins another answer, returns the message of the previous answer first."""
         begins = self._calls or (self._texts and isinstance(item, ReasoningItem))
         finished = self.take() if begins and not isinstance(item, CallItem) else []
         if not self:
@@ -198,7 +198,7 @@ class _Answer:
         return finished
 
     def take(self) -> list[Placed]:
-        """Returns the message that it has been so far, if any, and begins another."""
+        """Returns the message of the collected items, if there are any, and begins another answer."""
         if not self:
             return []
         message = chat.Message(

@@ -1,4 +1,4 @@
-"""The items of a response's output, and the events that tell of them, from the parts of an answer."""
+"""Makes the items of a response's output, and their events, from the parts of an answer."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Output:
     """Makes the items of one response, and their events without sequence numbers.
 
     Args:
-        response_id: the ids of items are made of it.
-        names: of functions in namespaces, by those that the model knows.
+        response_id: the response's id, from which the ids of items are derived.
+        names: the names of functions in namespaces, by their names for the model.
     """
 
     def __init__(self, response_id: str, names: Mapping[str, FunctionName]) -> None:
         self._names = names
         self._suffix = response_id.removeprefix("resp_")
-        # By the number of the part.
+        # The log probabilities of text parts, by the part's number.
         self._logprobs: defaultdict[int, list[Event]] = defaultdict(list)
 
     def open(self, part: Part) -> Iterator[Event]:
@@ -55,7 +55,7 @@ class Output:
         yield {"type": "response.output_item.done", **_place(part), "item": self.item(part, status)}
 
     def item(self, part: Part, status: str) -> dict[str, Any]:
-        """Returns an item as it is: begun (`in_progress`), `completed`, or `incomplete`."""
+        """Returns the item of a part. `status`: `in_progress` for a part that begins, `completed` or `incomplete`."""
         head = {"id": self._id(part), "status": status}
         if part.kind is PartKind.CALL:
             call = {"call_id": part.call_id, **self._name(part), "arguments": part.text}

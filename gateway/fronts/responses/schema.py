@@ -1,7 +1,8 @@
-"""The bodies of /v1/responses and of /v1/responses/input_tokens: names, types, and what is not served.
+"""The bodies of /v1/responses and /v1/responses/input_tokens: names, types, and unsupported parameters.
 
-A parameter is one of four kinds, as in `gateway.fronts.openai.schema.requests`: it works; it is taken and has no effect
-here; the API knows it and it is not served, which is an error that names it; or it is unknown, which is an error too.
+There are four kinds of parameters, as in `gateway.fronts.openai.schema.requests`: parameters that work; parameters that
+are accepted without an effect; parameters of the API that are not supported, whose use is an error; and unknown
+parameters, which are errors too.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class ReasoningShape(Shape):
 
 
 class FormatShape(Shape):
-    """The form of the answer. With a schema it is kept strictly, be it asked for or not."""
+    """The format of the answer. A schema is enforced even if `strict` is false."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -78,7 +79,7 @@ class StreamOptions(Shape):
 
 
 class PromptShape(Shape):
-    """The fields that make the prompt, and those that nothing stands behind."""
+    """The fields that determine the prompt, and parameters that need stored responses, which are not supported."""
 
     model: str | None = None
     instructions: str | None = None
@@ -129,7 +130,8 @@ class ResponseBody(PromptShape):
     top_logprobs: int | None = None
     top_p: float | None = None
 
-    # They label a request, or bound tools that are not served. The first is Codex's.
+    # Parameters that label a request, tune features that work automatically here, or limit tools that are not
+    # supported. Codex sends client_metadata.
     client_metadata: dict[str, Any] | None = None
     max_tool_calls: int | None = None
     prompt_cache_key: str | None = None

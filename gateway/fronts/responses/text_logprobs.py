@@ -1,4 +1,4 @@
-"""Finds the log probabilities of the tokens that a text consists of, among those of an answer's tokens."""
+"""Selects the log probabilities of an answer's text from those of all its tokens."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ Entry = dict[str, Any]
 
 
 class TextLogprobs:
-    """Holds those of tokens whose text has not come: a part of a character, or what may begin a marker.
+    """Keeps the log probabilities of tokens whose text is held back: parts of characters, or possible markers.
 
-    Tokens of reasoning, calls and markers are not text, and have no entries.
+    Tokens of reasoning, calls and markers are not text; their entries are dropped.
     """
 
     def __init__(self) -> None:
         self._waiting: list[Entry] = []
 
     def take(self, delta: Delta) -> list[Entry]:
-        """Returns the entries of the tokens of a delta's text; keeps those whose text is to come."""
+        """Returns the entries for a delta's text; keeps the entries of tokens whose text is still to come."""
         if delta.reasoning_text or delta.tool_calls:
             # The waiting tokens became reasoning or calls.
             self._waiting = []
@@ -31,10 +31,10 @@ class TextLogprobs:
         return self._cut_out(delta.text.encode()) if delta.text and self._waiting else []
 
     def _cut_out(self, text: bytes) -> list[Entry]:
-        """Returns those of the text's tokens, and drops those before them."""
+        """Returns the waiting entries of the text's tokens, and drops the entries before them."""
         begin = b"".join(bytes(entry["bytes"] or ()) for entry in self._waiting).rfind(text)
         if begin < 0:
-            # The text has something else for bytes that are no character.
+            # The text has U+FFFD for bytes that are not UTF-8, so that the tokens' bytes do not match it.
             taken, self._waiting = self._waiting, []
             return taken
         taken, behind, place = list[Entry](), list[Entry](), 0

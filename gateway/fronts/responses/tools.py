@@ -1,7 +1,7 @@
-"""The tools of a body: their shapes, which kinds are served, and the names by which the model knows them.
+"""The tools of a body: their types, the supported kinds, and their names for the model.
 
-A namespace groups functions. No chat template knows namespaces: the model is shown each of their functions as
-`namespace__name`, and the answer tells the two apart again.
+A namespace groups functions. Chat templates know no namespaces: the prompt shows each function as `namespace__name`,
+and the answer separates the namespace and the name again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 
 
 def _only(*served: str, which: str) -> BeforeValidator:
-    """Refuses tools of other types by name, such as those that OpenAI's servers run. `which`: the supported types."""
+    """Refuses other types of tools, such as those that OpenAI's servers run; the error names the type.
+
+    `which`: a description of the supported types.
+    """
 
     def check(value: Any) -> Any:
         kind = cast("dict[str, Any]", value).get("type") if isinstance(value, dict) else None
@@ -34,7 +37,7 @@ def _only(*served: str, which: str) -> BeforeValidator:
 
 
 class ToolShape(Shape):
-    """A function that the client has. The API has `strict` unless it is false."""
+    """A function that the client runs. In OpenAI's API, `strict` is true by default; here it is false."""
 
     type: Literal["function"]
     name: str
@@ -54,7 +57,7 @@ def _check_not_empty(value: str) -> str:
 
 
 class NamespaceShape(Shape):
-    """Functions that belong together. The model is shown its description before that of each."""
+    """A group of functions. The prompt shows its description before the description of each function."""
 
     type: Literal["namespace"]
     name: Annotated[str, AfterValidator(_check_not_empty), Field(json_schema_extra={"minLength": 1})]
@@ -70,7 +73,7 @@ AnyTool = ToolShape | NamespaceShape
 
 
 def _check_number(value: Any) -> Any:
-    """Bounds the functions of all namespaces together, before they are looked at."""
+    """Limits the functions of all namespaces together, before they are validated."""
     tools = cast("list[Any]", value) if isinstance(value, list) else []
     inner = (cast("dict[str, Any]", tool).get("tools") for tool in tools if isinstance(tool, dict))
     if sum(len(cast("list[Any]", each)) for each in inner if isinstance(each, list)) > chat.MAX_TOOLS:
@@ -87,14 +90,14 @@ Tools = Annotated[list[_Tool], Field(fail_fast=True), BeforeValidator(_check_num
 
 
 class NamedTool(Shape):
-    """The function that the model has to call. One of a namespace has its own name, or `namespace__name`."""
+    """The function that the model must call. A function in a namespace is given by its name or `namespace__name`."""
 
     type: Literal["function"]
     name: str
 
 
 class AllowedTools(Shape):
-    """The functions that the model may call, or has to call one of, though it is shown all tools."""
+    """The functions that the model may call (`auto`) or must call one of (`required`). The prompt shows all tools."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
@@ -102,8 +105,8 @@ class AllowedTools(Shape):
 
 
 def check_tool_choice(value: Any) -> Any:
-    """Refuses choices of tools that are not served by name."""
-    # Read here: a union would report a violation for each of its branches.
+    """Parses a tool choice, and refuses unsupported kinds of tools; the error names the kind."""
+    # Not a union: pydantic would report a violation for each of its branches.
     if value is None or value in ("none", "auto", "required"):
         return value
     fields = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
@@ -123,12 +126,12 @@ def check_tool_choice(value: Any) -> Any:
 
 
 def model_name(name: str, namespace: str | None) -> str:
-    """Returns the name by which the model knows a function; empty where the function has none."""
+    """Returns a function's name for the model; an empty text if the function has no name."""
     return f"{namespace}__{name}" if namespace and name else name
 
 
 class PlacedTool(NamedTuple):
-    """A function, the namespace that it is in, and where it stands: a path in the body."""
+    """A function, its namespace, and its path in the body."""
 
     function: ToolShape
     namespace: NamespaceShape | None
@@ -136,20 +139,20 @@ class PlacedTool(NamedTuple):
 
     @property
     def model_name(self) -> str:
-        """The name by which the model knows it."""
+        """The function's name for the model."""
         return model_name(self.function.name, self.namespace.name if self.namespace else None)
 
     def as_tool(self) -> chat.Tool:
         function = self.function
         descriptions = [self.namespace.description if self.namespace else "", function.description or ""]
         parameters = "" if function.parameters is None else json.dumps(function.parameters, ensure_ascii=False)
-        # OpenAI's default is to try strictness; here that would refuse schemas that no grammar supports.
+        # OpenAI's default is strict if possible; here that would refuse schemas that no grammar supports.
         strict = bool(function.strict)
         return chat.Tool(self.model_name, "\n".join(filter(None, descriptions)), parameters, strict=strict)
 
 
 def placed_tools(tools: Iterable[AnyTool]) -> Iterator[PlacedTool]:
-    """Makes the functions of a body in their order, with their places."""
+    """Yields the functions of a body in their order, with their paths."""
     for number, tool in enumerate(tools):
         place = f"tools[{number}]"
         if isinstance(tool, ToolShape):
@@ -160,7 +163,7 @@ def placed_tools(tools: Iterable[AnyTool]) -> Iterator[PlacedTool]:
 
 
 def check_names(tools: Iterable[PlacedTool]) -> None:
-    """Raises BlockyardError FIELD_INVALID for a function in a namespace whose name for the model is another's too."""
+    """Raises BlockyardError FIELD_INVALID if a function in a namespace has the same name for the model as another."""
     known: dict[str, PlacedTool] = {}
     violations: list[Violation] = []
     for tool in tools:
@@ -173,9 +176,9 @@ def check_names(tools: Iterable[PlacedTool]) -> None:
 
 
 def check_sizes(tools: Iterable[PlacedTool]) -> None:
-    """Raises BlockyardError FIELD_INVALID where namespaces make more of a body than a body may have.
+    """Raises BlockyardError FIELD_INVALID if the repeated texts of namespaces exceed the size of a body.
 
-    The model is shown the name and the description of a namespace with each of its functions.
+    The prompt repeats the name and the description of a namespace for each of its functions.
     """
     size = sum(len(tool.namespace.name) + len(tool.namespace.description) for tool in tools if tool.namespace)
     if size > PUBLIC_MESSAGE_BYTES:
@@ -184,9 +187,9 @@ def check_sizes(tools: Iterable[PlacedTool]) -> None:
 
 
 def chosen_names(chosen: Iterable[NamedTool], tools: Iterable[PlacedTool]) -> tuple[str, ...]:
-    """Returns the names by which the model knows the functions of a choice.
+    """Returns the names for the model of the functions in a tool choice.
 
-    Raises BlockyardError FIELD_INVALID where several namespaces have one of that name.
+    Raises BlockyardError FIELD_INVALID if several namespaces have a function of the given name.
     """
     by_model_name: dict[str, PlacedTool] = {}
     by_name: dict[str, list[PlacedTool]] = {}
@@ -209,7 +212,7 @@ def chosen_names(chosen: Iterable[NamedTool], tools: Iterable[PlacedTool]) -> tu
 
 
 class FunctionName(NamedTuple):
-    """The name of a function in a namespace, as the client knows it."""
+    """The client's name for a function in a namespace."""
 
     name: str
     namespace: str
@@ -218,7 +221,7 @@ class FunctionName(NamedTuple):
 def function_names(tools: Iterable[Mapping[str, Any]]) -> dict[str, FunctionName]:
     """Returns the namespace and name of each function in a namespace, by its name for the model.
 
-    `tools`: as the answer repeats them, which is what every gateway has of a response in the background.
+    `tools`: the answer's copy of the tools, since every gateway has this copy for a background response.
     """
     names = (
         FunctionName(function["name"], tool["name"])

@@ -1,11 +1,11 @@
-"""The process that compiles grammars for a gateway, one at a time: what a grammar costs ends it, and nothing else.
+"""The process that compiles a gateway's grammars, one at a time. A grammar that costs too much ends only this process.
 
     python -m gateway.grammars.compiling.compiler_process MAX_BYTES
 
-Reads from its input how many seconds of processor time it has, and a grammar; writes the seconds that it took, and what
-is wrong with the grammar, as llguidance says it. A grammar that needs more ends it by a signal; one that needs more
-memory, too. One that llguidance fails on, even by a panic, is complained of. It ends with its input, and, to be made
-anew, where memory stays behind, or where llguidance compiles nothing any more.
+Reads messages of a limit (seconds of processor time) and a grammar from stdin. Answers each on stdout with the seconds
+used and llguidance's error, or an empty text. A grammar that exceeds the time or memory limit ends the process by a
+signal; a failure or panic of llguidance is answered as an error. The process ends with its input; it also ends, so that
+the gateway starts a new one, if a grammar's memory was not freed or llguidance no longer compiles anything.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 HEADER = struct.Struct("<dI")
-"""Seconds, and the size of the text behind it."""
+"""The header of a message: seconds, and the size in bytes of the text that follows."""
 _STATM = Path("/proc/self/statm")
-# A token that the vocabulary of bytes has; which one it is changes no cost.
+# A special token of the byte vocabulary. It replaces all special tokens: the choice does not change the cost.
 _SPECIAL = "<[1]>"
 _NUM_BYTES = 8
-# A grammar that any vocabulary can follow.
+# A grammar that is valid for any vocabulary.
 _SIMPLEST = 'start: "a"'
 FAILED = "cannot be compiled: llguidance fails on it unexpectedly"
-"""The complaint of a grammar that llguidance should have refused, and did not."""
+"""The error for a grammar on which llguidance panics or fails unexpectedly."""
 
 
 def read_message(stream: BinaryIO) -> tuple[float, str]:
-    """Reads seconds and a text; raises EOFError."""
+    """Reads seconds and a text; raises EOFError if the stream ends."""
     seconds, size = HEADER.unpack(_read(stream, HEADER.size))
     return seconds, _read(stream, size).decode()
 
@@ -59,11 +59,11 @@ def write_message(stream: BinaryIO, seconds: float, text: str) -> None:
 
 
 def complain(vocabulary: LLTokenizer, text: str) -> str:
-    """Returns what is wrong with a grammar, as llguidance says it; empty: nothing.
+    """Returns llguidance's error for a grammar, or an empty text if the grammar is valid.
 
-    The grammar is compiled as in a worker, for a vocabulary of bytes, and advanced by a few of them, which shows rows
-    with too many items. Reported are errors that need no vocabulary, a grammar that allows no text, and exceeded
-    limits: any other error may be due to this vocabulary.
+    The grammar is compiled as in a worker, but for a vocabulary of bytes, and advanced by a few bytes to find parser
+    rows with too many items. Three kinds of errors are reported: errors that need no vocabulary, a grammar that
+    matches no text, and exceeded limits. Any other error may be due to the byte vocabulary.
     """
     from llguidance import LLMatcher, LLParserLimits  # noqa: PLC0415  an extra
 
@@ -76,7 +76,7 @@ def complain(vocabulary: LLTokenizer, text: str) -> str:
     num_followed = 0
     while num_followed < _NUM_BYTES:
         mask = b"" if matcher.is_error() else matcher.compute_bitmask()
-        # Into an object, and into the names in it: neither white space, nor an end where there is something else.
+        # The middle one of the allowed bytes leads into objects and their names; white space is never taken.
         allowed = [byte for byte in range(33, 256) if byte // 8 < len(mask) and mask[byte // 8] >> byte % 8 & 1]
         if not allowed or not matcher.consume_token(allowed[(len(allowed) - 1) // 2]):
             break
@@ -90,13 +90,13 @@ def complain(vocabulary: LLTokenizer, text: str) -> str:
     if is_panic(complaint):
         return FAILED
     if not num_followed and is_dead_end(complaint):
-        # Any vocabulary is made of bytes, and none of them begins a text of this form.
+        # No byte begins a text of this grammar, so no token of any vocabulary does.
         return "the grammar matches no finite text"
     return complaint if is_limit(complaint) else ""
 
 
 def serve(max_bytes: int) -> None:
-    """Answers until the input ends. `max_bytes`: of memory, beyond what it has itself."""
+    """Answers messages until the input ends. `max_bytes`: the memory allowed beyond the process's own."""
     from llguidance import LLTokenizer  # noqa: PLC0415  an extra
 
     vocabulary = LLTokenizer("byte")
@@ -116,15 +116,15 @@ def serve(max_bytes: int) -> None:
         if complaint == FAILED:
             # If the failure left llguidance broken, this fails too and ends the process.
             complain(vocabulary, _SIMPLEST)
-            # The first panic reads the library's symbols, some 70 MB, for its stack: no grammar takes these.
+            # The first panic loads the library's symbols, some 70 MB, for its stack trace: do not count them.
             base, has_failed = base if has_failed else _limit_memory(max_bytes), True
         if _size() > base + max_bytes // 4:
-            # It would be counted for the grammars to come.
+            # The grammar's memory was not freed: it would count against later grammars.
             return
 
 
 def _complain_always(vocabulary: LLTokenizer, text: str) -> str:
-    """Returns what is wrong with a grammar, or that llguidance failed on it."""
+    """Returns `complain`'s error for a grammar, or FAILED if llguidance fails on it. Aborts if memory runs out."""
     try:
         with panics_as_errors():
             return complain(vocabulary, text)
@@ -135,7 +135,7 @@ def _complain_always(vocabulary: LLTokenizer, text: str) -> str:
 
 
 def _limit_memory(max_bytes: int) -> int:
-    """Holds the process to so much more than it has, where that is known; returns what it has."""
+    """Limits the process to its present size plus `max_bytes`; returns the size, or 0 without a limit if unknown."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if size := _size():
         _, most = resource.getrlimit(resource.RLIMIT_AS)

@@ -31,7 +31,7 @@ from gateway.grammars.compiling.compiler_process import read_message, write_mess
 NUM_COMPILERS = 2
 _MODULE = "gateway.grammars.compiling.compiler_process"
 _ROOT = Path(__file__).parents[3]
-# Results that are kept: clients send the same few grammars.
+# The number of results kept: clients send the same few grammars.
 _MAX_KNOWN = 64
 _MAX_COMPLAINT = 400
 # The signals by which a grammar ends its process. Any other end has another cause.
@@ -42,12 +42,12 @@ _TOO_COMPLEX = {
     -signal.SIGBUS: "too complex: it leads too deep to compile",
 }
 SPENT = f"too complex: it takes more than {MAX_REQUEST_SECONDS:g} s of processor time to check"
-"""The complaint of whatever is asked when a request has taken all its time."""
+"""The error of every check after a request has used all its processor time."""
 _MAX_TRIES = 3
 
 
 class _Compiler:
-    """One process, which is started when it is needed."""
+    """One compiler process, which is started at the first grammar."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -55,9 +55,9 @@ class _Compiler:
         self._lock = Lock()
 
     def ask(self, text: str, seconds: float) -> tuple[float, str]:
-        """Has a grammar compiled; returns the seconds that it took, and what is wrong with it.
+        """Compiles a grammar in the process; returns the processor seconds used and the error, empty if it is valid.
 
-        Raises BlockyardError DRAINING where it is closed.
+        Raises BlockyardError: DRAINING after `close`; BUG if the process ends repeatedly.
         """
         with self._lock:
             for _ in range(_MAX_TRIES):
@@ -96,7 +96,7 @@ class _Compiler:
         return process
 
     def _end(self) -> int:
-        """Waits for the process that ends; returns its code."""
+        """Waits for the process to end; returns its exit code."""
         process = self._process
         assert process is not None
         self._process = None
@@ -117,7 +117,7 @@ class _Compiler:
 
 
 class Compilers:
-    """The processes of one gateway. Its maker closes it."""
+    """The compiler processes of one gateway. The creator of this object calls `close`."""
 
     def __init__(self) -> None:
         self._all = [_Compiler() for _ in range(NUM_COMPILERS)]
@@ -135,7 +135,7 @@ class Compilers:
         return Checks(self)
 
     def find(self, text: str) -> str | None:
-        """Returns what is known to be wrong with a grammar; empty: nothing; None: it is not known."""
+        """Returns the cached error of a grammar: an empty text if it is valid, None if it is not cached."""
         with self._lock:
             if text in self._known:
                 self._known.move_to_end(text)
@@ -148,7 +148,7 @@ class Compilers:
                 self._known.popitem(last=False)
 
     def ask(self, text: str, seconds: float) -> tuple[float, str]:
-        """Has a grammar compiled; returns the seconds that it took, and what is wrong with it."""
+        """Compiles a grammar in a free process; returns the processor seconds used and the error, empty if valid."""
         compiler = self._free.get()
         try:
             return compiler.ask(text, seconds)
@@ -157,18 +157,18 @@ class Compilers:
 
 
 class Checks:
-    """The checks of one request, and the processor time that it has left."""
+    """The checks of one request, within the processor time that a request may use."""
 
     def __init__(self, compilers: Compilers) -> None:
         self._compilers = compilers
-        # Only one thread calls this object.
+        # The thread's processor time at the first check. Only one thread uses this object.
         self._begin: float | None = None
         self.num_seconds = 0.0
-        """Processor time of the processes, used so far."""
+        """Processor time that the compiler processes have used for this request."""
 
     @property
     def is_spent(self) -> bool:
-        """Whether the request has used up its processor time, here and in the processes."""
+        """Whether the request has used up its processor time, in this thread and in the compiler processes."""
         return self._num_seconds_left() <= 0
 
     def _num_seconds_left(self) -> float:
@@ -177,7 +177,7 @@ class Checks:
         return MAX_REQUEST_SECONDS - self.num_seconds - (now - self._begin)
 
     def complain(self, text: str) -> str:
-        """Returns what is wrong with a grammar, as llguidance says it; empty: nothing."""
+        """Returns llguidance's error for a grammar, or an empty text if the grammar is valid."""
         known = self._compilers.find(text)
         if known is not None:
             return known
@@ -199,7 +199,7 @@ class Checks:
 
 
 def _shorten(message: str) -> str:
-    """Leaves out the text and the place in it: a client that sent a schema has never seen that text."""
+    """Removes the quoted grammar and the position in it: a client that sent a schema has never seen the grammar."""
     first = message.split("\n   1 | ")[0].split("<state>")[0].split("<non")[0]
     said = first.split("failed to compile JSON schema: ")[-1]
     return " ".join(said.split())[:_MAX_COMPLAINT]

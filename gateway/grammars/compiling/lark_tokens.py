@@ -1,4 +1,4 @@
-"""Cuts llguidance's kind of Lark into tokens. Imports nothing of ours: the process that compiles grammars uses it."""
+"""Cuts llguidance's variant of Lark into tokens. Imports no Blockyard code: the compiler process uses it."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _DECODER = json.JSONDecoder()
 
 
 class LarkToken(NamedTuple):
-    """One that is not passed over: `kind` is text, pattern, json, special, number or other."""
+    """A token that is neither white space nor a comment. `kind`: text, pattern, json, special, number or other."""
 
     kind: str
     text: str
     start: int
     value: Any = None
-    """Of json: what it stands before."""
+    """For the kind json, the parsed JSON that follows; else None."""
 
 
 def cut_lark(text: str) -> Iterator[LarkToken]:
-    """Yields the tokens of a grammar; raises ValueError where JSON is announced and none follows."""
+    """Yields the tokens of a grammar; raises ValueError if no JSON follows a `%json`, `%llguidance` or `%regex`."""
     place = 0
     while found := _TOKEN.match(text, place):
         place = found.end()
@@ -52,7 +52,7 @@ def cut_lark(text: str) -> Iterator[LarkToken]:
 
 
 def without_specials(text: str, special: str) -> str:
-    """Returns a grammar with another special token in the place of each; raises ValueError as `cut_lark` does."""
+    """Replaces every special token of a grammar with `special`; raises ValueError as `cut_lark` does."""
     parts, place = list[str](), 0
     for token in cut_lark(text):
         if token.kind == "special":

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 B = TypeVar("B", bound=PoolingBody)
 T = TypeVar("T")
-# Numbers of an answer that is written in the loop; more are written in a thread.
+# The most numbers of an answer that is encoded on the event loop; larger answers are encoded in a thread.
 _MAX_INLINE_NUMBERS = 4096
 
 
@@ -72,7 +72,7 @@ class PoolingEndpoints:
         """Sorts documents by how well they answer a query: Cohere's and Jina's rerank."""
         body, options = await _read(RerankBody, request)
         texts = tuple(each if isinstance(each, str) else each.text for each in body.documents)
-        # The best come first whether or not some are left out.
+        # `top_n` sorts the documents: pass it even if all of them are returned.
         top_n = len(texts) if body.top_n is None else body.top_n
         call = ScoreCall(options, (body.query,), texts, instruction=body.instruction or "", top_n=top_n)
         answer = await _wait(request, self._generation.pooling.score(call), {})
@@ -85,7 +85,7 @@ class PoolingEndpoints:
         return _answer(answer, _encode(answer, results=results, meta=meta))
 
     async def score(self, request: Request) -> Response:
-        """Says how well texts answer others: vLLM's score."""
+        """Scores how well texts answer other texts: vLLM's score."""
         body, options = await _read(ScoreBody, request)
         call = ScoreCall(options, _split(body.text_1), _split(body.text_2), instruction=body.instruction or "")
         answer = await _wait(request, self._generation.pooling.score(call), {"query": "text_1", "documents": "text_2"})
@@ -93,7 +93,7 @@ class PoolingEndpoints:
         return _answer(answer, _encode(answer, created=int(time.time()), data=data))
 
     async def classify(self, request: Request) -> Response:
-        """Says which labels texts have: vLLM's classify."""
+        """Returns the labels of texts: vLLM's classify."""
         body, options = await _read(ClassifyBody, request)
         call = ClassifyCall(options, _split(body.input), raw=body.use_activation is False)
         answer = await _wait(request, self._generation.pooling.classify(call), {"inputs": "input"})
@@ -114,7 +114,7 @@ async def _read(kind: type[B], request: Request) -> tuple[B, CallOptions]:
 
 
 async def _wait(request: Request, work: Coroutine[Any, Any, T], names: dict[str, str]) -> T:
-    """Waits for the answer while its client does; raises BlockyardError under the names that the client used."""
+    """Waits for the answer as long as the client does; BlockyardErrors name parameters as in `names`."""
     connection = Connection(request.receive)
     try:
         return await connection.run(work)
@@ -125,7 +125,7 @@ async def _wait(request: Request, work: Coroutine[Any, Any, T], names: dict[str,
 
 
 def _split(given: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]) -> tuple[Input, ...]:
-    """Returns the inputs of a body: one text, several, the token ids of one, or of several."""
+    """Returns the inputs of a body: one text, several texts, one list of token ids, or several lists."""
     if isinstance(given, str):
         return (given,)
     if isinstance(given[0], int):

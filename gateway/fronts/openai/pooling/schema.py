@@ -1,4 +1,4 @@
-"""The bodies of embeddings, reranking, scores and labels, in the forms of the servers that first took them."""
+"""The bodies of embeddings, reranking, scores and labels, in the forms of OpenAI, Cohere, Jina and vLLM."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ Inputs = Texts | TokenIds | Annotated[list[TokenIds], Field(min_length=1, fail_f
 
 
 class PoolingBody(Shape):
-    """The fields that all these calls share."""
+    """The fields that all pooling calls share."""
 
     HAS_LONG_LISTS: ClassVar[bool] = True
-    # Parameters that label a call, or choose what is done here anyway.
+    # Parameters that only label a call.
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"user"})
 
     model: str | None = None
     user: str | None = None
 
-    # vLLM's, under its names.
+    # vLLM's parameters, under its names.
     request_id: str | None = None
     priority: int | None = None
     truncate_prompt_tokens: int | None = None
     add_special_tokens: bool | None = None
 
-    # Ours.
+    # Blockyard's own parameter.
     max_queue_time: float | None = None
 
     def options(self, tenant: str) -> CallOptions:
@@ -51,9 +51,9 @@ class EmbeddingBody(PoolingBody):
     input: Inputs
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
-    # vLLM's.
+    # vLLM's parameter.
     normalize: bool | None = None
-    # Ours: a prompt of the model's files.
+    # Blockyard's own parameter: the name of a prompt in the model's files.
     prompt_name: str | None = None
 
 
@@ -70,26 +70,26 @@ class RerankBody(PoolingBody):
     documents: Annotated[list[str | DocumentText], Field(min_length=1, fail_fast=True)]
     top_n: int | None = None
     return_documents: bool | None = None
-    # Ours: what the query is for, for models that take it.
+    # Blockyard's own parameter: the purpose of the query, for models that take an instruction.
     instruction: str | None = None
 
-    # Cohere's.
+    # Cohere's parameters.
     max_chunks_per_doc: NotServed = None
     max_tokens_per_doc: NotServed = None
     rank_fields: Annotated[Any, Neutral(["text"])] = None
 
 
 class ScoreBody(PoolingBody):
-    """The body of /v1/score and /score: one text against several, or as many against as many."""
+    """The body of /v1/score and /score: one text against several, or two lists of the same length."""
 
     text_1: Texts
     text_2: Texts
-    # Ours.
+    # Blockyard's own parameter.
     instruction: str | None = None
 
 
 class ClassifyBody(PoolingBody):
-    """The body of /classify. `use_activation` false: the head's numbers as they are."""
+    """The body of /classify. If `use_activation` is false, the answer has the head's raw logits."""
 
     input: Inputs
     use_activation: bool | None = None

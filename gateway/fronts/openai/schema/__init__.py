@@ -1,1 +1,1 @@
-"""The shapes of the OpenAI API: request bodies, answers, and the OpenAPI document made from them."""
+"""The types of the OpenAI API: request bodies, answers, and the OpenAPI document made from them."""

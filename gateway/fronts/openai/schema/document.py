@@ -1,4 +1,4 @@
-"""Generates the OpenAPI document from the types and rules of the code: bodies, their ranges, and reasons of errors.
+"""Generates the OpenAPI document from the code's types and rules: bodies, ranges of values, and errors.
 
 Knows no route's implementation.
 """
@@ -68,7 +68,7 @@ CANCEL = documented(
 
 
 def _pools(answer: str, body: type[Shape]) -> dict[str, Any]:
-    """Documents a call for numbers."""
+    """Documents a call for vectors, scores or labels."""
     return documented(answer, Reason, bodies=(body,), parameters=(_KEY, TENANT))
 
 
@@ -90,9 +90,9 @@ VERSION = documented("the version", ALWAYS)
 
 
 def describe(app: FastAPI, others: Sequence[ApiBodies] = ()) -> None:
-    """Makes an application serve the document, with the bodies of other APIs that it has. The last call counts."""
+    """Makes an application serve the document, replacing an earlier one. `others`: bodies of its other APIs."""
     apis = (_BODIES, *others)
-    # At once, so that shapes of one name get names of their own.
+    # Generate all schemas in one call: types of the same name then get different names.
     models: list[tuple[type[Shape], JsonSchemaMode]] = [(model, "validation") for api in apis for model in api.models]
 
     @functools.cache
@@ -116,7 +116,7 @@ def describe(app: FastAPI, others: Sequence[ApiBodies] = ()) -> None:
 
 
 def _leave_out_defaults(operation: dict[str, Any]) -> None:
-    """Removes FastAPI's defaults where the document has better ones, and its errors, which are never sent."""
+    """Removes FastAPI's defaults that the document describes better, and FastAPI's errors, which are never sent."""
     operation["responses"].pop("422", None)
     if parameters := operation.get("parameters"):
         operation["parameters"] = list({(each["in"], each["name"]): each for each in parameters}.values())

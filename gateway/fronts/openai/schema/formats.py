@@ -1,4 +1,4 @@
-"""The parameters that ask for a form of the answer: OpenAI's, vLLM's, and those that vLLM had before."""
+"""The parameters that set the answer's format: OpenAI's, vLLM's, and vLLM's former ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _check_schema_or_text(value: Any) -> Any:
     return value
 
 
-# A plain union would report an error for each of its types, at places that no body has.
+# Not a union: pydantic would report an error for each of its types, with paths that no body has.
 Schema = Annotated[Any, BeforeValidator(_check_schema, json_schema_input_type=dict[str, Any] | bool)]
 SchemaOrText = Annotated[
     Any, BeforeValidator(_check_schema_or_text, json_schema_input_type=str | dict[str, Any] | bool | None)
@@ -35,7 +35,7 @@ Texts = Annotated[list[str], Field(fail_fast=True), at_most(MAX_CHOICES)]
 
 
 class SchemaShape(Shape):
-    """A JSON Schema. A name and a description have no effect; an answer is held to the schema, strict or not."""
+    """A JSON Schema. `name` and `description` have no effect. The schema is enforced even if `strict` is false."""
 
     model_config = ConfigDict(populate_by_name=False)
 
@@ -46,7 +46,7 @@ class SchemaShape(Shape):
 
 
 class ResponseFormat(Shape):
-    """OpenAI's."""
+    """OpenAI's parameter for the format of an answer."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: SchemaShape | None = None
@@ -60,12 +60,12 @@ class ResponseFormat(Shape):
 
 
 class StructuredOutputs(Shape):
-    """vLLM's."""
+    """vLLM's parameter for the format of an answer."""
 
     json_: Annotated[SchemaOrText, Field(alias="json")] = None
     regex: str | None = None
     choice: Texts | None = None
-    # Lark, as llguidance reads it.
+    # A grammar in llguidance's variant of Lark.
     grammar: str | None = None
     json_object: bool | None = None
     disable_any_whitespace: bool | None = None
@@ -76,7 +76,7 @@ class StructuredOutputs(Shape):
 
 
 class FormatShape(Shape):
-    """The parameters of a body."""
+    """The parameters of a body that set the answer's format."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -87,7 +87,13 @@ class FormatShape(Shape):
 
 
 class Asked(NamedTuple):
-    """A format that a body asks for, the parameter that does so, and what the core calls the place of its value."""
+    """A format that a body asks for.
+
+    Attributes:
+        parameter: the body's parameter that sets it.
+        field: the core's name for the field with its value.
+        output: the format.
+    """
 
     parameter: str
     field: str
@@ -95,7 +101,7 @@ class Asked(NamedTuple):
 
 
 def read_format(body: FormatShape) -> Asked | None:
-    """Finds the format that a body asks for; raises BlockyardError FIELD_INVALID where there are several."""
+    """Finds the format that a body asks for; raises BlockyardError FIELD_INVALID if it asks for several."""
     asked = [*_of_response_format(body.response_format), *_of_vllm(body)]
     if len(asked) > 1:
         raise invalid([Violation(each.parameter, f"is not allowed beside {asked[0].parameter}") for each in asked[1:]])

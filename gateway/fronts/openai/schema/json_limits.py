@@ -1,6 +1,6 @@
-"""Writes the core's checks of values as JSON Schema: ranges of numbers, lengths of texts and lists.
+"""Writes the core's rules for values as JSON Schema: ranges of numbers, lengths of texts and lists.
 
-Made from the core's own rules. A schema cannot express limits that depend on the model or on two parameters.
+A schema cannot express limits that depend on the model or on two parameters.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def tell_ranges(properties: dict[str, Any], names: Mapping[str, str]) -> None:
     """Adds the ranges of numbers to the schemas of a body's parameters.
 
     Args:
-        properties: by the parameters' names, changed in place.
-        names: what the body calls the core's fields, where this differs from the general names.
+        properties: the schemas by the parameters' names; changed in place.
+        names: the body's names for the core's fields, where they differ from the general names.
     """
     for rule in RULES:
-        # best_of has a range as the width of a beam search alone.
+        # best_of only has this range if it is the width of a beam search: leave it out.
         if rule.field == "beam_search.width":
             continue
         for form in properties.get(errors.parameter(rule.field, names), {}).get("anyOf", ()):
@@ -53,8 +53,8 @@ def _bounds(values: Range) -> dict[str, float]:
 
 
 def tell_lengths(properties: dict[str, Any]) -> None:
-    """Adds the other limits to the schemas of the parameters of a completion or a chat, which are changed in place."""
-    # -1 is off, too, over HTTP.
+    """Adds the limits other than ranges to the parameters of a completion or a chat, in place."""
+    # Over HTTP, -1 also turns top_k off.
     _form(properties["top_k"], "integer")["minimum"] = -1
     _form(properties["truncate_prompt_tokens"], "integer").update({"minimum": -1, "not": {"const": 0}})
     stop = {"minLength": 1, "maxLength": MAX_STOP_STRING_CHARACTERS}
@@ -79,5 +79,5 @@ def _set_item_limits(schema: dict[str, Any], limits: dict[str, Any], max_items: 
 
 
 def _form(schema: dict[str, Any], kind: str) -> dict[str, Any]:
-    """Returns the form of a parameter that has a type."""
+    """Returns the alternative of a parameter's schema that has the type `kind`."""
     return next(form for form in schema["anyOf"] if form.get("type") == kind)

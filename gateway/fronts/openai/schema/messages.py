@@ -1,6 +1,6 @@
-"""The messages and tools of a chat as the OpenAI API takes them, and their conversion to a conversation.
+"""The messages and tools of a chat in OpenAI's form, and their conversion to a conversation.
 
-Owns their shape. `gateway.chat` has the rules of a conversation, for all fronts.
+Checks names and types. `gateway.chat` has the rules of a conversation, for all fronts.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ from gateway.fronts.http_calls.body_types import Neutral, NotServed, Shape, at_m
 
 
 class TextPart(Shape):
-    """A piece of a message's content. Only text is served. The prefix cache works without being asked."""
+    """A part of a message's content; only text is supported.
+
+    Parameters for the prefix cache have no effect: it always works.
+    """
 
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"cache_control", "prompt_cache_breakpoint"})
 
     type: Literal["text"]
     text: str
     prompt_cache_breakpoint: dict[str, Any] | None = None
-    # Anthropic's name of the same, which agents send to every API.
+    # Anthropic's name for the same parameter; agents send it to every API.
     cache_control: dict[str, Any] | None = None
 
 
@@ -37,7 +40,7 @@ def _is_text(part: dict[str, Any]) -> bool:
 
 
 def _join_content(value: Any) -> Any:
-    """Makes one text of a message's parts."""
+    """Joins the parts of a message's content into one text."""
     if not isinstance(value, list):
         return value
     if len(value) > chat.MAX_PARTS:
@@ -54,7 +57,7 @@ _Content = Annotated[str | None, BeforeValidator(_join_content, json_schema_inpu
 
 
 def _check_kind(value: Any) -> Any:
-    """Refuses what is of another type than a function by its name."""
+    """Refuses tools and calls whose type is not `function`; the error names the type."""
     kind = cast("dict[str, Any]", value).get("type") if isinstance(value, dict) else None
     if isinstance(kind, str) and kind != "function":
         raise unsupported(f"the type {kind!r} is not supported: functions are")
@@ -78,7 +81,7 @@ class FunctionCall(Shape):
 
 
 class RequestToolCall(Shape):
-    """A call that an assistant's message has made. Clients that join the pieces of a stream leave its `index` in it."""
+    """A tool call in an assistant's message. Clients that join the pieces of a stream may leave `index` in it."""
 
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"index"})
 
@@ -92,9 +95,9 @@ class RequestToolCall(Shape):
 
 
 class RequestMessage(Shape):
-    """One message of a chat. `developer` is what newer models call `system`; templates get it under the old name.
+    """One message of a chat. The role `developer` is a newer name for `system`, under which templates get it.
 
-    litellm sends `provider_specific_fields` of an answer's message again, and OpenAI's package `annotations`.
+    Clients send messages of answers back: litellm adds `provider_specific_fields`, OpenAI's package `annotations`.
     """
 
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"provider_specific_fields"})
@@ -116,7 +119,7 @@ class RequestMessage(Shape):
     @model_validator(mode="before")
     @classmethod
     def _read_reasoning(cls, value: Any) -> Any:
-        """Reads vLLM's newer name of reasoning_content: answers have both, and clients send them again as they are."""
+        """Accepts `reasoning`, vLLM's newer name for `reasoning_content`: clients send back answers with both names."""
         if not (isinstance(value, dict) and "reasoning" in value):
             return value
         fields = cast("dict[str, Any]", value)
@@ -135,7 +138,7 @@ class RequestMessage(Shape):
 
 
 class Function(Shape):
-    """A function that the model may call. `parameters` is a JSON schema, which arguments always follow if `strict`."""
+    """A function that the model may call. `parameters`: a JSON Schema; `strict` enforces it on the arguments."""
 
     name: str
     description: str | None = None
@@ -162,28 +165,28 @@ class FunctionName(Shape):
 
 
 class NamedTool(Shape):
-    """The tool that the model is to call."""
+    """A tool by its name: the tool that the model must call, or one of the allowed tools."""
 
     type: Literal["function"]
     function: FunctionName
 
 
 class AllowedTools(Shape):
-    """The tools that the model may call, or has to call one of, though it is shown all."""
+    """The tools that the model may call (`auto`) or must call one of (`required`). The prompt shows all tools."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[NamedTool], Field(min_length=1), at_most(chat.MAX_TOOLS)]
 
 
 class AllowedToolChoice(Shape):
-    """A choice of several tools."""
+    """A tool choice that allows several tools."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
 
 
 def _read_tool_choice(value: Any) -> Any:
-    # Read here: a union would report a violation for each of its branches.
+    # Not a union: pydantic would report a violation for each of its branches.
     if value is None or value in ("none", "auto", "required"):
         return value
     fields = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
@@ -208,7 +211,7 @@ _ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedToolChoic
 
 
 def _chosen(choice: Any) -> tuple[ToolChoice, str, tuple[str, ...]]:
-    """Reads a choice of tools: whether one is called, which one, and which ones are allowed."""
+    """Reads a tool choice. Returns the choice, the name of the tool to call, and the names of the allowed tools."""
     match choice:
         case NamedTool():
             return ToolChoice.REQUIRED, choice.function.name, ()
@@ -220,9 +223,9 @@ def _chosen(choice: Any) -> tuple[ToolChoice, str, tuple[str, ...]]:
 
 
 class ChatShape(Shape):
-    """The fields that make the prompt of a chat."""
+    """The fields that determine the prompt of a chat."""
 
-    # If several have a wrong shape, the first is reported.
+    # If several messages are invalid, only the first is reported.
     messages: Annotated[
         list[RequestMessage], Field(fail_fast=True, json_schema_extra={"minItems": 1}), at_most(chat.MAX_MESSAGES)
     ]
@@ -235,7 +238,7 @@ class ChatShape(Shape):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    # A template runs in the gateway, in a sandbox that does not bound its time: it is the operator's to choose.
+    # Only the operator sets the template: it runs in the gateway, in a sandbox that does not limit its time.
     chat_template: Annotated[
         Any, Neutral(message="cannot be set by a request; the gateway's --chat-template sets it")
     ] = None

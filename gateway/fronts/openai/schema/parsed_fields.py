@@ -1,4 +1,4 @@
-"""Makes the fields of a chat's message for reasoning and calls of tools, whole or as pieces."""
+"""Makes the fields for reasoning and tool calls in a chat's message, complete or in pieces of a stream."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 def _reasoning_fields(text: str) -> dict[str, Any]:
-    # vLLM's former name, which most clients read, and its newer one.
+    # vLLM's former name for reasoning, which most clients read, and its newer name.
     return {"reasoning_content": text, "reasoning": text} if text else {}
 
 
 def parsed_fields(deltas: Sequence[Delta], *, hides_reasoning: bool) -> dict[str, Any]:
-    """Returns what a message has beside its content; empty where that is all."""
+    """Returns the fields of a message for reasoning and tool calls; empty if the answer has neither."""
     fields = {} if hides_reasoning else _reasoning_fields("".join(delta.reasoning_text for delta in deltas))
     calls = [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
@@ -28,7 +28,7 @@ def parsed_fields(deltas: Sequence[Delta], *, hides_reasoning: bool) -> dict[str
 
 
 def parsed_delta(delta: Delta, *, hides_reasoning: bool) -> dict[str, Any]:
-    """Returns what a piece of a message has beside its content; empty where that is all."""
+    """Returns the fields of a stream's delta for reasoning and tool calls; empty if the delta has neither."""
     fields = {} if hides_reasoning else _reasoning_fields(delta.reasoning_text)
     calls: list[dict[str, Any]] = []
     for call in delta.tool_calls:

@@ -1,10 +1,10 @@
-"""The bodies of completions and chats: names, types, and the parameters that are not served.
+"""The bodies of completions and chats: names, types, and the parameters that are not supported.
 
-Owns the shape of a body. The gateway's core checks ranges of values, for all fronts.
+Checks names and types. The gateway's core checks ranges of values, for all fronts.
 
-A parameter is one of four kinds: it works; it is taken and has no effect here (`user`, say); it is known to the API or
-to vLLM but not served yet, and then anything but its neutral value is an error; or it is unknown, which is an error
-as well, since a misspelt parameter would otherwise change an answer silently.
+There are four kinds of parameters: parameters that work; parameters that are accepted without an effect, such as
+`user`; parameters of OpenAI or vLLM that are not supported yet, for which any but the neutral value is an error; and
+unknown parameters, which are errors too, since a misspelt parameter would otherwise be ignored silently.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from gateway.validation import MAX_LOGIT_BIASES
 if TYPE_CHECKING:
     from blockyard.contract import chat
 
-# OpenAI's limit of inputs for embeddings; each prompt becomes a request.
+# The most prompts of a completion, each of which becomes a request: OpenAI's limit for the inputs of embeddings.
 MAX_PROMPTS = 2048
-# A limit: validating as many entries as 16 MiB hold would block the event loop for a minute.
+# The most entries of `metadata`: validating as many as 16 MiB hold would block the event loop for a minute.
 MAX_METADATA = 64
 
 
@@ -41,7 +41,7 @@ Stop = Annotated[list[str], BeforeValidator(_check_stop, json_schema_input_type=
 
 
 def _check_early_stopping(value: Any) -> Any:
-    # Checked here: a union would report a violation for each of its branches.
+    # Not a union: pydantic would report a violation for each of its branches.
     if value is None or isinstance(value, bool) or value == "never":
         return value
     raise PydanticCustomError("early_stopping", "should be true, false or 'never'")
@@ -51,13 +51,13 @@ class StreamOptions(Shape):
     """Options of a stream."""
 
     include_usage: bool | None = None
-    # vLLM's: what it cost so far, in every chunk. Only with include_usage.
+    # vLLM's parameter: every chunk has the usage so far. Only works with include_usage.
     continuous_usage_stats: bool | None = None
     include_obfuscation: Annotated[Any, Neutral(False)] = None
 
 
 class NotServedYet(Shape):
-    """Parameters of vLLM, under their present and former names, that are not served yet."""
+    """vLLM's parameters, under present and former names, that are not supported yet."""
 
     cache_salt: NotServed = None
     ec_transfer_params: NotServed = None
@@ -78,7 +78,7 @@ class NotServedYet(Shape):
 
 
 class GenerationBody(NotServedYet, FormatShape):
-    """The parameters that both calls have."""
+    """The parameters that completions and chats share."""
 
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = frozenset({"session_id", "user"})
 
@@ -96,7 +96,7 @@ class GenerationBody(NotServedYet, FormatShape):
     stream_options: StreamOptions | None = None
     echo: bool | None = None
 
-    # vLLM's, under its names.
+    # vLLM's parameters, under its names.
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
@@ -115,17 +115,17 @@ class GenerationBody(NotServedYet, FormatShape):
     prompt_logprobs: int | None = None
     priority: int | None = None
     use_beam_search: bool | None = None
-    # The width of a beam search. Without one it can only be n.
+    # The width of a beam search. Without beam search it must equal n.
     best_of: int | None = None
     length_penalty: float | None = None
     early_stopping: Annotated[bool | Literal["never"] | None, BeforeValidator(_check_early_stopping)] = None
 
-    # Ours.
+    # Blockyard's own parameters.
     max_queue_time: float | None = None
     on_disconnect: Literal["abort", "keep"] | None = None
     on_update: Literal["continue", "fail"] | None = None
 
-    # They label a request.
+    # Parameters that only label a request.
     session_id: str | None = None
     user: str | None = None
 
@@ -157,7 +157,7 @@ Prompts = list[str] | list[tuple[int, ...]]
 
 
 def _check_prompt(value: Any) -> Prompts:
-    """Makes a list of prompts of the four forms: a text, token ids, and a list of either."""
+    """Turns the four forms of `prompt` into a list of prompts: a text, token ids, a list of texts, a list of ids."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, list) and value:
@@ -176,7 +176,7 @@ def _are_token_ids(value: list[Any]) -> bool:
     return all(type(item) is int for item in value)
 
 
-# For the document.
+# The types of `prompt` in the OpenAPI document.
 _Text = Annotated[str, Field(min_length=1)]
 _TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)]
 _Several = Field(min_length=1, max_length=MAX_PROMPTS)
@@ -197,7 +197,7 @@ class CompletionBody(GenerationBody):
 class ChatBody(GenerationBody, ChatShape):
     """The body of /v1/chat/completions."""
 
-    # They label a request, or tune what works by itself here.
+    # Parameters that label a request, or tune features that work automatically here.
     WITHOUT_EFFECT: ClassVar[frozenset[str]] = GenerationBody.WITHOUT_EFFECT | {
         "metadata",
         "prediction",
@@ -209,13 +209,13 @@ class ChatBody(GenerationBody, ChatShape):
         "store",
     }
 
-    # The template has put special tokens where they belong.
+    # Chat templates write all special tokens themselves.
     add_special_tokens: Annotated[Any, Neutral(False)] = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     parallel_tool_calls: bool | None = None
-    # vLLM's: false leaves out what the model thinks.
+    # vLLM's parameter: false leaves the reasoning out of the answer.
     include_reasoning: bool | None = None
 
     audio: NotServed = None
