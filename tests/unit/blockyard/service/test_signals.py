@@ -42,7 +42,9 @@ stopping = asyncio.Event()
 asyncio.run(main())
 if "closed" in sys.argv:
     print("closed", flush=True)
-    sys.stdin.read()
+    # A signal just before a blocking call would be handled only after it.
+    while True:
+        pass
 """
 
 
