@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from blockyard.contract.codec import worker_info, workers
+from blockyard.contract.codec.durations import decode_seconds
 from blockyard.contract.workers import CollectivesKind, LoadProgress, Placement
 from blockyard.errors import Violation, invalid
 from blockyard.service import faults
@@ -22,7 +23,6 @@ from worker_service.observe.step_spans import StepSpans
 from worker_service.operations.codec import (
     PROFILE_DETAILS,
     decode_head,
-    decode_timeout,
     encode_kv_groups,
     encode_profile,
     encode_profile_options,
@@ -272,7 +272,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         return worker_pb2.ShutdownResponse()
 
     async def CallExtension(self, request: worker_pb2.CallExtensionRequest, context: Context) -> Any:
-        async with deadline(decode_timeout(request)):
+        async with deadline(decode_seconds(request, "timeout")):
             result = await self._operations.call(request.extension, request.operation, request.payload)
         return worker_pb2.CallExtensionResponse(result=result)
 

@@ -6,8 +6,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Unpack
 
-from google.protobuf.duration_pb2 import Duration
-
+from blockyard.contract.codec.durations import encode_seconds
 from blockyard.contract.codec.pooling import decode_classifications, decode_embeddings, decode_scores
 from blockyard.inference.v1 import inference_pb2
 
@@ -103,12 +102,8 @@ def _split(call: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _make_spec(options: Mapping[str, Any]) -> inference_pb2.PoolingSpec:
-    spec = inference_pb2.PoolingSpec(**{name: options[name] for name in _OF_ALL if name in options})
-    if (seconds := options.get("max_queue_seconds")) is not None:
-        duration = Duration()
-        duration.FromNanoseconds(round(seconds * 1e9))
-        spec.max_queue_time.CopyFrom(duration)
-    return spec
+    given = {name: options[name] for name in _OF_ALL if name in options}
+    return inference_pb2.PoolingSpec(**given, max_queue_time=encode_seconds(options.get("max_queue_seconds")))
 
 
 def _make_inputs(inputs: Sequence[Input]) -> list[inference_pb2.PoolingInput]:

@@ -1,7 +1,9 @@
-"""The built-in operations of every worker: those of the extension `diagnostics`."""
+"""The built-in operations of every worker, those of the extension `diagnostics`, and the time limits of operations."""
 
 from __future__ import annotations
 
+DEFAULT_SECONDS, MAX_SECONDS = 30.0, 120.0
+"""The time limit of an operation of any extension: the default, and the highest that a caller may set."""
 DIAGNOSTICS = "diagnostics"
 OPERATIONS = (
     "check_numerics",

@@ -49,14 +49,14 @@ OutputFormat = JsonSchema | JsonObject | Regex | Choices | Lark
 
 
 class OnDisconnect(StrEnum):
-    """What happens to a request when its last reader disconnects."""
+    """The handling of a request whose last reader disconnects."""
 
     ABORT = "abort"
     KEEP = "keep"
 
 
 class OnUpdate(StrEnum):
-    """What happens to a running request when the weights are updated."""
+    """The handling of a running request when the weights are updated."""
 
     CONTINUE = "continue"
     FAIL = "fail"

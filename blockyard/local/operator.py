@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
-from google.protobuf.duration_pb2 import Duration
 
 from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
 from blockyard.common.v1 import administration_pb2
+from blockyard.contract.codec.durations import encode_seconds
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
 
 if TYPE_CHECKING:
@@ -34,15 +34,6 @@ WRITE_AN_EXTENSION = (
     'worker_extension="package.module:Class", and call it by its name, "extension.operation" '
     "(docs/guides/inspect.md shows how)"
 )
-
-
-def make_timeout(seconds: float | None) -> Duration | None:
-    """Encodes the workers' timeout; None: their default."""
-    if seconds is None:
-        return None
-    timeout = Duration()
-    timeout.FromNanoseconds(int(seconds * 1e9))
-    return timeout
 
 
 @contextmanager
@@ -75,7 +66,7 @@ class Operator:
                 extension=extension,
                 operation=operation,
                 payload=payload,
-                timeout=make_timeout(seconds),
+                timeout=encode_seconds(seconds),
             )
             return self._stub.CallExtension(request, timeout=_patience(seconds))
 

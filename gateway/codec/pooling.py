@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from blockyard.contract.codec.durations import decode_seconds
 from blockyard.errors import Violation, invalid
 from gateway.pooling_calls import CallOptions, ClassifyCall, EmbedCall, ScoreCall
 
@@ -50,7 +51,7 @@ def _decode_options(spec: inference_pb2.PoolingSpec, tenant: str, remaining_seco
         model=spec.model,
         tenant=tenant,
         priority=spec.priority,
-        max_queue_seconds=spec.max_queue_time.ToNanoseconds() / 1e9 if spec.HasField("max_queue_time") else None,
+        max_queue_seconds=decode_seconds(spec, "max_queue_time"),
         remaining_seconds=remaining_seconds,
         truncate_prompt_tokens=spec.truncate_prompt_tokens if spec.HasField("truncate_prompt_tokens") else None,
         add_special_tokens=spec.add_special_tokens if spec.HasField("add_special_tokens") else True,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from google.protobuf.duration_pb2 import Duration
-
 from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
+from blockyard.contract.codec.durations import decode_seconds, encode_seconds
 from blockyard.contract.codec.workers import decode_known_tags, encode_tags
+from blockyard.contract.diagnostics import DEFAULT_SECONDS, MAX_SECONDS
 from blockyard.errors import BlockyardError, Reason, Violation, invalid, quote
 from blockyard.service.log_level import check_level, set_log_level
 from blockyard.telemetry import EventLogger
@@ -40,7 +40,6 @@ log = EventLogger(__name__)
 SCHEDULER = "scheduler"
 DEFAULT_MAX_REQUESTS = 1000
 DEFAULT_LEVEL = 1
-DEFAULT_CALL_SECONDS, MAX_CALL_SECONDS = 30.0, 120.0
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
@@ -199,7 +198,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         engine = self._find(request.replica)
         ranks, seconds = _find_ranks(engine, request.replica), _decode_timeout(request)
         names = {"extension": request.extension, "operation": request.operation}
-        asked = worker_pb2.CallExtensionRequest(**names, payload=request.payload, timeout=_encode_timeout(seconds))
+        asked = worker_pb2.CallExtensionRequest(**names, payload=request.payload, timeout=encode_seconds(seconds))
         response = admin_pb2.CallExtensionResponse(replica_id=engine.replica_id)
         for rank, answer in zip(ranks, await ask_each(ranks, "CallExtension", asked, seconds), strict=True):
             response.results.add(rank=rank.parallel.rank, address=rank.address, result=answer.result)
@@ -224,16 +223,12 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 
 def _decode_timeout(request: admin_pb2.CallExtensionRequest) -> float:
     """Decodes how long workers may take, in seconds; raises BlockyardError FIELD_INVALID."""
-    seconds = request.timeout.ToNanoseconds() / 1e9 if request.HasField("timeout") else DEFAULT_CALL_SECONDS
-    if not 0 < seconds <= MAX_CALL_SECONDS:
-        raise invalid([Violation("timeout", f"must be above 0 and at most {MAX_CALL_SECONDS:g} s")])
+    seconds = decode_seconds(request, "timeout")
+    if seconds is None:
+        return DEFAULT_SECONDS
+    if not 0 < seconds <= MAX_SECONDS:
+        raise invalid([Violation("timeout", f"must be above 0 and at most {MAX_SECONDS:g} s")])
     return seconds
-
-
-def _encode_timeout(seconds: float) -> Duration:
-    timeout = Duration()
-    timeout.FromNanoseconds(int(seconds * 1e9))
-    return timeout
 
 
 def _names(engine: Engine) -> set[str]:

@@ -6,7 +6,8 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from blockyard.admin.v1 import admin_pb2
-from scheduler_service.admin.status_codec import duration, encode_status
+from blockyard.contract.codec.durations import encode_seconds
+from scheduler_service.admin.status_codec import encode_status
 
 if TYPE_CHECKING:
     from scheduler_service.core.sequence import Sequence
@@ -45,7 +46,7 @@ def _encode_request(request: Request, now: float) -> admin_pb2.RequestState:
         request_id=request.request_id,
         tenant=spec.tenant,
         priority=spec.priority,
-        age=duration(now - group.arrived_at),
+        age=encode_seconds(max(0.0, now - group.arrived_at)),
         replica_id=request.engine.replica_id if request.engine else None,
         num_prompt_tokens=group.prompt_length,
         num_cached_tokens=group.num_cached_tokens,

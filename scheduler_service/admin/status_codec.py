@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from google.protobuf.duration_pb2 import Duration
-
 from blockyard.admin.v1 import admin_pb2
 from blockyard.common.v1 import status_pb2
+from blockyard.contract.codec.durations import encode_seconds
 from blockyard.contract.codec.worker_info import STATES
 from blockyard.version import __version__
 
@@ -36,24 +35,17 @@ def encode_status(service: SchedulerService) -> status_pb2.SchedulerStatus:
         num_recoveries=dispatcher.recovery_log.num_recoveries,
         num_replayed_tokens=dispatcher.recovery_log.num_replayed_tokens,
         version=__version__,
-        uptime=duration(service.uptime_seconds),
+        uptime=encode_seconds(service.uptime_seconds),
         num_waiting_tokens=service.backlog.num_tokens,
         num_requests=len(service.requests.live),
         recoveries=[_encode_recovery(record, now) for record in dispatcher.recovery_log.latest],
     )
 
 
-def duration(seconds: float) -> Duration:
-    """Encodes a duration; a negative one, from two clocks that differ, becomes 0."""
-    encoded = Duration()
-    encoded.FromNanoseconds(max(0, int(seconds * 1e9)))
-    return encoded
-
-
 def _encode_recovery(record: RecoveryRecord, now: float) -> status_pb2.RecoveryStatus:
     return status_pb2.RecoveryStatus(
         replica_id=record.replica_id,
-        age=duration(now - record.at),
+        age=encode_seconds(max(0.0, now - record.at)),
         cause=record.cause,
         num_requests=record.num_requests,
         num_replayed_tokens=record.num_tokens,
@@ -72,7 +64,7 @@ def encode_replica(engine: Engine) -> status_pb2.ReplicaStatus:
         left_aside=engine.breaker.is_left_aside,
         weights_version=engine.facts.weights_version if engine.facts else "",
         num_steps=engine.step_loop.step_log.num_steps,
-        step_time=duration(engine.step_loop.step_log.step_seconds),
+        step_time=encode_seconds(engine.step_loop.step_log.step_seconds),
     )
     if engine.scheduler is not None:
         config = engine.scheduler.config

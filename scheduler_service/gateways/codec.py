@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from google.protobuf.message import DecodeError
 
 from blockyard.contract.codec import scheduling
+from blockyard.contract.codec.durations import decode_seconds
 from blockyard.contract.codec.sampling import decode_beams
 from blockyard.contract.codec.trace import decode_trace_context
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
@@ -76,8 +77,8 @@ def decode_add(message: scheduler_pb2.AddRequest, submission: scheduler_pb2.Subm
         handle=message.handle,
         digest=submission.digest,
         submission=message.submission,
-        max_queue_seconds=scheduling.decode_seconds(submission, "max_queue_time"),
-        remaining_seconds=scheduling.decode_seconds(submission, "remaining_time"),
+        max_queue_seconds=decode_seconds(submission, "max_queue_time"),
+        remaining_seconds=decode_seconds(submission, "remaining_time"),
         resubmission=(
             scheduling.decode_resubmission(message.resubmission) if message.HasField("resubmission") else None
         ),

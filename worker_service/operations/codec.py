@@ -12,8 +12,6 @@ from worker_service.weights.update import TensorHead
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from google.protobuf.duration_pb2 import Duration
-
     from worker_service.observe.profiler import Profile, ProfileOptions
     from worker_service.set_up import SetUp
 
@@ -23,12 +21,6 @@ PROFILE_DETAILS = {
 }
 # Bytes of one message; the rest of a file waits until it is sent.
 PIECE_BYTES = 1 << 20
-
-
-def decode_timeout(message: worker_pb2.CallExtensionRequest) -> float | None:
-    """Decodes the time limit of a call in seconds; None if it is not set."""
-    timeout: Duration = message.timeout
-    return timeout.ToNanoseconds() / 1e9 if message.HasField("timeout") else None
 
 
 def encode_kv_groups(set_up: SetUp, dtype: worker_pb2.Dtype.ValueType) -> list[worker_pb2.KvGroup]:

@@ -10,6 +10,7 @@ from collections.abc import Generator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
+from blockyard.contract.diagnostics import DEFAULT_SECONDS, MAX_SECONDS
 from blockyard.contract.workers import WorkerState
 from blockyard.errors import BlockyardError, Reason, Violation, invalid, quote
 from blockyard.panics import panics_as_errors
@@ -26,7 +27,6 @@ log = EventLogger(__name__)
 
 T = TypeVar("T")
 _WITH_DEVICE = tuple(state for state in WorkerState if state is not WorkerState.CREATED)
-DEFAULT_SECONDS, MAX_SECONDS = 30.0, 120.0
 
 
 class WorkerOperations:

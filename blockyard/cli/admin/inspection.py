@@ -13,8 +13,14 @@ import typer
 from blockyard.admin.v1 import admin_pb2
 from blockyard.cli.admin.link import DEFAULT_ADMIN_ADDRESS, AdminAddress, AsJson, admin_api
 from blockyard.cli.connection import with_connection
-from blockyard.contract.diagnostics import DIAGNOSTICS, OPERATIONS, find_operation
-from blockyard.local.operator import make_timeout
+from blockyard.contract.codec.durations import encode_seconds
+from blockyard.contract.diagnostics import (
+    DEFAULT_SECONDS,
+    DIAGNOSTICS,
+    MAX_SECONDS,
+    OPERATIONS,
+    find_operation,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,7 +61,9 @@ def call(
     ] = "{}",
     payload: Annotated[str, typer.Option(help="text for an extension's operation; @FILE: what the file holds")] = "",
     replica: ReplicaOption = "",
-    timeout: Annotated[float, typer.Option(min=0.001, max=120, help="seconds that workers may take")] = 30.0,
+    timeout: Annotated[
+        float, typer.Option(min=0.001, max=MAX_SECONDS, help="seconds that workers may take")
+    ] = DEFAULT_SECONDS,
     address: AdminAddress = DEFAULT_ADMIN_ADDRESS,
     json: AsJson = False,
 ) -> None:
@@ -92,7 +100,7 @@ def _call(api: AdminApi, names: tuple[str, str, str], payload: bytes, timeout: f
     """Returns each worker's answer, ordered by rank. `names`: extension, operation, replica."""
     extension, operation, replica = names
     request = admin_pb2.CallExtensionRequest(
-        replica=replica, extension=extension, operation=operation, payload=payload, timeout=make_timeout(timeout)
+        replica=replica, extension=extension, operation=operation, payload=payload, timeout=encode_seconds(timeout)
     )
     return api.ask(api.stub.CallExtension, request, timeout + GRACE_SECONDS).results
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from blockyard.contract.chat import Conversation
 from blockyard.contract.codec.chat import decode_conversation, encode_conversation
+from blockyard.contract.codec.durations import decode_seconds, encode_seconds
 from blockyard.contract.codec.messages import EnumCodec
 from blockyard.contract.codec.sampling import (
     decode_beams,
@@ -57,7 +58,7 @@ def encode_spec(spec: GenerationSpec) -> inference_pb2.GenerationSpec:
 
 def encode_options(spec: GenerationSpec) -> inference_pb2.GenerationSpec:
     """Encodes a request without its prompt and the options of that."""
-    message = inference_pb2.GenerationSpec(
+    return inference_pb2.GenerationSpec(
         request_id=spec.request_id,
         model=spec.model,
         sampling=encode_sampling(spec.sampling),
@@ -68,12 +69,10 @@ def encode_options(spec: GenerationSpec) -> inference_pb2.GenerationSpec:
         on_disconnect=_ON_DISCONNECT.encode(spec.on_disconnect),
         on_update=_ON_UPDATE.encode(spec.on_update),
         priority=spec.priority,
+        max_queue_time=encode_seconds(spec.max_queue_seconds),
         beam_search=encode_beams(spec.beam_search) if spec.beam_search is not None else None,
         format=encode_format(spec.format) if spec.format is not None else None,
     )
-    if spec.max_queue_seconds is not None:
-        message.max_queue_time.FromNanoseconds(round(spec.max_queue_seconds * 1e9))
-    return message
 
 
 def decode_spec(message: inference_pb2.GenerationSpec, kind: type[Spec]) -> Spec:
@@ -98,7 +97,7 @@ def decode_spec(message: inference_pb2.GenerationSpec, kind: type[Spec]) -> Spec
         on_disconnect=_ON_DISCONNECT.decode(message.on_disconnect),
         on_update=_ON_UPDATE.decode(message.on_update),
         priority=message.priority,
-        max_queue_seconds=message.max_queue_time.ToNanoseconds() / 1e9 if message.HasField("max_queue_time") else None,
+        max_queue_seconds=decode_seconds(message, "max_queue_time"),
         beam_search=decode_beams(message.beam_search) if message.HasField("beam_search") else None,
         format=decode_format(message.format) if message.HasField("format") else None,
     )

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING, Literal
-
-from google.protobuf.duration_pb2 import Duration
+from typing import TYPE_CHECKING
 
 from blockyard.common.v1 import pooling_pb2, sampling_pb2
+from blockyard.contract.codec.durations import decode_seconds, encode_seconds
 from blockyard.contract.codec.messages import EnumCodec
 from blockyard.contract.codec.pooling import (
     decode_pooling,
@@ -41,22 +40,6 @@ if TYPE_CHECKING:
     from blockyard.google_rpc import status_pb2
 
 _ABORT_REASONS = EnumCodec(AbortReason, scheduler_pb2.AbortReason.items(), "ABORT_REASON_", zero=AbortReason.CLIENT)
-
-
-def encode_seconds(seconds: float | None) -> Duration | None:
-    """Encodes a duration; None, for none, leaves a field absent."""
-    if seconds is None:
-        return None
-    duration = Duration()
-    duration.FromNanoseconds(round(seconds * 1e9))
-    return duration
-
-
-def decode_seconds(
-    message: scheduler_pb2.Submission, name: Literal["max_queue_time", "remaining_time"]
-) -> float | None:
-    """Decodes a duration; None for an absent field."""
-    return getattr(message, name).ToNanoseconds() / 1e9 if message.HasField(name) else None
 
 
 # Requests.

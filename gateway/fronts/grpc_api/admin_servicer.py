@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
-from google.protobuf.duration_pb2 import Duration
 
 from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
 from blockyard.common.v1 import status_pb2
+from blockyard.contract.codec.durations import encode_seconds
 from blockyard.errors import BlockyardError, Reason, Violation, from_rpc_error, invalid
 from blockyard.security.authentication import CALLER
 from blockyard.service.log_level import check_level, set_log_level
@@ -102,7 +102,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             message=generation.readiness_message,
             num_requests=generation.num_requests,
             draining=generation.is_draining,
-            uptime=_duration(time.monotonic() - self._started_at),
+            uptime=encode_seconds(time.monotonic() - self._started_at),
             num_readers=generation.num_readers,
             time_to_first_token=_latency(metrics.time_to_first_token),
             inter_token_latency=_latency(metrics.inter_token_latency),
@@ -214,16 +214,10 @@ def _note(method: str, **fields: str) -> None:
     log.info("an operator called", method=method, caller=CALLER.get().name or "unknown", **fields)
 
 
-def _duration(seconds: float) -> Duration:
-    encoded = Duration()
-    encoded.FromNanoseconds(int(seconds * 1e9))
-    return encoded
-
-
 def _latency(histogram: Histogram) -> status_pb2.LatencyTotals:
     counts = histogram.counts
     return status_pb2.LatencyTotals(
-        count=sum(counts), sum=_duration(histogram.sum), bucket_ends=histogram.bounds, bucket_counts=counts
+        count=sum(counts), sum=encode_seconds(histogram.sum), bucket_ends=histogram.bounds, bucket_counts=counts
     )
 
 
