@@ -1,4 +1,4 @@
-"""Which cases `make test` leaves to `make whole`, so that it ends in minutes on two cores.
+"""Lists the cases that `make test` leaves to `make whole`, so that it ends in minutes on two cores.
 
 A function that is listed keeps one of each group of so many successive cases, not always the same place of the group: a
 parameter with as many values comes up with each value of the others. 0: `make whole` alone has the function.
@@ -70,8 +70,8 @@ CASES: dict[str, dict[str, int]] = {
 
 
 def cut(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Takes the cases out that `CASES` leaves out, unless the environment has BLOCKYARD_TEST_WHOLE."""
-    if os.environ.get("BLOCKYARD_TEST_WHOLE"):
+    """Deselects the cases that `CASES` leaves out, unless a test is named or BLOCKYARD_TEST_WHOLE is set."""
+    if os.environ.get("BLOCKYARD_TEST_WHOLE") or any("::" in arg for arg in config.args):
         return
     seen, kept, left = Counter[str](), list[pytest.Item](), list[pytest.Item]()
     for item in items:
