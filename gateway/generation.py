@@ -206,7 +206,7 @@ class GenerationService:
             [request_id for name, request_id in names.items() if name in pending - cancelled],
         )
 
-    async def prompt_of(self, request: GenerationRequest) -> tuple[int, ...]:
+    async def prompt_of(self, request: GenerationRequest) -> Sequence[int]:
         """Returns the ids of a request's prompt; raises BlockyardError for an invalid conversation."""
         tokenizer = await self.find_tokenizer(request.model)
         return await self._preparation.prompt_of(request, self._facts, tokenizer)

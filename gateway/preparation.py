@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from array import array
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -29,7 +28,7 @@ from gateway.validation import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from blockyard.contract.scheduling import Adapter, ModelFacts, Submission
     from blockyard.errors import Violation
@@ -101,7 +100,7 @@ class Preparation:
 
     async def prompt_of(
         self, request: GenerationRequest, facts: Callable[[], ModelFacts], tokenizer: Tokenizer
-    ) -> tuple[int, ...]:
+    ) -> Sequence[int]:
         """Returns the ids of a request's prompt, truncated if the request asks for truncation.
 
         Raises BlockyardError: PROMPT_TOO_LONG for a text so long that it was not encoded completely; TENANT_QUOTA or
@@ -177,9 +176,7 @@ class Preparation:
             bad_word_ids=bad_word_ids,
             grammar=grammar or "",
         )
-        # Store the prompt as an array, which is smaller, since it is kept as long as the request.
-        name, prompt = wire_id(request.tenant, request.request_id), array("I", token_ids)
-        submission = replace(submission, request_id=name, prompt_token_ids=prompt, lora=adapter)
+        submission = replace(submission, request_id=wire_id(request.tenant, request.request_id), lora=adapter)
         return Prepared(request, state_codec.with_state(submission, request))
 
     def make_state(

@@ -12,6 +12,7 @@ import hashlib
 import itertools
 import math
 import struct
+from array import array
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -121,7 +122,7 @@ def as_float32(value: float) -> float:
 
 def find_violations(
     request: GenerationRequest,
-    prompt_token_ids: tuple[int, ...] | None,
+    prompt_token_ids: Sequence[int] | None,
     limits: ModelLimits,
     *,
     bad_word_ids: Sequence[tuple[int, ...]] = (),
@@ -156,7 +157,7 @@ def _identity(request: GenerationRequest, limits: ModelLimits) -> Iterator[Viola
         yield Violation("request_id", REQUEST_ID_RULE)
 
 
-def _prompt(request: GenerationRequest, token_ids: tuple[int, ...], limits: ModelLimits) -> Iterator[Violation]:
+def _prompt(request: GenerationRequest, token_ids: Sequence[int], limits: ModelLimits) -> Iterator[Violation]:
     if not request.prompt or not token_ids:
         yield Violation("prompt", "must not be empty; to start from nothing, give the begin token's id")
     elif len(token_ids) >= limits.max_model_len:
@@ -304,7 +305,7 @@ def derive_seed(gateway_seed: int, request_id: str, *, tenant: str = "") -> int:
 
 def complete(
     request: GenerationRequest,
-    prompt_token_ids: tuple[int, ...],
+    prompt_token_ids: Sequence[int],
     limits: ModelLimits,
     *,
     generation_defaults: Mapping[str, float],
@@ -327,7 +328,7 @@ def complete(
     end_token_ids = frozenset[int]() if request.stop.ignore_eos else limits.end_token_ids
     return Submission(
         request_id=request.request_id,
-        prompt_token_ids=prompt_token_ids,
+        prompt_token_ids=array("I", prompt_token_ids),
         n=request.n,
         sampling=replace(_complete_sampling(request, generation_defaults, gateway_seed, bad_word_ids), grammar=grammar),
         max_tokens=room if request.stop.max_tokens is None else request.stop.max_tokens,

@@ -10,6 +10,7 @@ from blockyard.contract.models import Task
 from blockyard.contract.pooling import Pooling, PoolingKind
 
 if TYPE_CHECKING:
+    from array import array
     from collections.abc import Sequence
 
     from blockyard.contract.sampling import BeamSearch, Candidates, FinishReason, PromptPiece, SamplingParams
@@ -92,7 +93,7 @@ class Submission:
     """
 
     request_id: str
-    prompt_token_ids: Sequence[int]
+    prompt_token_ids: array[int]
     n: int
     sampling: SamplingParams
     max_tokens: int

@@ -11,6 +11,8 @@ from gateway.text.encoding import COUNTED_LENGTHS
 from gateway.text.pairs import EncodedPair, encode_pair
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from blockyard.model_config.pooling.rule import PoolingRule
     from gateway.pooling_calls import CallOptions, Input
     from gateway.text.tokenizer import Tokenizer
@@ -104,7 +106,7 @@ class InputEncoder:
         """Returns the number of tokens to which an input is truncated; None: it is not truncated."""
         return self.max_tokens if options.truncate_prompt_tokens == -1 else options.truncate_prompt_tokens
 
-    def _cut(self, token_ids: tuple[int, ...], options: CallOptions) -> tuple[int, ...]:
+    def _cut(self, token_ids: Sequence[int], options: CallOptions) -> Sequence[int]:
         limit = self.limit_of(options)
         if limit is None:
             return token_ids

@@ -46,7 +46,7 @@ _GREEDY = replace(SamplingParams(**_NEUTRAL), temperature=0.0, seed=0)
 class Part(NamedTuple):
     """An input of a call: its token ids, and how to pool them."""
 
-    token_ids: tuple[int, ...]
+    token_ids: Sequence[int]
     pooling: Pooling
 
 

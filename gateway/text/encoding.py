@@ -16,6 +16,7 @@ from gateway.text.vocabulary import SLICE_CHARACTERS
 from gateway.validation import prompt_too_long, size_of
 
 if TYPE_CHECKING:
+    from array import array
     from collections.abc import Callable, Iterable, Sequence
 
     from blockyard.contract.scheduling import Adapter
@@ -46,7 +47,7 @@ class Encoding:
 
     async def prompt_of(
         self, request: GenerationRequest, tokenizer: Tokenizer, max_model_len: int | None, last: int | None = None
-    ) -> tuple[int, ...]:
+    ) -> Sequence[int]:
         """Returns the ids of a request's prompt, or the last of them.
 
         Args:
@@ -154,7 +155,7 @@ def _require_short(text: str, tokenizer: Tokenizer, max_model_len: int | None, l
 
 def _encode(
     text: str, specials: bool, tokenizer: Tokenizer, max_model_len: int | None, last: int | None
-) -> Steps[tuple[int, ...]]:
+) -> Steps[array[int]]:
     """Encodes a text as far as needed; raises BlockyardError PROMPT_TOO_LONG for a text that is much too long."""
     if last is not None and (max_model_len is None or last < max_model_len):
         encoded = yield from tokenizer.encode_steps(text, specials, enough=last, from_end=True)

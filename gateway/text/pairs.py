@@ -10,6 +10,8 @@ from blockyard.errors import Violation, invalid
 from gateway.text.vocabulary import encode_slices
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gateway.text.vocabulary import Steps, Vocabulary
 
 
@@ -19,7 +21,7 @@ class EncodedPair(NamedTuple):
     `is_whole`: false if the text is so long that only its beginning was encoded.
     """
 
-    token_ids: tuple[int, ...]
+    token_ids: Sequence[int]
     second_from: int = 0
     is_whole: bool = True
 

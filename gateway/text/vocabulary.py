@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+from array import array
 from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -68,9 +69,12 @@ def encode_text(backend: tokenizers.Tokenizer, text: str, specials: bool = False
 
 
 class Encoded(NamedTuple):
-    """Token ids. `is_whole`: whether they are those of the whole text, not only of its beginning or end."""
+    """Token ids, unsigned. `is_whole`: whether they are those of the whole text, not only of its beginning or end.
 
-    token_ids: tuple[int, ...]
+    An array is smaller than a tuple, and a prompt is kept as long as its request.
+    """
+
+    token_ids: array[int]
     is_whole: bool
 
 
@@ -120,12 +124,13 @@ def encode_steps(
     """Encodes a text as `vocabulary.encode` does, or only its beginning or end: see `encode_slices`."""
     if vocabulary.cuts is None or len(text) <= SLICE_CHARACTERS:
         yield len(text)
-        return Encoded(tuple(vocabulary.encode(text, add_special_tokens)), True)
+        return Encoded(array("I", vocabulary.encode(text, add_special_tokens)), True)
     encodings, is_whole = yield from encode_slices(vocabulary, text, enough=enough, from_end=from_end)
     before, behind = find_specials(vocabulary.backend) if add_special_tokens else ((), ())
     if not is_whole:
         before, behind = ((), behind) if from_end else (before, ())
-    return Encoded((*before, *itertools.chain.from_iterable(each.ids for each in encodings), *behind), is_whole)
+    token_ids = itertools.chain(before, *(each.ids for each in encodings), behind)
+    return Encoded(array("I", token_ids), is_whole)
 
 
 def find_specials(backend: tokenizers.Tokenizer) -> tuple[Sequence[int], Sequence[int]]:

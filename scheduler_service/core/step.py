@@ -210,7 +210,7 @@ class StepBuilder:
             NewSequence(
                 sequence_id=sequence.sequence_id,
                 sequence_index=sequence.sequence_index,
-                token_ids=tuple(sequence.token_ids),
+                token_ids=sequence.token_ids[:],
                 prompt_length=sequence.group.prompt_length,
                 num_computed_tokens=sequence.num_scheduled,
                 block_ids=tuple(sequence.block_ids),

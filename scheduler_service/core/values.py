@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from blockyard.contract.scheduling import TokenUpdate
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from blockyard.contract.sampling import BeamSearch
     from blockyard.contract.scheduling import SequenceError
@@ -36,7 +36,7 @@ class GroupSpec:
 
     request_id: str
     owner: str
-    prompt_token_ids: tuple[int, ...]
+    prompt_token_ids: Sequence[int]
     n: int
     max_tokens: int
     min_tokens: int
@@ -87,7 +87,7 @@ class NewSequence:
 
     sequence_id: int
     sequence_index: int
-    token_ids: tuple[int, ...]
+    token_ids: Sequence[int]
     prompt_length: int
     num_computed_tokens: int
     block_ids: tuple[int, ...]

@@ -131,7 +131,7 @@ def _decode_group(message: scheduler_pb2.Submission, owner: str, adapter: Adapte
     return GroupSpec(
         request_id=message.request_id,
         owner=owner,
-        prompt_token_ids=(*virtual, *message.prompt_token_ids[:]),
+        prompt_token_ids=[*virtual, *message.prompt_token_ids[:]],
         n=message.n,
         max_tokens=message.max_tokens,
         min_tokens=message.min_tokens,

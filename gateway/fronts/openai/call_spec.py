@@ -138,7 +138,7 @@ async def with_token_ids(call: CallSpec, service: GenerationService) -> CallSpec
     if not call.needs_token_ids:
         return call
     try:
-        prompts = [await service.prompt_of(request) for request in call.requests]
+        prompts = [tuple(await service.prompt_of(request)) for request in call.requests]
         echoes = await _echoes_of(call, prompts, service) if call.echoes_ids else call.echoes
     except BlockyardError:
         # `start` raises this error too, together with all other violations.

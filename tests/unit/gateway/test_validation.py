@@ -300,7 +300,7 @@ def test_a_silent_request_takes_the_neutral_values() -> None:
     submission = submitted()
     assert replace(submission.sampling, seed=None) == SamplingParams(1.0, 1.0, 0, 0.0, 0.0, 0.0, 1.0)
     assert (submission.n, submission.max_tokens, submission.min_tokens) == (1, 28, 0)
-    assert submission.prompt_token_ids == PROMPT
+    assert tuple(submission.prompt_token_ids) == PROMPT
     assert submission.stop_token_ids == (0, 3)
 
 

@@ -66,7 +66,7 @@ def core(tmp_path: Path) -> Iterator[Core]:
 
 
 async def prompt_of(core: Core, model: str, prompt: str | Conversation) -> tuple[int, ...]:
-    return await core.service.prompt_of(GenerationRequest(prompt, model=model, add_special_tokens=False))
+    return tuple(await core.service.prompt_of(GenerationRequest(prompt, model=model, add_special_tokens=False)))
 
 
 async def test_what_an_adapter_does_not_bring_is_the_models(core: Core) -> None:

@@ -91,7 +91,7 @@ def test_one_request_prefills_then_decodes() -> None:
     assert step.step_id == 1
     assert rows(step) == {first: 6}
     assert step.new_sequences[0].block_ids == (1, 2)
-    assert step.new_sequences[0].token_ids == bench.specs["r"].prompt_token_ids
+    assert step.new_sequences[0].token_ids == list(bench.specs["r"].prompt_token_ids)
     step = bench.send()  # before the first is answered
     assert rows(step) == {first: 1}
     assert not step.new_sequences

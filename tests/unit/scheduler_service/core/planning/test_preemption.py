@@ -63,7 +63,7 @@ def test_recompute_takes_tokens_in_flight_and_then_restarts() -> None:
     new = step.new_sequences[0]
     assert step.finished_sequence_ids.count(2) == 1  # finished and new: a restart
     assert (new.sequence_id, new.prompt_length) == (2, 4)
-    assert new.token_ids == bench.specs["b"].prompt_token_ids + tuple(bench.tokens["b", 0][:2])
+    assert new.token_ids == [*bench.specs["b"].prompt_token_ids, *bench.tokens["b", 0][:2]]
     bench.check_tokens()
 
 
@@ -170,7 +170,7 @@ def test_a_restart_waits_for_all_answers_with_three_steps_in_flight() -> None:
     assert not bench.send().new_sequences
     bench.answer()
     step = bench.send()
-    assert step.new_sequences[0].token_ids == bench.specs["b"].prompt_token_ids + tuple(bench.tokens["b", 0])
+    assert step.new_sequences[0].token_ids == [*bench.specs["b"].prompt_token_ids, *bench.tokens["b", 0]]
     bench.run(3)
     bench.check_tokens()
 
