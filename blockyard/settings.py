@@ -21,7 +21,7 @@ import pydantic
 import yaml
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 ENVIRONMENT_PREFIX = "BLOCKYARD_"
 T = TypeVar("T")
@@ -156,18 +156,74 @@ def resolve(configuration: type[T], flags: Mapping[str, Any], *, environment: Ma
     """
     environment = os.environ if environment is None else environment
     settings = settings_of(configuration)
-    sections: dict[str, dict[str, Any]] = {setting.section: {} for setting in settings}
+    file, in_file = _read_file(flags, environment)
+    problems = _find_unknown(f"--config {file}", in_file, [setting.name for setting in settings])
+    given = {setting.name: _given(setting, flags, environment, file, in_file) for setting in settings}
+    return _build(configuration, given, problems)
+
+
+def resolve_each(
+    configuration: type[T],
+    flags: Mapping[str, Any],
+    of_model: Collection[str],
+    *,
+    environment: Mapping[str, str] | None = None,
+) -> list[T]:
+    """Builds one configuration for each entry of the YAML file's list `models`; raises SettingsError.
+
+    An entry holds the settings in which its model differs; they go before all other sources. Without the list returns
+    one configuration.
+
+    Args:
+        configuration: the dataclass of sections.
+        flags: values from the command line by name; "config" is the YAML file.
+        of_model: the names of the settings that an entry may hold.
+        environment: variables to use instead of the process's own.
+    """
+    environment = os.environ if environment is None else environment
+    settings = settings_of(configuration)
+    file, in_file = _read_file(flags, environment)
+    if MODELS not in in_file:
+        return [resolve(configuration, flags, environment=environment)]
+    entries: Any = in_file.pop(MODELS)
+    if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):  # type: ignore[misc]
+        raise SettingsError(f"--config {file}: {MODELS} must be a list with a mapping of settings for each model")
+    problems = _find_unknown(f"--config {file}", in_file, [setting.name for setting in settings])
+    built: list[T] = []
+    for index, entry in enumerate(typing.cast("list[dict[str, Any]]", entries)):
+        source = f"{MODELS}[{index}] in {file}"
+        problems += _find_unknown(source, entry, of_model)
+        given = {setting.name: _given(setting, flags, environment, file, in_file) for setting in settings}
+        given |= {name: (value, f"{name} of {source}") for name, value in entry.items() if name in given}
+        built.append(_build(configuration, given, problems))
+    return built
+
+
+MODELS = "models"
+"""The key of a YAML file under which each model has an entry with its own settings."""
+
+
+def _read_file(flags: Mapping[str, Any], environment: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
+    """Returns the name and the content of the YAML file; both are empty without one."""
     file = flags.get("config") or environment.get(ENVIRONMENT_PREFIX + "CONFIG") or ""
-    in_file = _given_in_file(file) if file else {}
-    known = [setting.name for setting in settings]
-    unknown = [f"{name}{suggestion(name, known)}" for name in sorted(set(in_file) - set(known))]
-    problems = [f"--config {file}: unknown settings: {', '.join(unknown)}"] if unknown else []
-    for setting in settings:
-        given = _given(setting, flags, environment, file, in_file)
-        if given is None:
+    return file, _given_in_file(file) if file else {}
+
+
+def _find_unknown(source: str, given: Iterable[str], known: Collection[str]) -> list[str]:
+    """Returns the problem that a source has unknown settings, or no problem."""
+    unknown = [f"{name}{suggestion(str(name), known)}" for name in sorted(set(given) - set(known))]
+    return [f"{source}: unknown settings: {', '.join(unknown)}"] if unknown else []
+
+
+def _build(configuration: type[T], given: Mapping[str, Any], problems: Sequence[str]) -> T:
+    """Builds a configuration from values with their sources; raises SettingsError with all problems."""
+    problems = list(problems)
+    sections: dict[str, dict[str, Any]] = {setting.section: {} for setting in settings_of(configuration)}
+    for setting in settings_of(configuration):
+        if given[setting.name] is None:
             continue
         try:
-            sections[setting.section][setting.name] = setting.read(*given)
+            sections[setting.section][setting.name] = setting.read(*given[setting.name])
         except SettingsError as error:
             problems.append(str(error))
     if problems:
@@ -199,6 +255,31 @@ def to_flags(section: Any) -> list[str]:
 
 def load(configuration: type[T], program: str, description: str, arguments: list[str] | None = None) -> T:
     """Reads a process's configuration; prints and exits on --print-config, and with status 2 on a bad setting."""
+    [configured] = _load(lambda flags: [resolve(configuration, flags)], configuration, program, description, arguments)
+    return configured
+
+
+def load_each(
+    configuration: type[T],
+    program: str,
+    description: str,
+    arguments: list[str] | None = None,
+    *,
+    of_model: Collection[str],
+) -> list[T]:
+    """Reads the configurations of a process that serves several models, as `load` does; see `resolve_each`."""
+    return _load(
+        lambda flags: resolve_each(configuration, flags, of_model), configuration, program, description, arguments
+    )
+
+
+def _load(
+    read: Callable[[Mapping[str, Any]], list[T]],
+    configuration: type[T],
+    program: str,
+    description: str,
+    arguments: list[str] | None,
+) -> list[T]:
     parser = make_parser(configuration, program, description)
     parsed, unknown = parser.parse_known_args(arguments)
     if unknown:
@@ -209,10 +290,10 @@ def load(configuration: type[T], program: str, description: str, arguments: list
         )
     flags = vars(parsed)
     try:
-        configured = resolve(configuration, flags)
+        configured = read(flags)
     except SettingsError as error:
         parser.error(str(error))
     if flags.get("print_config"):
-        sys.stdout.write(to_yaml(configured))
+        sys.stdout.write("---\n".join(map(to_yaml, configured)))
         raise SystemExit(0)
     return configured

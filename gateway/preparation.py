@@ -70,6 +70,7 @@ class Preparation:
         model_name: the model's name in requests.
         seed: the gateway's seed, from which the seeds of requests without a seed are derived.
         clamps_max_tokens: whether a max_tokens that exceeds the room after the prompt is reduced instead of refused.
+        served: the names of all models of the gateway.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Preparation:
         model_name: str,
         seed: int,
         clamps_max_tokens: bool = False,
+        served: Sequence[str] = (),
     ) -> None:
         self._tokenizers = tokenizers
         self._encoding = encoding
@@ -87,6 +89,7 @@ class Preparation:
         self._model_name = model_name
         self._seed = seed
         self._clamps_max_tokens = clamps_max_tokens
+        self._served = served
 
     def close(self) -> None:
         """Stops the threads and processes that check grammars, but not the threads of `encoding`."""
@@ -160,6 +163,7 @@ class Preparation:
             known.max_model_len,
             tokenizer.end_token_ids,
             known.max_num_seqs,
+            self._served,
         )
         if self._clamps_max_tokens and token_ids is not None:
             request = _with_clamped_length(request, len(token_ids), known.max_model_len)

@@ -19,10 +19,10 @@ from blockyard.service.interceptors import CallCounter
 from blockyard.service.process import Monitoring, raise_file_limit, run_process, tune_collector
 from blockyard.service.servers import bind, make_server
 from blockyard.service.signals import on_stop_signal
-from blockyard.settings import SettingsError, load
+from blockyard.settings import SettingsError, load_each
 from blockyard.telemetry import EventLogger
 from gateway.access import make_access
-from gateway.config import GatewayConfiguration
+from gateway.config import OF_MODEL, GatewayConfiguration, split_models
 from gateway.fronts.admin_http.app import make_admin_app
 from gateway.fronts.grpc_api.admin_servicer import SERVICE_NAME as ADMIN_SERVICE_NAME
 from gateway.fronts.grpc_api.admin_servicer import AdminServicer
@@ -44,6 +44,8 @@ from gateway.pooling.files import read_model_rule
 from gateway.text.tokenizer_files import load_tokenizer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import grpc.aio
 
     from blockyard.security.authentication import Gate
@@ -59,6 +61,10 @@ _STOPPED = "the gateway stopped before the answer ended, which goes on: resume i
 class Server:
     """The gateway's process.
 
+    Args:
+        configuration: the settings, and the first model's.
+        others: the settings of further models; their other settings are not read.
+
     Attributes:
         generation: the core that all fronts use.
         metrics: the metrics that Prometheus scrapes.
@@ -66,8 +72,10 @@ class Server:
         monitoring: the servers for health and metrics on other ports.
     """
 
-    def __init__(self, configuration: GatewayConfiguration) -> None:
+    def __init__(self, configuration: GatewayConfiguration, *others: GatewayConfiguration) -> None:
         """Reads all files; raises BlockyardError MODEL_NOT_LOADED, CertificateError, KeyFileError or SettingsError."""
+        models = [configuration, *others]
+        _check_models(models)
         self._public = configuration.public
         self._service = configuration.service
         self.grpc_port = self.http_port = self.admin_port = 0
@@ -75,49 +83,25 @@ class Server:
         self._access = make_access(configuration.security)
         identity = InternalIdentity(configuration.internal)
         gateway_id = secrets.token_hex(8)
-        folder = resolve_model(configuration.model.model, configuration.model.revision, "tokenizer")
-        template, dialect = configuration.text.chat_template, configuration.text.dialect
-        tokenizer = load_tokenizer(folder, chat_template_file=Path(template) if template else None, dialect=dialect)
-        self._link = SchedulerLink(
-            configuration.service.scheduler_address,
-            gateway_id=gateway_id,
-            model_digest=tokenizer.model_digest,
-            peer=identity.peer("scheduler"),
-        )
         self.metrics = GatewayMetrics()
-        self._live = LiveRequests(
-            self._link,
-            metrics=self.metrics,
-            resume_window_seconds=configuration.resume.resume_window_seconds,
-            max_scheduler_wait_seconds=configuration.service.max_scheduler_wait_seconds,
-        )
-        self.generation = GenerationService(
-            tokenizer,
-            self._link,
-            self._live,
-            model_name=model_name(configuration),
-            seed=configuration.text.seed,
-            clamps_max_tokens=configuration.text.clamp_max_tokens,
-            max_requests=configuration.service.max_requests,
-            lora_root=Path(root) if (root := configuration.service.gateway_lora_root) else None,
-            read_rule=lambda task: read_model_rule(folder, task),
-        )
+        self.generation = GenerationService(max_requests=configuration.service.max_requests)
+        self._links = {model_name(each): self._add_model(each, gateway_id, identity) for each in models}
         # Do not capture `self`: a server that cannot start would be kept alive until the interpreter ends.
-        live, link = self._live, self._link
+        generation, links = self.generation, self._links
         self.metrics.watch(
-            num_requests=lambda: live.num_running,
-            num_readers=lambda: live.num_readers,
-            is_attached=lambda: link.takes_requests,
-            is_ready=self.generation.is_ready,
-            models=self.generation.models,
+            num_requests=lambda: generation.num_requests,
+            num_readers=lambda: generation.num_readers,
+            is_attached=lambda: all(link.takes_requests for link in links.values()),
+            is_ready=generation.is_ready,
+            models=generation.models,
         )
-        self._readings = SchedulerReadings(self._link)
-        self.metrics.watch_scheduler(self._readings, self.generation.model_name)
+        self._readings = SchedulerReadings(self._links)
+        self.metrics.watch_schedulers(self._readings)
         if configuration.service.vllm_metric_names:
-            add_vllm_names(self.metrics, self._readings, self.generation.model_name)
+            add_vllm_names(self.metrics, self._readings, model_name(configuration))
         certificates = {"public": self._access.files, "internal": identity.files}
         self.monitoring = Monitoring(self.metrics.registry, certificates, self.generation.is_ready)
-        administration = AdminServicer(self.generation, self._link, gateway_id=gateway_id)
+        administration = AdminServicer(self.generation, self._links, gateway_id=gateway_id)
         self._servers = self._make_servers(administration)
         app = make_http_app(self.generation)
         if configuration.public.enable_page:
@@ -125,6 +109,38 @@ class Server:
         add_metrics(app, self.metrics)
         self._admin_http = HttpFront(make_admin_app(administration), replace(self._access, api=self._access.admin))
         self._http = HttpFront(app, self._access, self.metrics, allowed_origins=configuration.public.allowed_origins)
+
+    def _add_model(
+        self, configuration: GatewayConfiguration, gateway_id: str, identity: InternalIdentity
+    ) -> SchedulerLink:
+        """Adds a model, and returns the link to its scheduler; raises BlockyardError MODEL_NOT_LOADED."""
+        text, service = configuration.text, configuration.service
+        folder = resolve_model(configuration.model.model, configuration.model.revision, "tokenizer")
+        template = Path(text.chat_template) if text.chat_template else None
+        tokenizer = load_tokenizer(folder, chat_template_file=template, dialect=text.dialect)
+        link = SchedulerLink(
+            service.scheduler_address,
+            gateway_id=gateway_id,
+            model_digest=tokenizer.model_digest,
+            peer=identity.peer("scheduler"),
+        )
+        live = LiveRequests(
+            link,
+            metrics=self.metrics,
+            resume_window_seconds=configuration.resume.resume_window_seconds,
+            max_scheduler_wait_seconds=service.max_scheduler_wait_seconds,
+        )
+        self.generation.add_model(
+            model_name(configuration),
+            tokenizer,
+            link,
+            live,
+            seed=text.seed,
+            clamps_max_tokens=text.clamp_max_tokens,
+            lora_root=Path(service.gateway_lora_root) if service.gateway_lora_root else None,
+            read_rule=lambda task: read_model_rule(folder, task),
+        )
+        return link
 
     def _make_servers(self, administration: AdminServicer) -> tuple[grpc.aio.Server, grpc.aio.Server, grpc.aio.Server]:
         """Makes three gRPC servers: for the public APIs, for the admin API, and for all APIs on this machine alone."""
@@ -164,7 +180,8 @@ class Server:
             self._admin_http.start()
             log.info("listening for operators over HTTP", admin_http=join_address(admin_host, port))
         self.monitoring.start(host, self._service.gateway_health_port, self._service.gateway_metrics_port)
-        self._link.start(self._live)
+        for model in self.generation.served_models:
+            self._links[model.name].start(model.live)
         self._readings.start()
         for server in self._servers:
             await server.start()
@@ -172,13 +189,16 @@ class Server:
         self._access.warn_if_exposed(host)
         log.info(
             "listening",
-            model=self.generation.model_name,
-            dialect=dialect.name if (dialect := self.generation.tokenizer.dialect) else "none",
+            model=",".join(self._links),
+            dialect=",".join(
+                dialect.name if (dialect := model.tokenizer.dialect) else "none"
+                for model in self.generation.served_models
+            ),
             grpc=join_address(host, self.grpc_port),
             http=join_address(host, self.http_port),
             admin=join_address(admin_host, self.admin_port),
             metrics=join_address(host, self.monitoring.metrics_port) if self.monitoring.metrics_port else None,
-            scheduler=self._service.scheduler_address,
+            scheduler=",".join(link.address for link in self._links.values()),
         )
 
     async def drain(self) -> None:
@@ -199,7 +219,7 @@ class Server:
         await asyncio.gather(
             self._http.stop(), self._admin_http.stop(), *(server.stop(_GRACE_SECONDS) for server in self._servers)
         )
-        await self._link.stop()
+        await asyncio.gather(*(link.stop() for link in self._links.values()))
         self.monitoring.stop()
 
 
@@ -209,11 +229,24 @@ def model_name(configuration: GatewayConfiguration) -> str:
     return configuration.text.served_model_name or (Path(model).absolute().name if model else _DEMO_NAME)
 
 
-async def serve(configuration: GatewayConfiguration) -> None:
+def _check_models(models: Sequence[GatewayConfiguration]) -> None:
+    """Raises SettingsError if two models have one name, or if a setting is for one model only."""
+    names = [model_name(each) for each in models]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise SettingsError(
+            f"several models have the name {', '.join(twice)}: give each a served_model_name of its own"
+        )
+    if len(models) > 1 and models[0].service.vllm_metric_names:
+        raise SettingsError(
+            "--vllm-metric-names: vLLM's names count the requests of one model; this gateway has several"
+        )
+
+
+async def serve(configurations: Sequence[GatewayConfiguration]) -> None:
     """Runs a gateway until SIGTERM or SIGINT, then drains and stops it. A second signal stops it at once."""
     stopping, hurrying = asyncio.Event(), asyncio.Event()
     on_stop_signal(stopping.set, hurrying.set)
-    max_connections, max_files = configuration.security.max_connections, raise_file_limit()
+    max_connections, max_files = configurations[0].security.max_connections, raise_file_limit()
     if 0 < max_files < max_connections:
         # Warn now: a connection that cannot be accepted later waits without an error.
         log.warning(
@@ -221,7 +254,7 @@ async def serve(configuration: GatewayConfiguration) -> None:
             max_files=max_files,
             max_connections=max_connections,
         )
-    gateway = Server(configuration)
+    gateway = Server(*configurations)
     await gateway.start()
     tune_collector()
     try:
@@ -237,5 +270,12 @@ async def serve(configuration: GatewayConfiguration) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    configuration = load(GatewayConfiguration, "gateway", "Text in, text out: gRPC and the OpenAI API.", arguments)
-    run_process("gateway", configuration, serve, (KeyFileError, SettingsError, BlockyardError), switch_seconds=None)
+    description = "Text in, text out: gRPC and the OpenAI API."
+    configurations = load_each(GatewayConfiguration, "gateway", description, arguments, of_model=OF_MODEL)
+    run_process(
+        "gateway",
+        configurations[0],
+        lambda _: serve(split_models(configurations)),
+        (KeyFileError, SettingsError, BlockyardError),
+        switch_seconds=None,
+    )

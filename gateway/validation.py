@@ -53,7 +53,7 @@ _MAX_LISTED_IDS = 8
 class ModelLimits(NamedTuple):
     """The limits of a model. `name`: the name of the model, or of the adapter that the request names.
 
-    `max_num_seqs`: the most sequences or beams that run at once; 0: unknown.
+    `max_num_seqs`: the most sequences or beams that run at once; 0: unknown. `served`: the names of all models here.
     """
 
     name: str
@@ -61,6 +61,7 @@ class ModelLimits(NamedTuple):
     max_model_len: int
     end_token_ids: frozenset[int]
     max_num_seqs: int = 0
+    served: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +153,17 @@ def find_violations(
 
 def _identity(request: GenerationRequest, limits: ModelLimits) -> Iterator[Violation]:
     if request.model not in ("", limits.name):
-        yield Violation("model", f"{quote(request.model)} is not served; {limits.name!r} is", Reason.MODEL_NOT_FOUND)
+        yield unknown_model(request.model, limits.served or (limits.name,))
     if request.request_id and not is_request_id(request.request_id):
         yield Violation("request_id", REQUEST_ID_RULE)
+
+
+def unknown_model(name: str, served: Sequence[str]) -> Violation:
+    """Returns the violation for a model that is not served. `served`: the names of the models that are."""
+    listed = ", ".join(map(repr, served))
+    return Violation(
+        "model", f"{quote(name)} is not served; {listed} {'is' if len(served) == 1 else 'are'}", Reason.MODEL_NOT_FOUND
+    )
 
 
 def _prompt(request: GenerationRequest, token_ids: Sequence[int], limits: ModelLimits) -> Iterator[Violation]:

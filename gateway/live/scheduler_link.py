@@ -139,7 +139,7 @@ class SchedulerLink:
     """Keeps one gateway attached to its scheduler."""
 
     def __init__(self, address: str, *, gateway_id: str, model_digest: str, peer: Peer | None = None) -> None:
-        self._address = address
+        self.address = address
         self._peer = peer
         self._gateway_id = gateway_id
         self._receiver: LinkEvents | None = None
@@ -156,7 +156,7 @@ class SchedulerLink:
         self._channel: RenewedChannel | None = None
 
     def _unreachable(self) -> str:
-        return f"the scheduler at {self._address} does not answer"
+        return f"the scheduler at {self.address} does not answer"
 
     @property
     def facts(self) -> ModelFacts | None:
@@ -195,7 +195,7 @@ class SchedulerLink:
 
     def start(self, receiver: LinkEvents) -> None:
         self._receiver = receiver
-        self._channel = RenewedChannel(self._address, self._peer)
+        self._channel = RenewedChannel(self.address, self._peer)
         self._task = start_task(self._run(), "scheduler link")
 
     async def stop(self) -> None:
@@ -258,7 +258,7 @@ class SchedulerLink:
     async def _attach(self) -> bool:
         """Runs one stream to its end; returns whether the scheduler has sent a message on it."""
         # Open a new connection: a failed one waits before it retries, although the scheduler may already be back.
-        channel = internal_channel(self._address, self._peer)
+        channel = internal_channel(self.address, self._peer)
         call: Any = scheduler_pb2_grpc.SchedulerServiceStub(channel).Attach()  # type: ignore[call-arg]
         directions: list[asyncio.Task[None]] = []
         reason = self._unreachable()
@@ -296,7 +296,7 @@ class SchedulerLink:
             progress = decode_progress(message)
             if not self._is_attached:
                 self._is_attached = self._has_warned = True
-                log.info("attached to the scheduler", address=self._address)
+                log.info("attached to the scheduler", address=self.address)
             if self._readiness.on_progress(progress):
                 self._changed.set()
             if progress.loras is not None:
@@ -311,7 +311,7 @@ class SchedulerLink:
         self._outgoing.clear()
         if was_attached:
             if reason != _STOPPING:
-                log.warning("lost the scheduler", address=self._address, reason=reason)
+                log.warning("lost the scheduler", address=self.address, reason=reason)
             assert self._receiver is not None
             self._receiver.on_scheduler_lost()
         elif reason != _STOPPING and not self._has_warned and time.monotonic() - self._created_at >= START_SECONDS:

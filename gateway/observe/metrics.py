@@ -213,19 +213,24 @@ class GatewayMetrics:
         read(READY, lambda: int(is_ready()))
         read(MODEL_INFO, lambda: {(card.name, card.determinism_id): 1.0 for card in models()})
 
-    def watch_scheduler(self, readings: SchedulerReadings, model_name: str) -> None:
-        """Adds the scheduler's load to each scrape of the gateway. The metrics are absent while it does not answer."""
+    def watch_schedulers(self, readings: SchedulerReadings) -> None:
+        """Adds the schedulers' load to each scrape of the gateway. A scheduler that does not answer has no metrics."""
         read = self.registry.read
         self.registry.before_scrape = readings.fetch
 
         def of_replicas(read_value: Callable[[ReplicaReading], float]) -> Callable[[], dict[tuple[str, ...], float]]:
-            return lambda: {(model_name, str(each.replica_id)): read_value(each) for each in readings.replicas}
+            return lambda: {
+                (name, str(each.replica_id)): read_value(each)
+                for name, reading in readings.by_model.items()
+                for each in reading.replicas
+            }
 
         def requests() -> dict[tuple[str, ...], float]:
-            if (reading := readings.reading) is None:
-                return {}
-            counts = {"waiting": reading.num_waiting_requests, "running": reading.num_running_requests}
-            return {(model_name, state): count for state, count in counts.items()}
+            counts: dict[tuple[str, ...], float] = {}
+            for name, reading in readings.by_model.items():
+                counts[name, "waiting"] = reading.num_waiting_requests
+                counts[name, "running"] = reading.num_running_requests
+            return counts
 
         read(MODEL_REQUESTS, requests)
         read(MODEL_KV_USAGE, of_replicas(lambda replica: replica.kv_usage))

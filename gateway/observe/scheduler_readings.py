@@ -1,7 +1,7 @@
-"""Reads the scheduler's load at a scrape of the gateway's /metrics, and keeps it for a second.
+"""Reads the schedulers' load at a scrape of the gateway's /metrics, and keeps it for a second.
 
-A scrape waits briefly for the scheduler's answer, and only while the gateway is attached; without an answer the scrape
-leaves the scheduler's metrics out.
+A scrape waits briefly for a scheduler's answer, and only while the gateway is attached to it; without an answer the
+scrape leaves the scheduler's metrics out.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Protocol
 import grpc
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    from gateway.readings import ReplicaReading, SchedulerReading
+    from gateway.readings import SchedulerReading
 
 # A reading younger than this is reused.
 MAX_AGE_SECONDS = 1.0
@@ -40,29 +40,24 @@ class SchedulerReader(Protocol):
 
 
 class SchedulerReadings:
-    """Keeps the latest reading. `refresh` runs on the event loop; `fetch` and the properties serve any thread."""
+    """Keeps the latest readings. `refresh` runs on the event loop; `fetch` and `by_model` serve any thread.
 
-    def __init__(self, link: SchedulerReader, clock: Callable[[], float] = time.monotonic) -> None:
-        self._link = link
+    Args:
+        links: the connections to the schedulers, by the names of their models.
+        clock: a monotonic clock, in seconds.
+    """
+
+    def __init__(self, links: Mapping[str, SchedulerReader], clock: Callable[[], float] = time.monotonic) -> None:
+        self._links = links
         self._clock = clock
         self._loop: asyncio.AbstractEventLoop | None = None
         self._read_at = float("-inf")
         self._asking: asyncio.Task[None] | None = None
-        self._reading: SchedulerReading | None = None
-
-    @property
-    def reading(self) -> SchedulerReading | None:
-        """The latest reading; None if the scheduler did not answer."""
-        return self._reading
-
-    @property
-    def replicas(self) -> tuple[ReplicaReading, ...]:
-        """The latest readings of the replicas; empty if the scheduler did not answer."""
-        reading = self._reading
-        return reading.replicas if reading else ()
+        self.by_model: Mapping[str, SchedulerReading] = {}
+        """The latest readings by the names of the models, without schedulers that did not answer."""
 
     def start(self) -> None:
-        """Enables `fetch`, which asks the scheduler on the running event loop."""
+        """Enables `fetch`, which asks the schedulers on the running event loop."""
         self._loop = asyncio.get_running_loop()
 
     def stop(self) -> None:
@@ -70,7 +65,7 @@ class SchedulerReadings:
         self._loop = None
 
     def fetch(self) -> None:
-        """Refreshes the reading unless it is younger than a second, waiting briefly. Called from another thread."""
+        """Refreshes the readings unless they are younger than a second, waiting briefly. Called from another thread."""
         if (loop := self._loop) is None:
             return
         refreshing = asyncio.run_coroutine_threadsafe(self.refresh(), loop)
@@ -78,18 +73,22 @@ class SchedulerReadings:
             refreshing.result(LOOP_SECONDS)
 
     async def refresh(self) -> None:
-        """Asks the scheduler unless the last reading is recent. Concurrent callers wait for the same answer."""
+        """Asks the schedulers unless the last readings are recent. Concurrent callers wait for the same answers."""
         if self._asking is None or self._asking.done():
-            if self._clock() - self._read_at < MAX_AGE_SECONDS and self._link.takes_requests:
+            attached = {name for name, link in self._links.items() if link.takes_requests}
+            if self._clock() - self._read_at < MAX_AGE_SECONDS and self.by_model.keys() <= attached:
                 return
-            self._asking = asyncio.create_task(self._ask(), name="scheduler reading")
+            self._asking = asyncio.create_task(self._ask(attached), name="scheduler reading")
         # A cancelled caller must not cancel the request of the other callers.
         await asyncio.shield(self._asking)
 
-    async def _ask(self) -> None:
-        reading: SchedulerReading | None = None
-        if self._link.takes_requests:
+    async def _ask(self, names: set[str]) -> None:
+        async def ask(name: str) -> tuple[str, SchedulerReading | None]:
             with suppress(grpc.RpcError):
-                reading = await self._link.read_scheduler(ANSWER_SECONDS)
+                return name, await self._links[name].read_scheduler(ANSWER_SECONDS)
+            return name, None
+
+        answers = await asyncio.gather(*map(ask, sorted(names)))
         # Keep a missing answer too: the next scrape then does not wait for the scheduler again.
-        self._reading, self._read_at = reading, self._clock()
+        self.by_model = {name: reading for name, reading in answers if reading is not None}
+        self._read_at = self._clock()

@@ -70,10 +70,14 @@ def add_vllm_names(metrics: ours.GatewayMetrics, readings: SchedulerReadings, mo
     registry.extend(CATALOGUE)
 
     def total(read_value: Callable[[SchedulerReading], float]) -> Callable[[], Labelled]:
-        return lambda: {whole: read_value(reading)} if (reading := readings.reading) else {}
+        return lambda: {(name, _WHOLE): read_value(reading) for name, reading in readings.by_model.items()}
 
     def of_replicas(read_value: Callable[[ReplicaReading], float]) -> Callable[[], Labelled]:
-        return lambda: {(model_name, str(each.replica_id)): read_value(each) for each in readings.replicas}
+        return lambda: {
+            (name, str(each.replica_id)): read_value(each)
+            for name, reading in readings.by_model.items()
+            for each in reading.replicas
+        }
 
     registry.read(RUNNING, total(lambda reading: reading.num_running_requests))
     registry.read(WAITING, total(lambda reading: reading.num_waiting_requests))

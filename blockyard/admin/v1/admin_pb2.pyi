@@ -79,6 +79,7 @@ class GetStatusResponse(_message.Message):
 
     GATEWAY_FIELD_NUMBER: _builtins.int
     SCHEDULER_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def gateway(self) -> Global___GatewayStatus:
         """The status of this gateway."""
@@ -87,19 +88,58 @@ class GetStatusResponse(_message.Message):
     def scheduler(self) -> _status_pb2.SchedulerStatus:
         """The status of the scheduler; absent if it does not answer."""
 
+    @_builtins.property
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelStatus]:
+        """The models of the gateway, without their adapters. Requests that name no model are those of the first one."""
+
     def __init__(
         self,
         *,
         gateway: Global___GatewayStatus | None = ...,
         scheduler: _status_pb2.SchedulerStatus | None = ...,
+        models: _abc.Iterable[Global___ModelStatus] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["gateway", b"gateway", "scheduler", b"scheduler"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway", b"gateway", "scheduler", b"scheduler"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gateway", b"gateway", "models", b"models", "scheduler", b"scheduler"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class ModelStatus(_message.Message):
+    """A model of a gateway."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    READY_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    NUM_REQUESTS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The model's name in requests."""
+    ready: _builtins.bool
+    """Requests for the model would be computed now."""
+    message: _builtins.str
+    """If the model is not ready: what is missing, for a person."""
+    num_requests: _builtins.int
+    """Number of running requests for the model."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        ready: _builtins.bool = ...,
+        message: _builtins.str = ...,
+        num_requests: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "name", b"name", "num_requests", b"num_requests", "ready", b"ready"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ModelStatus: _TypeAlias = ModelStatus  # noqa: Y015
 
 @_typing.final
 class GatewayStatus(_message.Message):

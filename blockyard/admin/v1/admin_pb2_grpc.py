@@ -35,6 +35,9 @@ class AdminServiceStub(object):
 
     A path has at most 1,024 bytes, none of them NUL, and parts of at most 255 bytes; a version has at most 256
     characters. Other values are FIELD_INVALID, and so are links that lead in a circle.
+
+    A gateway may have several models, each with a scheduler. The metadata `blockyard-model` names the one that a call is
+    for, or one of its adapters; without it a call is for the gateway's first model. An unknown name is MODEL_NOT_FOUND.
     """
 
     def __init__(self, channel):
@@ -150,6 +153,9 @@ class AdminServiceServicer(object):
 
     A path has at most 1,024 bytes, none of them NUL, and parts of at most 255 bytes; a version has at most 256
     characters. Other values are FIELD_INVALID, and so are links that lead in a circle.
+
+    A gateway may have several models, each with a scheduler. The metadata `blockyard-model` names the one that a call is
+    for, or one of its adapters; without it a call is for the gateway's first model. An unknown name is MODEL_NOT_FOUND.
     """
 
     def GetStatus(self, request, context):
@@ -425,6 +431,9 @@ class AdminService(object):
 
     A path has at most 1,024 bytes, none of them NUL, and parts of at most 255 bytes; a version has at most 256
     characters. Other values are FIELD_INVALID, and so are links that lead in a circle.
+
+    A gateway may have several models, each with a scheduler. The metadata `blockyard-model` names the one that a call is
+    for, or one of its adapters; without it a call is for the gateway's first model. An unknown name is MODEL_NOT_FOUND.
     """
 
     @staticmethod

@@ -36,6 +36,9 @@ class AdminServiceStub:
 
     A path has at most 1,024 bytes, none of them NUL, and parts of at most 255 bytes; a version has at most 256
     characters. Other values are FIELD_INVALID, and so are links that lead in a circle.
+
+    A gateway may have several models, each with a scheduler. The metadata `blockyard-model` names the one that a call is
+    for, or one of its adapters; without it a call is for the gateway's first model. An unknown name is MODEL_NOT_FOUND.
     """
 
     @_typing.overload
@@ -129,6 +132,9 @@ class AdminServiceAsyncStub(AdminServiceStub):
 
     A path has at most 1,024 bytes, none of them NUL, and parts of at most 255 bytes; a version has at most 256
     characters. Other values are FIELD_INVALID, and so are links that lead in a circle.
+
+    A gateway may have several models, each with a scheduler. The metadata `blockyard-model` names the one that a call is
+    for, or one of its adapters; without it a call is for the gateway's first model. An unknown name is MODEL_NOT_FOUND.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -218,6 +224,9 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
 
     A path has at most 1,024 bytes, none of them NUL, and parts of at most 255 bytes; a version has at most 256
     characters. Other values are FIELD_INVALID, and so are links that lead in a circle.
+
+    A gateway may have several models, each with a scheduler. The metadata `blockyard-model` names the one that a call is
+    for, or one of its adapters; without it a call is for the gateway's first model. An unknown name is MODEL_NOT_FOUND.
     """
 
     @_abc_1.abstractmethod

@@ -42,41 +42,43 @@ def make_admin_app(administration: AdminServicer) -> FastAPI:
         level: Annotated[int, Query(ge=1, le=2)] = 1,
         mode: Literal["keep", "wait", "abort"] = "keep",
         replica: str = "",
+        model: str = "",
     ) -> Response:
         """Makes all replicas, or one, release their memory."""
         leave = admin_pb2.LeaveMode.Value(f"LEAVE_MODE_{mode.upper()}")
-        for name in await _names(administration, replica):
+        for name in await _names(administration, model, replica):
             request = admin_pb2.SleepReplicaRequest(replica=name, level=level, mode=leave)
-            await administration.pass_on("SleepReplica", request)
+            await administration.pass_on("SleepReplica", request, model)
         return Response()
 
     async def wake_up(
         tags: Annotated[list[Literal["weights", "kv_cache"]] | None, Query()] = None,
         reload: bool = False,
         replica: str = "",
+        model: str = "",
     ) -> Response:
         """Makes all replicas, or one, allocate their memory again."""
         numbers = [administration_pb2.MemoryTag.Value(f"MEMORY_TAG_{tag.upper()}") for tag in tags or ()]
-        for name in await _names(administration, replica):
+        for name in await _names(administration, model, replica):
             request = admin_pb2.WakeReplicaRequest(replica=name, tags=numbers, reload=reload)
-            await administration.pass_on("WakeReplica", request)
+            await administration.pass_on("WakeReplica", request, model)
         return Response()
 
-    async def is_sleeping() -> dict[str, Any]:
+    async def is_sleeping(model: str = "") -> dict[str, Any]:
         """Returns whether all workers of all replicas are asleep."""
-        replicas = await _replicas(administration)
+        replicas = await _replicas(administration, model)
         workers = [worker.state for replica in replicas for worker in replica.workers]
         return {"is_sleeping": bool(workers) and all(state == status_pb2.WORKER_STATE_SLEEPING for state in workers)}
 
-    async def load_adapter(body: LoadAdapter) -> PlainTextResponse:
+    async def load_adapter(body: LoadAdapter, model: str = "") -> PlainTextResponse:
         """Loads an adapter on all replicas."""
-        await administration.LoadLora(_encode_load(body), None)
+        await administration.load_lora(_encode_load(body), model)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
-    async def unload_adapter(body: UnloadAdapter) -> PlainTextResponse:
+    async def unload_adapter(body: UnloadAdapter, model: str = "") -> PlainTextResponse:
         """Unloads an adapter: new requests can no longer use it."""
         _require_unicode(lora_name=body.lora_name)
-        await administration.UnloadLora(admin_pb2.UnloadLoraRequest(name=body.lora_name), None)
+        await administration.unload_lora(admin_pb2.UnloadLoraRequest(name=body.lora_name), model)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
     app.add_api_route("/v1/load_lora_adapter", load_adapter, methods=["POST"])
@@ -103,12 +105,12 @@ def _require_unicode(**texts: str) -> None:
             raise invalid([Violation(name, "must be Unicode text")]) from None
 
 
-async def _replicas(administration: AdminServicer) -> list[status_pb2.ReplicaStatus]:
-    status = await administration.status()
+async def _replicas(administration: AdminServicer, model: str) -> list[status_pb2.ReplicaStatus]:
+    status = await administration.status(model)
     if not status.HasField("scheduler"):
         raise BlockyardError(Reason.NO_READY_WORKER, status.gateway.message)
     return list(status.scheduler.replicas)
 
 
-async def _names(administration: AdminServicer, replica: str) -> list[str]:
-    return [replica] if replica else [str(each.replica_id) for each in await _replicas(administration)]
+async def _names(administration: AdminServicer, model: str, replica: str) -> list[str]:
+    return [replica] if replica else [str(each.replica_id) for each in await _replicas(administration, model)]

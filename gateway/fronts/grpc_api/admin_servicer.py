@@ -20,7 +20,7 @@ from blockyard.telemetry import EventLogger
 from blockyard.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Mapping
 
     from blockyard.service.metrics import Histogram
     from gateway.generation import GenerationService
@@ -30,6 +30,8 @@ log = EventLogger(__name__)
 
 SERVICE_NAME = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
 GATEWAY = "gateway"
+MODEL_HEADER = "blockyard-model"
+"""The metadata of a call that names the model it is for, where a gateway has several."""
 STATUS_TIMEOUT_SECONDS = 2.0
 # The scheduler has its own time limits for workers. Starting a profile takes long: torch's profiler loads libraries.
 CALL_TIMEOUT_SECONDS = 150.0
@@ -44,7 +46,7 @@ def _passed_on(method: str) -> Any:
     """Makes a servicer method that forwards a call to the scheduler, which answers with one message."""
 
     async def pass_on(self: AdminServicer, request: Any, context: Any) -> Any:
-        return await self.pass_on(method, request)
+        return await self.pass_on(method, request, model_name_of(context))
 
     return pass_on
 
@@ -54,7 +56,7 @@ def _passed_on_stream(method: str) -> Any:
 
     async def pass_on(self: AdminServicer, request: Any, context: Any) -> AsyncIterator[Any]:
         _note(method)
-        call = self._call(method, request)
+        call = _call(self._link_of(model_name_of(context)), method, request)
         try:
             async for message in call:
                 yield message
@@ -66,10 +68,23 @@ def _passed_on_stream(method: str) -> Any:
     return pass_on
 
 
+def model_name_of(context: Any) -> str:
+    """Returns the name of the model that an operator's call is for; empty: the gateway's first model."""
+    return dict(context.invocation_metadata() or ()).get(MODEL_HEADER, "")
+
+
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
-    def __init__(self, generation: GenerationService, link: SchedulerLink, *, gateway_id: str) -> None:
+    """Answers operators.
+
+    Args:
+        generation: the core that all fronts use.
+        links: the connections to the schedulers, by the names of their models.
+        gateway_id: a random id of this process.
+    """
+
+    def __init__(self, generation: GenerationService, links: Mapping[str, SchedulerLink], *, gateway_id: str) -> None:
         self._generation = generation
-        self._link = link
+        self._links = links
         self._gateway_id = gateway_id
         self._started_at = time.monotonic()
 
@@ -81,13 +96,16 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def GetStatus(  # type: ignore[override]
         self, request: admin_pb2.GetStatusRequest, context: Any
     ) -> admin_pb2.GetStatusResponse:
-        return await self.status()
+        return await self.status(model_name_of(context))
 
-    async def status(self) -> admin_pb2.GetStatusResponse:
-        """Returns the answer of GetStatus; without the scheduler's part if the scheduler does not answer."""
+    async def status(self, model_name: str = "") -> admin_pb2.GetStatusResponse:
+        """Returns the answer of GetStatus; without the scheduler's part if the model's scheduler does not answer."""
         response = admin_pb2.GetStatusResponse(gateway=self._status())
+        for model in self._generation.served_models:
+            message, num_requests = model.link.message, model.live.num_running
+            response.models.add(name=model.name, ready=model.link.is_ready, message=message, num_requests=num_requests)
         try:
-            response.scheduler.CopyFrom(await self._link.get_status(STATUS_TIMEOUT_SECONDS))
+            response.scheduler.CopyFrom(await self._link_of(model_name).get_status(STATUS_TIMEOUT_SECONDS))
         except grpc.RpcError as error:
             message = f"the scheduler did not report its status: {from_rpc_error(error).message}"
             response.gateway.message = response.gateway.message or message
@@ -136,7 +154,8 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         if request.process == GATEWAY:
             return response
         try:
-            others: admin_pb2.SetLogLevelResponse = await self._ask_scheduler("SetLogLevel", request)
+            link = self._link_of(model_name_of(context))
+            others: admin_pb2.SetLogLevelResponse = await _ask(link, "SetLogLevel", request)
             response.processes.extend(others.processes)
         except BlockyardError as error:
             if request.process:
@@ -159,54 +178,74 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     StopProfile = _passed_on_stream("StopProfile")
     UpdateWeights = _passed_on_stream("UpdateWeights")
 
-    async def pass_on(self, method: str, request: Any, **fields: str) -> Any:
-        """Logs a call and returns the scheduler's answer; raises its error as a BlockyardError."""
+    async def pass_on(self, method: str, request: Any, model_name: str, **fields: str) -> Any:
+        """Logs a call and returns the answer of the model's scheduler; raises its error as a BlockyardError."""
         _note(method, **fields)
-        return await self._ask_scheduler(method, request)
+        return await _ask(self._link_of(model_name), method, request)
 
-    async def _ask_scheduler(self, method: str, request: Any) -> Any:
-        try:
-            return await self._call(method, request)
-        except grpc.RpcError as error:
-            raise _from_scheduler(error) from None
-
-    def _call(self, method: str, request: Any) -> Any:
-        stub = admin_pb2_grpc.AdminServiceStub(self._link.channel())
-        return getattr(stub, method)(request, timeout=_SECONDS.get(method, CALL_TIMEOUT_SECONDS))
+    def _link_of(self, model_name: str) -> SchedulerLink:
+        """Returns the link to a model's scheduler; raises BlockyardError MODEL_NOT_FOUND."""
+        self._generation.resolve_model(model_name)
+        return self._links[self._generation.model_of(model_name).name]
 
     async def LoadLora(  # type: ignore[override]
         self, request: admin_pb2.LoadLoraRequest, context: Any
     ) -> admin_pb2.LoadLoraResponse:
-        """Loads an adapter; raises BlockyardError if its name is the model's."""
-        if request.name == self._generation.model_name:
-            raise invalid([Violation("name", f"must not be the name of the model itself, {request.name!r}")])
-        await self._generation.check_tokenizer(request.name, request.path)
-        answer: admin_pb2.LoadLoraResponse = await self.pass_on("LoadLora", request)
+        return await self.load_lora(request, model_name_of(context))
+
+    async def load_lora(self, request: admin_pb2.LoadLoraRequest, model_name: str = "") -> admin_pb2.LoadLoraResponse:
+        """Loads an adapter of a model; raises BlockyardError if its name is that of a model."""
+        if request.name in self._links:
+            raise invalid([Violation("name", f"must not be the name of a model itself, {request.name!r}")])
+        link = self._link_of(model_name)
+        await self._generation.model_of(model_name).check_tokenizer(request.name, request.path)
+        answer: admin_pb2.LoadLoraResponse = await self.pass_on("LoadLora", request, model_name)
         lora_id = answer.lora.lora_id
-        await self._hear_of(lambda ids: lora_id in (0, *ids))
+        await _hear_of(link, lambda ids: lora_id in (0, *ids))
         return answer
 
     async def UnloadLora(  # type: ignore[override]
         self, request: admin_pb2.UnloadLoraRequest, context: Any
     ) -> admin_pb2.UnloadLoraResponse:
-        known = self._link.loras.get(request.name)
-        answer = await self.pass_on("UnloadLora", request)
-        await self._hear_of(lambda ids: known is None or known.lora_id not in ids)
+        return await self.unload_lora(request, model_name_of(context))
+
+    async def unload_lora(
+        self, request: admin_pb2.UnloadLoraRequest, model_name: str = ""
+    ) -> admin_pb2.UnloadLoraResponse:
+        link = self._link_of(model_name)
+        known = link.loras.get(request.name)
+        answer = await self.pass_on("UnloadLora", request, model_name)
+        await _hear_of(link, lambda ids: known is None or known.lora_id not in ids)
         return answer
-
-    async def _hear_of(self, is_told: Callable[[set[int]], bool]) -> None:
-        """Waits briefly until this gateway has received a change of adapters, so that the caller can rely on it.
-
-        `is_told`: returns whether the change has arrived, from the ids of the known adapters.
-        """
-        with suppress(TimeoutError):
-            async with asyncio.timeout(STATUS_TIMEOUT_SECONDS):
-                await self._link.wait_until(lambda: is_told({each.lora_id for each in self._link.loras.values()}))
 
     async def CallExtension(  # type: ignore[override]
         self, request: admin_pb2.CallExtensionRequest, context: Any
     ) -> admin_pb2.CallExtensionResponse:
-        return await self.pass_on("CallExtension", request, operation=f"{request.extension}.{request.operation}")
+        operation = f"{request.extension}.{request.operation}"
+        return await self.pass_on("CallExtension", request, model_name_of(context), operation=operation)
+
+
+async def _ask(link: SchedulerLink, method: str, request: Any) -> Any:
+    """Returns a scheduler's answer; raises its error as a BlockyardError."""
+    try:
+        return await _call(link, method, request)
+    except grpc.RpcError as error:
+        raise _from_scheduler(error) from None
+
+
+def _call(link: SchedulerLink, method: str, request: Any) -> Any:
+    stub = admin_pb2_grpc.AdminServiceStub(link.channel())
+    return getattr(stub, method)(request, timeout=_SECONDS.get(method, CALL_TIMEOUT_SECONDS))
+
+
+async def _hear_of(link: SchedulerLink, is_told: Callable[[set[int]], bool]) -> None:
+    """Waits briefly until this gateway has received a change of adapters, so that the caller can rely on it.
+
+    `is_told`: returns whether the change has arrived, from the ids of the known adapters.
+    """
+    with suppress(TimeoutError):
+        async with asyncio.timeout(STATUS_TIMEOUT_SECONDS):
+            await link.wait_until(lambda: is_told({each.lora_id for each in link.loras.values()}))
 
 
 def _note(method: str, **fields: str) -> None:

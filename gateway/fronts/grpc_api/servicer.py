@@ -83,19 +83,19 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         self, request: inference_pb2.EmbedRequest, context: Any
     ) -> inference_pb2.EmbedResponse:
         call = pooling_codec.decode_embed(request, tenant_of(context), context.time_remaining())
-        return encode_embeddings(await self._generation.pooling.embed(call))
+        return encode_embeddings(await self._generation.model_of(call.options.model).pooling.embed(call))
 
     async def Score(  # type: ignore[override]
         self, request: inference_pb2.ScoreRequest, context: Any
     ) -> inference_pb2.ScoreResponse:
         call = pooling_codec.decode_score(request, tenant_of(context), context.time_remaining())
-        return encode_scores(await self._generation.pooling.score(call))
+        return encode_scores(await self._generation.model_of(call.options.model).pooling.score(call))
 
     async def Classify(  # type: ignore[override]
         self, request: inference_pb2.ClassifyRequest, context: Any
     ) -> inference_pb2.ClassifyResponse:
         call = pooling_codec.decode_classify(request, tenant_of(context), context.time_remaining())
-        return encode_classifications(await self._generation.pooling.classify(call))
+        return encode_classifications(await self._generation.model_of(call.options.model).pooling.classify(call))
 
     async def Tokenize(  # type: ignore[override]
         self, request: inference_pb2.TokenizeRequest, context: Any
@@ -110,7 +110,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
     ) -> inference_pb2.DetokenizeResponse:
         self._generation.resolve_model(request.model)
         skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
-        text = await self._generation.text_of(
+        text = await self._generation.model_of(request.model).text_of(
             request.token_ids, request.model, tenant_of(context), skip_special_tokens=skip
         )
         return inference_pb2.DetokenizeResponse(text=text)

@@ -52,8 +52,9 @@ class OpenInferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer
         self, request: messages.ModelReadyRequest, context: Any
     ) -> messages.ModelReadyResponse:
         """Returns whether requests for a model would be served now."""
-        is_served = self._generation.serves(request.name) and is_version(request.version)
-        return messages.ModelReadyResponse(ready=is_served and self._generation.is_ready())
+        generation, name = self._generation, request.name
+        is_served = generation.serves(name) and is_version(request.version)
+        return messages.ModelReadyResponse(ready=is_served and generation.is_ready(generation.model_of(name)))
 
     async def ServerMetadata(  # type: ignore[override]
         self, request: messages.ServerMetadataRequest, context: Any
@@ -69,7 +70,7 @@ class OpenInferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer
             raise invalid([Violation("version", description, Reason.MODEL_NOT_FOUND)])
         tensor = messages.ModelMetadataResponse.TensorMetadata
         return messages.ModelMetadataResponse(
-            name=request.name or self._generation.model_name,
+            name=request.name or self._generation.model_of("").name,
             versions=[MODEL_VERSION],
             platform=NAME,
             inputs=[

@@ -143,8 +143,8 @@ async def with_token_ids(call: CallSpec, service: GenerationService) -> CallSpec
     except BlockyardError:
         # `start` raises this error too, together with all other violations.
         return call
-    tokenizer, models = await service.find_tokenizer(call.requests[0].model), service.models()
-    vocab_size = models[0].vocab_size if models else 0
+    name = call.requests[0].model
+    tokenizer, vocab_size = await service.find_tokenizer(name), service.model_of(name).vocab_size
     texts = tokenizer.token_texts(skip_special_tokens=call.requests[0].skip_special_tokens)
     return replace(
         call,
@@ -163,7 +163,8 @@ async def with_token_ids(call: CallSpec, service: GenerationService) -> CallSpec
 
 async def _echoes_of(call: CallSpec, prompts: list[tuple[int, ...]], service: GenerationService) -> tuple[str, ...]:
     first = call.requests[0]
-    return tuple([await service.text_of(prompt, first.model, first.tenant) for prompt in prompts])
+    model = service.model_of(first.model)
+    return tuple([await model.text_of(prompt, first.model, first.tenant) for prompt in prompts])
 
 
 def _request(body: GenerationBody, max_tokens: int | None) -> GenerationRequest:

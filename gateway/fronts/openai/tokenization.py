@@ -68,8 +68,8 @@ class Tokenization:
             token_ids = await self._generation.prompt_of(replace(_prompt(body), model=model, tenant=tenant))
         except BlockyardError as error:
             raise errors.rename(error, {}) from None
-        models = self._generation.models()
-        max_model_len, has_pieces = models[0].max_model_len if models else None, bool(body.return_token_strs)
+        facts, has_pieces = self._generation.model_of(model).link.facts, bool(body.return_token_strs)
+        max_model_len = facts.max_model_len if facts else None
 
         def write() -> bytes:
             pieces = [tokenizer.piece(token_id) for token_id in token_ids] if has_pieces else None
@@ -81,9 +81,10 @@ class Tokenization:
     async def detokenize(self, request: Request) -> JSONResponse:
         """Turns token ids into text, including special tokens."""
         tenant, body = read_tenant(request), parse_body(DetokenizeBody, await read_json(request))
-        self._generation.resolve_model(body.model or "")
+        name = body.model or ""
+        self._generation.resolve_model(name)
         try:
-            text = await self._generation.text_of(body.tokens, body.model or "", tenant, skip_special_tokens=False)
+            text = await self._generation.model_of(name).text_of(body.tokens, name, tenant, skip_special_tokens=False)
         except BlockyardError as error:
             raise errors.rename(error, {"prompt": "tokens"}) from None
         return JSONResponse({"prompt": text})

@@ -85,7 +85,7 @@ async def running(configured: GatewayConfiguration) -> AsyncIterator[Server]:
     try:
         await gateway.start()
         async with asyncio.timeout(10):
-            await gateway._link.wait_until(gateway.generation.is_ready)
+            await gateway.generation.model_of("").link.wait_until(gateway.generation.is_ready)
         yield gateway
     finally:
         await gateway.stop()

@@ -111,7 +111,7 @@ class Services:
         gateway = Gateway(replace(base, model=model, public=public, service=service))
         await gateway.start()
         self._stack.push_async_callback(gateway.stop)
-        await gateway._link.wait_until(gateway.generation.is_ready)
+        await gateway.generation.model_of("").link.wait_until(gateway.generation.is_ready)
         return gateway
 
     async def connect(self, gateway: Gateway) -> inference_pb2_grpc.InferenceServiceAsyncStub:

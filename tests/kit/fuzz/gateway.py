@@ -110,7 +110,9 @@ def make_service(*, answers: bool) -> tuple[Link, LiveRequests, GenerationServic
     """A gateway without its server."""
     link = Link(answers=answers)
     live = link.live = LiveRequests(link)
-    return link, live, GenerationService(TOKENIZER, link, live, model_name="demo", seed=7)
+    service = GenerationService()
+    service.add_model("demo", TOKENIZER, link, live, seed=7)
+    return link, live, service
 
 
 def _spec(text: str = "Once upon a time") -> inference_pb2.GenerationSpec:

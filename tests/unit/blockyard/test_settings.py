@@ -13,7 +13,17 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from blockyard import configuration
-from blockyard.settings import SettingsError, load, make_parser, option, resolve, settings_of, to_flags, to_yaml
+from blockyard.settings import (
+    SettingsError,
+    load,
+    make_parser,
+    option,
+    resolve,
+    resolve_each,
+    settings_of,
+    to_flags,
+    to_yaml,
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -191,3 +201,43 @@ def test_a_setting_of_the_file_that_is_misspelt_is_told_which_one_may_be_meant(t
     file.write_text("minuets: 3\n")
     with pytest.raises(SettingsError, match=r"unknown settings: minuets \(did you mean minutes\?\)"):
         read({"config": str(file)})
+
+
+MENU = """
+program: grill
+models:
+  - degrees: 200
+  - degrees: 90
+    minutes: 5
+"""
+
+
+def read_each(tmp_path: Path, text: str, **flags: Any) -> list[Kitchen]:
+    file = tmp_path / "models.yaml"
+    file.write_text(text)
+    return resolve_each(Kitchen, {"config": str(file), **flags}, {"degrees", "minutes"}, environment={})
+
+
+def test_each_model_of_a_file_has_the_settings_of_its_entry_and_else_those_of_the_file(tmp_path: Path) -> None:
+    first, second = read_each(tmp_path, MENU, degrees="30", fan=False)
+    assert (first.oven.degrees, first.timer.minutes) == (200, "auto")
+    assert (second.oven.degrees, second.timer.minutes) == (90, 5)
+    assert (first.oven.program, first.oven.fan) == ("grill", False)
+    assert read_each(tmp_path, "degrees: 7") == [resolve(Kitchen, {"degrees": 7}, environment={})]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("models: demo", "models must be a list with a mapping of settings for each model"),
+        ("models: []", "models must be a list"),
+        ("models: [{degrees: 900}]", "degrees of models[0] in"),
+        ("models: [{program: bake}]", "models[0] in"),
+        ("models: [{degree: 1}]", "unknown settings: degree (did you mean degrees?)"),
+        ("tyme: 1\nmodels: [{degrees: 1}]", "unknown settings: tyme"),
+    ],
+)
+def test_an_entry_of_a_model_that_cannot_be_read_is_named(tmp_path: Path, text: str, problem: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        read_each(tmp_path, text)
+    assert problem in str(refused.value)

@@ -116,14 +116,14 @@ class Core:
         self.live = LiveRequests(self.link, **windows)
         # The first sequence id of the request that was accepted last.
         self.first = 0
-        self.service = GenerationService(
+        self.service = GenerationService(max_requests=max_requests)
+        self.service.add_model(
+            "demo",
             tokenizer or demo_tokenizer(),
             self.link,
             self.live,
-            model_name="demo",
             seed=7,
             clamps_max_tokens=clamps_max_tokens,
-            max_requests=max_requests,
             lora_root=lora_root,
         )
 

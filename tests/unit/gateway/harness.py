@@ -120,7 +120,8 @@ async def serving(
         scheduler.facts.model_digest = tokenizer.model_digest
     link = SchedulerLink(scheduler.address, gateway_id=secrets.token_hex(4), model_digest=tokenizer.model_digest)
     live = LiveRequests(link, **windows)
-    service = GenerationService(tokenizer, link, live, model_name="demo", max_requests=max_requests)
+    service = GenerationService(max_requests=max_requests)
+    service.add_model("demo", tokenizer, link, live)
     server = make_server(PUBLIC_MESSAGE_BYTES, [SERVICE.full_name])
     add_inference_service(server, InferenceServicer(service))
     address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"

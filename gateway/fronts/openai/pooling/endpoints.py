@@ -53,7 +53,9 @@ class PoolingEndpoints:
             prompt_name=body.prompt_name,
         )
         answer = await _wait(
-            request, self._generation.pooling.embed(call), {"inputs": "input", "normalise": "normalize"}
+            request,
+            self._generation.model_of(options.model).pooling.embed(call),
+            {"inputs": "input", "normalise": "normalize"},
         )
         write = _write_base64 if body.encoding_format == "base64" else list
 
@@ -75,7 +77,7 @@ class PoolingEndpoints:
         # `top_n` sorts the documents: pass it even if all of them are returned.
         top_n = len(texts) if body.top_n is None else body.top_n
         call = ScoreCall(options, (body.query,), texts, instruction=body.instruction or "", top_n=top_n)
-        answer = await _wait(request, self._generation.pooling.score(call), {})
+        answer = await _wait(request, self._generation.model_of(options.model).pooling.score(call), {})
         results = [
             {"index": each.index, "relevance_score": each.score}
             | ({"document": {"text": texts[each.index]}} if body.return_documents else {})
@@ -88,7 +90,11 @@ class PoolingEndpoints:
         """Scores how well texts answer other texts: vLLM's score."""
         body, options = await _read(ScoreBody, request)
         call = ScoreCall(options, _split(body.text_1), _split(body.text_2), instruction=body.instruction or "")
-        answer = await _wait(request, self._generation.pooling.score(call), {"query": "text_1", "documents": "text_2"})
+        answer = await _wait(
+            request,
+            self._generation.model_of(options.model).pooling.score(call),
+            {"query": "text_1", "documents": "text_2"},
+        )
         data = [{"object": "score", "index": each.index, "score": each.score} for each in answer.documents]
         return _answer(answer, _encode(answer, created=int(time.time()), data=data))
 
@@ -96,7 +102,9 @@ class PoolingEndpoints:
         """Returns the labels of texts: vLLM's classify."""
         body, options = await _read(ClassifyBody, request)
         call = ClassifyCall(options, _split(body.input), raw=body.use_activation is False)
-        answer = await _wait(request, self._generation.pooling.classify(call), {"inputs": "input"})
+        answer = await _wait(
+            request, self._generation.model_of(options.model).pooling.classify(call), {"inputs": "input"}
+        )
         data = [
             {"index": index, "label": each.label, "probs": each.probabilities, "num_classes": len(each.probabilities)}
             for index, each in enumerate(answer.classifications)

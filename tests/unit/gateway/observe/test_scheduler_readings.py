@@ -72,41 +72,41 @@ def test_what_waits_at_replicas_has_been_taken() -> None:
 
 async def test_who_comes_together_or_soon_gets_one_answer() -> None:
     link, clock = HandLink(), Clock()
-    readings = SchedulerReadings(link, clock)
+    readings = SchedulerReadings({"demo": link}, clock)
     link.answers.put_nowait(READING)
     await asyncio.gather(*(readings.refresh() for _ in range(3)))
     clock.now += MAX_AGE_SECONDS / 2
     await readings.refresh()
-    assert (link.num_asked, readings.reading) == (1, READING)
+    assert (link.num_asked, readings.by_model) == (1, {"demo": READING})
     clock.now += MAX_AGE_SECONDS
     link.answers.put_nowait(READING._replace(num_waiting_requests=0))
     await readings.refresh()
     assert link.num_asked == 2
-    assert readings.reading is not None and readings.reading.num_waiting_requests == 0
+    assert readings.by_model["demo"].num_waiting_requests == 0
 
 
 async def test_a_scheduler_that_is_away_is_not_asked_and_nothing_old_is_told() -> None:
     link, clock = HandLink(), Clock()
-    readings = SchedulerReadings(link, clock)
+    readings = SchedulerReadings({"demo": link}, clock)
     link.answers.put_nowait(READING)
     await readings.refresh()
     link.takes_requests = False
     await readings.refresh()
-    assert (link.num_asked, readings.reading) == (1, None)
+    assert (link.num_asked, readings.by_model) == (1, {})
 
 
 async def test_a_scheduler_that_does_not_answer_is_not_waited_for_by_each_scrape() -> None:
     link, clock = HandLink(), Clock()
-    readings = SchedulerReadings(link, clock)
+    readings = SchedulerReadings({"demo": link}, clock)
     link.answers.put_nowait(None)
     for _ in range(3):
         await readings.refresh()
-    assert (link.num_asked, readings.reading) == (1, None)
+    assert (link.num_asked, readings.by_model) == (1, {})
 
 
 async def test_a_scrape_of_a_process_that_does_not_run_yet_asks_nobody() -> None:
     link = HandLink()
-    await asyncio.to_thread(SchedulerReadings(link).fetch)
+    await asyncio.to_thread(SchedulerReadings({"demo": link}).fetch)
     assert link.num_asked == 0
 
 
@@ -123,7 +123,9 @@ async def scrape(port: int) -> Scrape:
 
 async def attached(gateway: Server) -> None:
     async with asyncio.timeout(10):
-        await gateway._link.wait_until(lambda: gateway._link.takes_requests)
+        await gateway.generation.model_of("").link.wait_until(
+            lambda: gateway.generation.model_of("").link.takes_requests
+        )
 
 
 async def test_one_scrape_of_the_gateway_has_queue_blocks_and_prefix_hits(scheduler: FakeScheduler) -> None:
@@ -142,7 +144,9 @@ async def test_one_scrape_of_the_gateway_has_queue_blocks_and_prefix_hits(schedu
         assert scheduler.num_status_calls == 1
         await scheduler.stop()
         async with asyncio.timeout(10):
-            await gateway._link.wait_until(lambda: not gateway._link.takes_requests)
+            await gateway.generation.model_of("").link.wait_until(
+                lambda: not gateway.generation.model_of("").link.takes_requests
+            )
         seen = await scrape(gateway.http_port)
         assert seen.labels("blockyard_model_requests") == []
         assert seen.sum("blockyard_scheduler_attached") == 0

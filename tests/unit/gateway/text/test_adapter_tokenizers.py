@@ -75,7 +75,7 @@ async def test_what_an_adapter_does_not_bring_is_the_models(core: Core) -> None:
     assert await prompt_of(core, "plain", CHAT) == await prompt_of(core, "", CHAT)
     assert await prompt_of(core, "templated", "ab cab") == tuple(tokenizer.encode("ab cab", False))
     assert await prompt_of(core, "templated", CHAT) == tuple(tokenizer.encode("[hi]", False))
-    assert await core.service.find_tokenizer("plain") is core.service.tokenizer
+    assert await core.service.find_tokenizer("plain") is core.service.model_of("").tokenizer
 
 
 async def test_an_adapters_tokenizer_makes_its_ids_and_its_texts(core: Core) -> None:
@@ -106,16 +106,16 @@ async def test_one_that_cannot_be_used_is_refused_by_name(core: Core, name: str,
 
 async def test_one_that_cannot_be_used_is_not_loaded(core: Core) -> None:
     with pytest.raises(BlockyardError, match="8192 ids"):
-        await core.service.check_tokenizer("new", "large")
+        await core.service.model_of("").check_tokenizer("new", "large")
     for path in ("plain", "swapped"):
-        await core.service.check_tokenizer("new", path)
+        await core.service.model_of("").check_tokenizer("new", path)
 
 
 async def test_without_a_root_all_have_the_models(tmp_path: Path) -> None:
     core = Core()
     core.link.loras = {"sql": Adapter(1, "sql", "/nowhere", "ab" * 32)}
-    assert await core.service.find_tokenizer("sql") is core.service.tokenizer
-    await core.service.check_tokenizer("sql", "/nowhere")
+    assert await core.service.find_tokenizer("sql") is core.service.model_of("").tokenizer
+    await core.service.model_of("").check_tokenizer("sql", "/nowhere")
     core.service.stop(BlockyardError(Reason.DRAINING, "the test is over"))
 
 
@@ -129,7 +129,7 @@ async def test_a_card_tells_of_the_template_once_it_was_read(core: Core) -> None
 async def test_a_hostile_path_is_refused_with_a_typed_error(core: Core, tmp_path: Path, what: str) -> None:
     lay_traps(tmp_path)
     with pytest.raises(BlockyardError) as raised:
-        await core.service.check_tokenizer("a", PATHS[what])
+        await core.service.model_of("").check_tokenizer("a", PATHS[what])
     assert raised.value.reason in TYPED
 
 
@@ -153,5 +153,5 @@ async def test_files_are_regular_ones_below_the_root(core: Core, tmp_path: Path,
         outside.write_text("{}")
         (folder / file).symlink_to("/dev/zero" if kind == "device" else outside)
     with pytest.raises(BlockyardError) as raised:
-        await core.service.check_tokenizer("plain", "plain")
+        await core.service.model_of("").check_tokenizer("plain", "plain")
     assert raised.value.reason is Reason.MODEL_NOT_LOADED

@@ -24,19 +24,19 @@ class Administration:
         for number in range(2):
             self.reading.scheduler.replicas.add(replica_id=number).workers.add(state=status_pb2.WORKER_STATE_RUNNING)
 
-    async def status(self) -> admin_pb2.GetStatusResponse:
+    async def status(self, model: str) -> admin_pb2.GetStatusResponse:
         return self.reading
 
-    async def pass_on(self, method: str, request: Any) -> None:
+    async def pass_on(self, method: str, request: Any, model: str) -> None:
         assert f"{method}Request" == type(request).__name__
-        await self.LoadLora(request, None)
+        await self.load_lora(request, model)
 
-    async def LoadLora(self, request: Any, context: Any) -> None:
+    async def load_lora(self, request: Any, model: str) -> None:
         self.asked.append(request)
         if self.error:
             raise self.error
 
-    UnloadLora = LoadLora
+    unload_lora = load_lora
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from blockyard.contract.chat import Conversation
@@ -106,9 +107,9 @@ class ScriptedGeneration:
 
 
 class ScriptedService:
-    """Answers every request with the same script."""
+    """Answers every request with the same script; is also its only model."""
 
-    model_name = "scripted"
+    vocab_size = 256
     readiness_message = "no worker is ready"
 
     def __init__(self) -> None:
@@ -129,6 +130,13 @@ class ScriptedService:
         self.generations.append(ScriptedGeneration(request, steps))
         self.started.set()
         return self.generations[-1]
+
+    def model_of(self, name: str) -> ScriptedService:
+        return self
+
+    @property
+    def link(self) -> SimpleNamespace:
+        return SimpleNamespace(facts=next(iter(self.models()), None))
 
     async def find_tokenizer(self, name: str) -> CharacterTokenizer:
         return self.tokenizer

@@ -146,7 +146,7 @@ async def prompts_of(name: str, messages: list[Json], folder: Path) -> dict[str,
             response = await http.post(path, json=body)
             assert response.status_code == 200, (path, response.text)
         await front.stub.Chat(grpc_request(messages))
-        tokenizer = front.service.tokenizer
+        tokenizer = front.service.model_of("").tokenizer
         prompts = [
             tokenizer.decode(added.prompt_token_ids, skip_special_tokens=False) for added in front.scheduler.added
         ]

@@ -1,0 +1,254 @@
+"""One model as this gateway serves it: its tokenizer, the link to its scheduler, and its requests.
+
+Knows nothing of the other models of the gateway; `gateway.generation` chooses the model of a request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from blockyard.contract.models import Model
+from blockyard.errors import BlockyardError, Reason, Violation, invalid
+from gateway.codec import state as state_codec
+from gateway.live.continuation import check_ends, check_positions, make_records
+from gateway.live.outstanding import RETRY_SECONDS
+from gateway.observe.request_log import take_over_request_log
+from gateway.pooling.service import PoolingService
+from gateway.preparation import Preparation, Prepared
+from gateway.text.adapter_tokenizers import AdapterTokenizers, require_vocabulary
+from gateway.validation import length_limit, unknown_model
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from blockyard.contract.request import Position
+    from blockyard.contract.scheduling import Adapter, ModelFacts, Resumed, Submission
+    from gateway.live.link import Link
+    from gateway.live.live_requests import Admission, LiveRequests
+    from gateway.live.request_state import RequestState
+    from gateway.observe.request_log import RequestLog
+    from gateway.pooling.model import RuleReader
+    from gateway.request import GenerationRequest
+    from gateway.text.encoding import Encoding
+    from gateway.text.tokenizer import Tokenizer
+
+
+class ServedModel:
+    """Begins, resumes and finds the requests of one model.
+
+    Args:
+        name: the model's name in requests.
+        tokenizer: the model's tokenizer.
+        link: the connection to the model's scheduler.
+        live: the model's requests here.
+        encoding: runs the tokenizers of all models.
+        admission: limits the requests of the gateway.
+        seed: the gateway's seed, from which the seeds of requests without a seed are derived.
+        clamps_max_tokens: whether a max_tokens that exceeds the room after the prompt is reduced instead of refused.
+        lora_root: the folder below which adapters may have tokenizers; None: all use the model's tokenizer.
+        read_rule: reads the rule for pooling in the model's files.
+        served: the names of all models of the gateway.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        tokenizer: Tokenizer,
+        link: Link,
+        live: LiveRequests,
+        encoding: Encoding,
+        admission: Admission,
+        *,
+        seed: int = 0,
+        clamps_max_tokens: bool = False,
+        lora_root: Path | None = None,
+        read_rule: RuleReader = lambda _: None,
+        served: Sequence[str] = (),
+    ) -> None:
+        self.name = name
+        self.tokenizer = tokenizer
+        self.link = link
+        self.live = live
+        self._encoding = encoding
+        self._admission = admission
+        self._served = served
+        self._tokenizers = AdapterTokenizers(tokenizer, lora_root)
+        self._preparation = Preparation(
+            self._tokenizers,
+            encoding,
+            model_name=name,
+            seed=seed,
+            clamps_max_tokens=clamps_max_tokens,
+            served=served,
+        )
+        self.pooling = PoolingService(
+            tokenizer,
+            live,
+            encoding,
+            admission,
+            model_name=name,
+            find_facts=self.facts,
+            resolve_model=self.resolve,
+            read_rule=read_rule,
+        )
+
+    def close(self) -> None:
+        """Stops the threads and processes that check grammars."""
+        self._preparation.close()
+
+    # Names.
+
+    def serves(self, name: str) -> bool:
+        """Returns whether the name is the model's or an adapter's. An empty name means the model."""
+        return name in ("", self.name) or name in self.link.loras
+
+    def resolve(self, name: str) -> None:
+        """Raises BlockyardError MODEL_NOT_FOUND unless the model serves the name."""
+        if not self.serves(name):
+            raise invalid([unknown_model(name, self._served or (self.name,))])
+
+    def cards(self) -> list[Model]:
+        """Lists the model and its adapters; empty before the scheduler has sent the model's facts."""
+        if (facts := self.link.facts) is None:
+            return []
+        model = _make_model_card(self.name, facts, self.pooling.find_width(facts), self.tokenizer)
+        return [model, *(_make_card(adapter, model, self._tokenizers) for adapter in self.link.loras.values())]
+
+    # Facts.
+
+    def facts(self) -> ModelFacts:
+        """Returns the model's facts; raises BlockyardError NO_READY_WORKER while they are not known."""
+        facts = self.link.facts
+        if facts is None or self.link.has_other_model:
+            raise BlockyardError(Reason.NO_READY_WORKER, self.link.message, retry_after_seconds=RETRY_SECONDS)
+        return facts
+
+    @property
+    def vocab_size(self) -> int:
+        """The size of the model's vocabulary; the tokenizer's size before the model's facts are known."""
+        return self.link.facts.vocab_size if self.link.facts else self.tokenizer.vocab_size
+
+    # Requests.
+
+    async def begin(
+        self, request: GenerationRequest, positions: Mapping[int, Position], request_log: RequestLog, *, is_new: bool
+    ) -> RequestState:
+        """Begins a request, or continues it after the tokens that its client sent back.
+
+        Returns the state of the same request if it was sent before. Raises BlockyardError: all violations together;
+        REQUEST_ID_CONFLICT; QUEUE_FULL; NO_READY_WORKER if the model's facts are not known.
+        """
+        with request_log.beginning(), self._admission.beginning(is_new=is_new):
+            _require_tokens(self.facts())
+            prepared = await self._preparation.prepare(request, self.facts, self.link.loras)
+            submission = prepared.submission
+            if positions:
+                check_positions(positions, submission, self.vocab_size)
+            if known := self._find(submission):
+                request_log.on_joined()
+                return known
+            records = make_records(positions, submission) if positions else []
+            # The worker that computed the client's tokens is unknown and may differ from the one that continues.
+            determinism_id = "" if records else self.facts().determinism_id
+            state = self._preparation.make_state(prepared, determinism_id, request_log, is_known=bool(records))
+            if records:
+                state.take_records(records)
+                check_ends(positions, state)
+        request_log.on_submitted(submission, state.origin.accepted.warnings)
+        self.live.open(state)
+        return state
+
+    def _find(self, submission: Submission) -> RequestState | None:
+        """Returns the same request if it was sent before; None if its id is new.
+
+        Raises BlockyardError REQUEST_ID_CONFLICT if the id belongs to a different request.
+        """
+        known = self.live.find(submission.request_id)
+        if known is not None and known.submission.digest != submission.digest:
+            message = f"request_id {known.origin.accepted.request_id!r} belongs to another request: choose another id"
+            raise BlockyardError(Reason.REQUEST_ID_CONFLICT, message)
+        return known
+
+    async def look_up(self, wire_id: str) -> RequestState:
+        """Returns a request that another gateway served; see OutstandingRequests.look_up."""
+        return await self.live.look_up(wire_id, self._adopt)
+
+    def _adopt(self, resumed: Resumed) -> RequestState:
+        # The scheduler keeps the remaining deadline.
+        submission = replace(state_codec.read_submission(resumed.submission), remaining_seconds=None)
+        request_log = take_over_request_log(submission.request_id, submission.trace_context)
+        return self._preparation.make_state(
+            Prepared(state_codec.request_of(submission), submission), self.facts().determinism_id, request_log
+        )
+
+    # Texts.
+
+    async def prompt_of(self, request: GenerationRequest) -> Sequence[int]:
+        """Returns the ids of a request's prompt; raises BlockyardError for an invalid conversation."""
+        tokenizer = await self.find_tokenizer(request.model)
+        return await self._preparation.prompt_of(request, self.facts, tokenizer)
+
+    async def text_of(
+        self, token_ids: Sequence[int], name: str, tenant: str, *, skip_special_tokens: bool = True
+    ) -> str:
+        """Returns the text of token ids, with the tokenizer of the model or an adapter.
+
+        Raises BlockyardError: PROMPT_TOO_LONG for more ids than the model's length, and the errors of `find_tokenizer`.
+        """
+        if (facts := self.link.facts) is not None and len(token_ids) > facts.max_model_len:
+            description = f"has {len(token_ids)} ids. {length_limit(facts.max_model_len)}"
+            raise invalid([Violation("token_ids", description, Reason.PROMPT_TOO_LONG)])
+        tokenizer = await self.find_tokenizer(name)
+        return await self._encoding.decode(token_ids, tokenizer, tenant, skip_special_tokens=skip_special_tokens)
+
+    async def find_tokenizer(self, name: str) -> Tokenizer:
+        """Finds the tokenizer of the model or an adapter. Raises BlockyardError MODEL_NOT_LOADED."""
+        return await self._preparation.find_tokenizer(self.link.loras.get(name))
+
+    async def check_tokenizer(self, name: str, path: str) -> None:
+        """Raises BlockyardError if an adapter's own tokenizer, in the folder `path`, cannot be used here."""
+        tokenizer = await self._encoding.run(lambda: self._tokenizers.read(name, path))
+        if tokenizer is not self.tokenizer and self.link.facts is not None:
+            require_vocabulary(name, tokenizer, self.link.facts.vocab_size)
+
+
+def _require_tokens(facts: ModelFacts) -> None:
+    """Raises BlockyardError FEATURE_DISABLED for a model that embeds, scores or classifies."""
+    if facts.task.pools:
+        message = f"the model is served for --task {facts.task.value}, which generates no text"
+        raise BlockyardError(Reason.FEATURE_DISABLED, message)
+
+
+def _make_model_card(name: str, facts: ModelFacts, width: int, tokenizer: Tokenizer) -> Model:
+    return Model(
+        name=name,
+        max_model_len=facts.max_model_len,
+        vocab_size=facts.vocab_size,
+        has_chat_template=tokenizer.has_chat_template,
+        dialect=_dialect_name(tokenizer),
+        determinism_id=facts.determinism_id,
+        batch_invariant=facts.batch_invariant,
+        warnings=facts.warnings,
+        task=facts.task,
+        embedding_size=width,
+    )
+
+
+def _dialect_name(tokenizer: Tokenizer) -> str:
+    return tokenizer.dialect.name if tokenizer.dialect else ""
+
+
+def _make_card(adapter: Adapter, model: Model, tokenizers: AdapterTokenizers) -> Model:
+    # This adapter's tokenizer is not loaded yet; its chat template may differ from the model's.
+    tokenizer = tokenizers.of(adapter) if tokenizers.knows(adapter) else tokenizers.model
+    return replace(
+        model,
+        name=adapter.name,
+        parent=model.name,
+        max_model_len=model.max_model_len - adapter.num_virtual_tokens,
+        determinism_id=adapter.identify(model.determinism_id),
+        has_chat_template=tokenizer.has_chat_template,
+        dialect=_dialect_name(tokenizer),
+    )
