@@ -31,6 +31,11 @@ class ServiceSettings(GatewayProcessSettings):
         "the scheduler: host:port or unix:/path; for several models NAME=ADDRESS of each, with commas between, and"
         " --model in the same form",
     )
+    starts_on_demand: bool = option(
+        False,
+        "be ready without a scheduler or worker, because waiting requests start one; they wait up to"
+        " max_scheduler_wait_seconds",
+    )
     gateway_health_port: Annotated[int, Field(ge=-1, le=65535)] = option(
         -1, "port of a health service in its own thread, on the same host; 0: any free port, -1: none"
     )
@@ -60,7 +65,7 @@ class GatewayConfiguration:
 OF_MODEL = frozenset(
     {
         *(field.name for section in (ModelSettings, TextSettings) for field in fields(section)),
-        *("scheduler_address", "gateway_lora_root"),
+        *("scheduler_address", "starts_on_demand", "gateway_lora_root"),
     }
 )
 """The settings in which the models of a gateway may differ."""

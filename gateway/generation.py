@@ -52,7 +52,7 @@ class GenerationService:
         self._models: list[ServedModel] = []
         self._names: list[str] = []
         self._encoding = Encoding()
-        self._admission = Admission(max_requests, lambda: self.num_requests)
+        self._admission = Admission(max_requests, lambda: sum(model.live.num_running for model in self._models))
         # The reason why the gateway reports not ready although it still serves requests; empty: it is not draining.
         self._draining = ""
 
@@ -67,6 +67,8 @@ class GenerationService:
         clamps_max_tokens: bool = False,
         lora_root: Path | None = None,
         read_rule: RuleReader = lambda _: None,
+        starts_on_demand: bool = False,
+        max_wait_seconds: float = 300.0,
     ) -> ServedModel:
         """Adds a model; see ServedModel. Requests that name no model are those of the first one."""
         model = ServedModel(
@@ -81,6 +83,8 @@ class GenerationService:
             lora_root=lora_root,
             read_rule=read_rule,
             served=self._names,
+            starts_on_demand=starts_on_demand,
+            max_wait_seconds=max_wait_seconds,
         )
         self._models.append(model)
         self._names.append(name)
@@ -256,7 +260,7 @@ class GenerationService:
 
         `readiness_message` has the reason. Any thread may call it.
         """
-        return any(model.link.is_ready for model in models or self._models) and not self._draining
+        return any(model.is_ready for model in models or self._models) and not self._draining
 
     @property
     def readiness_message(self) -> str:
@@ -272,7 +276,7 @@ class GenerationService:
 
     @property
     def num_requests(self) -> int:
-        return sum(model.live.num_running for model in self._models)
+        return sum(model.num_requests for model in self._models)
 
     @property
     def num_readers(self) -> int:

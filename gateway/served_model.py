@@ -5,6 +5,7 @@ Knows nothing of the other models of the gateway; `gateway.generation` chooses t
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -50,6 +51,8 @@ class ServedModel:
         lora_root: the folder below which adapters may have tokenizers; None: all use the model's tokenizer.
         read_rule: reads the rule for pooling in the model's files.
         served: the names of all models of the gateway.
+        starts_on_demand: whether waiting requests start a scheduler or a worker; the model is ready without them.
+        max_wait_seconds: the time for which requests wait for the facts of a model that starts on demand.
     """
 
     def __init__(
@@ -66,6 +69,8 @@ class ServedModel:
         lora_root: Path | None = None,
         read_rule: RuleReader = lambda _: None,
         served: Sequence[str] = (),
+        starts_on_demand: bool = False,
+        max_wait_seconds: float = 300.0,
     ) -> None:
         self.name = name
         self.tokenizer = tokenizer
@@ -74,6 +79,10 @@ class ServedModel:
         self._encoding = encoding
         self._admission = admission
         self._served = served
+        self._starts_on_demand = starts_on_demand
+        self._max_wait_seconds = max_wait_seconds
+        # The number of requests that wait for the model's facts.
+        self._num_early = 0
         self._tokenizers = AdapterTokenizers(tokenizer, lora_root)
         self._preparation = Preparation(
             self._tokenizers,
@@ -89,7 +98,7 @@ class ServedModel:
             encoding,
             admission,
             model_name=name,
-            find_facts=self.facts,
+            find_facts=self.await_facts,
             resolve_model=self.resolve,
             read_rule=read_rule,
         )
@@ -110,9 +119,13 @@ class ServedModel:
             raise invalid([unknown_model(name, self._served or (self.name,))])
 
     def cards(self) -> list[Model]:
-        """Lists the model and its adapters; empty before the scheduler has sent the model's facts."""
+        """Lists the model and its adapters.
+
+        Before the scheduler has sent the model's facts the list is empty, unless the model starts on demand: then the
+        card has what the tokenizer knows.
+        """
         if (facts := self.link.facts) is None:
-            return []
+            return [_make_early_card(self.name, self.tokenizer)] if self._starts_on_demand else []
         model = _make_model_card(self.name, facts, self.pooling.find_width(facts), self.tokenizer)
         return [model, *(_make_card(adapter, model, self._tokenizers) for adapter in self.link.loras.values())]
 
@@ -124,6 +137,38 @@ class ServedModel:
         if facts is None or self.link.has_other_model:
             raise BlockyardError(Reason.NO_READY_WORKER, self.link.message, retry_after_seconds=RETRY_SECONDS)
         return facts
+
+    async def await_facts(self) -> ModelFacts:
+        """Returns the model's facts; if the model starts on demand, waits until its first start has brought them.
+
+        Raises BlockyardError NO_READY_WORKER if they are not known, or do not come in time.
+        """
+        link = self.link
+        if self._starts_on_demand and link.facts is None:
+            self._num_early += 1
+            try:
+                async with asyncio.timeout(self._max_wait_seconds):
+                    await link.wait_until(lambda: link.facts is not None)
+            except TimeoutError:
+                pass
+            finally:
+                self._num_early -= 1
+        return self.facts()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether requests for the model should be sent here. Any thread may read it."""
+        return self.link.is_ready or self._starts_on_demand
+
+    @property
+    def num_requests(self) -> int:
+        """The number of requests that run or wait."""
+        return self.live.num_running + self._num_early
+
+    @property
+    def num_waiting_here(self) -> int:
+        """The number of requests that wait for a scheduler or worker, because none would compute them now."""
+        return 0 if self.link.is_ready else self.num_requests
 
     @property
     def vocab_size(self) -> int:
@@ -141,7 +186,7 @@ class ServedModel:
         REQUEST_ID_CONFLICT; QUEUE_FULL; NO_READY_WORKER if the model's facts are not known.
         """
         with request_log.beginning(), self._admission.beginning(is_new=is_new):
-            _require_tokens(self.facts())
+            _require_tokens(await self.await_facts())
             prepared = await self._preparation.prepare(request, self.facts, self.link.loras)
             submission = prepared.submission
             if positions:
@@ -233,6 +278,18 @@ def _make_model_card(name: str, facts: ModelFacts, width: int, tokenizer: Tokeni
         warnings=facts.warnings,
         task=facts.task,
         embedding_size=width,
+    )
+
+
+def _make_early_card(name: str, tokenizer: Tokenizer) -> Model:
+    return Model(
+        name=name,
+        max_model_len=0,
+        vocab_size=tokenizer.vocab_size,
+        has_chat_template=tokenizer.has_chat_template,
+        dialect=_dialect_name(tokenizer),
+        determinism_id="",
+        batch_invariant=False,
     )
 
 

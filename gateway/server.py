@@ -94,6 +94,7 @@ class Server:
             is_attached=lambda: all(link.takes_requests for link in links.values()),
             is_ready=generation.is_ready,
             models=generation.models,
+            num_waiting=lambda: {(model.name,): model.num_waiting_here for model in generation.served_models},
         )
         self._readings = SchedulerReadings(self._links)
         self.metrics.watch_schedulers(self._readings)
@@ -139,6 +140,8 @@ class Server:
             clamps_max_tokens=text.clamp_max_tokens,
             lora_root=Path(service.gateway_lora_root) if service.gateway_lora_root else None,
             read_rule=lambda task: read_model_rule(folder, task),
+            starts_on_demand=service.starts_on_demand,
+            max_wait_seconds=service.max_scheduler_wait_seconds,
         )
         return link
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from blockyard.contract.scheduling import Abort, Add, Resume
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from blockyard.contract.scheduling import Adapter, ModelFacts
 
@@ -56,6 +56,10 @@ class Link(Protocol):
     @property
     def message(self) -> str:
         """The reason why the scheduler is not ready, in words; empty if it is ready."""
+        ...
+
+    async def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Waits until a condition is true. Checks it whenever the scheduler's readiness or adapters change."""
         ...
 
     def send(self, item: Outgoing) -> None:

@@ -105,6 +105,12 @@ SCHEDULER_LOSSES = counter(
 MODEL_INFO = gauge(
     "blockyard_model_info", "Always 1; not there before the model's facts have come.", "model", "determinism_id"
 )
+WAITING_REQUESTS = gauge(
+    "blockyard_gateway_waiting_requests",
+    "Requests here for a model that no worker would compute now; they wait until one is ready. A model that starts on"
+    " demand needs a worker while this is above 0.",
+    "model",
+)
 
 MODEL_REQUESTS = gauge(
     "blockyard_model_requests",
@@ -147,6 +153,7 @@ CATALOGUE = (
     ATTACHED,
     SCHEDULER_LOSSES,
     MODEL_INFO,
+    WAITING_REQUESTS,
     MODEL_REQUESTS,
     MODEL_KV_USAGE,
     MODEL_QUERY_TOKENS,
@@ -204,6 +211,7 @@ class GatewayMetrics:
         is_attached: Callable[[], bool],
         is_ready: Callable[[], bool],
         models: Callable[[], Sequence[Model]],
+        num_waiting: Callable[[], Mapping[tuple[str, ...], float]],
     ) -> None:
         """Sets the functions that compute the gauges at each scrape."""
         read = self.registry.read
@@ -211,6 +219,7 @@ class GatewayMetrics:
         read(LIVE_STREAMS, num_readers)
         read(ATTACHED, lambda: int(is_attached()))
         read(READY, lambda: int(is_ready()))
+        read(WAITING_REQUESTS, num_waiting)
         read(MODEL_INFO, lambda: {(card.name, card.determinism_id): 1.0 for card in models()})
 
     def watch_schedulers(self, readings: SchedulerReadings) -> None:

@@ -27,7 +27,7 @@ from gateway.text.encoding import run_all
 
 if TYPE_CHECKING:
     from array import array
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
     from blockyard.contract.scheduling import ModelFacts
     from gateway.live.live_requests import Admission, LiveRequests
@@ -67,7 +67,7 @@ class PoolingService:
         admission: Admission,
         *,
         model_name: str,
-        find_facts: Callable[[], ModelFacts],
+        find_facts: Callable[[], Awaitable[ModelFacts]],
         resolve_model: Callable[[str], None],
         read_rule: RuleReader,
     ) -> None:
@@ -165,7 +165,7 @@ class PoolingService:
         request_log = begin_request_log(options.tenant, options.request_id, self._model_name, operation)
         with request_log.beginning(), self._admission.beginning(is_new=True):
             self._resolve_model(options.model)
-            facts = self._find_facts()
+            facts = await self._find_facts()
             model = self._models.find(facts, *tasks)
             checks.require([*self._check_adapter(options), *checks.check_options(options), *violations])
             for field, inputs in given.items():

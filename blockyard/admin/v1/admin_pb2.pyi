@@ -117,6 +117,7 @@ class ModelStatus(_message.Message):
     READY_FIELD_NUMBER: _builtins.int
     MESSAGE_FIELD_NUMBER: _builtins.int
     NUM_REQUESTS_FIELD_NUMBER: _builtins.int
+    NUM_WAITING_REQUESTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The model's name in requests."""
     ready: _builtins.bool
@@ -124,7 +125,9 @@ class ModelStatus(_message.Message):
     message: _builtins.str
     """If the model is not ready: what is missing, for a person."""
     num_requests: _builtins.int
-    """Number of running requests for the model."""
+    """Number of requests for the model at this gateway, running and waiting."""
+    num_waiting_requests: _builtins.int
+    """Number of these that wait for a scheduler or worker, because none would compute them now."""
     def __init__(
         self,
         *,
@@ -132,10 +135,11 @@ class ModelStatus(_message.Message):
         ready: _builtins.bool = ...,
         message: _builtins.str = ...,
         num_requests: _builtins.int = ...,
+        num_waiting_requests: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "name", b"name", "num_requests", b"num_requests", "ready", b"ready"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "name", b"name", "num_requests", b"num_requests", "num_waiting_requests", b"num_waiting_requests", "ready", b"ready"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2072,7 +2072,9 @@ class Model(_message.Message):
     name: _builtins.str
     """The model's name in requests."""
     max_model_len: _builtins.int
-    """Maximum number of tokens of prompt and output together."""
+    """Maximum number of tokens of prompt and output together. 0: not known yet, of a model that starts on demand and has
+    not started.
+    """
     vocab_size: _builtins.int
     """Size of the vocabulary; token ids are below this."""
     has_chat_template: _builtins.bool

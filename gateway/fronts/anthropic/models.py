@@ -54,7 +54,7 @@ class ModelEndpoints:
             "id": card.name,
             "display_name": card.name,
             "created_at": self._created_at,
-            "max_input_tokens": card.max_model_len,
+            "max_input_tokens": card.max_model_len or None,
         }
 
 

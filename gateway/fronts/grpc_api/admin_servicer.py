@@ -102,8 +102,13 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         """Returns the answer of GetStatus; without the scheduler's part if the model's scheduler does not answer."""
         response = admin_pb2.GetStatusResponse(gateway=self._status())
         for model in self._generation.served_models:
-            message, num_requests = model.link.message, model.live.num_running
-            response.models.add(name=model.name, ready=model.link.is_ready, message=message, num_requests=num_requests)
+            response.models.add(
+                name=model.name,
+                ready=model.link.is_ready,
+                message=model.link.message,
+                num_requests=model.num_requests,
+                num_waiting_requests=model.num_waiting_here,
+            )
         try:
             response.scheduler.CopyFrom(await self._link_of(model_name).get_status(STATUS_TIMEOUT_SECONDS))
         except grpc.RpcError as error:

@@ -41,7 +41,7 @@ class Service:
             "created": self._created,
             "owned_by": "blockyard",
             "parent": card.parent or None,
-            "max_model_len": card.max_model_len,
+            "max_model_len": card.max_model_len or None,
             "has_chat_template": card.has_chat_template,
         }
 

@@ -32,7 +32,7 @@ from gateway.request import GenerationRequest, ResumeRequest
 from tests.unit.gateway.harness import demo_tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from gateway.live.reader import Reader
@@ -57,6 +57,7 @@ def watch(metrics: GatewayMetrics, service: GenerationService, live: LiveRequest
         is_attached=lambda: link.takes_requests,
         is_ready=lambda: service.is_ready(),
         models=service.models,
+        num_waiting=lambda: {(model.name,): model.num_waiting_here for model in service.served_models},
     )
 
 
@@ -74,6 +75,12 @@ class HandLink:
         self.runs_elsewhere: set[str] = set()
         self.not_heard_of: set[str] = set()
         self.unreachable: BlockyardError | None = None
+        self.changed = asyncio.Event()
+
+    async def wait_until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self.changed.clear()
+            await self.changed.wait()
 
     def send(self, item: Outgoing) -> None:
         self.sent.append(item)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -11,6 +10,9 @@ from blockyard.settings import SettingsError, resolve, resolve_each
 from gateway.config import OF_MODEL, GatewayConfiguration, split_models
 from gateway.server import Server
 from tests.unit.gateway.harness import DEMO_MODEL
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PORTS = {"grpc_port": 0, "http_port": 0, "admin_port": 0}
 
