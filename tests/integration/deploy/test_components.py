@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from gateway.observe.metrics import CATALOGUE as GATEWAY_CATALOGUE
 from scheduler_service.catalogue import CATALOGUE
 from scheduler_service.config import SchedulerConfiguration
 from tests.kit.fakes.fake_hub import fake_hub
@@ -136,22 +137,27 @@ def test_all_services_trace_to_one_collector(overlay: str, tmp_path: Path) -> No
     assert endpoint == f"http://{name}.{namespace}:{rule['ports'][0]['port']}"
 
 
-def test_workers_are_scaled_from_one_up(overlay: str, tmp_path: Path) -> None:
+def test_workers_are_scaled_from_none_up_and_gateways_stay_ready(overlay: str, tmp_path: Path) -> None:
     rendered = manifests.render_with(overlay, ("queue-scaling",), tmp_path)
     (scaler,) = rendered.of_kind("ScaledObject").values()
     target = scaler["spec"]["scaleTargetRef"]
     assert target["name"] in rendered.of_kind(target["kind"])
-    # Without a worker nothing would be queued that could call for one: requests wait for a limited time.
-    assert 1 <= scaler["spec"]["minReplicaCount"] < scaler["spec"]["maxReplicaCount"]
+    assert 0 == scaler["spec"]["minReplicaCount"] < scaler["spec"]["maxReplicaCount"]
+    # Only a gateway that is ready without a worker is sent the requests that start one.
+    assert rendered.configured(rendered.container("gateway"))["BLOCKYARD_STARTS_ON_DEMAND"] == "true"
 
 
 def test_workers_are_scaled_by_what_waits_and_by_what_runs() -> None:
     (scaler,) = read_yaml(K8S / "components" / "queue-scaling" / "scaled-object.yaml")
     triggers = {trigger["name"]: trigger for trigger in scaler["spec"]["triggers"]}
     queries = {name: trigger["metadata"]["query"] for name, trigger in triggers.items()}
-    assert queries == {"waiting": "sum(blockyard_waiting_tokens)", "running": "sum(blockyard_sequences)"}
-    told = {metric.name for metric in CATALOGUE}
-    assert {"blockyard_waiting_tokens", "blockyard_sequences"} <= told
+    assert queries == {
+        "no-worker": "sum(blockyard_gateway_waiting_requests)",
+        "waiting": "sum(blockyard_waiting_tokens)",
+        "running": "sum(blockyard_sequences)",
+    }
+    assert {"blockyard_waiting_tokens", "blockyard_sequences"} <= {metric.name for metric in CATALOGUE}
+    assert "blockyard_gateway_waiting_requests" in {metric.name for metric in GATEWAY_CATALOGUE}
     # A worker that has all it can take asks for another one before that.
     at_most = SchedulerConfiguration().scheduler.max_num_seqs
     assert 0 < int(triggers["running"]["metadata"]["threshold"]) < at_most
