@@ -350,6 +350,7 @@ CHOSEN_TOGETHER = {
         "the workers of a replica are known, and reach each other on this machine alone",
     ),
     "gateway_lora_root": "--lora-root says it",
+    "starts_on_demand": "the services start together",
     "worker_device": "--device says it",
     "num_workers": "--data-parallel-size and --tensor-parallel-size say it",
     "worker_device_index": "each worker has a GPU of its own, as far as there are",

@@ -23,6 +23,8 @@ FROM_ELSEWHERE = {
     ("_refusal", "complaint"),
     ("_give", "message"),
     ("main", "problem"),
+    # The problems of all settings, each of which is on the page.
+    ("_build", r"'\n'.join(problems)"),
     # The rest of their calls are resolved: one passes a caught error on.
     ("unusable", "message"),
     ("__init__", "message"),
