@@ -14,13 +14,13 @@ from blockyard.contract.models import Model
 from blockyard.errors import BlockyardError, Reason, Violation, invalid, is_unknown_request, quote
 from gateway.codec import state as state_codec
 from gateway.live.continuation import NOWHERE, check_ends, check_positions, make_records
-from gateway.live.link import Cancelled
+from gateway.live.link import Cancelled, Link
 from gateway.live.live_requests import Admission, LiveRequests
 from gateway.live.outstanding import RETRY_SECONDS
-from gateway.observe.request_log import begin_request_log, take_over_request_log
+from gateway.observe.request_log import RequestLog, begin_request_log, take_over_request_log
 from gateway.pooling.service import PoolingService
 from gateway.preparation import Preparation, Prepared
-from gateway.request import check_request_id, is_request_id, wire_id
+from gateway.request import GenerationRequest, ResumeRequest, check_request_id, is_request_id, wire_id
 from gateway.text.adapter_tokenizers import AdapterTokenizers, require_vocabulary
 from gateway.text.encoding import Encoding
 from gateway.validation import length_limit
@@ -31,13 +31,10 @@ if TYPE_CHECKING:
 
     from blockyard.contract.request import Position
     from blockyard.contract.scheduling import Adapter, ModelFacts, Resumed, Submission
-    from gateway.live.link import Link
     from gateway.live.reader import Reader
     from gateway.live.request_state import RequestState
     from gateway.observe.metrics import GatewayMetrics
-    from gateway.observe.request_log import RequestLog
     from gateway.pooling.model import RuleReader
-    from gateway.request import GenerationRequest, ResumeRequest
     from gateway.text.tokenizer import Tokenizer
 
 T = TypeVar("T")

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kernels.shapes import PLAIN_LINEAR, LinearSpec
+from kernels.shapes import PLAIN_LINEAR, AttentionShape, LinearSpec, QueryKeyNorms
 
 if TYPE_CHECKING:
     from kernels.arena import Arena
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from kernels.mixture.ops import MixtureOps
     from kernels.packed import PackedLinear, WeightRows
     from kernels.sampling import SamplingOps
-    from kernels.shapes import AttentionShape, QueryKeyNorms
 
 BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
 BlockTables = Sequence[Sequence[int] | Tensor] | npt.NDArray[np.integer[Any]]

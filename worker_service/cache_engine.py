@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kernels.cuda.swap import SwapStreams, make_streams
-from kernels.ops import kv_pool_shape
+from kernels.cuda.swap import StepRows, Streams, SwapStreams, make_streams
+from kernels.ops import Backend, kv_pool_shape
 from kernels.select import make_arena
 from worker_service.device.registered import allocate_registered
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kernels.arena import Arena
-    from kernels.cuda.swap import StepRows, Streams
-    from kernels.ops import Backend
     from worker_service.models.decoder import DecoderModel
     from worker_service.step import Step
 

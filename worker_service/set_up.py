@@ -25,7 +25,7 @@ from blockyard.capacity.memory import (
 )
 from blockyard.contract.models import Task
 from blockyard.contract.parallel import ALONE, Parallel
-from blockyard.contract.workers import CacheInfo, SleepInfo, WorkerState
+from blockyard.contract.workers import AvailableBlocks, CacheInfo, CachePlan, ProfileRequest, SleepInfo, WorkerState
 from blockyard.errors import BlockyardError, Reason, Violation
 from blockyard.model_files import resolve_model
 from blockyard.service import faults
@@ -39,7 +39,7 @@ from worker_service.device import memory
 from worker_service.device.device import AllowedDevice, check_dtype, choose_device
 from worker_service.lora.slots import AdapterSlots
 from worker_service.models.determinism import determinism_id
-from worker_service.models.loader import load_model
+from worker_service.models.loader import RunnableModel, load_model
 from worker_service.runner.dry_runs import profile, settle_threads, warm_up
 from worker_service.runner.pooling_runner import make_runner
 from worker_service.steps.step_executor import StepExecutor
@@ -51,10 +51,8 @@ if TYPE_CHECKING:
     import torch
 
     from blockyard.capacity.memory import Usage
-    from blockyard.contract.workers import AvailableBlocks, CachePlan, ProfileRequest
     from worker_service.grammars.matchers import Grammars
     from worker_service.lora.store import LoraStore
-    from worker_service.models.loader import RunnableModel
     from worker_service.runner.model_runner import ModelRunner
     from worker_service.steps.rank_steps import RankSteps
 

@@ -16,7 +16,7 @@ from blockyard.capacity.limits import wrong_profile_request
 from blockyard.contract.models import Task
 from blockyard.contract.parallel import ALONE, Parallel
 from blockyard.contract.workers import NO_LORAS, WorkerState
-from blockyard.errors import BlockyardError, Reason, invalid
+from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.model_config.parallel_sizes import wrong_parallel
 from blockyard.telemetry import EventLogger
 from worker_service.device import memory
@@ -26,7 +26,7 @@ from worker_service.grammars.matchers import make_grammars
 from worker_service.groups.membership import Membership, wrong_members, wrong_request
 from worker_service.lora.store import make_loras
 from worker_service.observe.metrics import WorkerMetrics
-from worker_service.observe.profiler import Profiler, choose_options
+from worker_service.observe.profiler import Profile, ProfileDetail, ProfileOptions, Profiler, choose_options
 from worker_service.set_up import (
     AUTO,
     LoaderOptions,
@@ -42,7 +42,7 @@ from worker_service.set_up import (
     wrong_cache_request,
 )
 from worker_service.steps.rank_steps import RankSteps
-from worker_service.steps.step_stream import StepStreams
+from worker_service.steps.step_stream import StepStream, StepStreams
 from worker_service.weights.adapters import Adapters
 from worker_service.weights.residency import Residency
 
@@ -60,12 +60,9 @@ if TYPE_CHECKING:
         LoraLimits,
         ProfileRequest,
     )
-    from blockyard.errors import Violation
     from worker_service.models.loader import RunnableModel
-    from worker_service.observe.profiler import Profile, ProfileDetail, ProfileOptions
     from worker_service.set_up import DeviceChoice
     from worker_service.steps.step_executor import StepExecutor
-    from worker_service.steps.step_stream import StepStream
 
 log = EventLogger(__name__)
 

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 import grpc
 import grpc.aio
 
-from blockyard.client.targets import call_metadata, client_channel_options
+from blockyard.client.targets import Metadata, call_metadata, client_channel_options
 from blockyard.security.tls import CertificateError
 
 if TYPE_CHECKING:
     from blockyard.channels import Options
-    from blockyard.client.targets import Metadata
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,18 +5,13 @@ Refuses only values that the API's protobuf messages cannot hold: the gateway ch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
-from blockyard.client.chat import ChatOptions
+from blockyard.client.chat import ChatOptions, Messages
 from blockyard.contract.chat import Conversation, Message, Tool, ToolCall, ToolChoice
 from blockyard.contract.codec.chat import encode_conversation
 from blockyard.errors import Violation
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from blockyard.client.chat import Messages
 
 WRONG = (TypeError, ValueError, AttributeError, KeyError, OverflowError)
 """Errors that a value raises if a protobuf message cannot hold it."""

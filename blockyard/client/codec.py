@@ -9,7 +9,7 @@ import json
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from blockyard.client.chat import ChatOptions
+from blockyard.client.chat import ChatOptions, Messages
 from blockyard.client.chat_codec import WRONG, find_chat_violations, problem_of, read_conversation
 from blockyard.client.results import GenerationOptions, StructuredOutputsParams
 from blockyard.contract.codec.request import encode_spec
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from enum import StrEnum
 
-    from blockyard.client.chat import Messages
     from blockyard.contract.chat import Conversation
     from blockyard.contract.request import OutputFormat
     from blockyard.inference.v1 import inference_pb2

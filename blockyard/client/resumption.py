@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from blockyard.client.completion_builder import CompletionBuilder
-from blockyard.client.retry import may_pass
+from blockyard.client.retry import Attempts, may_pass
 from blockyard.contract.codec.events import decode_event
 from blockyard.contract.codec.request import encode_position
 from blockyard.contract.events import Accepted, Delta, Event, Finished, PromptLogprobs, Recovered
@@ -20,7 +20,6 @@ from blockyard.inference.v1 import inference_pb2
 
 if TYPE_CHECKING:
     from blockyard.client.results import Completion
-    from blockyard.client.retry import Attempts
 
 Request = inference_pb2.StreamGenerateRequest | inference_pb2.StreamChatRequest | inference_pb2.ResumeGenerateRequest
 # Reasons that mean a broken connection if gRPC itself reports them: the request goes on at the server.

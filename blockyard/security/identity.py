@@ -10,7 +10,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
-from blockyard.security.authentication import ServiceGate
+from blockyard.security.authentication import Gate, ServiceGate
 from blockyard.security.exposure import is_loopback
 from blockyard.security.tls import CertificateError, CertificateFiles, Peer, server_credentials
 from blockyard.telemetry import EventLogger
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     import grpc
 
     from blockyard.configuration import InternalSecuritySettings
-    from blockyard.security.authentication import Gate
 
 log = EventLogger(__name__)
 

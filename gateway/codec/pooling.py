@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING
 
 from blockyard.contract.codec.durations import decode_seconds
 from blockyard.errors import Violation, invalid
-from gateway.pooling_calls import CallOptions, ClassifyCall, EmbedCall, ScoreCall
+from gateway.pooling_calls import CallOptions, ClassifyCall, EmbedCall, Input, ScoreCall
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from blockyard.inference.v1 import inference_pb2
-    from gateway.pooling_calls import Input
 
 
 def decode_embed(message: inference_pb2.EmbedRequest, tenant: str, remaining_seconds: float | None) -> EmbedCall:

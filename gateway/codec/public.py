@@ -9,7 +9,7 @@ from blockyard.common.v1 import sampling_pb2
 from blockyard.contract.codec.chat import decode_conversation, encode_call
 from blockyard.contract.codec.events import encode_finished, encode_logprobs
 from blockyard.contract.codec.request import decode_format, decode_position, decode_spec
-from blockyard.contract.events import join_calls
+from blockyard.contract.events import Delta, Finished, join_calls
 from blockyard.errors import Reason, Violation, invalid
 from blockyard.inference.v1 import inference_pb2
 from gateway.request import GenerationRequest, ResumeRequest
@@ -17,8 +17,6 @@ from gateway.validation import MAX_N
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from blockyard.contract.events import Delta, Finished
 
 
 def decode_generation(spec: inference_pb2.GenerationSpec) -> GenerationRequest:

@@ -14,14 +14,13 @@ from array import array
 from typing import TYPE_CHECKING, NamedTuple
 
 from blockyard.contract.events import Delta, PromptLogprobs, TokenLogprobs
-from blockyard.contract.sampling import FinishReason
+from blockyard.contract.sampling import Candidates, FinishReason, PromptPiece, StopCriteria
 from blockyard.errors import BlockyardError, Reason
 from gateway.text.stop_strings import Match, StopStringMatcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from blockyard.contract.sampling import Candidates, PromptPiece, StopCriteria
     from blockyard.contract.scheduling import SequenceError, SequenceRecord
     from gateway.dialects.answer_parser import AnswerParser
     from gateway.text.detokenizer import Detokenizer

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from blockyard.contract.scheduling import Abort, Add, Resume
+from blockyard.contract.scheduling import Abort, Adapter, Add, ModelFacts, Resume
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from blockyard.contract.scheduling import Adapter, ModelFacts
 
 
 Outgoing = Add | Resume | Abort

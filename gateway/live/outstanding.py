@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from blockyard.contract.scheduling import Abort, AbortReason, Add, Resume
 from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
-from gateway.live.registry import Timers
+from gateway.live.registry import Registry, Timers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from blockyard.contract.scheduling import Acceptance, Failure, Resumed, Submission, TokenUpdate
     from gateway.live.answer import SequenceAnswer
     from gateway.live.link import Link
-    from gateway.live.registry import Registry
     from gateway.live.request_state import RequestState
 
     Listener = Callable[[RequestState, SequenceAnswer], None]

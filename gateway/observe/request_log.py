@@ -14,7 +14,7 @@ from grpc import StatusCode
 
 from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
-from blockyard.tracing.spans import NO_SPAN, begin_server_span, begin_span, is_tracing
+from blockyard.tracing.spans import NO_SPAN, Span, begin_server_span, begin_span, is_tracing
 from gateway.call_context import current_call, name_request
 from gateway.request import wire_id
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from blockyard.contract.sampling import FinishReason
     from blockyard.contract.scheduling import Submission
     from blockyard.contract.trace import TraceContext
-    from blockyard.tracing.spans import Span
 
 log = EventLogger(__name__)
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from blockyard.service.metrics import counter, gauge, histogram
+from blockyard.service.metrics import Histogram, Metric, counter, gauge, histogram
 from gateway.observe import metrics as ours
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from blockyard.service.metrics import Histogram, Metric
     from gateway.observe.scheduler_readings import SchedulerReadings
     from gateway.readings import ReplicaReading, SchedulerReading
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import tokenizers
 
 from blockyard.errors import Violation, invalid
-from gateway.text.vocabulary import encode_slices
-
-if TYPE_CHECKING:
-    from gateway.text.vocabulary import Steps, Vocabulary
+from gateway.text.vocabulary import Steps, Vocabulary, encode_slices
 
 
 class EncodedPair(NamedTuple):

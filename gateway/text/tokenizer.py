@@ -9,19 +9,15 @@ from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.panics import panics_as_errors
 from gateway.dialects.table import AUTO, choose_dialect
 from gateway.text.chat_template import ChatTemplate
-from gateway.text.detokenizer import DetokenizerFactory
-from gateway.text.template_roles import arrange
+from gateway.text.detokenizer import Detokenizer, DetokenizerFactory
+from gateway.text.template_roles import TemplateRoles, arrange
 from gateway.text.token_texts import TokenTexts
-from gateway.text.vocabulary import Encoded, encode_steps
+from gateway.text.vocabulary import Encoded, Steps, Vocabulary, encode_steps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import tokenizers
-
-    from gateway.text.detokenizer import Detokenizer
-    from gateway.text.template_roles import TemplateRoles
-    from gateway.text.vocabulary import Steps, Vocabulary
 
 
 class Tokenizer:

@@ -25,15 +25,15 @@ from kernels.cpu.op_stream import OpStream
 from kernels.cpu.packed import ELEMENT_TYPES, CpuLinear
 from kernels.cpu.plan import Recording
 from kernels.cpu.processors import chosen_instruction_sets, supported_instruction_sets
-from kernels.cpu.products import Products
+from kernels.cpu.products import CpuWeight, Products
 from kernels.cpu.quantized import Int4Linear, Int8Linear
 from kernels.cpu.rows import RowOps, address_of, is_wide
 from kernels.cpu.sampling import CpuSampling
 from kernels.invariance import NUM_ROWS, attention_keeps_rows, keeps_rows, random_numbers
-from kernels.launching import IMMEDIATE
-from kernels.lora import LoraRows
-from kernels.packed import QuantizedWeight
-from kernels.shapes import PLAIN_LINEAR, LinearSpec
+from kernels.launching import IMMEDIATE, Launcher
+from kernels.lora import LoraOps, LoraRows, VirtualRows
+from kernels.packed import QuantizedWeight, WeightRows
+from kernels.shapes import PLAIN_LINEAR, AttentionShape, LinearSpec, QueryKeyNorms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,13 +43,8 @@ if TYPE_CHECKING:
     from kernels.arena import Arena
     from kernels.capture import CapturedStep, CaptureSizes
     from kernels.collectives import Ranks
-    from kernels.cpu.products import CpuWeight
-    from kernels.launching import Launcher
-    from kernels.lora import LoraOps, VirtualRows
     from kernels.mixture.ops import MixtureOps
     from kernels.ops import AttentionBatch, BlockTables, PackedLinear
-    from kernels.packed import WeightRows
-    from kernels.shapes import AttentionShape, QueryKeyNorms
 
 log = logging.getLogger(__name__)
 _CPU = torch.device("cpu")

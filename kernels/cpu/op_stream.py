@@ -10,7 +10,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from kernels.cpu.library import Inputs, Joint, Op, Rows, op_array
+from kernels.cpu.library import Executor, Inputs, Joint, Kind, Op, Rows, op_array
 from kernels.cpu.plan import CapturedPlan, Recording, meet
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from kernels.capture import CaptureSizes
     from kernels.collectives import Ranks
-    from kernels.cpu.library import Executor, Kind
     from kernels.lora import LoraRows
     from kernels.ops import AttentionBatch
 

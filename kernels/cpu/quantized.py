@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from kernels.arena import keep
+from kernels.arena import Arena, keep
 from kernels.cpu.packed import (
     ELEMENT_TYPES,
     WORD_BYTES,
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from kernels.arena import Arena
     from kernels.cpu.library import Executor
     from kernels.shapes import LinearSpec
 

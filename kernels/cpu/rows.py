@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kernels.cpu.library import Kind
+from kernels.cpu.library import Kind, Op
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kernels.cpu.library import Op
     from kernels.cpu.op_stream import OpStream
 
 

@@ -18,15 +18,15 @@ from kernels.cuda import attention, elementwise
 from kernels.cuda.gemm import num_multiprocessors
 from kernels.cuda.graphs import CapturedSteps, Recording
 from kernels.cuda.linear import CudaLinear, settle
-from kernels.cuda.lora.slots import CudaLoraOps
-from kernels.cuda.quantized import FORMATS
+from kernels.cuda.lora.slots import CudaLoraOps, LoraRoom
+from kernels.cuda.quantized import FORMATS, Format, Quantized
 from kernels.cuda.rows import norms as row_norms
 from kernels.cuda.rows import rotary as row_rotary
 from kernels.cuda.sampling import CudaSampling
 from kernels.cuda.warm_up import warm_up
 from kernels.launching import IMMEDIATE, CudaLauncher, Launcher
-from kernels.packed import QuantizedWeight
-from kernels.shapes import PLAIN_LINEAR, LinearSpec
+from kernels.packed import QuantizedWeight, WeightRows
+from kernels.shapes import PLAIN_LINEAR, AttentionShape, LinearSpec, QueryKeyNorms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,13 +37,9 @@ if TYPE_CHECKING:
     from kernels.arena import Arena
     from kernels.capture import CapturedStep, CaptureSizes
     from kernels.collectives import Ranks
-    from kernels.cuda.lora.slots import LoraRoom
-    from kernels.cuda.quantized import Format, Quantized
     from kernels.lora import LoraRows, VirtualRows
     from kernels.mixture.ops import MixtureOps
     from kernels.ops import AttentionBatch, BlockTables, PackedLinear
-    from kernels.packed import WeightRows
-    from kernels.shapes import AttentionShape, QueryKeyNorms
 
 
 class CudaBackend:

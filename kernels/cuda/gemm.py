@@ -18,12 +18,11 @@ import triton
 import triton.language as tl
 
 from kernels.cuda import launch_table
-from kernels.cuda.epilogue import PLAIN, activate, transform
+from kernels.cuda.epilogue import PLAIN, Epilogue, activate, transform
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kernels.cuda.epilogue import Epilogue
     from kernels.cuda.launch_table import GemmLaunch
 
 # Neighbouring tiles of rows that are computed together, while their part of the weight is in the cache.

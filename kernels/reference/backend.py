@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from kernels import blocks, planning
-from kernels.launching import IMMEDIATE, CudaLauncher
-from kernels.packed import QuantizedWeight
+from kernels.launching import IMMEDIATE, CudaLauncher, Launcher
+from kernels.packed import QuantizedWeight, WeightRows
 from kernels.reference import attention, elementwise, probe
 from kernels.reference.linear import Method, ReferenceLinear, can_prepack, join_rows
 from kernels.reference.lora import ReferenceLoraOps
 from kernels.reference.mixture import ReferenceMixtureOps
 from kernels.reference.quantized import ReferenceQuantized
 from kernels.reference.sampling import ReferenceSampling
-from kernels.shapes import PLAIN_LINEAR, LinearSpec
+from kernels.shapes import PLAIN_LINEAR, AttentionShape, LinearSpec, QueryKeyNorms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,12 +32,9 @@ if TYPE_CHECKING:
     from kernels.arena import Arena
     from kernels.capture import CapturedStep, CaptureSizes
     from kernels.collectives import Ranks
-    from kernels.launching import Launcher
     from kernels.lora import LoraOps, LoraRows, VirtualRows
     from kernels.mixture.ops import MixtureOps
     from kernels.ops import AttentionBatch, BlockTables, PackedLinear
-    from kernels.packed import WeightRows
-    from kernels.shapes import AttentionShape, QueryKeyNorms
 
 
 class ReferenceBackend:

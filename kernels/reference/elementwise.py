@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kernels.shapes import Activation
+from kernels.shapes import Activation, AttentionShape, LogitTransform, QueryKeyNorms
 
 if TYPE_CHECKING:
     from kernels.ops import AttentionBatch
-    from kernels.shapes import AttentionShape, LogitTransform, QueryKeyNorms
 
 _SLOTS = "slots"
 

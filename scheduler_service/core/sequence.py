@@ -7,14 +7,13 @@ from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from blockyard.contract.scheduling import SequenceRecord
+from blockyard.contract.scheduling import SequenceError, SequenceRecord
 from scheduler_service.core.beam_search.beams import BeamSearchState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Many
 
     from blockyard.contract.sampling import BeamSearch, FinishReason
-    from blockyard.contract.scheduling import SequenceError
     from scheduler_service.core.values import GroupSpec
 
 

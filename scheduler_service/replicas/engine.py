@@ -10,8 +10,8 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Protocol
 
-from blockyard.contract.scheduling import Readiness
-from blockyard.contract.workers import WorkerState
+from blockyard.contract.scheduling import ModelFacts, Readiness
+from blockyard.contract.workers import CacheInfo, WorkerState
 from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
 from scheduler_service.core.scheduler import CoreConfig, Scheduler
@@ -29,8 +29,6 @@ from scheduler_service.replicas.steps.steps_in_flight import MAX_STEPS_IN_FLIGHT
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from blockyard.contract.scheduling import ModelFacts
-    from blockyard.contract.workers import CacheInfo
     from scheduler_service.config import SchedulerConfiguration
     from scheduler_service.core.recovery import Evacuated, Suspects
     from scheduler_service.replicas.steps.step_metrics import StepMeter

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch._C import _distributed_c10d as c10d
 
-from worker_service.collectives.group import connect_group
+from worker_service.collectives.group import GroupLifetime, RankGroup, connect_group
 from worker_service.collectives.process_group import ProcessGroupCollectives
 
 if TYPE_CHECKING:
     from blockyard.contract.parallel import Parallel
-    from worker_service.collectives.group import GroupLifetime, RankGroup
 
 
 def join_gloo(store: c10d.Store, parallel: Parallel, lifetime: GroupLifetime, host: str, seconds: float) -> RankGroup:

@@ -10,7 +10,7 @@ import torch
 from torch._C import _distributed_c10d as c10d
 
 from worker_service.collectives.gathering import GatheringCollectives
-from worker_service.collectives.group import MIN_SECONDS
+from worker_service.collectives.group import MIN_SECONDS, GroupLifetime
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-    from worker_service.collectives.group import GroupLifetime
 
 # The timeout of a process group's operations without a deadline: an hour.
 MAX_SECONDS = 3600.0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from blockyard.capacity.formats import check_quantization, held_in, weight_format
 from blockyard.capacity.weights import check_room, weights_bytes
 from blockyard.contract.models import Task
-from blockyard.contract.parallel import ALONE
+from blockyard.contract.parallel import ALONE, Parallel
 from blockyard.errors import BlockyardError, Reason
 from blockyard.model_config.fallback import check_settings, needs_transformers
 from blockyard.model_config.fields import unusable
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from blockyard.contract.parallel import Parallel
     from kernels.arena import Arena
     from kernels.ops import Backend
     from worker_service.models.decoder import DecoderModel

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from blockyard.contract.workers import WorkerState
+from blockyard.contract.workers import CacheInfo, WorkerState
 from blockyard.service.metrics import READY, Registry, counter, gauge, geometric, histogram
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from blockyard.contract.workers import CacheInfo
     from worker_service.lora.adapter import AdapterWeights
     from worker_service.lora.store import LoraStore
     from worker_service.models.loader import RunnableModel

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from worker_service.step import Logprobs, no_ids
+from worker_service.step import Array, Logprobs, no_ids
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kernels.sampling import SamplingOps, TokenLogprobs
-    from worker_service.step import Array
 
 
 def of_tokens(ops: SamplingOps, logits: Tensor, rows: Array, token_ids: Array, num_best: Array) -> Logprobs:

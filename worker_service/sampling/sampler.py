@@ -20,14 +20,13 @@ from kernels.sampling import Choices
 from worker_service.sampling import logit_edits as edits
 from worker_service.sampling import logprobs
 from worker_service.sampling.sampling_state import SAMPLING_FIELDS, SequenceLists, write_sampling
-from worker_service.step import MAX_LOGPROBS, NO_LOGPROBS, Logprobs, NewRow, no_ids
+from worker_service.step import MAX_LOGPROBS, NO_LOGPROBS, Array, Logprobs, NewRow, no_ids
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from kernels.ops import Backend
     from worker_service.grammars.matchers import Masks
-    from worker_service.step import Array
 
 Flags = npt.NDArray[np.bool_]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from blockyard.errors import BlockyardError, Reason
 from worker_service.collectives.silent import make_silence
-from worker_service.step import StepOutput
+from worker_service.step import Step, StepOutput
 from worker_service.steps.step_digest import StepDigest
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from worker_service.batch.forward_batch import ForwardBatch
     from worker_service.collectives.group import RankGroup
     from worker_service.runner.model_runner import RunnerOutput
-    from worker_service.step import Step
 
 
 class RankSteps:

@@ -18,7 +18,7 @@ import torch
 
 from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
-from worker_service.runner.model_runner import RunnerOutput
+from worker_service.runner.model_runner import ModelRunner, RunnerOutput
 from worker_service.sampling.sampler import Sampled
 from worker_service.step import Step, StepOutput, StepTimes
 from worker_service.steps.new_sequences import reject_wrong
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from worker_service.batch.forward_batch import ForwardBatch, LateRows
     from worker_service.batch.input_batch import InputBatch
     from worker_service.cache_engine import CacheEngine
-    from worker_service.runner.model_runner import ModelRunner
     from worker_service.steps.rank_steps import RankSteps
 
 log = EventLogger(__name__)

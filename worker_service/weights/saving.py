@@ -16,7 +16,7 @@ from blockyard.contract.workers import SavedState, SaveRequest, WorkerState
 from blockyard.errors import BlockyardError, Reason
 from blockyard.model_files import find_companions
 from blockyard.telemetry import EventLogger
-from worker_service.models.loader import facts_of, open_weights
+from worker_service.models.loader import RunnableModel, facts_of, open_weights
 from worker_service.models.packed_files import make_key, pack_name, write_pack
 from worker_service.models.sharded_files import Manifest, hash_file, manifest_name, write_manifest, write_slices
 from worker_service.weights.folders import find_target, new_folder
@@ -24,7 +24,6 @@ from worker_service.weights.folders import find_target, new_folder
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from worker_service.models.loader import RunnableModel
     from worker_service.weights.residency import Owner
 
 log = EventLogger(__name__)

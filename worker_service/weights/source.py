@@ -9,14 +9,13 @@ from blockyard.errors import BlockyardError, Reason
 from blockyard.model_config.fields import unusable
 from blockyard.model_files import resolve_model
 from blockyard.paths import open_file, resolve_path
-from worker_service.models.loader import open_weights
+from worker_service.models.loader import RunnableModel, open_weights
 from worker_service.models.model_config import read_config
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from worker_service.models.loader import RunnableModel
     from worker_service.models.random_weights import RandomWeights
     from worker_service.models.weight_files import WeightFiles
     from worker_service.set_up import ModelSource

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fastapi import Request, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute, APIRouter
 from starlette.exceptions import HTTPException
@@ -23,9 +23,6 @@ from gateway.fronts.http_calls.streaming import Connection, EventStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
-    from typing import Any
-
-    from fastapi import FastAPI
 
     from blockyard.errors import BlockyardError
     from gateway.generation import GenerationService

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from blockyard.errors import Reason, Violation, invalid
 from blockyard.open_inference.v2 import open_inference_pb2
-from gateway.fronts.open_inference.messages import InferRequest, Output, RequestedOutput
+from gateway.fronts.open_inference.messages import InferRequest, InferResponse, Output, Parameter, RequestedOutput
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from gateway.fronts.open_inference.messages import InferResponse, Parameter
 
 Request = open_inference_pb2.ModelInferRequest
 Response = open_inference_pb2.ModelInferResponse

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Any
 
-from blockyard.contract.events import Accepted, Delta, PromptLogprobs, Recovered
+from blockyard.contract.events import Accepted, Delta, Event, Finished, PromptLogprobs, Recovered, TokenLogprobs
 from blockyard.contract.sampling import FinishReason
 from gateway.fronts.http_calls.streaming import encode_json
 from gateway.fronts.openai import logprobs as shapes
@@ -20,7 +20,6 @@ from gateway.fronts.openai.schema.parsed_fields import parsed_delta, parsed_fiel
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from blockyard.contract.events import Event, Finished, TokenLogprobs
     from gateway.fronts.openai.call_spec import CallSpec
 
 

@@ -10,13 +10,11 @@ import hashlib
 from importlib import resources
 from typing import TYPE_CHECKING, NamedTuple
 
-from fastapi import Request, Response
+from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from fastapi import FastAPI
 
     from gateway.fronts.page.status import StatusBoard
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from blockyard.contract.events import Delta, Finished
+from blockyard.contract.events import Accepted, Delta, Event, Finished
 from blockyard.contract.sampling import FinishReason
-from blockyard.errors import Reason
-from gateway.fronts.http_calls.parts import AnswerParts, Closed, Grown, Opened
+from blockyard.errors import BlockyardError, Reason
+from gateway.fronts.http_calls.parts import AnswerParts, Closed, Grown, Opened, Part, Step
 from gateway.fronts.responses.output import Output
 from gateway.fronts.responses.text_logprobs import TextLogprobs
 from gateway.fronts.responses.tools import function_names
@@ -19,9 +19,6 @@ from gateway.fronts.responses.tools import function_names
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from blockyard.contract.events import Accepted, Event
-    from blockyard.errors import BlockyardError
-    from gateway.fronts.http_calls.parts import Part, Step
     from gateway.fronts.responses.call import ResponseCall
 
 # The sequence number before the first event.

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fastapi import Request, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from blockyard.errors import BlockyardError, Reason
 from gateway.fronts.http_calls.bodies import parse_body, read_json, read_tenant
 from gateway.fronts.http_calls.single_reader import read_all, resumed, started, typed_events
-from gateway.fronts.http_calls.streaming import Connection, EventStream, encode_json
+from gateway.fronts.http_calls.streaming import Connection, EventStream, ServerSentEvent, encode_json
 from gateway.fronts.responses import document
 from gateway.fronts.responses.answer import FROM_THE_BEGINNING, ResponseAnswer
 from gateway.fronts.responses.call import call_of, naming_body_places, rename, understand, understand_count
@@ -23,12 +23,8 @@ from gateway.request import ResumeRequest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
-    from typing import Any
-
-    from fastapi import FastAPI
 
     from blockyard.contract.events import Accepted
-    from gateway.fronts.http_calls.streaming import ServerSentEvent
     from gateway.fronts.responses.call import ResponseCall
     from gateway.generation import GenerationService
     from gateway.live.reader import Reader

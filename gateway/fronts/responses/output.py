@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from gateway.fronts.http_calls.parts import PartKind
+from gateway.fronts.http_calls.parts import Part, PartKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from gateway.fronts.http_calls.parts import Part
     from gateway.fronts.responses.tools import FunctionName
 
 _PREFIXES = {PartKind.REASONING: "rs", PartKind.TEXT: "msg", PartKind.CALL: "fc"}

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kernels.arena import ALIGNMENT
+from kernels.arena import ALIGNMENT, Arena
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from torch import Tensor
 
-    from kernels.arena import Arena
     from kernels.cpu.packed import CpuLinear
     from kernels.cpu.quantized import Int8Linear
     from kernels.mixture.ops import ExpertShape, ExpertWeights

@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from scheduler_service.core.queues.request_heap import RequestHeap
+from scheduler_service.core.queues.request_heap import Entry, RequestHeap
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from scheduler_service.core.queues.request_heap import Entry
     from scheduler_service.core.sequence import Group
 
 MAX_ABSENT_ADAPTERS = 256

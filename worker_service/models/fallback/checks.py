@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kernels.ops import kv_pool_shape
+from kernels.ops import AttentionBatch, Backend, kv_pool_shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
-
-    from kernels.ops import AttentionBatch, Backend
 
     # (token ids [T], batch, pool) -> logits [T, vocab_size].
     Compute = Callable[[Tensor, AttentionBatch, Tensor], Tensor]

@@ -12,7 +12,7 @@ from blockyard.model_config.names import LLAMA_NAMES
 from blockyard.model_config.share import Share
 from blockyard.telemetry import EventLogger
 from worker_service.models.decoder import DecoderModel
-from worker_service.models.description import Module
+from worker_service.models.description import Module, OtherModule
 from worker_service.models.fallback.checks import BatchChecks
 from worker_service.models.fallback.norms import ExactNorm
 from worker_service.models.projections import ModuleNames, ProjectionRows
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from kernels.capture import CapturedStep, CaptureSizes
     from kernels.ops import AttentionBatch
     from kernels.packed import PackedLinear
-    from worker_service.models.description import OtherModule
     from worker_service.models.fallback.network import Network
     from worker_service.models.fallback.survey import Survey
     from worker_service.models.model_config import ModelConfig

@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from worker_service.models.fallback.attention import StepAttention, attending
-from worker_service.models.fallback.foreign_ops import ForeignOps
+from worker_service.models.fallback.attention import Site, StepAttention, attending
+from worker_service.models.fallback.foreign_ops import ForeignOp, ForeignOps
 from worker_service.models.fallback.functions import ExactFunctions, compute_inside
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from kernels.ops import AttentionBatch, Backend
-    from worker_service.models.fallback.attention import Site
-    from worker_service.models.fallback.foreign_ops import ForeignOp
     from worker_service.models.fallback.packing import Packer
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from kernels.select import get_backend
-from kernels.shapes import PLAIN_LINEAR, LinearSpec
+from kernels.shapes import PLAIN_LINEAR, Activation, LinearSpec
 from worker_service.models.fallback.experts import FallbackExperts, are_experts, expert_weights
 from worker_service.models.fallback.fusing import MLP_PARTS, GatedMlp, PartOfProduct, TogetherProduct, find_gated_mlp
 from worker_service.models.fallback.norms import find_norm
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from kernels.arena import Arena
     from kernels.ops import Backend
     from kernels.packed import PackedLinear
-    from kernels.shapes import Activation
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from blockyard.model_config.fields import unusable
-from blockyard.model_config.stored_weights import Packing
+from blockyard.model_config.stored_weights import Packing, StoredWeights
 from kernels.packed import QuantizedWeight
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from blockyard.model_config.stored_weights import StoredWeights
 
 PER_WORD = 8
 MIDDLE = 8

@@ -9,7 +9,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
-from pydantic.json_schema import models_json_schema
+from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from blockyard.errors import Reason
 from gateway.fronts.http_calls.bodies import ANTHROPIC_VERSION
@@ -22,8 +22,6 @@ from gateway.request import REQUEST_ID_PATTERN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from pydantic.json_schema import JsonSchemaMode
 
     from gateway.fronts.http_calls.body_types import Shape
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from blockyard.contract.sampling import MAX_FLOAT32
+from blockyard.contract.sampling import MAX_FLOAT32, Range
 from gateway.fronts.openai import errors
 from gateway.request import REQUEST_ID_PATTERN
 from gateway.validation import (
@@ -22,7 +22,6 @@ from gateway.validation import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from blockyard.contract.sampling import Range
 
 _MAX_BIAS = 100
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from blockyard.contract.events import join_calls
+from blockyard.contract.events import Delta, join_calls
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from blockyard.contract.events import Delta
 
 
 def _reasoning_fields(text: str) -> dict[str, Any]:
