@@ -32,15 +32,14 @@ from gateway.fronts.http.metrics import add_metrics
 from gateway.fronts.http.server import HttpFront
 from gateway.fronts.open_inference.servicer import SERVICE as OPEN_INFERENCE
 from gateway.fronts.open_inference.servicer import OpenInferenceServicer, add_open_inference_service
-from gateway.fronts.page.routes import add_page
-from gateway.fronts.page.status import StatusBoard
+from gateway.fronts.page.routes import StatusBoard, add_page
 from gateway.generation import GenerationService
 from gateway.live.live_requests import LiveRequests
 from gateway.live.scheduler_link import SchedulerLink
 from gateway.observe.metrics import GatewayMetrics
 from gateway.observe.scheduler_readings import SchedulerReadings
 from gateway.observe.vllm_metrics import add_vllm_names
-from gateway.pooling.files import read_model_rule
+from gateway.pooling.model import read_model_rule
 from gateway.text.tokenizer_files import load_tokenizer
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from blockyard.errors import BlockyardError, Reason, Violation, invalid, quote
 from blockyard.service.log_level import check_level, set_log_level
 from blockyard.telemetry import EventLogger
 from blockyard.worker.v1 import worker_pb2
-from scheduler_service.admin.fan_out import ask_each
 from scheduler_service.admin.operations_codec import (
     decode_mode,
     decode_save,
@@ -27,7 +26,7 @@ from scheduler_service.admin.status_codec import encode_lora, encode_replica, en
 from scheduler_service.operations import updates
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
     from blockyard.common.v1 import administration_pb2
     from scheduler_service.operations.operations_link import SaveProgress
@@ -35,10 +34,51 @@ if TYPE_CHECKING:
     from scheduler_service.replicas.rank import Rank
     from scheduler_service.service import SchedulerService
 
+
 log = EventLogger(__name__)
 
+# A worker reports a timeout itself, since it knows whether the operation had begun.
+GRACE_SECONDS = 1.0
+
+
+async def ask_each(ranks: Sequence[Rank], method: str, request: Any, seconds: float) -> list[Any]:
+    """Asks all of them by the same call, and returns their answers by rank.
+
+    Raises:
+        BlockyardError: OPERATION_DEADLINE, which names the ranks that did not answer in time; else the error of the
+            first rank that has one, which it names too.
+    """
+    calls = (rank.link.call(method, request, seconds + 2 * GRACE_SECONDS) for rank in ranks)
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        await asyncio.wait(tasks, timeout=seconds + GRACE_SECONDS)
+    finally:
+        for task in tasks:
+            task.cancel()
+    failures = {rank: error for rank, task in zip(ranks, tasks, strict=True) if (error := _failure(task)) is not None}
+    late = [rank for rank, error in failures.items() if error.reason is Reason.OPERATION_DEADLINE]
+    if late:
+        names = " and ".join(f"{rank.parallel.rank} ({rank.address})" for rank in late)
+        raise BlockyardError(Reason.OPERATION_DEADLINE, f"no answer within {seconds:g} s of rank {names}")
+    for rank, error in failures.items():
+        message = error.message if len(ranks) == 1 else f"rank {rank.parallel.rank} ({rank.address}): {error.message}"
+        raise BlockyardError(error.reason, message, error.violations, error.retry_after_seconds, error.metadata)
+    return [task.result() for task in tasks]
+
+
+def _failure(task: asyncio.Future[Any]) -> BlockyardError | None:
+    if not task.done() or task.cancelled():
+        return BlockyardError(Reason.OPERATION_DEADLINE, "no answer")
+    error = task.exception()
+    if error is None or isinstance(error, BlockyardError):
+        return error
+    raise error
+
+
 SCHEDULER = "scheduler"
+
 DEFAULT_MAX_REQUESTS = 1000
+
 DEFAULT_LEVEL = 1
 
 

@@ -20,8 +20,7 @@ from blockyard.telemetry import EventLogger
 from worker_service.collectives.group import GroupLifetime, RankGroup, first_line
 from worker_service.collectives.nccl import abort_nccl
 from worker_service.groups.joining import DEFAULT_SETTINGS, GroupSettings, Route, find_route, greet, join
-from worker_service.groups.rendezvous import SECRET_BYTES, Rendezvous, RendezvousPoint
-from worker_service.groups.store import RendezvousStore
+from worker_service.groups.rendezvous import SECRET_BYTES, Rendezvous, RendezvousPoint, RendezvousStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

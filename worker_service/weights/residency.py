@@ -17,8 +17,7 @@ from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.paths import wrong_name
 from blockyard.telemetry import EventLogger
 from worker_service.device import memory
-from worker_service.weights.refill import Source, refill
-from worker_service.weights.source import open_source
+from worker_service.weights.source import Source, open_source, refill
 from worker_service.weights.update import MIN_TICKET_BYTES, WeightUpdate, order_heads, tensor_names, wrong_heads
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ from starlette.exceptions import HTTPException
 
 from gateway.fronts.anthropic import document, errors
 from gateway.fronts.anthropic.answer import MessageAnswer
-from gateway.fronts.anthropic.call import understand, understand_count
-from gateway.fronts.anthropic.conversation import placed_messages
+from gateway.fronts.anthropic.call import placed_messages, understand, understand_count
 from gateway.fronts.anthropic.schema import CountBody, MessagesBody
 from gateway.fronts.http_calls.bodies import parse_body, read_json, read_tenant
 from gateway.fronts.http_calls.errors import client_error

@@ -1,21 +1,74 @@
-"""Makes the OpenAI HTTP API as a FastAPI application, and maps its routes to endpoints."""
+"""Makes the OpenAI HTTP API as a FastAPI application: maps its routes to endpoints, and their errors to answers."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
 
 from blockyard.version import __version__
+from gateway.fronts.http_calls.bodies import of_details
+from gateway.fronts.http_calls.errors import client_error
+from gateway.fronts.openai import errors
 from gateway.fronts.openai.endpoints import CallEndpoints
-from gateway.fronts.openai.error_boundary import set_boundary
 from gateway.fronts.openai.pooling.endpoints import PoolingEndpoints
 from gateway.fronts.openai.schema import document
 from gateway.fronts.openai.service import Service
 from gateway.fronts.openai.tokenization import Tokenization
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
     from gateway.generation import GenerationService
+
+
+_CODES = {404: "unknown_url", 405: "method_not_allowed", 415: "unsupported_media_type"}
+
+
+class AnsweringRoute(APIRoute):
+    """A route that answers errors in OpenAI's form."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Makes the handler; FastAPI calls it once for each route."""
+        handle = super().get_route_handler()
+
+        async def answer(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except (HTTPException, RequestValidationError):
+                raise
+            except Exception as error:  # noqa: BLE001 - the boundary of this front
+                return errors.error_response(client_error(error))
+
+        return answer
+
+
+def set_boundary(app: FastAPI) -> None:
+    """Makes unknown paths, and all routes that are added after this call, answer errors in OpenAI's form."""
+    app.router.route_class = AnsweringRoute
+    app.add_exception_handler(HTTPException, _answer_http_exception)
+    app.add_exception_handler(RequestValidationError, _answer_wrong_parameters)
+
+
+async def _answer_http_exception(request: Request, error: Exception) -> Response:
+    """Answers an unknown path or method, or a body of another type."""
+    assert isinstance(error, HTTPException)
+    fields = {
+        "message": f"{error.detail}: {request.method} {request.url.path}",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": _CODES.get(error.status_code),
+    }
+    return errors.response(fields, error.status_code, error.headers or {})
+
+
+async def _answer_wrong_parameters(_request: Request, error: Exception) -> Response:
+    """Answers wrong parameters of a path or query, which FastAPI itself would answer with 422."""
+    assert isinstance(error, RequestValidationError)
+    return errors.error_response(of_details(error.errors(), skip=1))
 
 
 def make_app(generation: GenerationService) -> FastAPI:

@@ -12,8 +12,7 @@ from blockyard.contract.events import Accepted, Delta, Event, Finished
 from blockyard.contract.sampling import FinishReason
 from blockyard.errors import BlockyardError, Reason
 from gateway.fronts.http_calls.parts import AnswerParts, Closed, Grown, Opened, Part, Step
-from gateway.fronts.responses.output import Output
-from gateway.fronts.responses.text_logprobs import TextLogprobs
+from gateway.fronts.responses.output import Output, TextLogprobs
 from gateway.fronts.responses.tools import function_names
 
 if TYPE_CHECKING:
