@@ -14,9 +14,9 @@ from blockyard.contract.models import Model
 from blockyard.errors import BlockyardError, Reason, Violation, invalid, is_unknown_request, quote
 from gateway.codec import state as state_codec
 from gateway.live.continuation import NOWHERE, check_ends, check_positions, make_records
-from gateway.live.link import Cancelled, Link
 from gateway.live.live_requests import Admission, LiveRequests
 from gateway.live.outstanding import RETRY_SECONDS
+from gateway.live.scheduler_link import Cancelled, SchedulerLink
 from gateway.observe.request_log import RequestLog, begin_request_log, take_over_request_log
 from gateway.pooling.service import PoolingService
 from gateway.preparation import Preparation, Prepared
@@ -48,7 +48,7 @@ class GenerationService:
     def __init__(
         self,
         tokenizer: Tokenizer,
-        link: Link,
+        link: SchedulerLink,
         live: LiveRequests,
         *,
         model_name: str,

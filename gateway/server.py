@@ -110,7 +110,7 @@ class Server:
             is_ready=self.generation.is_ready,
             models=self.generation.models,
         )
-        self._readings = SchedulerReadings(self._link)
+        self._readings = SchedulerReadings(lambda: link.takes_requests, link.read_scheduler)
         self.metrics.watch_scheduler(self._readings, self.generation.model_name)
         if configuration.service.vllm_metric_names:
             add_vllm_names(self.metrics, self._readings, self.generation.model_name)
@@ -163,7 +163,7 @@ class Server:
             self._admin_http.start()
             log.info("listening for operators over HTTP", admin_http=join_address(admin_host, port))
         self.monitoring.start(host, self._service.gateway_health_port, self._service.gateway_metrics_port)
-        self._link.start(self._live)
+        self._link.start(self._live.on_progress, self._live.on_scheduler_lost)
         self._readings.start()
         for server in self._servers:
             await server.start()

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from blockyard.contract.scheduling import Acceptance, Failure, Resumed, Submission, TokenUpdate
     from gateway.live.answer import SequenceAnswer
-    from gateway.live.link import Link
     from gateway.live.request_state import RequestState
+    from gateway.live.scheduler_link import SchedulerLink
 
     Listener = Callable[[RequestState, SequenceAnswer], None]
 
@@ -148,7 +148,7 @@ class OutstandingRequests:
 
     def __init__(
         self,
-        link: Link,
+        link: SchedulerLink,
         registry: Registry,
         router: TokenRouter,
         owner: RequestLifecycle,

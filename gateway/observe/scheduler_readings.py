@@ -10,12 +10,12 @@ import asyncio
 import concurrent.futures
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import grpc
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from gateway.readings import ReplicaReading, SchedulerReading
 
@@ -26,24 +26,18 @@ ANSWER_SECONDS = 0.5
 LOOP_SECONDS = 1.0
 
 
-class SchedulerReader(Protocol):
-    """The part of the scheduler link that reads its load."""
-
-    @property
-    def takes_requests(self) -> bool:
-        """Whether the gateway is attached."""
-        ...
-
-    async def read_scheduler(self, timeout_seconds: float) -> SchedulerReading:
-        """Asks for the scheduler's load; raises grpc.RpcError if the scheduler does not answer."""
-        ...
-
-
 class SchedulerReadings:
     """Keeps the latest reading. `refresh` runs on the event loop; `fetch` and the properties serve any thread."""
 
-    def __init__(self, link: SchedulerReader, clock: Callable[[], float] = time.monotonic) -> None:
-        self._link = link
+    def __init__(
+        self,
+        is_attached: Callable[[], bool],
+        ask: Callable[[float], Awaitable[SchedulerReading]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`ask`: asks for the load, with a time limit in seconds; raises grpc.RpcError without an answer."""
+        self._is_attached = is_attached
+        self._ask_scheduler = ask
         self._clock = clock
         self._loop: asyncio.AbstractEventLoop | None = None
         self._read_at = float("-inf")
@@ -80,7 +74,7 @@ class SchedulerReadings:
     async def refresh(self) -> None:
         """Asks the scheduler unless the last reading is recent. Concurrent callers wait for the same answer."""
         if self._asking is None or self._asking.done():
-            if self._clock() - self._read_at < MAX_AGE_SECONDS and self._link.takes_requests:
+            if self._clock() - self._read_at < MAX_AGE_SECONDS and self._is_attached():
                 return
             self._asking = asyncio.create_task(self._ask(), name="scheduler reading")
         # A cancelled caller must not cancel the request of the other callers.
@@ -88,8 +82,8 @@ class SchedulerReadings:
 
     async def _ask(self) -> None:
         reading: SchedulerReading | None = None
-        if self._link.takes_requests:
+        if self._is_attached():
             with suppress(grpc.RpcError):
-                reading = await self._link.read_scheduler(ANSWER_SECONDS)
+                reading = await self._ask_scheduler(ANSWER_SECONDS)
         # Keep a missing answer too: the next scrape then does not wait for the scheduler again.
         self._reading, self._read_at = reading, self._clock()

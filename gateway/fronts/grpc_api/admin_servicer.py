@@ -78,9 +78,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 
     # Calls that this gateway answers.
 
-    async def GetStatus(  # type: ignore[override]
-        self, request: admin_pb2.GetStatusRequest, context: Any
-    ) -> admin_pb2.GetStatusResponse:
+    async def GetStatus(self, request: admin_pb2.GetStatusRequest, context: Any) -> Any:
         return await self.status()
 
     async def status(self) -> admin_pb2.GetStatusResponse:
@@ -109,25 +107,19 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             request_latency=_latency(metrics.request_latency),
         )
 
-    async def DrainGateway(  # type: ignore[override]
-        self, request: admin_pb2.DrainGatewayRequest, context: Any
-    ) -> admin_pb2.DrainGatewayResponse:
+    async def DrainGateway(self, request: admin_pb2.DrainGatewayRequest, context: Any) -> Any:
         """Makes the gateway report not ready."""
         _note("DrainGateway")
         self._generation.drain()
         return admin_pb2.DrainGatewayResponse(gateway=self._status())
 
-    async def UndrainGateway(  # type: ignore[override]
-        self, request: admin_pb2.UndrainGatewayRequest, context: Any
-    ) -> admin_pb2.UndrainGatewayResponse:
+    async def UndrainGateway(self, request: admin_pb2.UndrainGatewayRequest, context: Any) -> Any:
         """Makes the gateway report ready again."""
         _note("UndrainGateway")
         self._generation.undrain()
         return admin_pb2.UndrainGatewayResponse(gateway=self._status())
 
-    async def SetLogLevel(  # type: ignore[override]
-        self, request: admin_pb2.SetLogLevelRequest, context: Any
-    ) -> admin_pb2.SetLogLevelResponse:
+    async def SetLogLevel(self, request: admin_pb2.SetLogLevelRequest, context: Any) -> Any:
         check_level(request.level)
         _note("SetLogLevel", process=request.process or "all")
         response = admin_pb2.SetLogLevelResponse()
@@ -174,9 +166,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         stub = admin_pb2_grpc.AdminServiceStub(self._link.channel())
         return getattr(stub, method)(request, timeout=_SECONDS.get(method, CALL_TIMEOUT_SECONDS))
 
-    async def LoadLora(  # type: ignore[override]
-        self, request: admin_pb2.LoadLoraRequest, context: Any
-    ) -> admin_pb2.LoadLoraResponse:
+    async def LoadLora(self, request: admin_pb2.LoadLoraRequest, context: Any) -> Any:
         """Loads an adapter; raises BlockyardError if its name is the model's."""
         if request.name == self._generation.model_name:
             raise invalid([Violation("name", f"must not be the name of the model itself, {request.name!r}")])
@@ -186,9 +176,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         await self._hear_of(lambda ids: lora_id in (0, *ids))
         return answer
 
-    async def UnloadLora(  # type: ignore[override]
-        self, request: admin_pb2.UnloadLoraRequest, context: Any
-    ) -> admin_pb2.UnloadLoraResponse:
+    async def UnloadLora(self, request: admin_pb2.UnloadLoraRequest, context: Any) -> Any:
         known = self._link.loras.get(request.name)
         answer = await self.pass_on("UnloadLora", request)
         await self._hear_of(lambda ids: known is None or known.lora_id not in ids)
@@ -203,9 +191,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             async with asyncio.timeout(STATUS_TIMEOUT_SECONDS):
                 await self._link.wait_until(lambda: is_told({each.lora_id for each in self._link.loras.values()}))
 
-    async def CallExtension(  # type: ignore[override]
-        self, request: admin_pb2.CallExtensionRequest, context: Any
-    ) -> admin_pb2.CallExtensionResponse:
+    async def CallExtension(self, request: admin_pb2.CallExtensionRequest, context: Any) -> Any:
         return await self.pass_on("CallExtension", request, operation=f"{request.extension}.{request.operation}")
 
 

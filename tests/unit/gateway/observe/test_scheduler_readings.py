@@ -72,7 +72,7 @@ def test_what_waits_at_replicas_has_been_taken() -> None:
 
 async def test_who_comes_together_or_soon_gets_one_answer() -> None:
     link, clock = HandLink(), Clock()
-    readings = SchedulerReadings(link, clock)
+    readings = SchedulerReadings(lambda: link.takes_requests, link.read_scheduler, clock)
     link.answers.put_nowait(READING)
     await asyncio.gather(*(readings.refresh() for _ in range(3)))
     clock.now += MAX_AGE_SECONDS / 2
@@ -87,7 +87,7 @@ async def test_who_comes_together_or_soon_gets_one_answer() -> None:
 
 async def test_a_scheduler_that_is_away_is_not_asked_and_nothing_old_is_told() -> None:
     link, clock = HandLink(), Clock()
-    readings = SchedulerReadings(link, clock)
+    readings = SchedulerReadings(lambda: link.takes_requests, link.read_scheduler, clock)
     link.answers.put_nowait(READING)
     await readings.refresh()
     link.takes_requests = False
@@ -97,7 +97,7 @@ async def test_a_scheduler_that_is_away_is_not_asked_and_nothing_old_is_told() -
 
 async def test_a_scheduler_that_does_not_answer_is_not_waited_for_by_each_scrape() -> None:
     link, clock = HandLink(), Clock()
-    readings = SchedulerReadings(link, clock)
+    readings = SchedulerReadings(lambda: link.takes_requests, link.read_scheduler, clock)
     link.answers.put_nowait(None)
     for _ in range(3):
         await readings.refresh()
@@ -106,7 +106,7 @@ async def test_a_scheduler_that_does_not_answer_is_not_waited_for_by_each_scrape
 
 async def test_a_scrape_of_a_process_that_does_not_run_yet_asks_nobody() -> None:
     link = HandLink()
-    await asyncio.to_thread(SchedulerReadings(link).fetch)
+    await asyncio.to_thread(SchedulerReadings(lambda: link.takes_requests, link.read_scheduler).fetch)
     assert link.num_asked == 0
 
 
