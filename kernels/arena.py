@@ -27,12 +27,10 @@ class Arena(Protocol):
     @property
     def used_bytes(self) -> int:
         """Bytes handed out since the start or the last `rewind`."""
-        ...
 
     @property
     def parts(self) -> list[Tensor]:
         """The parts handed out since the start or the last `rewind`, in order."""
-        ...
 
     def take(self, num_bytes: int) -> Tensor:
         """Returns a uint8 tensor [num_bytes] at a multiple of 64. Memory that was never handed out before is zero.
@@ -40,22 +38,18 @@ class Arena(Protocol):
         Raises:
             OSError, MemoryError, RuntimeError: there is not enough memory.
         """
-        ...
 
     def rewind(self) -> None:
         """Hands out the memory from the beginning again: the same sizes in the same order get the same addresses."""
-        ...
 
     def give_up(self, *, keeps: bool) -> None:
         """Releases the memory but reserves its addresses: nothing may be read or written until `restore`.
 
         If `keeps`, the contents are saved in host memory; otherwise they are lost.
         """
-        ...
 
     def restore(self) -> None:
         """Allocates the memory at the same addresses again, with the saved contents, or zeros if none were saved."""
-        ...
 
 
 class Chunks:

@@ -28,35 +28,29 @@ class Collectives(Protocol):
     @property
     def rank(self) -> int:
         """The index of this rank, below `size`."""
-        ...
 
     @property
     def size(self) -> int:
         """The number of ranks; a power of two if `add` is used."""
-        ...
 
     @property
     def is_broken(self) -> bool:
         """Whether the group has failed or was aborted and cannot be used any more."""
-        ...
 
     def add(self, rows: Tensor) -> None:
         """All-reduces (sums) `rows`, float32 [T, W], in place. All ranks get the same bits.
 
         The sums are added along the tree of `add_leaves`, as fewer ranks with more leaves each would add them.
         """
-        ...
 
     def add_bits(self, rows: Tensor) -> None:
         """All-reduces `rows` [T, W] in place, where each element is nonzero on at most one rank. Keeps every bit.
 
         It adds bit patterns as integers, since a float sum would turn -0.0 into +0.0. For dtypes of 2 or 4 bytes.
         """
-        ...
 
     def gather(self, rows: Tensor, to: int = 0) -> Tensor | None:
         """Concatenates all ranks' `rows` [T, W] in rank order: [T, size * W] at rank `to`, None at the other ranks."""
-        ...
 
     def exchange_best(
         self, values: npt.NDArray[np.float32], ids: npt.NDArray[np.int64], finite: npt.NDArray[np.bool_]
@@ -72,26 +66,21 @@ class Collectives(Protocol):
             The tokens [R] with the largest values, the lowest id on ties, and whether all logits of each row are
             finite. The token of a row that is not finite is arbitrary. All ranks get the same result.
         """
-        ...
 
     def broadcast(self, array: npt.NDArray[np.int32], root: int = 0) -> npt.NDArray[np.int32]:
         """Returns rank `root`'s array [n] at all ranks. The other ranks pass an array of the same length."""
-        ...
 
     def send(self, rows: Tensor, rank: int) -> None:
         """Sends `rows` to another rank, which must call `receive`. The caller may overwrite `rows` afterwards."""
-        ...
 
     def receive(self, rows: Tensor, rank: int) -> None:
         """Fills `rows` with the rows that another rank sends."""
-        ...
 
     def abort(self, reason: str) -> None:
         """Breaks the group: new operations fail, and a waiting operation ends as soon as the transport allows.
 
         May be called from any thread, and more than once.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServiceServicer):
         self._service = service
         self._admission = service.admission
 
-    async def Attach(self, request_iterator: AsyncIterator[scheduler_pb2.AttachRequest], context: Any) -> Any:
+    async def Attach(  # type: ignore[override]
+        self, request_iterator: AsyncIterator[scheduler_pb2.AttachRequest], context: Any
+    ) -> None:
         """One gateway's stream, until one side ends it."""
         requests = aiter(request_iterator)
         first = await anext(requests, None)

@@ -97,7 +97,6 @@ class Sample:
 class Api(Protocol):
     async def send(self, request: Request, sample: Sample) -> None:
         """Sends a request and fills the sample in; raises BlockyardError."""
-        ...
 
 
 class GrpcApi:

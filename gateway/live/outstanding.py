@@ -35,11 +35,9 @@ SCHEDULER_LOST = "the scheduler was lost"
 class RequestLifecycle(Protocol):
     def adopt(self, state: RequestState) -> None:
         """Registers a request that another gateway served before."""
-        ...
 
     def retire(self, state: RequestState) -> None:
         """Keeps a request whose sequences have all ended."""
-        ...
 
     def fail(self, state: RequestState, error: BlockyardError) -> None: ...
 

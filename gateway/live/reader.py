@@ -29,7 +29,6 @@ class ReaderEvents(Protocol):
 
     def on_stop_string(self, state: RequestState, answer: SequenceAnswer) -> None:
         """Called when a stop string has ended an answer."""
-        ...
 
     def on_reader_closed(self, reader: Reader) -> None: ...
 

@@ -49,13 +49,11 @@ class Listener(Protocol):
     @property
     def is_patient(self) -> bool:
         """Whether new tokens do not wake the reader."""
-        ...
 
     def wake(self) -> None: ...
 
     def on_recovered(self, event: Recovered) -> None:
         """Adds the event of a failure that the request survived."""
-        ...
 
 
 class RequestState:

@@ -36,17 +36,14 @@ class StepRows(Protocol):
     @property
     def num_new_tokens(self) -> npt.NDArray[np.int64]:
         """[S]: tokens of each sequence that the step computes."""
-        ...
 
     @property
     def seq_lens(self) -> npt.NDArray[np.int64]:
         """[S]: tokens of each sequence after the step."""
-        ...
 
     @property
     def block_tables(self) -> npt.NDArray[np.integer[Any]]:
         """[S, widest]: block ids in order; entries past a sequence's length are never read."""
-        ...
 
 
 class Event(Protocol):
@@ -54,7 +51,6 @@ class Event(Protocol):
 
     def query(self) -> bool:
         """Returns whether all work before the event is done."""
-        ...
 
 
 class Stream(Protocol):
@@ -62,15 +58,12 @@ class Stream(Protocol):
 
     def wait_event(self, event: Any) -> None:
         """Makes all work that is enqueued later wait for an event, on the device."""
-        ...
 
     def record_event(self) -> Event:
         """Returns an event after all work enqueued so far."""
-        ...
 
     def synchronize(self) -> None:
         """Waits until all enqueued work is done."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,23 +43,18 @@ BROKEN_EPOCH_SECONDS = 0.5
 class EngineEvents(StepEvents, Protocol):
     def on_worker_lost(self, engine: Engine, failure: EpochFailure) -> None:
         """An epoch broke: takes all requests of the replica back."""
-        ...
 
     def on_readiness_changed(self, engine: Engine) -> None:
         """A replica became ready or not ready; its readiness has the reason."""
-        ...
 
     def may_claim(self, engine: Engine, incarnation: str) -> bool:
         """Whether no other replica has this worker."""
-        ...
 
     def may_serve(self, engine: Engine, facts: ModelFacts) -> bool:
         """Whether all other replicas that serve have the same model."""
-        ...
 
     def serves_without(self, engine: Engine) -> bool:
         """Whether another replica takes requests."""
-        ...
 
 
 class Engine:

@@ -35,11 +35,9 @@ class StepEvents(Protocol):
 
     def dispatch(self) -> None:
         """Gives ready replicas the requests that they have room for."""
-        ...
 
     def on_step_scheduled(self, replica_id: int, output: SchedulerOutput) -> None:
         """A step is about to be sent."""
-        ...
 
     def publish(self, updates: Mapping[str, OwnerUpdate]) -> None: ...
 

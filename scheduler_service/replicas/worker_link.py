@@ -131,12 +131,10 @@ class Steps(Protocol):
 
     async def send(self, output: SchedulerOutput) -> None:
         """Sends one step; returns when it is on its way. Raises BlockyardError when the stream is broken."""
-        ...
 
     async def receive(self) -> StepResult:
         """Waits for the next answer. Raises BlockyardError when the stream is broken, a step was refused or the answer
         is wrong; DRAINING when a worker stops."""
-        ...
 
     def cancel(self) -> None: ...
 

@@ -84,11 +84,9 @@ class RendezvousPoint(Protocol):
 
     async def set(self, key: str, value: bytes) -> None:
         """Sets a value under a key; raises BlockyardError if the meeting point is closed."""
-        ...
 
     async def get(self, key: str, seconds: float) -> bytes:
         """Waits up to `seconds` for a value, and returns it; raises BlockyardError or TimeoutError."""
-        ...
 
 
 class Rendezvous:

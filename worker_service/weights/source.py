@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 class Source(Weights, Protocol):
     def finish(self) -> str:
         """Returns the digest of the weights that were read, in hex."""
-        ...
 
 
 def refill(

@@ -10,7 +10,7 @@ from blockyard.contract.codec.models import MODEL
 from blockyard.contract.codec.pooling import encode_classifications, encode_embeddings, encode_scores
 from blockyard.contract.events import Accepted, Delta, Finished, PromptLogprobs
 from blockyard.contract.request import OnDisconnect
-from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
+from blockyard.inference.v1 import inference_pb2
 from gateway.codec import pooling as pooling_codec
 from gateway.codec import public as codec
 from gateway.fronts.grpc_api.handlers import add_service, tenant_of
@@ -30,7 +30,7 @@ W = TypeVar("W", inference_pb2.GenerateResponse, inference_pb2.ChatResponse)
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
 
 
-class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
+class InferenceServicer:
     def __init__(self, generation: GenerationService) -> None:
         self._generation = generation
 

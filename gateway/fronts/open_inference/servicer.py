@@ -10,7 +10,6 @@ import grpc.aio
 
 from blockyard.errors import BlockyardError, Reason, Violation, invalid, quote
 from blockyard.open_inference.v2 import open_inference_pb2 as messages
-from blockyard.open_inference.v2 import open_inference_pb2_grpc
 from blockyard.telemetry import EventLogger
 from blockyard.version import __version__
 from gateway.fronts.grpc_api.handlers import add_service, tenant_of
@@ -34,7 +33,7 @@ MAX_REQUESTS_OF_STREAM = 1024
 STATUS_KEY, STATUS_VALUE = "triton_grpc_error", "true"
 
 
-class OpenInferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
+class OpenInferenceServicer:
     def __init__(self, generation: GenerationService) -> None:
         self._generation = generation
 
