@@ -263,7 +263,6 @@ class GenerationService:
 
     @property
     def num_readers(self) -> int:
-        """The number of answers that are being read."""
         return self._live.num_readers
 
     @property
@@ -315,7 +314,6 @@ class GenerationService:
         self._draining = ""
 
     async def wait_until_idle(self) -> None:
-        """Waits until no answer is being read."""
         idle = asyncio.Event()
         self._live.on_idle = idle.set
         while self._live.num_readers:

@@ -155,7 +155,7 @@ class Backend(Protocol):
         Args:
             weight: out_features rows, or twice as many if the spec is `gated`. The rows may come in parts, in order,
                 for projections of the same input that are packed together. A quantized weight keeps its levels and
-                scales: `kernels.reference.int4` defines its product.
+                scales: `kernels.reference.quantized` defines its product.
             bias: [rows], or None.
             spec: the activation, the logit transform and the summation of the inner dimension.
             arena: the arena for the packed weight, if the backend `packs_into_arenas`; None: newly allocated memory.

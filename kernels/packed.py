@@ -30,7 +30,6 @@ class QuantizedWeight:
 
     @property
     def num_rows(self) -> int:
-        """The number of outputs."""
         return len(self.levels)
 
     @property

@@ -122,7 +122,6 @@ class CacheEngine:
         return _checksums(self.device_pool, block_ids)
 
     def host_checksums(self, block_ids: Sequence[int]) -> list[bytes]:
-        """Hashes host blocks in the same way."""
         self._synchronize()
         return _checksums(self.host_pool, block_ids)
 

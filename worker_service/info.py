@@ -57,7 +57,6 @@ def describe_model(loaded: RunnableModel) -> LoadedModel:
 
 
 def describe_loras(store: LoraStore) -> LoraInfo:
-    """Describes the adapters in a worker's cache, by lora_id."""
     adapters = (describe_adapter(store, adapter) for _, adapter in sorted(store.adapters.items()))
     return LoraInfo(store.limits, tuple(adapters))
 

@@ -12,8 +12,7 @@ import gc
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from blockyard.capacity.kv_blocks import KvBlocks
-from blockyard.capacity.limits import DEFAULT_BLOCK_SIZE, max_useful_blocks, wrong_block_size, wrong_step_size
+from blockyard.capacity.limits import DEFAULT_BLOCK_SIZE, KvBlocks, max_useful_blocks, wrong_block_size, wrong_step_size
 from blockyard.capacity.memory import (
     cpu_usage,
     fitting_utilization,
@@ -34,7 +33,7 @@ from kernels.capture import CaptureSizes
 from kernels.select import KernelChoice
 from worker_service.batch.input_batch import BatchLimits, InputBatch
 from worker_service.cache_engine import BlockFormat, CacheEngine
-from worker_service.collectives.silent import make_silence
+from worker_service.collectives.gathering import make_silence
 from worker_service.device import memory
 from worker_service.device.device import AllowedDevice, check_dtype, choose_device
 from worker_service.lora.slots import AdapterSlots

@@ -142,7 +142,6 @@ class Worker:
 
     @property
     def epoch(self) -> int:
-        """The highest epoch seen."""
         return max(self._streams.epoch, self.membership.epoch)
 
     @property
@@ -260,7 +259,6 @@ class Worker:
             return cache
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Runs work in the device thread."""
         return await self._thread.run(work)
 
     def run_between_steps(self, work: Callable[[], T]) -> T:

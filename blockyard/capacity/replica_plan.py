@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from blockyard.capacity.adapters import adapter_format, check_adapters, lora_bytes, lora_limits, wrong_limits
 from blockyard.capacity.devices import check_gpu_dtype, choose_device_type
 from blockyard.capacity.formats import check_ops, check_quantization, held_in, weight_format
-from blockyard.capacity.kv_blocks import KvBlocks
 from blockyard.capacity.limits import (
     DEFAULT_BLOCK_SIZE,
     DoesNotFit,
+    KvBlocks,
     choose_max_model_len,
     max_useful_blocks,
     wrong_profile_request,

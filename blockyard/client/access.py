@@ -51,7 +51,6 @@ class ClientAccess:
         return grpc.secure_channel(target, self._credentials, self._options(target))
 
     def make_aio_channel(self, target: str) -> grpc.aio.Channel:
-        """Opens a channel on the running loop."""
         if self._credentials is None:
             return grpc.aio.insecure_channel(target, self._options(target))
         return grpc.aio.secure_channel(target, self._credentials, self._options(target))

@@ -168,7 +168,6 @@ def read_rms(fields: Fields, default: float = 1e-6, *, is_wide: bool = False) ->
 
 
 def read_feed(fields: Fields, sizes: Sizes, *, has_bias: bool = False) -> Mlp:
-    """Reads a gated MLP."""
     return Mlp(
         inner_features=sizes.inner, activation=fields.choose("hidden_act", ACTIVATIONS, "silu"), has_bias=has_bias
     )

@@ -135,7 +135,6 @@ class Histogram:
         self.sum = 0.0
 
     def observe(self, value: float, count: int = 1) -> None:
-        """Adds a value `count` times."""
         self._counts[bisect_left(self.bounds, value)] += count
         self.sum += value * count
 
@@ -184,7 +183,6 @@ class Registry:
         return made
 
     def extend(self, catalogue: Iterable[Metric]) -> None:
-        """Appends metrics to the catalogue."""
         self.catalogue = (*self.catalogue, *catalogue)
 
     def share(self, metric: Metric, values: Histogram, *labels: str) -> None:

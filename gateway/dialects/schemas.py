@@ -94,5 +94,4 @@ def resolve(reference: str, schema: Schema) -> object:
 
 
 def type_of(value: object) -> str:
-    """Returns the JSON type of a value."""
     return _TYPES.get(type(value), "null")

@@ -104,7 +104,6 @@ class _Value:
 
 
 def write_string(text: str) -> str:
-    """Writes a text as JSON."""
     return encode_basestring(text)
 
 

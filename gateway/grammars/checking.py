@@ -73,7 +73,6 @@ class GrammarChecks:
         self._known: OrderedDict[_Question, str] = OrderedDict()
 
     def close(self) -> None:
-        """Stops the threads and ends the processes."""
         self._threads.close()
         self._compilers.close()
 

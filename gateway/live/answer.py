@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
     from blockyard.contract.scheduling import SequenceError, SequenceRecord
     from gateway.dialects.answer_parser import AnswerParser
-    from gateway.text.detokenizer import Detokenizer
-    from gateway.text.token_texts import TokenTexts
+    from gateway.text.detokenizer import Detokenizer, TokenTexts
 
 # The most tokens of a sequence with stop strings that may wait for a reader.
 MAX_UNREAD_TOKENS = 16

@@ -87,7 +87,6 @@ class LiveRequests:
 
     @property
     def num_readers(self) -> int:
-        """The number of answers that are being read."""
         return len(self._readers)
 
     @property

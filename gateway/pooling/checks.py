@@ -12,8 +12,8 @@ from gateway.validation import size_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from gateway.pooling.inputs import EncodedPair
     from gateway.pooling.model import PooledModel
-    from gateway.text.pairs import EncodedPair
 
 MAX_VIOLATIONS = 100
 MAX_ANSWER_NUMBERS = 3 * 2**20

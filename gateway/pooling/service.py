@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
     from blockyard.contract.scheduling import ModelFacts
     from gateway.live.live_requests import Admission, LiveRequests
+    from gateway.pooling.inputs import EncodedPair
     from gateway.pooling.model import RuleReader
     from gateway.pooling_calls import CallOptions, ClassifyCall, EmbedCall, Input, ScoreCall
-    from gateway.text.pairs import EncodedPair
     from gateway.text.tokenizer import Tokenizer
     from gateway.text.vocabulary import Steps
 

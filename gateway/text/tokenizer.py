@@ -9,9 +9,8 @@ from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.panics import panics_as_errors
 from gateway.dialects.table import AUTO, choose_dialect
 from gateway.text.chat_template import ChatTemplate
-from gateway.text.detokenizer import Detokenizer, DetokenizerFactory
+from gateway.text.detokenizer import Detokenizer, DetokenizerFactory, TokenTexts
 from gateway.text.template_roles import TemplateRoles, arrange
-from gateway.text.token_texts import TokenTexts
 from gateway.text.vocabulary import Encoded, Steps, Vocabulary, encode_steps
 
 if TYPE_CHECKING:
@@ -90,7 +89,6 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether messages can be rendered."""
         return self._chat_template is not None
 
     @property

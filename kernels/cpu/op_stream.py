@@ -50,7 +50,6 @@ class OpStream:
             plan.ranks = ranks
 
     def make(self, kind: Kind | Joint, **fields: Any) -> Op:
-        """Makes an op over all rows."""
         return Op(kind=kind, type=self._type, rows=Rows.TOKENS, **fields)
 
     def emit(self, op: Op, *results: Tensor, batch: AttentionBatch | None = None, lora: LoraRows | None = None) -> None:

@@ -165,7 +165,6 @@ class CapturedPlan:
 
 
 def meet(ranks: Ranks | None, joint: Joint, rows: Tensor) -> None:
-    """Runs a collective operation on rows."""
     assert ranks is not None, "a share of a model, and no group"
     match joint:
         case Joint.ADD:

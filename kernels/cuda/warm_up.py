@@ -47,7 +47,6 @@ class Compilations:
         self.num_compiled += not cache_hit
 
     def tell(self, event: str) -> None:
-        """Logs the counts so far."""
         seconds = time.perf_counter() - self._begin
         log.info("%s: %d kernels compiled, %d from the cache, %.1f s", event, self.num_compiled, self.num_read, seconds)
 

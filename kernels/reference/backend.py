@@ -215,7 +215,6 @@ class ReferenceBackend:
         return None
 
     def probe(self, linears: Sequence[PackedLinear], shape: AttentionShape) -> bool:
-        """Tests whether results are batch-invariant."""
         if self._method is Method.PLAIN:
             return False
         weights = cast("Sequence[ReferenceLinear]", linears)

@@ -53,7 +53,6 @@ class ReferenceMixtureOps:
         self._ranks = ranks
 
     def pack_router(self, weight: Tensor, bias: Tensor | None, arena: Arena | None = None) -> PackedLinear:
-        """Packs a router, in float32."""
         wide = None if bias is None else bias.float()
         return ReferenceLinear(weight.float(), wide, self._method)
 

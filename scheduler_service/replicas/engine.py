@@ -17,9 +17,16 @@ from blockyard.telemetry import EventLogger
 from scheduler_service.core.scheduler import CoreConfig, Scheduler
 from scheduler_service.replicas.circuit_breaker import SOUND_STEPS, CircuitBreaker
 from scheduler_service.replicas.drain import Drain
-from scheduler_service.replicas.epoch_failure import DRAINED, EpochFailure, all_sequences, is_break, named_sequences
+from scheduler_service.replicas.epoch_failure import (
+    DRAINED,
+    LAST_FAILURE_RETRY_SECONDS,
+    EpochFailure,
+    Unusable,
+    all_sequences,
+    is_break,
+    named_sequences,
+)
 from scheduler_service.replicas.loras.replica_loras import ReplicaLoras
-from scheduler_service.replicas.not_ready import LAST_FAILURE_RETRY_SECONDS, Unusable
 from scheduler_service.replicas.rank import lora_limits
 from scheduler_service.replicas.replica import Replica
 from scheduler_service.replicas.step_loop import StepEvents, StepLoop

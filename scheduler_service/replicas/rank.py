@@ -36,8 +36,8 @@ from blockyard.contract.workers import (
 from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
 from scheduler_service.config import SchedulerConfiguration, model_source
+from scheduler_service.replicas.epoch_failure import LAST_FAILURE_RETRY_SECONDS, NotReady, Unreachable
 from scheduler_service.replicas.facts import MeetingPoint, StartPhase, StartProgress
-from scheduler_service.replicas.not_ready import LAST_FAILURE_RETRY_SECONDS, NotReady, Unreachable
 from scheduler_service.replicas.start_spans import StartSpans
 from scheduler_service.replicas.steps.answer_checks import WrongAnswer
 

@@ -16,7 +16,7 @@ from blockyard.contract.scheduling import ModelFacts
 from blockyard.contract.workers import CacheInfo, CachePlan, LoadedModel, WeightsSource, WorkerState
 from blockyard.telemetry import EventLogger
 from scheduler_service.replicas.cache_plan import find_least, plan_as, plan_cache
-from scheduler_service.replicas.not_ready import (
+from scheduler_service.replicas.epoch_failure import (
     LAST_FAILURE_RETRY_SECONDS,
     Misconfigured,
     NotReady,

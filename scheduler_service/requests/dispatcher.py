@@ -134,7 +134,6 @@ class Dispatcher:
     # Requests.
 
     def submit(self, request: Request) -> None:
-        """Lets a request wait for a replica."""
         self._backlog.push(request.group, request.group.arrived_at)
         self.wake()
 

@@ -64,7 +64,6 @@ class Request:
 
     @property
     def has_begun(self) -> bool:
-        """Whether any of it was computed."""
         return self.lost is not None or any(
             sequence.is_known or len(sequence.token_ids) > self.group.prompt_length for sequence in self.group.sequences
         )

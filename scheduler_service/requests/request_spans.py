@@ -191,11 +191,9 @@ class RequestSpans:
             self._prefilling.add(watched)
 
     def on_replica_gone(self, replica_id: int) -> None:
-        """Forgets the rows of a removed replica."""
         self._rows.pop(replica_id, None)
 
     def on_answered(self) -> None:
-        """Checks the requests that wait for their first token."""
         for watched in tuple(self._prefilling):
             watched.on_answered()
             if watched.phase != _PREFILL:

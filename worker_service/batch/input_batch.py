@@ -147,7 +147,6 @@ class InputBatch:
 
     @property
     def num_rows(self) -> int:
-        """The number of rows, used or not."""
         return len(self._token_ids)
 
     def __contains__(self, sequence_id: int) -> bool:
@@ -183,7 +182,6 @@ class InputBatch:
         return rows
 
     def token_ids(self, sequence_id: int) -> Array:
-        """Returns a copy of a sequence's ids."""
         row = self._row_of[sequence_id]
         return self._token_ids[row, : self._progress["num_tokens"][row]].astype(np.int64)
 

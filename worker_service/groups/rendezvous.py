@@ -49,7 +49,6 @@ class RendezvousStore(c10d.Store):
         self._run(self._point.set(key, value.encode() if isinstance(value, str) else bytes(value)))
 
     def get(self, key: str) -> bytes:
-        """Waits for a value, and returns it."""
         return self._run(self._point.get(key, self.seconds_left))
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:

@@ -81,7 +81,6 @@ class PeftFolder:
         return header
 
     def digest(self) -> str:
-        """Hashes both files, in hex."""
         digest = hashlib.sha256()
         try:
             for path in (self.config_path, self.weights_path):

@@ -145,7 +145,6 @@ def join_factors(projection: Projection, factors: Mapping[str, tuple[Tensor, Ten
 
 
 def find_sites(model: DecoderModel) -> tuple[Projection, ...]:
-    """Lists the weights of a rank's layers."""
     return tuple(projection for layer in model.layers for projection in layer.projections)
 
 

@@ -170,7 +170,6 @@ class NetworkBuilder(PartReader):
     """Reads all tensors of a network and builds it."""
 
     def build(self) -> DecoderModel:
-        """Reads all weights and makes the network."""
         beginning, layers, ending = self.read()
         model = DecoderModel(self._config, self._backend, beginning, layers, ending, self._share, self._names)
         model.has_two_tables = self._has_found_two

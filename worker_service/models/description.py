@@ -48,7 +48,6 @@ class Module:
 
     @property
     def tensor_names(self) -> frozenset[str]:
-        """The names that the module's tensors may have."""
         return frozenset(f"{rows.name}.{kind}" for rows in self.tensors for kind in ("weight", "bias"))
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:

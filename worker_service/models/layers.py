@@ -47,7 +47,6 @@ class StepContext:
 
     @property
     def lora(self) -> LoraRows | None:
-        """The LoRA adapters of the rows."""
         return self.batch.lora
 
 

@@ -221,7 +221,6 @@ class _Target:
     """The time of the load's start, by time.perf_counter()."""
 
     def build(self, files: WeightFiles | RandomWeights | PackedWeights) -> RunnableModel:
-        """Builds the network from files, in a new arena."""
         arena = make_arena(self.backend.device, can_be_given_up=self.can_sleep)
         model = build_decoder(self.config, self.backend, files, self.parallel, arena)
         _log_doubts(self.load_format, files.unread)

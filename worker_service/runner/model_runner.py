@@ -339,5 +339,4 @@ class ModelRunner:
         return self.model.probe()
 
     def fingerprint(self) -> str:
-        """Hashes what this machine computes for fixed tokens."""
         return self.model.fingerprint(self._ranks)

@@ -50,7 +50,6 @@ def _columns(num_candidates: Array, found: TokenLogprobs, ranks: Array | None = 
 
 
 def concatenate(parts: Sequence[Logprobs]) -> Logprobs:
-    """Joins the columns of at least one part."""
     return Logprobs(
         np.concatenate([part.num_candidates for part in parts]),
         np.concatenate([part.token_ids for part in parts]),

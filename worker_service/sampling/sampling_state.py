@@ -103,7 +103,6 @@ class PenaltyCounts:
         return self._counts[: len(self._place)]
 
     def copy(self) -> PenaltyCounts:
-        """Makes an independent copy."""
         twin = object.__new__(PenaltyCounts)
         twin._place = dict(self._place)
         twin._token_ids = self._token_ids.copy()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from blockyard.errors import BlockyardError, Reason
-from worker_service.collectives.silent import make_silence
+from worker_service.collectives.gathering import make_silence
 from worker_service.step import Step, StepOutput
 
 if TYPE_CHECKING:
@@ -148,11 +148,9 @@ class RankSteps:
         return self._as_rank(step, result)
 
     def on_inputs(self, step: Step, forward_batch: ForwardBatch) -> None:
-        """Adds a step that is about to be computed to the digest."""
         self._digest.add_inputs(step, forward_batch)
 
     def on_outputs(self, forward_batch: ForwardBatch, output: RunnerOutput) -> None:
-        """Adds the sampled tokens to the digest."""
         if self._parallel.is_last_stage:
             self._digest.add_outputs(forward_batch, output)
 

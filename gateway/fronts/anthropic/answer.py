@@ -39,7 +39,6 @@ class MessageAnswer:
         self._warnings = {"warnings": list(accepted.warnings)} if accepted.warnings else {}
 
     def start(self) -> Iterator[dict[str, Any]]:
-        """Makes the events before the first block."""
         message = {**self._head, "content": [], **self._ending(), "usage": self._usage(), **self._warnings}
         yield {"type": "message_start", "message": message}
         yield {"type": "ping"}

@@ -18,7 +18,7 @@ from gateway.fronts.anthropic.blocks import (
     join_texts,
 )
 from gateway.fronts.http_calls.body_types import schema_format
-from gateway.fronts.http_calls.places import Placed
+from gateway.fronts.http_calls.errors import Placed
 from gateway.request import GenerationRequest
 
 if TYPE_CHECKING:

@@ -10,24 +10,43 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute, APIRouter
 from starlette.exceptions import HTTPException
 
-from gateway.fronts.anthropic import document, errors
+from blockyard.errors import BlockyardError, Reason
+from gateway.fronts.anthropic import errors
 from gateway.fronts.anthropic.answer import MessageAnswer
 from gateway.fronts.anthropic.call import placed_messages, understand, understand_count
 from gateway.fronts.anthropic.schema import CountBody, MessagesBody
 from gateway.fronts.http_calls.bodies import parse_body, read_json, read_tenant
-from gateway.fronts.http_calls.errors import client_error
-from gateway.fronts.http_calls.places import naming_places
+from gateway.fronts.http_calls.errors import client_error, naming_places
+from gateway.fronts.http_calls.openapi import EVENTS, JSON, TENANT, ApiBodies, documented
 from gateway.fronts.http_calls.single_reader import read_all, started, typed_events
 from gateway.fronts.http_calls.streaming import Connection, EventStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from blockyard.errors import BlockyardError
     from gateway.generation import GenerationService
 
+
+_PAGES = "https://docs.anthropic.com/en/api"
+
+BODIES = ApiBodies((MessagesBody, CountBody), {MessagesBody: {}})
+
+MESSAGES = documented(
+    f"Anthropic's [message]({_PAGES}/messages), or its events; the name of an event is the type in its data",
+    Reason,
+    bodies=(MessagesBody,),
+    parameters=(TENANT,),
+    forms=(JSON, EVENTS),
+)
+
+COUNT_TOKENS = documented(
+    f"Anthropic's [count of tokens]({_PAGES}/messages-count-tokens)", Reason, bodies=(CountBody,), parameters=(TENANT,)
+)
+
 PATH = "/v1/messages"
+
 _COUNT_PATH = f"{PATH}/count_tokens"
+
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
 
 
@@ -85,7 +104,6 @@ class MessageEndpoints:
 
 
 def _fail(error: BlockyardError) -> list[dict[str, Any]]:
-    """Makes the last event of a stream that fails."""
     return [errors.error_object(errors.rename(error))]
 
 
@@ -105,8 +123,8 @@ async def _alive() -> Response:
 def add_messages(app: FastAPI, generation: GenerationService) -> None:
     endpoints = MessageEndpoints(generation)
     router = APIRouter(route_class=AnsweringRoute)
-    router.add_api_route(PATH, endpoints.create, methods=["POST"], **document.MESSAGES)
-    router.add_api_route(_COUNT_PATH, endpoints.count_tokens, methods=["POST"], **document.COUNT_TOKENS)
+    router.add_api_route(PATH, endpoints.create, methods=["POST"], **MESSAGES)
+    router.add_api_route(_COUNT_PATH, endpoints.count_tokens, methods=["POST"], **COUNT_TOKENS)
     for path in (PATH, PATH + "/{rest:path}"):
         router.add_api_route(path, _not_served, methods=_METHODS, include_in_schema=False)
     app.include_router(router)

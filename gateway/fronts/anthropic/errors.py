@@ -49,7 +49,6 @@ def _parameter(field: str) -> str:
 
 
 def error_type(status: int) -> str:
-    """Returns the API's error type for an HTTP status."""
     return _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
 
 

@@ -196,7 +196,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 
 
 def _note(method: str, **fields: str) -> None:
-    """Logs an operator's call and its caller."""
     log.info("an operator called", method=method, caller=CALLER.get().name or "unknown", **fields)
 
 

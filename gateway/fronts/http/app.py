@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gateway.fronts.anthropic.document import BODIES as MESSAGES_BODIES
+from gateway.fronts.anthropic.endpoints import BODIES as MESSAGES_BODIES
 from gateway.fronts.anthropic.endpoints import add_messages
 from gateway.fronts.anthropic.models import add_models
 from gateway.fronts.openai.app import make_app
 from gateway.fronts.openai.schema.document import describe
-from gateway.fronts.responses.document import BODIES as RESPONSES_BODIES
+from gateway.fronts.responses.endpoints import BODIES as RESPONSES_BODIES
 from gateway.fronts.responses.endpoints import add_responses
 
 if TYPE_CHECKING:

@@ -112,10 +112,8 @@ class Answer:
 
     @property
     def has_failed(self) -> bool:
-        """Whether every choice has failed."""
         return len(self._errors) == len(self._choices)
 
     @property
     def is_whole(self) -> bool:
-        """Whether all choices have ended."""
         return not self._num_unfinished

@@ -74,7 +74,6 @@ class Tally:
         self.num_prompt_tokens += accepted.num_prompt_tokens
 
     def add_choice(self, number: int, finished: Finished) -> None:
-        """Counts the tokens of a choice that ended."""
         self.num_tokens[number] = finished.usage.num_completion_tokens
         if finished.index == 0:
             self.num_cached_tokens += finished.usage.num_cached_tokens
@@ -184,7 +183,6 @@ class WholeAnswer:
                 choice.echo = echo
 
     def add(self, prompt: int, event: Event) -> None:
-        """Adds an event of the request number `prompt`."""
         if isinstance(event, Accepted | Recovered):
             return
         if isinstance(event, PromptLogprobs):

@@ -58,7 +58,6 @@ class ResponseAnswer:
         self._error: dict[str, Any] | None = None
 
     def start(self) -> Iterator[dict[str, Any]]:
-        """Makes the events before the first item."""
         kinds = ("response.created", "response.in_progress")
         yield from self._numbered({"type": kind, "response": self.response()} for kind in kinds)
 

@@ -13,8 +13,7 @@ from blockyard.contract.request import OnDisconnect
 from blockyard.contract.sampling import SamplingParams, StopCriteria
 from blockyard.errors import BlockyardError, Reason
 from gateway.chat import effort_arguments
-from gateway.fronts.http_calls.errors import format_parameter, rename_violations
-from gateway.fronts.http_calls.places import Placed, naming_places
+from gateway.fronts.http_calls.errors import Placed, format_parameter, naming_places, rename_violations
 from gateway.fronts.openai import errors
 from gateway.fronts.openai.call_codec import decode_state, encode_state
 from gateway.fronts.openai.call_state import CallState

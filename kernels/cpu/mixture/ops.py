@@ -62,12 +62,10 @@ class CpuExperts:
 
     @property
     def gate_up(self) -> CpuLinear | Int8Linear:
-        """The first expert's first product."""
         return self.linears[0]
 
     @property
     def down(self) -> CpuLinear | Int8Linear:
-        """The first expert's second product."""
         return self.linears[1]
 
 

@@ -58,7 +58,6 @@ class LoraRoom:
             self._slots[slot, : len(lora.held)].copy_(lora.held, non_blocking=True)
 
     def segments(self, lora: LoraRows) -> Segments:
-        """Returns the rows of a step by slot."""
         return Segments.of(lora, len(self._slots), self._slots.device)
 
     def shrink(self, hidden: Tensor, lora: LoraRows) -> Tensor:

@@ -23,8 +23,7 @@ from blockyard.model_config.fields import unusable
 from kernels.select import get_backend, make_arena
 from worker_service.device.memory import room_for_weights
 from worker_service.models.fallback.attention import IMPLEMENTATION
-from worker_service.models.fallback.model import TransformersModel
-from worker_service.models.fallback.network import Network
+from worker_service.models.fallback.model import Network, TransformersModel
 from worker_service.models.fallback.packing import Packer, pack_network
 from worker_service.models.fallback.survey import Survey, refuse, survey_network
 from worker_service.models.model_config import ModelConfig

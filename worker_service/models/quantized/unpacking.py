@@ -59,7 +59,6 @@ def unpack(
 
 
 def empty(stored: StoredWeights, shape: tuple[int, int], dtype: torch.dtype) -> QuantizedWeight:
-    """Makes a weight without numbers."""
     levels = torch.empty(shape, dtype=torch.uint8, device="meta")
     if stored.packing is Packing.BYTES:
         return QuantizedWeight(dtype, levels, torch.empty(shape[0], 1, device="meta"))

@@ -125,7 +125,6 @@ _FORM = header(ANTHROPIC_VERSION, "asks for the models in Anthropic's form, what
 
 
 def _call(answer: str, body: type[Shape]) -> dict[str, Any]:
-    """Documents a call that generates."""
     return documented(answer, Reason, bodies=(body,), parameters=(_KEY, _PLACE, TENANT), forms=(JSON, EVENTS))
 
 
@@ -145,7 +144,6 @@ CANCEL = documented(
 
 
 def _pools(answer: str, body: type[Shape]) -> dict[str, Any]:
-    """Documents a call for vectors, scores or labels."""
     return documented(answer, Reason, bodies=(body,), parameters=(_KEY, TENANT))
 
 
