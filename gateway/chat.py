@@ -61,6 +61,7 @@ class Renderer(Protocol):
 
         Raises BlockyardError: FEATURE_DISABLED without a template, FIELD_INVALID if the template refuses the messages.
         """
+        ...
 
 
 def effort_arguments(effort: str | None) -> dict[str, Any]:

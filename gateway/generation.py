@@ -277,6 +277,13 @@ class GenerationService:
         model = _make_model_card(self.model_name, facts, width, self.tokenizer)
         return [model, *(_make_card(adapter, model, self._tokenizers) for adapter in self._link.loras.values())]
 
+    def find_model(self, name: str) -> Model:
+        """Finds a model or an adapter by its name; raises BlockyardError MODEL_NOT_FOUND."""
+        for model in self.models():
+            if model.name == name:
+                return model
+        raise BlockyardError(Reason.MODEL_NOT_FOUND, f"the model {quote(name)} is not served here")
+
     def resolve_model(self, name: str) -> None:
         """Raises BlockyardError MODEL_NOT_FOUND unless the name is empty, the served model's or an adapter's."""
         if not self.serves(name):

@@ -27,9 +27,8 @@ from gateway.fronts.admin_http.app import make_admin_app
 from gateway.fronts.grpc_api.admin_servicer import SERVICE_NAME as ADMIN_SERVICE_NAME
 from gateway.fronts.grpc_api.admin_servicer import AdminServicer
 from gateway.fronts.grpc_api.servicer import SERVICE, InferenceServicer, add_inference_service
-from gateway.fronts.http.app import make_http_app
 from gateway.fronts.http.metrics import add_metrics
-from gateway.fronts.http.server import HttpFront
+from gateway.fronts.http.server import HttpFront, make_http_app
 from gateway.fronts.open_inference.servicer import SERVICE as OPEN_INFERENCE
 from gateway.fronts.open_inference.servicer import OpenInferenceServicer, add_open_inference_service
 from gateway.fronts.page.routes import StatusBoard, add_page

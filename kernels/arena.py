@@ -27,10 +27,12 @@ class Arena(Protocol):
     @property
     def used_bytes(self) -> int:
         """Bytes handed out since the start or the last `rewind`."""
+        ...
 
     @property
     def parts(self) -> list[Tensor]:
         """The parts handed out since the start or the last `rewind`, in order."""
+        ...
 
     def take(self, num_bytes: int) -> Tensor:
         """Returns a uint8 tensor [num_bytes] at a multiple of 64. Memory that was never handed out before is zero.
@@ -38,6 +40,7 @@ class Arena(Protocol):
         Raises:
             OSError, MemoryError, RuntimeError: there is not enough memory.
         """
+        ...
 
     def rewind(self) -> None:
         """Hands out the memory from the beginning again: the same sizes in the same order get the same addresses."""
@@ -93,6 +96,7 @@ class ChunkedArena(ABC):
     @abstractmethod
     def allocate(self, num_bytes: int) -> Tensor:
         """Allocates zeros [num_bytes] uint8 for good."""
+        ...
 
     @abstractmethod
     def give_up(self, *, keeps: bool) -> None:

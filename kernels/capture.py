@@ -53,12 +53,15 @@ class CapturedStep(Protocol):
     @property
     def num_bytes(self) -> int:
         """Bytes of its own buffers, once the largest step has run."""
+        ...
 
     def takes(self, step: StepInputs) -> bool:
         """Returns whether the step is within the sizes that this was made for."""
+        ...
 
     def replay(self, step: StepInputs, *, with_logits: bool) -> StepOutputs:
         """Computes a step. The results have the same bits as if its ops were called one by one."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

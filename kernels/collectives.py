@@ -28,14 +28,17 @@ class Collectives(Protocol):
     @property
     def rank(self) -> int:
         """The index of this rank, below `size`."""
+        ...
 
     @property
     def size(self) -> int:
         """The number of ranks; a power of two if `add` is used."""
+        ...
 
     @property
     def is_broken(self) -> bool:
         """Whether the group has failed or was aborted and cannot be used any more."""
+        ...
 
     def add(self, rows: Tensor) -> None:
         """All-reduces (sums) `rows`, float32 [T, W], in place. All ranks get the same bits.
@@ -51,6 +54,7 @@ class Collectives(Protocol):
 
     def gather(self, rows: Tensor, to: int = 0) -> Tensor | None:
         """Concatenates all ranks' `rows` [T, W] in rank order: [T, size * W] at rank `to`, None at the other ranks."""
+        ...
 
     def exchange_best(
         self, values: npt.NDArray[np.float32], ids: npt.NDArray[np.int64], finite: npt.NDArray[np.bool_]
@@ -66,9 +70,11 @@ class Collectives(Protocol):
             The tokens [R] with the largest values, the lowest id on ties, and whether all logits of each row are
             finite. The token of a row that is not finite is arbitrary. All ranks get the same result.
         """
+        ...
 
     def broadcast(self, array: npt.NDArray[np.int32], root: int = 0) -> npt.NDArray[np.int32]:
         """Returns rank `root`'s array [n] at all ranks. The other ranks pass an array of the same length."""
+        ...
 
     def send(self, rows: Tensor, rank: int) -> None:
         """Sends `rows` to another rank, which must call `receive`. The caller may overwrite `rows` afterwards."""

@@ -56,12 +56,14 @@ class Launched(Protocol):
     @property
     def is_ready(self) -> bool:
         """Whether `wait` returns at once."""
+        ...
 
     def wait(self) -> Results:
         """Waits until the work is done and returns its results on the host, or raises the work's exception.
 
         May be called from any thread, and more than once.
         """
+        ...
 
 
 class Launcher(Protocol):
@@ -70,6 +72,7 @@ class Launcher(Protocol):
     @property
     def depth(self) -> int:
         """The most steps that may be launched and unfinished; 1: `launch` returns when the work is done."""
+        ...
 
     def launch(self, work: Callable[[], Results]) -> Launched:
         """Launches work that runs after all work launched before.
@@ -78,6 +81,7 @@ class Launcher(Protocol):
             work: a function that returns tensors on the device. It runs at any time before `wait` returns; the host
                 arrays that it reads must not change until then.
         """
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,7 @@ class LoraOps(Protocol):
         Returns:
             Bytes of device memory outside the slots that the factors of the largest adapter take for this weight.
         """
+        ...
 
     def pack(self, packed: PackedLinear, shrink: Tensor, expand: Tensor) -> PackedLora:
         """Packs copies of an adapter's factors for a weight, in the model's dtype.
@@ -84,6 +85,7 @@ class LoraOps(Protocol):
             shrink: [width, in_features], at most max_width.
             expand: [rows of the weight in their original order, width].
         """
+        ...
 
     def write(self, packed: PackedLinear, slot: int, lora: PackedLora | None) -> None:
         """Puts an adapter into a slot of a weight, or empties the slot (None), from the next product on."""

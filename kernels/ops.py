@@ -87,30 +87,37 @@ class Backend(Protocol):
     @property
     def is_complete(self) -> bool:
         """Whether it has all ops. If not, it has those of dense decoder models with a single KV group."""
+        ...
 
     @property
     def packs_into_arenas(self) -> bool:
         """Whether packed weights lie completely in the arena that `pack_linear` gets."""
+        ...
 
     @property
     def sampling(self) -> SamplingOps:
         """The ops of sampling."""
+        ...
 
     @property
     def lora(self) -> LoraOps | None:
         """The ops of LoRA adapters; None: this backend has none."""
+        ...
 
     @property
     def mixture(self) -> MixtureOps | None:
         """The ops of mixtures of experts; None: this backend has none."""
+        ...
 
     @property
     def launcher(self) -> Launcher:
         """The launcher of the device's steps."""
+        ...
 
     @property
     def identity(self) -> str:
         """A string for all that results depend on besides source code and device: libraries, versions, arithmetic."""
+        ...
 
     def set_num_threads(self, num_threads: int) -> None:
         """Sets how many threads compute. Batch-invariant results do not depend on it."""
@@ -139,6 +146,7 @@ class Backend(Protocol):
         Raises:
             ValueError: the lengths are inconsistent, or the block size is not in BLOCK_SIZES.
         """
+        ...
 
     def pack_linear(
         self,
@@ -160,6 +168,7 @@ class Backend(Protocol):
             spec: the activation, the logit transform and the summation of the inner dimension.
             arena: the arena for the packed weight, if the backend `packs_into_arenas`; None: newly allocated memory.
         """
+        ...
 
     def linear(
         self, hidden: Tensor, packed: PackedLinear, *, wide: bool = False, lora: LoraRows | None = None
@@ -169,6 +178,7 @@ class Backend(Protocol):
         If `wide`, the result is float32, unrounded if the backend can; not for a gated or partial weight, and not with
         `lora`. If the weight has LoRA slots (`kernels.lora`), the products of the adapters in `lora` are added.
         """
+        ...
 
     def embedding(
         self,
@@ -185,12 +195,14 @@ class Backend(Protocol):
         If `first_row` is given, the table is a shard that starts at this row of the whole table, and the other ranks
         that the backend has joined hold the other shards. Ids from `virtual.first_id` on select rows of `virtual`.
         """
+        ...
 
     def join(self, ranks: Ranks) -> None:
         """Sets the ranks that share partial weights and tables, and the pipeline stages; for captured steps too."""
 
     def receive(self, num_rows: int, width: int, dtype: torch.dtype) -> Tensor:
         """Receives rows [num_rows, width] from the previous pipeline stage."""
+        ...
 
     def send(self, rows: Tensor) -> None:
         """Sends rows [T, width] to the next pipeline stage."""
@@ -217,6 +229,7 @@ class Backend(Protocol):
             The normalised rows times the weight, and the new residual: `residual + scale * hidden`, rounded once, or
             `hidden` if there is no residual.
         """
+        ...
 
     def layer_norm(
         self,
@@ -240,17 +253,21 @@ class Backend(Protocol):
         Returns:
             As in `rms_norm`.
         """
+        ...
 
     def add_normed(
         self, hidden: Tensor, weight: Tensor | None, epsilon: float, residual: Tensor, scale: float = 1.0
     ) -> Tensor:
         """Computes `residual + scale * rms_norm(hidden)` -> [T, width]; both the norm and the sum are rounded."""
+        ...
 
     def add(self, hidden: Tensor, residual: Tensor, scale: float = 1.0) -> Tensor:
         """Computes `residual + scale * hidden` [T, width] in float32, rounded once."""
+        ...
 
     def silu_and_mul(self, gate_up: Tensor) -> Tensor:
         """Computes `silu(gate) * up` for rows [T, 2 * width], gate first -> [T, width]; the activation in float32."""
+        ...
 
     def rotary_and_cache(
         self,
@@ -278,6 +295,7 @@ class Backend(Protocol):
         Returns:
             The queries [T, H, D].
         """
+        ...
 
     def paged_attention(
         self,
@@ -302,6 +320,7 @@ class Backend(Protocol):
             sliding_window: as in `plan_attention`, for this layer.
             sinks: [H] float32, attention sinks: one more score per head in the softmax, without a value; None: none.
         """
+        ...
 
     def swap_blocks(self, source_pool: Tensor, destination_pool: Tensor, pairs: BlockPairs) -> None:
         """Copies whole blocks between two pools of equal layout (on a GPU also between two devices), bit for bit.
@@ -332,6 +351,7 @@ class Backend(Protocol):
             head: the LM head, which computes logits of the hidden rows; None: a later pipeline stage has it.
             sizes: the largest step.
         """
+        ...
 
     def probe(self, linears: Sequence[PackedLinear], shape: AttentionShape) -> bool:
         """Tests on this machine that results are batch-invariant, for every shape that a model uses.
@@ -342,6 +362,7 @@ class Backend(Protocol):
         Returns:
             Whether results are batch-invariant.
         """
+        ...
 
 
 def kv_pool_shape(

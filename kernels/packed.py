@@ -73,3 +73,4 @@ class PackedLinear(Protocol):
 
     def unpack(self) -> tuple[Tensor, Tensor | None]:
         """Returns copies of the weight [rows, in_features], as products use it, and of the bias [rows]."""
+        ...

@@ -74,6 +74,7 @@ class SamplingOps(Protocol):
 
     def finite_rows(self, logits: Tensor) -> Flags:
         """Returns for each row whether all its logits are finite: [R]."""
+        ...
 
     def apply_masks(self, logits: Tensor, rows: Integers, words: npt.NDArray[np.uint32]) -> None:
         """Sets the logits of masked tokens of some rows to -inf, in place. No other op changes logits.
@@ -89,12 +90,15 @@ class SamplingOps(Protocol):
 
         The id is -1 if no token of the row is possible or a logit is +inf, and arbitrary if a logit is NaN.
         """
+        ...
 
     def launch_choose(self, logits: Tensor, choices: Choices) -> Tensor:
         """Like `choose`, but leaves the ids [R] int64 on the device, if possible without waiting for it."""
+        ...
 
     def launch_finite_rows(self, logits: Tensor) -> Tensor:
         """Like `finite_rows`, but leaves the flags [R] bool on the device, without waiting for it."""
+        ...
 
     def take_last_tokens(self, token_ids: Tensor, last_tokens: Tensor) -> Tensor:
         """Replaces placeholder ids by the tokens that rows sampled last, without waiting for the device.
@@ -106,6 +110,7 @@ class SamplingOps(Protocol):
         Returns:
             [T] int64. A last token of -1 becomes 0; the result of a failed row is not used.
         """
+        ...
 
     def put_last_tokens(self, last_tokens: Tensor, rows: Tensor, token_ids: Tensor) -> None:
         """Writes `token_ids` [R] to the distinct rows `rows` [R] of `last_tokens`; all are int64 on the device."""
@@ -121,9 +126,12 @@ class SamplingOps(Protocol):
             token_ids: [n], the given token of each row, first among its candidates; None: no token is given.
             num_best: from 0 to the size of the vocabulary.
         """
+        ...
 
     def choose_bytes(self, num_rows: int, vocab_size: int) -> int:
         """Returns the peak memory of `choose` for `num_rows` rows in bytes, without their logits."""
+        ...
 
     def token_logprobs_bytes(self, num_rows: int, vocab_size: int) -> int:
         """Returns the peak memory of `token_logprobs` for `num_rows` rows in bytes, without their logits."""
+        ...

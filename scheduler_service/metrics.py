@@ -65,7 +65,6 @@ class SchedulerMetrics:
             self._queue.observe(now - group.arrived_at)
 
     def on_worker_lost(self, cause: str) -> None:
-        """Counts an epoch that broke."""
         self._losses.add(cause)
 
     def on_recovered(self, recovery: Recovery) -> None:

@@ -85,7 +85,6 @@ class Sample:
     error: str = ""
 
     def on_tokens(self) -> None:
-        """Records the arrival of one or more tokens now."""
         now = time.monotonic()
         if self.first_token:
             self.gaps_seconds.append(now - self.last_token)

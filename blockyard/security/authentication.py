@@ -75,6 +75,7 @@ class Gate(Protocol):
 
     def admit(self, credentials: Credentials, path: str) -> AbstractContextManager[Caller]:
         """Admits a call while the context is open; raises BlockyardError UNAUTHENTICATED or PERMISSION_DENIED."""
+        ...
 
 
 def find_key(headers: Mapping[str, str]) -> str:

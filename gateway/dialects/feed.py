@@ -26,9 +26,11 @@ class NotACall(Exception):
 class CallSink(Protocol):
     def knows(self, name: str) -> bool:
         """Returns whether there is a tool of this name."""
+        ...
 
     def types_of(self, name: str, key: str) -> frozenset[str]:
         """Returns the JSON types that an argument may have; empty if its schema names none."""
+        ...
 
     def on_call(self, name: str, call_id: str = "") -> None:
         """Begins a call. `call_id`: the id that the model wrote; empty: none."""

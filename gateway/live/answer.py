@@ -108,7 +108,6 @@ class SequenceAnswer:
 
     @property
     def looks_for_stops(self) -> bool:
-        """Whether the request has stop strings, which may end the answer."""
         return self._matcher is not None
 
     def make_parser(self) -> AnswerParser | None:

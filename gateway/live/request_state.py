@@ -49,6 +49,7 @@ class Listener(Protocol):
     @property
     def is_patient(self) -> bool:
         """Whether new tokens do not wake the reader."""
+        ...
 
     def wake(self) -> None: ...
 

@@ -42,18 +42,13 @@ class SchedulerReadings:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._read_at = float("-inf")
         self._asking: asyncio.Task[None] | None = None
-        self._reading: SchedulerReading | None = None
-
-    @property
-    def reading(self) -> SchedulerReading | None:
-        """The latest reading; None if the scheduler did not answer."""
-        return self._reading
+        # The latest reading; None if the scheduler did not answer.
+        self.reading: SchedulerReading | None = None
 
     @property
     def replicas(self) -> tuple[ReplicaReading, ...]:
         """The latest readings of the replicas; empty if the scheduler did not answer."""
-        reading = self._reading
-        return reading.replicas if reading else ()
+        return self.reading.replicas if self.reading else ()
 
     def start(self) -> None:
         """Enables `fetch`, which asks the scheduler on the running event loop."""
@@ -86,4 +81,4 @@ class SchedulerReadings:
             with suppress(grpc.RpcError):
                 reading = await self._ask_scheduler(ANSWER_SECONDS)
         # Keep a missing answer too: the next scrape then does not wait for the scheduler again.
-        self._reading, self._read_at = reading, self._clock()
+        self.reading, self._read_at = reading, self._clock()

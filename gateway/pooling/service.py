@@ -78,7 +78,6 @@ class PoolingService:
         self._parts = Parts(live, tokenizer, model_name)
 
     def cancel(self, wire_ids: Sequence[str]) -> list[str]:
-        """Cancels running calls, each with all of its parts; returns the ids of the calls that ran here."""
         return self._parts.cancel(wire_ids)
 
     def find_width(self, facts: ModelFacts) -> int:

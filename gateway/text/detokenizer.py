@@ -64,9 +64,11 @@ _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 class Detokenizer(Protocol):
     def push(self, token_ids: Sequence[int]) -> str:
         """Adds ids and returns the text that is now final."""
+        ...
 
     def flush(self) -> str:
         """Returns the remaining text at the end of the sequence; incomplete characters become U+FFFD."""
+        ...
 
 
 class DetokenizerFactory:

@@ -36,14 +36,17 @@ class StepRows(Protocol):
     @property
     def num_new_tokens(self) -> npt.NDArray[np.int64]:
         """[S]: tokens of each sequence that the step computes."""
+        ...
 
     @property
     def seq_lens(self) -> npt.NDArray[np.int64]:
         """[S]: tokens of each sequence after the step."""
+        ...
 
     @property
     def block_tables(self) -> npt.NDArray[np.integer[Any]]:
         """[S, widest]: block ids in order; entries past a sequence's length are never read."""
+        ...
 
 
 class Event(Protocol):
@@ -51,6 +54,7 @@ class Event(Protocol):
 
     def query(self) -> bool:
         """Returns whether all work before the event is done."""
+        ...
 
 
 class Stream(Protocol):
@@ -61,6 +65,7 @@ class Stream(Protocol):
 
     def record_event(self) -> Event:
         """Returns an event after all work enqueued so far."""
+        ...
 
     def synchronize(self) -> None:
         """Waits until all enqueued work is done."""

@@ -64,6 +64,7 @@ class PackedExperts(Protocol):
     @property
     def linears(self) -> Sequence[PackedLinear]:
         """The first and the second weight of each expert, expert by expert."""
+        ...
 
 
 class MixtureOps(Protocol):
@@ -71,6 +72,7 @@ class MixtureOps(Protocol):
 
     def pack_router(self, weight: Tensor, bias: Tensor | None, arena: Arena | None = None) -> PackedLinear:
         """Packs the weight [E, width] and bias [E] of a router, which is never quantized."""
+        ...
 
     def pack_experts(
         self, experts: Iterable[ExpertWeights], shape: ExpertShape, arena: Arena | None = None
@@ -79,6 +81,7 @@ class MixtureOps(Protocol):
 
         The packed experts lie one after another in one part of the arena. See `Backend.pack_linear`.
         """
+        ...
 
     def route(self, hidden: Tensor, packed: PackedLinear, router: Router) -> tuple[Tensor, Tensor]:
         """Chooses the experts of rows [T, width].
@@ -89,6 +92,7 @@ class MixtureOps(Protocol):
         Returns:
             Ids [T, k] int32 and their weights [T, k] float32, the largest first.
         """
+        ...
 
     def experts(self, hidden: Tensor, ids: Tensor, weights: Tensor, packed: PackedExperts) -> Tensor:
         """Computes for each row [T, width] the weighted sum of its experts' outputs -> [T, width].
@@ -96,3 +100,4 @@ class MixtureOps(Protocol):
         The second products, their biases, the weights and the sum, which is added in the order of `ids`, are float32;
         the sum is rounded once.
         """
+        ...

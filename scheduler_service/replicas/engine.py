@@ -56,12 +56,15 @@ class EngineEvents(StepEvents, Protocol):
 
     def may_claim(self, engine: Engine, incarnation: str) -> bool:
         """Whether no other replica has this worker."""
+        ...
 
     def may_serve(self, engine: Engine, facts: ModelFacts) -> bool:
         """Whether all other replicas that serve have the same model."""
+        ...
 
     def serves_without(self, engine: Engine) -> bool:
         """Whether another replica takes requests."""
+        ...
 
 
 class Engine:
@@ -114,7 +117,6 @@ class Engine:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the replica takes steps."""
         return self.readiness.ready
 
     @property
@@ -136,7 +138,6 @@ class Engine:
             self.wake()
 
     def wake(self) -> None:
-        """Looks for something to schedule."""
         self.step_loop.wake()
 
     def close(self) -> None:

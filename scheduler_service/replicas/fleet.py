@@ -36,6 +36,7 @@ class FleetEvents(Protocol):
 
     def on_replica_gone(self, address: str) -> bool:
         """A replica is no longer listed. Returns False if it serves: then it is reported again."""
+        ...
 
     def on_workers_missing(self, message: str) -> None:
         """Some workers do not make a whole replica; an empty message: all do."""

@@ -138,7 +138,6 @@ class Rank:
 
     @property
     def group(self) -> GroupInfo | None:
-        """The present or last group."""
         return self._known.group
 
     @property

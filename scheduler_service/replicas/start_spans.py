@@ -34,7 +34,6 @@ class StartSpans:
 
     @contextmanager
     def all(self) -> Generator[StartSpans]:
-        """Around all steps."""
         try:
             yield self
         except BaseException as error:

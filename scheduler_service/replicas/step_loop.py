@@ -75,7 +75,6 @@ class StepLoop:
         self._is_sending = False
 
     def wake(self) -> None:
-        """Makes the loop look for something to schedule."""
         self._work.set()
 
     def on_epoch_broken(self) -> None:

@@ -135,6 +135,7 @@ class Steps(Protocol):
     async def receive(self) -> StepResult:
         """Waits for the next answer. Raises BlockyardError when the stream is broken, a step was refused or the answer
         is wrong; DRAINING when a worker stops."""
+        ...
 
     def cancel(self) -> None: ...
 

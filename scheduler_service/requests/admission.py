@@ -108,7 +108,6 @@ class Admission:
         log.info("gateway detached", gateway=outbox.owner, num_orphans=num_orphans)
 
     def close(self) -> None:
-        """Ends every gateway's stream with DRAINING."""
         for outbox in self._requests.outboxes:
             outbox.close(BlockyardError(Reason.DRAINING, "the scheduler is stopping", retry_after_seconds=1.0))
 
@@ -338,7 +337,6 @@ def _check_task(facts: ModelFacts | None, spec: GroupSpec) -> None:
 
 
 def _make_resumed(handle: int, request: Request) -> Resumed:
-    """Copies what a request has generated so far."""
     group = request.group
     return Resumed(
         handle=handle,

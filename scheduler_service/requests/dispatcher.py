@@ -89,7 +89,6 @@ class Dispatcher:
         return self.facts.weights_version if self.facts else ""
 
     def serves_without(self, engine: Engine) -> bool:
-        """Whether another replica takes requests."""
         return any(other.takes_requests for other in self.engines if other is not engine)
 
     def may_claim(self, engine: Engine, incarnation: str) -> bool:

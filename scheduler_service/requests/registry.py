@@ -88,7 +88,6 @@ class RequestRegistry:
         self._orphans: dict[Request, float] = {}
 
     def find(self, request_id: str, now: float) -> Request | None:
-        """Finds a request by its name, live or retained."""
         self._retained.expire(now)
         return self.live.get(request_id) or self._retained.get(request_id)
 

@@ -35,6 +35,7 @@ class GatheringCollectives(ABC):
     @abstractmethod
     def _all_gather(self, rows: Tensor) -> Tensor:
         """Returns the rows of all ranks, in rank order: [size, *rows.shape]."""
+        ...
 
     @abstractmethod
     def _broadcast(self, rows: Tensor, root: int) -> None:

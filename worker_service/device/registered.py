@@ -25,6 +25,7 @@ class MemoryRegistry(Protocol):
 
     def register(self, address: int, num_bytes: int) -> str:
         """Registers memory; returns an error text, or an empty text on success."""
+        ...
 
     def unregister(self, address: int) -> None:
         """Unregisters memory, after all enqueued work that uses it is done."""

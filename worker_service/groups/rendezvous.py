@@ -86,6 +86,7 @@ class RendezvousPoint(Protocol):
 
     async def get(self, key: str, seconds: float) -> bytes:
         """Waits up to `seconds` for a value, and returns it; raises BlockyardError or TimeoutError."""
+        ...
 
 
 class Rendezvous:

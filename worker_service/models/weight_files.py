@@ -94,6 +94,7 @@ class Weights(Protocol):
 
         A meta tensor means that the source fills the packed memory itself.
         """
+        ...
 
     def pass_over(self, name: str, shape: Sequence[int]) -> None:
         """Takes note of a tensor that another stage reads."""

@@ -75,6 +75,7 @@ class WorkerExtension(Protocol):
     @property
     def name(self) -> str:
         """The name that callers use: letters, digits, `_` and `-`; no other extension has it."""
+        ...
 
     @property
     def operations(self) -> Mapping[str, Operation]:
@@ -82,6 +83,7 @@ class WorkerExtension(Protocol):
 
         A long operation should be a generator function: steps run where it yields, and it returns its result.
         """
+        ...
 
 
 def load_extensions(places: str, view: WorkerView) -> dict[str, WorkerExtension]:

@@ -64,7 +64,7 @@ class StepExecutor:
         self.batch = batch
         self.cache = cache
         self.fingerprint = fingerprint
-        self._runner = runner
+        self.runner = runner
         self._ranks = ranks
         self.epoch = 0
         self._last_step_id = 0
@@ -80,11 +80,7 @@ class StepExecutor:
 
     @property
     def num_captured_bytes(self) -> int:
-        return self._runner.num_captured_bytes
-
-    @property
-    def runner(self) -> ModelRunner:
-        return self._runner
+        return self.runner.num_captured_bytes
 
     def begin_epoch(self, epoch: int) -> None:
         """Forgets the sequences of the epoch before and expects step 1 of this one."""
@@ -92,7 +88,7 @@ class StepExecutor:
         self.epoch, self._last_step_id, self._refused = epoch, 0, None
         if self._ranks is not None:
             self._ranks.begin_epoch(epoch)
-            self._runner.join(self._ranks.ranks)
+            self.runner.join(self._ranks.ranks)
 
     def forget(self) -> None:
         """Drops every sequence and all launched steps. The contents of blocks stay until they are overwritten."""
@@ -159,7 +155,7 @@ class StepExecutor:
     def _launch(self, step: Step, times: StepTimes, begin: float) -> _LaunchedStep:
         self.num_late_steps += bool(self._launched)
         forward_batch = self.batch.make_forward_batch(step)
-        launched = self._runner.launch(forward_batch, self.batch, self.cache, step)
+        launched = self.runner.launch(forward_batch, self.batch, self.cache, step)
         return _LaunchedStep(step, forward_batch, self.batch.advance(forward_batch), launched, times, begin)
 
     def _finish_first(self) -> tuple[Step, StepOutput]:
@@ -269,7 +265,7 @@ class StepExecutor:
         if self._ranks is not None:
             self._ranks.on_inputs(step, forward_batch)
         planned = time.perf_counter()
-        output = self._runner.run(forward_batch, self.batch, self.cache.device_pool)
+        output = self.runner.run(forward_batch, self.batch, self.cache.device_pool)
         if self._ranks is not None:
             self._ranks.on_outputs(forward_batch, output)
         self.batch.commit(forward_batch, output.sampled.token_ids, output.sampled.failed)

@@ -48,12 +48,14 @@ class Owner(Protocol):
 
     def lifecycle(self, operation: str, *states: WorkerState) -> AbstractContextManager[None]:
         """Allows one change of state at a time; raises BlockyardError WRONG_STATE in other states."""
+        ...
 
     def require(self, *states: WorkerState) -> None:
         """Raises BlockyardError WRONG_STATE in other states, and while the worker stops."""
 
     async def run(self, work: Callable[[], T]) -> T:
         """Runs work in the device thread."""
+        ...
 
 
 class Residency:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 class Source(Weights, Protocol):
     def finish(self) -> str:
         """Returns the digest of the weights that were read, in hex."""
+        ...
 
 
 def refill(

@@ -58,10 +58,12 @@ class _Part(Protocol):
     @property
     def encode(self) -> Callable[[Any], Any]:
         """Makes what the message holds of what the value holds."""
+        ...
 
     @property
     def decode(self) -> Callable[[Any], Any]:
         """Makes what the value holds of what the message holds; columns come as tuples."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

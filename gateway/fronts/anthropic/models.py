@@ -9,7 +9,6 @@ from fastapi.responses import JSONResponse
 from starlette.datastructures import Headers
 from starlette.routing import Match
 
-from blockyard.errors import BlockyardError, Reason, quote
 from gateway.fronts.anthropic.endpoints import AnsweringRoute
 from gateway.fronts.http_calls.bodies import ANTHROPIC_VERSION
 
@@ -43,10 +42,7 @@ class ModelEndpoints:
 
     async def get_model(self, name: str) -> JSONResponse:
         """Returns one model."""
-        for card in self._generation.models():
-            if card.name == name:
-                return JSONResponse(self._model(card))
-        raise BlockyardError(Reason.MODEL_NOT_FOUND, f"the model {quote(name)} is not served here")
+        return JSONResponse(self._model(self._generation.find_model(name)))
 
     def _model(self, card: Model) -> dict[str, Any]:
         return {

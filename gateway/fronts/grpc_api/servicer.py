@@ -11,7 +11,6 @@ from blockyard.contract.codec.pooling import encode_classifications, encode_embe
 from blockyard.contract.events import Accepted, Delta, Finished, PromptLogprobs
 from blockyard.contract.request import OnDisconnect
 from blockyard.inference.v1 import inference_pb2
-from gateway.codec import pooling as pooling_codec
 from gateway.codec import public as codec
 from gateway.fronts.grpc_api.handlers import add_service, tenant_of
 
@@ -68,15 +67,15 @@ class InferenceServicer:
         return inference_pb2.CancelGenerateResponse(cancelled_request_ids=cancelled, pending_request_ids=pending)
 
     async def Embed(self, request: inference_pb2.EmbedRequest, context: Any) -> Any:
-        call = pooling_codec.decode_embed(request, tenant_of(context), context.time_remaining())
+        call = codec.decode_embed(request, tenant_of(context), context.time_remaining())
         return encode_embeddings(await self._generation.pooling.embed(call))
 
     async def Score(self, request: inference_pb2.ScoreRequest, context: Any) -> Any:
-        call = pooling_codec.decode_score(request, tenant_of(context), context.time_remaining())
+        call = codec.decode_score(request, tenant_of(context), context.time_remaining())
         return encode_scores(await self._generation.pooling.score(call))
 
     async def Classify(self, request: inference_pb2.ClassifyRequest, context: Any) -> Any:
-        call = pooling_codec.decode_classify(request, tenant_of(context), context.time_remaining())
+        call = codec.decode_classify(request, tenant_of(context), context.time_remaining())
         return encode_classifications(await self._generation.pooling.classify(call))
 
     async def Tokenize(self, request: inference_pb2.TokenizeRequest, context: Any) -> Any:

@@ -15,16 +15,35 @@ from blockyard.service.roots import start_task
 from blockyard.service.servers import PortTaken
 from gateway.access import Access
 from gateway.call_context import with_http_call
+from gateway.fronts.anthropic.endpoints import BODIES as MESSAGES_BODIES
+from gateway.fronts.anthropic.endpoints import add_messages
+from gateway.fronts.anthropic.models import add_models
 from gateway.fronts.http.access import MAX_HEADER_BYTES, bounded_protocol, with_authentication, with_bounded_head
 from gateway.fronts.http.body_places import with_body_places
 from gateway.fronts.http.metrics import with_request_counts
+from gateway.fronts.openai.app import make_app
+from gateway.fronts.openai.schema.document import describe
+from gateway.fronts.responses.endpoints import BODIES as RESPONSES_BODIES
+from gateway.fronts.responses.endpoints import add_responses
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+    from fastapi import FastAPI
     from starlette.types import ASGIApp
 
+    from gateway.generation import GenerationService
     from gateway.observe.metrics import GatewayMetrics
+
+
+def make_http_app(generation: GenerationService) -> FastAPI:
+    """Makes the application of all HTTP APIs for inference. An API without errors of its own uses OpenAI's form."""
+    app = make_app(generation)
+    add_messages(app, generation)
+    add_models(app, generation)
+    add_responses(app, generation)
+    describe(app, (MESSAGES_BODIES, RESPONSES_BODIES))
+    return app
 
 
 _METHODS = ("GET", "POST", "DELETE")

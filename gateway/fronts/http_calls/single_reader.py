@@ -24,9 +24,11 @@ class Answer(Protocol):
 
     def start(self) -> Iterable[dict[str, Any]]:
         """Makes the events that precede the reader's events."""
+        ...
 
     def add(self, event: Event) -> Iterable[dict[str, Any]]:
         """Takes a reader's event, and makes the stream's events for it while the result is iterated."""
+        ...
 
 
 @asynccontextmanager

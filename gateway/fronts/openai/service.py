@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi.responses import JSONResponse
 
-from blockyard.errors import BlockyardError, Reason, quote
+from blockyard.errors import BlockyardError, Reason
 from blockyard.version import __version__
 
 if TYPE_CHECKING:
@@ -29,10 +29,7 @@ class Service:
 
     async def get_model(self, name: str) -> JSONResponse:
         """Returns one model."""
-        for card in self._generation.models():
-            if card.name == name:
-                return JSONResponse(self._model(card))
-        raise BlockyardError(Reason.MODEL_NOT_FOUND, f"the model {quote(name)} is not served here")
+        return JSONResponse(self._model(self._generation.find_model(name)))
 
     def _model(self, card: Model) -> dict[str, Any]:
         return {

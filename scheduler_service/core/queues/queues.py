@@ -285,7 +285,6 @@ class TenantShares:
 
     @property
     def share(self) -> int:
-        """Rows for each tenant if one more had some."""
         return max(self._max_rows // (len(self._rows_of_tenant) + 1), 1)
 
     @property

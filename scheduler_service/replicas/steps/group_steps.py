@@ -161,7 +161,6 @@ class GroupSteps:
         self._news.set()
 
     def _find_due(self, rank: _RankStream) -> int:
-        """Returns the step that a rank must answer next."""
         due = rank.last_step_id + 1
         return due if rank is self._sampling or not self._has_quiet_steps else due + -due % COMPARED_STEPS
 

@@ -33,6 +33,7 @@ class Attends(Protocol):
         self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: object, given: Mapping[str, Any]
     ) -> Tensor:
         """Attends queries [1, H, T, D] to keys and values [1, K, T, D] -> [1, T, H, D]; `given`: other keywords."""
+        ...
 
 
 class _Calls(threading.local):

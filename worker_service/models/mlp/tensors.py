@@ -35,6 +35,7 @@ class Read(Protocol):
         self, name: str, *shape: int, part: Sequence[Sequence[slice]] = (), dtype: torch.dtype | None = None
     ) -> Tensor:
         """Returns a part of a tensor of this shape, in a dtype (None: the model's dtype)."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
