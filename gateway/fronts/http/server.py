@@ -16,8 +16,7 @@ from blockyard.service.servers import PortTaken
 from gateway.access import Access
 from gateway.call_context import with_http_call
 from gateway.fronts.anthropic.endpoints import BODIES as MESSAGES_BODIES
-from gateway.fronts.anthropic.endpoints import add_messages
-from gateway.fronts.anthropic.models import add_models
+from gateway.fronts.anthropic.endpoints import add_messages, add_models
 from gateway.fronts.http.access import MAX_HEADER_BYTES, bounded_protocol, with_authentication, with_bounded_head
 from gateway.fronts.http.body_places import with_body_places
 from gateway.fronts.http.metrics import with_request_counts

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from blockyard.contract.events import Accepted, Delta, Event, Finished, TokenLogprobs
 from gateway.fronts.open_inference.call import MODEL_VERSION, OUTPUTS, InferCall
-from gateway.fronts.open_inference.messages import InferResponse, Output
+from gateway.fronts.open_inference.codec import InferResponse, Output
 from gateway.fronts.openai import logprobs as shapes
 
 if TYPE_CHECKING:
