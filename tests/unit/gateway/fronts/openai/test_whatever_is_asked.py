@@ -17,6 +17,7 @@ from gateway.fronts.http_calls.bodies import parse_body
 from gateway.fronts.openai.call_spec import understand_chat, understand_completion, with_token_ids
 from gateway.fronts.openai.errors import error_object, rename
 from gateway.fronts.openai.schema.requests import ChatBody, CompletionBody
+from gateway.generation import GenerationService
 from gateway.preparation import Preparation
 from gateway.text.adapter_tokenizers import AdapterTokenizers
 from gateway.text.encoding import Encoding
@@ -47,6 +48,8 @@ class Core:
 
     async def find_tokenizer(self, name: str) -> object:
         return self.tokenizer
+
+    find_model = GenerationService.find_model
 
     def models(self) -> list[Model]:
         return [Model("demo", FACTS.max_model_len, FACTS.vocab_size, True, "d", True)]
