@@ -17,4 +17,5 @@ def decode_state(front_state: bytes, request_id: str) -> CallState:
     """Decodes the state of a request's call. A gRPC request has no state: over HTTP it is answered as a completion."""
     message = state_pb2.HttpCall.FromString(front_state)
     values: dict[str, Any] = {each.name: getattr(message, each.name) for each in fields(CallState)}
-    return CallState(**values | {"call_id": message.call_id or request_id, "num_requests": message.num_requests or 1})
+    values |= {"call_id": message.call_id or request_id, "num_requests": message.num_requests or 1}
+    return CallState(**values)
