@@ -11,16 +11,14 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import grpc
-from google.protobuf import duration_pb2
-from google.protobuf.message import DecodeError
+from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import DecodeError, Message
 
 from blockyard.google_rpc import error_details_pb2, status_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from google.protobuf import any_pb2
-    from google.protobuf.message import Message
 
 DOMAIN = "blockyard"
 # Proxies and libraries limit trailers to about 8 KiB; the status stays well below.

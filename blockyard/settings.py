@@ -242,7 +242,6 @@ def to_yaml(configuration: Any) -> str:
 
 
 def to_flags(section: Any) -> list[str]:
-    """Formats a section as flags that produce it."""
     flags: list[str] = []
     for item in dataclasses.fields(section):
         flag, value = item.name.replace("_", "-"), getattr(section, item.name)

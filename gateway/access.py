@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from blockyard.security.authentication import CertificateGate, KeyGate
+from blockyard.security.authentication import CertificateGate, Gate, KeyGate
 from blockyard.security.exposure import is_loopback
 from blockyard.security.keys import KeyRing, KeyRole
 from blockyard.security.tls import CertificateError, CertificateFiles, server_credentials
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     import grpc
 
     from blockyard.configuration import SecuritySettings
-    from blockyard.security.authentication import Gate
 
 log = EventLogger(__name__)
 

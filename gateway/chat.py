@@ -10,13 +10,12 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from blockyard.contract.chat import MAX_MESSAGES, MAX_TOOLS, Role, ToolChoice
+from blockyard.contract.chat import MAX_MESSAGES, MAX_TOOLS, Conversation, Message, Role, Tool, ToolCall, ToolChoice
 from blockyard.errors import Violation, invalid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from blockyard.contract.chat import Conversation, Message, Tool, ToolCall
 
 MAX_VALUES = 2**18
 """The most values of a JSON object: the arguments of a call, or a schema."""

@@ -10,11 +10,11 @@ import secrets
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from blockyard.errors import BlockyardError, Reason, invalid, is_unknown_request
+from blockyard.errors import BlockyardError, Reason, invalid, is_unknown_request, quote
 from gateway.codec import state as state_codec
 from gateway.live.continuation import NOWHERE, check_positions
-from gateway.live.link import Cancelled
-from gateway.live.live_requests import Admission
+from gateway.live.live_requests import Admission, LiveRequests
+from gateway.live.scheduler_link import Cancelled, SchedulerLink
 from gateway.observe.request_log import begin_request_log
 from gateway.request import check_request_id, is_request_id, wire_id
 from gateway.served_model import ServedModel
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from blockyard.contract.models import Model
     from blockyard.contract.request import Position
-    from gateway.live.link import Link
-    from gateway.live.live_requests import LiveRequests
     from gateway.live.reader import Reader
     from gateway.live.request_state import RequestState
     from gateway.observe.metrics import GatewayMetrics
@@ -60,7 +58,7 @@ class GenerationService:
         self,
         name: str,
         tokenizer: Tokenizer,
-        link: Link,
+        link: SchedulerLink,
         live: LiveRequests,
         *,
         seed: int = 0,
@@ -107,6 +105,13 @@ class GenerationService:
     def models(self) -> list[Model]:
         """Lists the models and their adapters, without those whose facts no scheduler has sent yet."""
         return [card for model in self._models for card in model.cards()]
+
+    def find_model(self, name: str) -> Model:
+        """Finds a model or an adapter by its name; raises BlockyardError MODEL_NOT_FOUND."""
+        for model in self.models():
+            if model.name == name:
+                return model
+        raise BlockyardError(Reason.MODEL_NOT_FOUND, f"the model {quote(name)} is not served here")
 
     def resolve_model(self, name: str) -> None:
         """Raises BlockyardError MODEL_NOT_FOUND unless the name is empty, a served model's or an adapter's."""
@@ -280,7 +285,6 @@ class GenerationService:
 
     @property
     def num_readers(self) -> int:
-        """The number of answers that are being read."""
         return sum(model.live.num_readers for model in self._models)
 
     @property
@@ -302,7 +306,6 @@ class GenerationService:
         self._draining = ""
 
     async def wait_until_idle(self) -> None:
-        """Waits until no answer is being read."""
         idle = asyncio.Event()
         for model in self._models:
             model.live.on_idle = idle.set

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from blockyard.contract.events import TokenLogprob
-from blockyard.contract.request import GenerationSpec
+from blockyard.contract.request import GenerationSpec, Position
 from blockyard.errors import Violation, invalid
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from blockyard.contract.request import Position
     from gateway.dialects.answer_parser import ParsingRule
 
 REQUEST_ID_RULE = "must be 1 to 128 characters of A-Z a-z 0-9 . _ : -"

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from blockyard.contract.request import Position
     from blockyard.contract.scheduling import Adapter, ModelFacts, Resumed, Submission
-    from gateway.live.link import Link
     from gateway.live.live_requests import Admission, LiveRequests
     from gateway.live.request_state import RequestState
+    from gateway.live.scheduler_link import SchedulerLink
     from gateway.observe.request_log import RequestLog
     from gateway.pooling.model import RuleReader
     from gateway.request import GenerationRequest
@@ -59,7 +59,7 @@ class ServedModel:
         self,
         name: str,
         tokenizer: Tokenizer,
-        link: Link,
+        link: SchedulerLink,
         live: LiveRequests,
         encoding: Encoding,
         admission: Admission,

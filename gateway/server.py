@@ -27,20 +27,18 @@ from gateway.fronts.admin_http.app import make_admin_app
 from gateway.fronts.grpc_api.admin_servicer import SERVICE_NAME as ADMIN_SERVICE_NAME
 from gateway.fronts.grpc_api.admin_servicer import AdminServicer
 from gateway.fronts.grpc_api.servicer import SERVICE, InferenceServicer, add_inference_service
-from gateway.fronts.http.app import make_http_app
 from gateway.fronts.http.metrics import add_metrics
-from gateway.fronts.http.server import HttpFront
+from gateway.fronts.http.server import HttpFront, make_http_app
 from gateway.fronts.open_inference.servicer import SERVICE as OPEN_INFERENCE
 from gateway.fronts.open_inference.servicer import OpenInferenceServicer, add_open_inference_service
-from gateway.fronts.page.routes import add_page
-from gateway.fronts.page.status import StatusBoard
+from gateway.fronts.page.routes import StatusBoard, add_page
 from gateway.generation import GenerationService
 from gateway.live.live_requests import LiveRequests
 from gateway.live.scheduler_link import SchedulerLink
 from gateway.observe.metrics import GatewayMetrics
 from gateway.observe.scheduler_readings import SchedulerReadings
 from gateway.observe.vllm_metrics import add_vllm_names
-from gateway.pooling.files import read_model_rule
+from gateway.pooling.model import read_model_rule
 from gateway.text.tokenizer_files import load_tokenizer
 
 if TYPE_CHECKING:
@@ -184,7 +182,7 @@ class Server:
             log.info("listening for operators over HTTP", admin_http=join_address(admin_host, port))
         self.monitoring.start(host, self._service.gateway_health_port, self._service.gateway_metrics_port)
         for model in self.generation.served_models:
-            self._links[model.name].start(model.live)
+            model.link.start(model.live.on_progress, model.live.on_scheduler_lost)
         self._readings.start()
         for server in self._servers:
             await server.start()

@@ -44,18 +44,15 @@ class Arena(Protocol):
 
     def rewind(self) -> None:
         """Hands out the memory from the beginning again: the same sizes in the same order get the same addresses."""
-        ...
 
     def give_up(self, *, keeps: bool) -> None:
         """Releases the memory but reserves its addresses: nothing may be read or written until `restore`.
 
         If `keeps`, the contents are saved in host memory; otherwise they are lost.
         """
-        ...
 
     def restore(self) -> None:
         """Allocates the memory at the same addresses again, with the saved contents, or zeros if none were saved."""
-        ...
 
 
 class Chunks:
@@ -99,6 +96,7 @@ class ChunkedArena(ABC):
     @abstractmethod
     def allocate(self, num_bytes: int) -> Tensor:
         """Allocates zeros [num_bytes] uint8 for good."""
+        ...
 
     @abstractmethod
     def give_up(self, *, keeps: bool) -> None:

@@ -45,14 +45,12 @@ class Collectives(Protocol):
 
         The sums are added along the tree of `add_leaves`, as fewer ranks with more leaves each would add them.
         """
-        ...
 
     def add_bits(self, rows: Tensor) -> None:
         """All-reduces `rows` [T, W] in place, where each element is nonzero on at most one rank. Keeps every bit.
 
         It adds bit patterns as integers, since a float sum would turn -0.0 into +0.0. For dtypes of 2 or 4 bytes.
         """
-        ...
 
     def gather(self, rows: Tensor, to: int = 0) -> Tensor | None:
         """Concatenates all ranks' `rows` [T, W] in rank order: [T, size * W] at rank `to`, None at the other ranks."""
@@ -80,18 +78,15 @@ class Collectives(Protocol):
 
     def send(self, rows: Tensor, rank: int) -> None:
         """Sends `rows` to another rank, which must call `receive`. The caller may overwrite `rows` afterwards."""
-        ...
 
     def receive(self, rows: Tensor, rank: int) -> None:
         """Fills `rows` with the rows that another rank sends."""
-        ...
 
     def abort(self, reason: str) -> None:
         """Breaks the group: new operations fail, and a waiting operation ends as soon as the transport allows.
 
         May be called from any thread, and more than once.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

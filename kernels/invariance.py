@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kernels.ops import kv_pool_shape
+from kernels.ops import AttentionBatch, kv_pool_shape
 from kernels.planning import SPLIT, plan
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from kernels.ops import AttentionBatch
     from kernels.shapes import AttentionShape
 
     # (rows [T, H, D], batch, pool of one layer) -> [T, H * D].

@@ -89,4 +89,3 @@ class LoraOps(Protocol):
 
     def write(self, packed: PackedLinear, slot: int, lora: PackedLora | None) -> None:
         """Puts an adapter into a slot of a weight, or empties the slot (None), from the next product on."""
-        ...

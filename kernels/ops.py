@@ -23,7 +23,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kernels.shapes import PLAIN_LINEAR, LinearSpec
+from kernels.shapes import PLAIN_LINEAR, AttentionShape, LinearSpec, QueryKeyNorms
 
 if TYPE_CHECKING:
     from kernels.arena import Arena
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from kernels.mixture.ops import MixtureOps
     from kernels.packed import PackedLinear, WeightRows
     from kernels.sampling import SamplingOps
-    from kernels.shapes import AttentionShape, QueryKeyNorms
 
 BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
 BlockTables = Sequence[Sequence[int] | Tensor] | npt.NDArray[np.integer[Any]]
@@ -122,7 +121,6 @@ class Backend(Protocol):
 
     def set_num_threads(self, num_threads: int) -> None:
         """Sets how many threads compute. Batch-invariant results do not depend on it."""
-        ...
 
     def plan_attention(
         self,
@@ -165,7 +163,7 @@ class Backend(Protocol):
         Args:
             weight: out_features rows, or twice as many if the spec is `gated`. The rows may come in parts, in order,
                 for projections of the same input that are packed together. A quantized weight keeps its levels and
-                scales: `kernels.reference.int4` defines its product.
+                scales: `kernels.reference.quantized` defines its product.
             bias: [rows], or None.
             spec: the activation, the logit transform and the summation of the inner dimension.
             arena: the arena for the packed weight, if the backend `packs_into_arenas`; None: newly allocated memory.
@@ -201,7 +199,6 @@ class Backend(Protocol):
 
     def join(self, ranks: Ranks) -> None:
         """Sets the ranks that share partial weights and tables, and the pipeline stages; for captured steps too."""
-        ...
 
     def receive(self, num_rows: int, width: int, dtype: torch.dtype) -> Tensor:
         """Receives rows [num_rows, width] from the previous pipeline stage."""
@@ -209,7 +206,6 @@ class Backend(Protocol):
 
     def send(self, rows: Tensor) -> None:
         """Sends rows [T, width] to the next pipeline stage."""
-        ...
 
     def rms_norm(
         self,
@@ -334,7 +330,6 @@ class Backend(Protocol):
         Raises:
             ValueError: an id is outside its pool, or the layouts of the pools differ.
         """
-        ...
 
     def copy_blocks(self, pool: Tensor, pairs: BlockPairs) -> None:
         """Copies whole blocks within a pool, bit for bit, as if all at once: every source is read before any write.
@@ -344,7 +339,6 @@ class Backend(Protocol):
         Raises:
             ValueError: an id is outside the pool.
         """
-        ...
 
     def capture(
         self, forward: Callable[[Tensor, AttentionBatch], Tensor], head: PackedLinear | None, sizes: CaptureSizes

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 GROUPS = (128, 64, 32)
 """The group sizes of 4-bit weights, in input features."""
@@ -33,7 +30,6 @@ class QuantizedWeight:
 
     @property
     def num_rows(self) -> int:
-        """The number of outputs."""
         return len(self.levels)
 
     @property

@@ -115,6 +115,23 @@ def plan(
     return make(0, tuple(map(make, range(1, num_kv_groups))))
 
 
+class AttentionPlanning:
+    """The part of a backend that plans attention, equally for all devices: see `kernels.ops.Backend`."""
+
+    device: torch.device
+
+    def plan_attention(
+        self,
+        num_new_tokens: Sequence[int] | npt.NDArray[np.integer[Any]],
+        seq_lens: Sequence[int] | npt.NDArray[np.integer[Any]],
+        block_tables: BlockTables,
+        block_size: int,
+        sliding_window: int | None = None,
+        num_kv_groups: int = 1,
+    ) -> AttentionBatch:
+        return plan(num_new_tokens, seq_lens, block_tables, block_size, sliding_window, self.device, num_kv_groups)
+
+
 def make_waves(
     batch: AttentionBatch, shape: AttentionShape, num_layers: int, sliding_window: int | None, row_multiple: int
 ) -> list[Wave]:

@@ -84,7 +84,6 @@ class SamplingOps(Protocol):
             rows: [n], indices of the rows to mask, all distinct.
             words: [n, vocabulary / 32, rounded up]: bit t % 32 of word t / 32 is set if token t stays possible.
         """
-        ...
 
     def choose(self, logits: Tensor, choices: Choices) -> Integers:
         """Chooses a token of each row: ids [R].
@@ -115,7 +114,6 @@ class SamplingOps(Protocol):
 
     def put_last_tokens(self, last_tokens: Tensor, rows: Tensor, token_ids: Tensor) -> None:
         """Writes `token_ids` [R] to the distinct rows `rows` [R] of `last_tokens`; all are int64 on the device."""
-        ...
 
     def token_logprobs(
         self, logits: Tensor, rows: Integers, token_ids: Integers | None, num_best: int

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from kernels.arena import LastingArena
+from kernels.arena import Arena, LastingArena
 
 if TYPE_CHECKING:
     import torch
 
-    from kernels.arena import Arena
     from kernels.ops import Backend
 
 log = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from blockyard.service.metrics import counter, gauge, geometric, histogram
+from blockyard.service.metrics import counter, declared_in, gauge, geometric, histogram
 
 PHASES = ("schedule", "encode", "wait", "execute", "update")
 DIED, DRAINED, STEP_REFUSED, ANSWERED_WRONG = "died", "drained", "refused", "wrong"
@@ -146,38 +146,4 @@ LORA_PASSED_SECONDS = counter(
     "adapter",
 )
 
-CATALOGUE = (
-    REQUESTS,
-    WAITING_TOKENS,
-    QUEUE_SECONDS,
-    REFUSED,
-    FAILED,
-    SEQUENCES,
-    BLOCKS,
-    CACHED_BLOCKS,
-    QUERY_TOKENS,
-    HIT_TOKENS,
-    PROMPT_TOKENS,
-    GENERATED_TOKENS,
-    STEPS,
-    STEPS_IN_FLIGHT,
-    STEP_SECONDS,
-    STEP_SEQUENCES,
-    STEP_TOKENS,
-    PREEMPTIONS,
-    MOVED_BLOCKS,
-    GIVEN_BACK_BLOCKS,
-    CANCEL_SECONDS,
-    LOSSES,
-    RECOVERIES,
-    RECOMPUTED,
-    INEXACT,
-    WORKERS,
-    LEFT_ASIDE,
-    READY_REPLICAS,
-    GATEWAYS,
-    LORAS,
-    LORA_LOAD_SECONDS,
-    LORA_EVICTIONS,
-    LORA_PASSED_SECONDS,
-)
+CATALOGUE = declared_in(globals())

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from blockyard.contract.workers import WorkerState
 from blockyard.errors import Reason
-from blockyard.service.metrics import READY, Registry
+from blockyard.service.metrics import READY, Metric, Registry
 from scheduler_service import catalogue
 from scheduler_service.replicas.steps.step_metrics import StepMetrics
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from blockyard.contract.scheduling import Recovery
-    from blockyard.service.metrics import Metric
     from scheduler_service.core.queues.backlog import Backlog
     from scheduler_service.core.sequence import Group
     from scheduler_service.core.values import SchedulerStats
@@ -66,7 +65,6 @@ class SchedulerMetrics:
             self._queue.observe(now - group.arrived_at)
 
     def on_worker_lost(self, cause: str) -> None:
-        """Counts an epoch that broke."""
         self._losses.add(cause)
 
     def on_recovered(self, recovery: Recovery) -> None:

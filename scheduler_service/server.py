@@ -17,7 +17,7 @@ from blockyard.settings import SettingsError, load
 from blockyard.telemetry import EventLogger
 from scheduler_service.admin.servicer import AdminServicer
 from scheduler_service.config import SchedulerConfiguration
-from scheduler_service.replicas.not_ready import Unusable
+from scheduler_service.replicas.epoch_failure import Unusable
 from scheduler_service.service import SchedulerService
 from scheduler_service.servicer import SchedulerServicer
 

@@ -66,7 +66,6 @@ class SchedulerService:
 
     @property
     def is_ready(self) -> bool:
-        """Whether any replica takes steps."""
         return self.dispatcher.readiness.ready
 
     @property

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kernels.cuda.swap import SwapStreams, make_streams
-from kernels.ops import kv_pool_shape
+from kernels.cuda.swap import StepRows, Streams, SwapStreams, make_streams
+from kernels.ops import Backend, kv_pool_shape
 from kernels.select import make_arena
 from worker_service.device.registered import allocate_registered
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kernels.arena import Arena
-    from kernels.cuda.swap import StepRows, Streams
-    from kernels.ops import Backend
     from worker_service.models.decoder import DecoderModel
     from worker_service.step import Step
 
@@ -124,7 +122,6 @@ class CacheEngine:
         return _checksums(self.device_pool, block_ids)
 
     def host_checksums(self, block_ids: Sequence[int]) -> list[bytes]:
-        """Hashes host blocks in the same way."""
         self._synchronize()
         return _checksums(self.host_pool, block_ids)
 

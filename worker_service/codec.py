@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from blockyard.common.v1 import pooling_pb2, sampling_pb2
 from blockyard.contract.codec.pooling import decode_pooling
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from google.protobuf.duration_pb2 import Duration
     from google.protobuf.internal.containers import RepeatedScalarFieldContainer
-    from google.protobuf.message import Message
 
     from blockyard.contract.pooling import Pooling
     from worker_service.step import Array, Logprobs

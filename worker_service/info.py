@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from blockyard.contract.scheduling import Adapter
-from blockyard.contract.workers import Dtype, LoadedModel, LoraInfo, Quantization, WorkerInfo
+from blockyard.contract.workers import Dtype, LoadedModel, LoraInfo, Placement, Quantization, WorkerInfo
 
 if TYPE_CHECKING:
-    from blockyard.contract.workers import Placement
     from worker_service.lora.adapter import AdapterWeights
     from worker_service.lora.store import LoraStore
     from worker_service.models.loader import RunnableModel
@@ -58,7 +57,6 @@ def describe_model(loaded: RunnableModel) -> LoadedModel:
 
 
 def describe_loras(store: LoraStore) -> LoraInfo:
-    """Describes the adapters in a worker's cache, by lora_id."""
     adapters = (describe_adapter(store, adapter) for _, adapter in sorted(store.adapters.items()))
     return LoraInfo(store.limits, tuple(adapters))
 

@@ -48,7 +48,6 @@ def _try(device: torch.device, kernels: str) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> None:
-    """Prints one object."""
     kernels = arguments[0] if arguments else "auto"
     found = {
         "torch": torch.__version__,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -31,7 +31,6 @@ from worker_service.operations.operations import WorkerOperations, deadline
 from worker_service.weights.saving import Saving
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine
     from pathlib import Path
 
     from worker_service.set_up import SetUp

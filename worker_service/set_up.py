@@ -12,8 +12,7 @@ import gc
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from blockyard.capacity.kv_blocks import KvBlocks
-from blockyard.capacity.limits import DEFAULT_BLOCK_SIZE, max_useful_blocks, wrong_block_size, wrong_step_size
+from blockyard.capacity.limits import DEFAULT_BLOCK_SIZE, KvBlocks, max_useful_blocks, wrong_block_size, wrong_step_size
 from blockyard.capacity.memory import (
     cpu_usage,
     fitting_utilization,
@@ -25,7 +24,7 @@ from blockyard.capacity.memory import (
 )
 from blockyard.contract.models import Task
 from blockyard.contract.parallel import ALONE, Parallel
-from blockyard.contract.workers import CacheInfo, SleepInfo, WorkerState
+from blockyard.contract.workers import AvailableBlocks, CacheInfo, CachePlan, ProfileRequest, SleepInfo, WorkerState
 from blockyard.errors import BlockyardError, Reason, Violation
 from blockyard.model_files import resolve_model
 from blockyard.service import faults
@@ -34,12 +33,12 @@ from kernels.capture import CaptureSizes
 from kernels.select import KernelChoice
 from worker_service.batch.input_batch import BatchLimits, InputBatch
 from worker_service.cache_engine import BlockFormat, CacheEngine
-from worker_service.collectives.silent import make_silence
+from worker_service.collectives.gathering import make_silence
 from worker_service.device import memory
 from worker_service.device.device import AllowedDevice, check_dtype, choose_device
 from worker_service.lora.slots import AdapterSlots
 from worker_service.models.determinism import determinism_id
-from worker_service.models.loader import load_model
+from worker_service.models.loader import RunnableModel, load_model
 from worker_service.runner.dry_runs import profile, settle_threads, warm_up
 from worker_service.runner.pooling_runner import make_runner
 from worker_service.steps.step_executor import StepExecutor
@@ -51,10 +50,8 @@ if TYPE_CHECKING:
     import torch
 
     from blockyard.capacity.memory import Usage
-    from blockyard.contract.workers import AvailableBlocks, CachePlan, ProfileRequest
     from worker_service.grammars.matchers import Grammars
     from worker_service.lora.store import LoraStore
-    from worker_service.models.loader import RunnableModel
     from worker_service.runner.model_runner import ModelRunner
     from worker_service.steps.rank_steps import RankSteps
 

@@ -103,7 +103,6 @@ class BlockPairs:
         return len(self.sources)
 
     def pairs(self) -> list[tuple[int, int]]:
-        """The (source, destination) pairs."""
         return list(zip(self.sources.tolist(), self.destinations.tolist(), strict=True))
 
 

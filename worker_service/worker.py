@@ -16,7 +16,7 @@ from blockyard.capacity.limits import wrong_profile_request
 from blockyard.contract.models import Task
 from blockyard.contract.parallel import ALONE, Parallel
 from blockyard.contract.workers import NO_LORAS, WorkerState
-from blockyard.errors import BlockyardError, Reason, invalid
+from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.model_config.parallel_sizes import wrong_parallel
 from blockyard.telemetry import EventLogger
 from worker_service.device import memory
@@ -24,9 +24,9 @@ from worker_service.device.device import ANY_DEVICE, AllowedDevice, describe_dev
 from worker_service.device.thread import DeviceThread
 from worker_service.grammars.matchers import make_grammars
 from worker_service.groups.membership import Membership, wrong_members, wrong_request
-from worker_service.lora.store import make_loras
+from worker_service.lora.store import LoraStore, make_loras
 from worker_service.observe.metrics import WorkerMetrics
-from worker_service.observe.profiler import Profiler, choose_options
+from worker_service.observe.profiler import Profile, ProfileDetail, ProfileOptions, Profiler, choose_options
 from worker_service.set_up import (
     AUTO,
     LoaderOptions,
@@ -42,9 +42,8 @@ from worker_service.set_up import (
     wrong_cache_request,
 )
 from worker_service.steps.rank_steps import RankSteps
-from worker_service.steps.step_stream import StepStreams
-from worker_service.weights.adapters import Adapters
-from worker_service.weights.residency import Residency
+from worker_service.steps.step_stream import StepStream, StepStreams
+from worker_service.weights.residency import Owner, Residency
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Sequence
@@ -60,16 +59,60 @@ if TYPE_CHECKING:
         LoraLimits,
         ProfileRequest,
     )
-    from blockyard.errors import Violation
+    from worker_service.lora.adapter import AdapterWeights, LoraRequest
     from worker_service.models.loader import RunnableModel
-    from worker_service.observe.profiler import Profile, ProfileDetail, ProfileOptions
     from worker_service.set_up import DeviceChoice
     from worker_service.steps.step_executor import StepExecutor
-    from worker_service.steps.step_stream import StepStream
+
 
 log = EventLogger(__name__)
 
 T = TypeVar("T")
+
+
+class Adapters:
+    """The adapters of one worker. Methods raise BlockyardError WRONG_STATE, or FEATURE_DISABLED without adapters."""
+
+    def __init__(self, owner: Owner, root: Path | None) -> None:
+        """`root`: the folder below which adapters must lie; None: no adapter is read."""
+        self._owner = owner
+        self.root = root
+
+    def store(self) -> LoraStore:
+        self._owner.require(WorkerState.LOADED, WorkerState.CACHE_READY, WorkerState.RUNNING)
+        store = self._owner.set_up.loras
+        if store is None:
+            raise BlockyardError(
+                Reason.FEATURE_DISABLED,
+                "this worker has no room for LoRA adapters: start the scheduler with --max-loras",
+            )
+        return store
+
+    async def add(self, request: LoraRequest) -> AdapterWeights:
+        """Reads an adapter; see `LoraStore.add`."""
+        return await self.store().add(request)
+
+    async def remove(self, lora_id: int) -> None:
+        """Removes an adapter that is not pinned and that no sequence uses, and empties its slot, between two steps.
+
+        The load of an adapter that is being read is cancelled.
+        """
+        store, executor = self.store(), self._owner.set_up.executor
+        store.stop_reading(lora_id)
+
+        def remove() -> None:
+            if executor is not None and lora_id not in store.pinned:
+                # Launched steps may still read the adapter.
+                executor.wait()
+                executor.runner.slots.release(lora_id, executor.batch.lora_ids())
+            store.remove(lora_id)
+
+        await self._owner.run(remove)
+
+    def pin(self, lora_id: int, *, pinned: bool) -> None:
+        self.store().pin(lora_id, pinned=pinned)
+
+
 # The states in which a group can be formed.
 _GROUPED = WorkerState.DEVICE_READY, WorkerState.LOADED, WorkerState.CACHE_READY, WorkerState.RUNNING
 
@@ -145,7 +188,6 @@ class Worker:
 
     @property
     def epoch(self) -> int:
-        """The highest epoch seen."""
         return max(self._streams.epoch, self.membership.epoch)
 
     @property
@@ -263,7 +305,6 @@ class Worker:
             return cache
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Runs work in the device thread."""
         return await self._thread.run(work)
 
     def run_between_steps(self, work: Callable[[], T]) -> T:

@@ -37,8 +37,8 @@ from blockyard.errors import BlockyardError
 from blockyard.service.servers import internal_channel
 from tests.kit.processes.ranks import Ranks
 from tests.kit.processes.system import Service
-from worker_service.collectives.gloo import join_gloo
 from worker_service.collectives.group import GroupLifetime
+from worker_service.collectives.process_group import join_gloo
 
 ROW_BYTES = (2304, 8192, 65536)
 NUM_WARM_UP = 20

@@ -23,7 +23,7 @@ from benchmarks.kernels import ceilings
 from benchmarks.kernels.phases import CONTEXT, PROMPT_TOKENS, Profile, Workload
 from benchmarks.kit import models, record
 from benchmarks.kit.figures import number, round_figures, spread_of
-from blockyard.model_config import leaves
+from blockyard.model_config import parallel_sizes
 
 SEQUENCES = (1, 8, 32, 64)
 REPEATS = 3
@@ -39,7 +39,7 @@ def measure(folder: Path, kind: str, num_rounds: int, steps: dict[str, Workload]
     """Compares a model's steps with and without leaves."""
     most = max(step.num_sequences for step in steps.values())
     num_threads = ceilings.usable_processors()
-    with mock.patch.object(leaves, "count_leaves", lambda in_features, unit_features=1: 1):
+    with mock.patch.object(parallel_sizes, "count_leaves", lambda in_features, unit_features=1: 1):
         whole = Profile(folder, num_threads, most, kind)
     contestants = {"tree": Profile(folder, num_threads, most, kind), "whole": whole}
     found: dict[str, Any] = {}

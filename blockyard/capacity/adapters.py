@@ -13,14 +13,13 @@ from blockyard.capacity.weights import ITEM_BYTES, Product, WeightFormat, layer_
 from blockyard.contract.workers import NO_LORAS, LoraLimits
 from blockyard.errors import Violation
 from blockyard.lora.virtual_tokens import MAX_VIRTUAL_TOKENS
-from blockyard.model_config.decoder_config import Experts
+from blockyard.model_config.decoder_config import DecoderConfig, Experts
 from blockyard.model_config.fields import unusable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from blockyard.lora.settings import LoraSettings
-    from blockyard.model_config.decoder_config import DecoderConfig
     from blockyard.model_config.share import Share
 
 MAX_LORAS = 256

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from blockyard.capacity.devices import has_avx512
 from blockyard.capacity.weights import WeightFormat
-from blockyard.model_config.decoder_config import is_widely_served
+from blockyard.model_config.decoder_config import DecoderConfig, is_widely_served
 from blockyard.model_config.fields import unusable
-
-if TYPE_CHECKING:
-    from blockyard.model_config.decoder_config import DecoderConfig
 
 PANEL_COLUMNS = 32
 # The kinds of device whose kernels support each quantization.

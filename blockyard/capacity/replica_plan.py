@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from blockyard.capacity.adapters import adapter_format, check_adapters, lora_bytes, lora_limits, wrong_limits
 from blockyard.capacity.devices import check_gpu_dtype, choose_device_type
 from blockyard.capacity.formats import check_ops, check_quantization, held_in, weight_format
-from blockyard.capacity.kv_blocks import KvBlocks
 from blockyard.capacity.limits import (
     DEFAULT_BLOCK_SIZE,
     DoesNotFit,
+    KvBlocks,
     choose_max_model_len,
     max_useful_blocks,
     wrong_profile_request,
@@ -24,7 +24,7 @@ from blockyard.capacity.steps import cpu_scratch, step_bytes, torch_scratch
 from blockyard.capacity.weights import ITEM_BYTES, check_room, weights_bytes
 from blockyard.contract.parallel import Parallel, ParallelSizes
 from blockyard.contract.workers import AvailableBlocks, ProfileRequest
-from blockyard.errors import BlockyardError, invalid
+from blockyard.errors import BlockyardError, Violation, invalid
 from blockyard.model_config.kv_groups import KvGroups
 from blockyard.model_config.parallel_sizes import check_sizes, wrong_parallel
 from blockyard.model_config.share import Share
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from blockyard.configuration import SystemConfiguration
-    from blockyard.errors import Violation
     from blockyard.model_config.decoder_config import DecoderConfig
 
 # Memory of a worker's process beside weights, blocks and steps: Python, torch and their libraries. Measured on a CPU

@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from blockyard.capacity.weights import ITEM_BYTES, feed_products, layer_products
-from blockyard.model_config.decoder_config import Experts
+from blockyard.capacity.weights import ITEM_BYTES, WeightFormat, feed_products, layer_products
+from blockyard.model_config.decoder_config import DecoderConfig, Experts
 from blockyard.model_config.stored_weights import SMALLEST_GROUP
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from blockyard.capacity.weights import WeightFormat
     from blockyard.contract.workers import ProfileRequest
-    from blockyard.model_config.decoder_config import DecoderConfig
     from blockyard.model_config.share import Share
 
 FLOAT_BYTES = 4

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 
 from blockyard.contract.parallel import ALONE
 from blockyard.contract.pooling import PoolingKind
-from blockyard.model_config.decoder_config import Experts, Norm, NormKind, norms_of
+from blockyard.model_config.decoder_config import DecoderConfig, Experts, Norm, NormKind, norms_of
 from blockyard.model_config.fields import unusable
 from blockyard.model_config.share import Share
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from blockyard.model_config.decoder_config import DecoderConfig
     from blockyard.model_config.stored_weights import StoredWeights
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 import grpc
 import grpc.aio
 
-from blockyard.client.targets import call_metadata, client_channel_options
+from blockyard.client.targets import Metadata, call_metadata, client_channel_options
 from blockyard.security.tls import CertificateError
 
 if TYPE_CHECKING:
     from blockyard.channels import Options
-    from blockyard.client.targets import Metadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,6 @@ class ClientAccess:
         return grpc.secure_channel(target, self._credentials, self._options(target))
 
     def make_aio_channel(self, target: str) -> grpc.aio.Channel:
-        """Opens a channel on the running loop."""
         if self._credentials is None:
             return grpc.aio.insecure_channel(target, self._options(target))
         return grpc.aio.secure_channel(target, self._credentials, self._options(target))

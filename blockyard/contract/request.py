@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from blockyard.contract.sampling import SamplingParams, StopCriteria
+from blockyard.contract.sampling import BeamSearch, SamplingParams, StopCriteria
 
 if TYPE_CHECKING:
     from blockyard.contract.chat import Conversation
-    from blockyard.contract.sampling import BeamSearch
 
 
 @dataclass(frozen=True, slots=True)

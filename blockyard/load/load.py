@@ -85,7 +85,6 @@ class Sample:
     error: str = ""
 
     def on_tokens(self) -> None:
-        """Records the arrival of one or more tokens now."""
         now = time.monotonic()
         if self.first_token:
             self.gaps_seconds.append(now - self.last_token)
@@ -97,7 +96,6 @@ class Sample:
 class Api(Protocol):
     async def send(self, request: Request, sample: Sample) -> None:
         """Sends a request and fills the sample in; raises BlockyardError."""
-        ...
 
 
 class GrpcApi:

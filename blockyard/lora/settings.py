@@ -12,7 +12,6 @@ from blockyard.settings import option
 
 
 def _check_modules(text: str) -> str:
-    """Refuses an entry without a name or a folder."""
     wrong = [each for each in split_modules(text) if not all(each)]
     if wrong:
         raise ValueError(
@@ -22,7 +21,6 @@ def _check_modules(text: str) -> str:
 
 
 def split_modules(text: str) -> list[tuple[str, str]]:
-    """Splits --lora-modules into names and folders."""
     entries = [each.strip().partition("=") for each in text.split(",") if each.strip()]
     return [(name.strip(), folder.strip()) for name, _, folder in entries]
 

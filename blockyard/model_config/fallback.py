@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from blockyard.contract.models import Task
-from blockyard.model_config.fields import Fields, read_object, unusable
+from blockyard.model_config.fields import Fields, read_object, refuse_own_code, unusable
 from blockyard.model_config.network import find_architecture, read_dtype
-from blockyard.model_config.own_code import refuse_own_code
 from blockyard.model_config.pooling.reading import read_rule
 from blockyard.model_config.stored_weights import CONFIG_FIELDS
 

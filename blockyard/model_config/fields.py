@@ -17,7 +17,30 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+
 T = TypeVar("T")
+
+FIELDS = ("auto_map", "trust_remote_code")
+
+
+def asks_for_own_code(values: Mapping[str, object], file: str = "config.json") -> str:
+    """Returns the refusal of a model file that asks for the model's own code; empty: it does not ask for it."""
+    name = next((name for name in FIELDS if values.get(name)), "")
+    if not name:
+        return ""
+    return (
+        f"{file} has {name}: it asks for code that comes with the model, and such code is never run "
+        f"(take it out if the model's architecture and tokenizer are built in)"
+    )
+
+
+def refuse_own_code(fields: Fields) -> None:
+    """Records a violation if config.json asks for the model's own code."""
+    for name in FIELDS:
+        if fields.get(name):
+            fields.refuse(name, asks_for_own_code({name: True}))
+
+
 # Messages carry sizes in 32 bits; no network comes near.
 MAX_SIZE = 2**31 - 1
 
@@ -59,7 +82,6 @@ class Fields:
     """The fields that were read, under their names in this file."""
 
     def name_of(self, name: str) -> str:
-        """Returns the name of a field in this file."""
         return self.renamed.get(name, name)
 
     def refuse(self, name: str, sentence: str) -> None:

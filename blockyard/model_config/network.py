@@ -10,28 +10,56 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from blockyard.contract.models import Task
-from blockyard.errors import BlockyardError
-from blockyard.model_config.decoder_config import DTYPES, Experts
-from blockyard.model_config.families.table import FAMILIES, find_family
-from blockyard.model_config.fields import Fields, read_object, unusable
+from blockyard.errors import BlockyardError, Violation
+from blockyard.model_config.decoder_config import DTYPES, DecoderConfig, Experts
+from blockyard.model_config.families import (
+    cohere,
+    encoders,
+    gemma,
+    gpt,
+    granite,
+    llama,
+    mixtures,
+    multimodal,
+    olmo,
+    relatives,
+)
+from blockyard.model_config.fields import FIELDS as OWN_CODE
+from blockyard.model_config.fields import Fields, read_object, refuse_own_code, unusable
 from blockyard.model_config.other_fields import HARMLESS, REFUSED
-from blockyard.model_config.own_code import FIELDS as OWN_CODE
-from blockyard.model_config.own_code import refuse_own_code
 from blockyard.model_config.pooling.reading import read_rule
-from blockyard.model_config.stored_weights import CONFIG_FIELDS, read_stored_weights
+from blockyard.model_config.stored_weights import CONFIG_FIELDS, StoredWeights, read_stored_weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from blockyard.errors import Violation
-    from blockyard.model_config.decoder_config import DecoderConfig
     from blockyard.model_config.families.family import Family
     from blockyard.model_config.pooling.rule import PoolingRule
-    from blockyard.model_config.stored_weights import StoredWeights
+
+
+# Suffixes of architectures without a head that generates tokens.
+_OTHER_BODIES = ("ForSequenceClassification", "ForMaskedLM", "Model")
+
+_STEMS = ("ForCausalLM", "LMHeadModel")
+
+MODULES = (llama, gemma, granite, relatives, olmo, cohere, gpt, mixtures, multimodal)
+
+FAMILIES: dict[str, Family] = {name: family for module in MODULES for name, family in module.FAMILIES.items()}
+
+
+def find_family(architecture: str) -> Family | None:
+    """Returns the family of an architecture, also of one without a head or with another head; None: not supported."""
+    if architecture in FAMILIES:
+        return FAMILIES[architecture]
+    stem = next((architecture.removesuffix(body) for body in _OTHER_BODIES if architecture.endswith(body)), "")
+    decoders = (FAMILIES.get(stem + suffix) for suffix in _STEMS)
+    return encoders.FAMILIES.get(f"{stem}Model") or next(filter(None, decoders), None)
+
 
 # Top-level fields of a multimodal config.json that apply to the text model too.
 _OF_ALL_MODELS = ("architectures", "model_type", *OWN_CODE, "dtype", "torch_dtype", "tie_word_embeddings")
+
 _TEXT = "text_config"
 
 

@@ -6,12 +6,11 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
-from blockyard.model_config.decoder_config import Activation, Attention, DecoderConfig, Head, Mlp, Norm
+from blockyard.model_config.decoder_config import Activation, Attention, DecoderConfig, Head, Layer, Mlp, Norm
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from blockyard.model_config.decoder_config import Layer
     from blockyard.model_config.fields import Fields
     from blockyard.model_config.rotary import RotaryConfig
 
@@ -169,7 +168,6 @@ def read_rms(fields: Fields, default: float = 1e-6, *, is_wide: bool = False) ->
 
 
 def read_feed(fields: Fields, sizes: Sizes, *, has_bias: bool = False) -> Mlp:
-    """Reads a gated MLP."""
     return Mlp(
         inner_features=sizes.inner, activation=fields.choose("hidden_act", ACTIVATIONS, "silu"), has_bias=has_bias
     )

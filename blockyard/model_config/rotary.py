@@ -9,12 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from blockyard.model_config.fields import is_number
+from blockyard.model_config.fields import Fields, is_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from blockyard.model_config.fields import Fields
 
 DEFAULT_THETA = 10000.0
 # Some models state a huge length; messages carry lengths in 32 bits.

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from blockyard.model_config.leaves import down_leaves, output_leaves
-from blockyard.model_config.parallel_sizes import vocabulary_share
+from blockyard.model_config.parallel_sizes import down_leaves, output_leaves, vocabulary_share
 
 if TYPE_CHECKING:
     from blockyard.contract.parallel import Parallel

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -17,14 +17,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from blockyard.errors import BlockyardError, Reason
 from blockyard.headers import API_KEY_KEY, AUTHORIZATION_KEY, TENANT_PATTERN, X_API_KEY_KEY
-from blockyard.security.keys import ANY_TENANT
+from blockyard.security.keys import ANY_TENANT, Key, KeyRing, KeyRole
 from blockyard.telemetry import EventLogger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
-    from contextlib import AbstractContextManager
 
-    from blockyard.security.keys import Key, KeyRing, KeyRole
 
 log = EventLogger(__name__)
 

@@ -92,7 +92,6 @@ class CertificateWatch:
         self._warned_at: dict[str, float] = {}
 
     def start(self) -> None:
-        """Starts the hourly checks on the running event loop."""
         if self._files:
             self._tick(asyncio.get_running_loop())
 

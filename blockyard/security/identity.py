@@ -10,7 +10,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
-from blockyard.security.authentication import ServiceGate
+from blockyard.security.authentication import Gate, ServiceGate
 from blockyard.security.exposure import is_loopback
 from blockyard.security.tls import CertificateError, CertificateFiles, Peer, server_credentials
 from blockyard.telemetry import EventLogger
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     import grpc
 
     from blockyard.configuration import InternalSecuritySettings
-    from blockyard.security.authentication import Gate
 
 log = EventLogger(__name__)
 
@@ -36,33 +35,28 @@ class InternalIdentity:
         files = (settings.internal_certificate, settings.internal_key, settings.internal_authority)
         if any(files) and not all(files):
             raise CertificateError("--internal-certificate, --internal-key and --internal-authority go together")
-        self._files = CertificateFiles(*files) if all(files) else None
+        self.files = CertificateFiles(*files) if all(files) else None
         self._domain = settings.internal_domain
-
-    @property
-    def files(self) -> CertificateFiles | None:
-        """The certificate files that this service presents to the others."""
-        return self._files
 
     def _name_of(self, service: ServiceName) -> str:
         return f"{service}.{self._domain}"
 
     def peer(self, service: ServiceName) -> Peer | None:
         """Returns the credentials and the expected name for a channel to a service."""
-        return Peer(self._files, self._name_of(service)) if self._files else None
+        return Peer(self.files, self._name_of(service)) if self.files else None
 
     def gate(self, caller: ServiceName, others: Mapping[str, ServiceName] = MappingProxyType({})) -> Gate | None:
         """Creates the gate that admits only one service. `others`: by method, a service that may call it instead."""
-        if self._files is None:
+        if self.files is None:
             return None
         return ServiceGate(self._name_of(caller), {method: self._name_of(other) for method, other in others.items()})
 
     def credentials(self) -> grpc.ServerCredentials | None:
-        return server_credentials(self._files) if self._files else None
+        return server_credentials(self.files) if self.files else None
 
     def warn_if_exposed(self, address: str) -> None:
         """Logs a warning if other machines can reach a port without certificates."""
-        if self._files is None and not is_loopback(address):
+        if self.files is None and not is_loopback(address):
             log.warning(
                 "whoever reaches this port commands this service: see docs/guides/security.md",
                 address=address,

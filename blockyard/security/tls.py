@@ -9,15 +9,12 @@ import ssl
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import Any, NoReturn, cast
 
 import grpc
 
-from blockyard.security.file_state import file_state
+from blockyard.security.file_state import FileState, file_state
 from blockyard.telemetry import EventLogger
-
-if TYPE_CHECKING:
-    from blockyard.security.file_state import FileState
 
 log = EventLogger(__name__)
 

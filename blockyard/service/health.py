@@ -40,7 +40,6 @@ class Heartbeat:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
-        """Starts the heartbeat on the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._tick(self._loop)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from contextlib import aclosing, contextmanager, suppress
+from contextlib import AbstractContextManager, aclosing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, cast
 
 import grpc
@@ -17,7 +17,6 @@ from blockyard.telemetry import EventLogger
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-    from contextlib import AbstractContextManager
 
     from blockyard.service.metrics import Counter
 

@@ -90,6 +90,12 @@ CERTIFICATE_EXPIRY = gauge(
 COMMON = (BUILD_INFO, READY, TASKS, GRPC_CALLS, CERTIFICATE_EXPIRY)
 """The metrics that every service has."""
 
+
+def declared_in(names: Mapping[str, object]) -> tuple[Metric, ...]:
+    """Returns the metrics among a module's names, in the order of their declarations, without the common ones."""
+    return tuple(each for each in names.values() if isinstance(each, Metric) and each not in COMMON)
+
+
 PROCESS = (
     gauge("process_virtual_memory_bytes", "Virtual memory."),
     gauge("process_resident_memory_bytes", "Resident memory."),
@@ -129,7 +135,6 @@ class Histogram:
         self.sum = 0.0
 
     def observe(self, value: float, count: int = 1) -> None:
-        """Adds a value `count` times."""
         self._counts[bisect_left(self.bounds, value)] += count
         self.sum += value * count
 
@@ -178,7 +183,6 @@ class Registry:
         return made
 
     def extend(self, catalogue: Iterable[Metric]) -> None:
-        """Appends metrics to the catalogue."""
         self.catalogue = (*self.catalogue, *catalogue)
 
     def share(self, metric: Metric, values: Histogram, *labels: str) -> None:

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from blockyard.addresses import join_address
 from blockyard.security.certificate_expiry import CertificateWatch
-from blockyard.security.tls import CertificateError
+from blockyard.security.tls import CertificateError, CertificateFiles
 from blockyard.service.health import HealthServer, Heartbeat, add_health
-from blockyard.service.metrics import CERTIFICATE_EXPIRY, TASKS
+from blockyard.service.metrics import CERTIFICATE_EXPIRY, TASKS, Registry
 from blockyard.service.metrics_server import MetricsServer
 from blockyard.service.roots import make_thread
 from blockyard.service.servers import PortTaken
@@ -31,9 +31,7 @@ if TYPE_CHECKING:
     import grpc.aio
 
     from blockyard.configuration import LogSettings, TracingSettings
-    from blockyard.security.tls import CertificateFiles
     from blockyard.service.health import Probes
-    from blockyard.service.metrics import Registry
 
 log = EventLogger(__name__)
 

@@ -14,14 +14,13 @@ from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection
 
 from blockyard.channels import INTERNAL_MESSAGE_BYTES, Options, channel_options
-from blockyard.security.authentication import Authenticator
+from blockyard.security.authentication import Authenticator, Gate
 from blockyard.service import grpc_wakeups
 from blockyard.service.interceptors import AuthenticationInterceptor, ErrorInterceptor
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from blockyard.security.authentication import Gate
     from blockyard.security.tls import Peer
 
 MAX_PORT = 65535

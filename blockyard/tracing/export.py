@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from opentelemetry import trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, SERVICE_VERSION, Resource
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import (
@@ -36,8 +36,6 @@ from blockyard.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 
     from blockyard.configuration import TracingSettings
 

@@ -54,7 +54,6 @@ def _is_in(environment: Mapping[str, str]) -> bool:
 
 
 def stop_tracing(seconds: float = _STOP_SECONDS) -> None:
-    """Sends the remaining spans and stops tracing."""
     global _tracer
     tracer, _tracer = _tracer, None
     use_tracer(None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 
 from blockyard.model_config.families import encoders
-from blockyard.model_config.families.table import MODULES
+from blockyard.model_config.network import MODULES
 from gateway.text.vocabulary_files import VOCABULARY_FILES
 
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from blockyard.contract.events import ToolCallDelta
-from gateway.dialects.scanner import Scanner
+from gateway.dialects.scanner import CallPiece, Scanner, TextKind
 from gateway.dialects.table import BY_NAME
-
-if TYPE_CHECKING:
-    from gateway.dialects.scanner import CallPiece, TextKind
 
 
 class ToolSchema(NamedTuple):

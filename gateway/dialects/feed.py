@@ -34,11 +34,9 @@ class CallSink(Protocol):
 
     def on_call(self, name: str, call_id: str = "") -> None:
         """Begins a call. `call_id`: the id that the model wrote; empty: none."""
-        ...
 
     def on_arguments(self, piece: str) -> None:
         """Adds a piece of the arguments, as JSON."""
-        ...
 
     def on_call_end(self) -> None: ...
 

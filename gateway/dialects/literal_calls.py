@@ -7,8 +7,8 @@ import json
 import re
 from typing import TYPE_CHECKING
 
-from gateway.dialects.feed import NotACall
-from gateway.dialects.markers import markers_of
+from gateway.dialects.feed import CallSink, Feed, NotACall
+from gateway.dialects.markers import Markers, markers_of
 from gateway.dialects.object_calls import read_header
 from gateway.dialects.tag_calls import write_string
 
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from gateway.dialects.dialect import Calls
-    from gateway.dialects.feed import CallSink, Feed
-    from gateway.dialects.markers import Markers
 
 _WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 _TOOL_NAME = re.compile(r"""[^\s()\[\]{}"',=]+""")

@@ -6,14 +6,13 @@ import re
 from typing import TYPE_CHECKING
 
 from gateway.dialects.arguments import JsonValue, TextOfString
-from gateway.dialects.feed import NotACall
+from gateway.dialects.feed import CallSink, Feed, NotACall
 from gateway.dialects.markers import markers_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from gateway.dialects.dialect import Calls
-    from gateway.dialects.feed import CallSink, Feed
 
 # Keys of a call beside `name`: the keys for its arguments, and keys that mean nothing to a client.
 _ARGUMENT_KEYS = frozenset({"arguments", "parameters"})

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from gateway.dialects.dialect import Span, Style
+from gateway.dialects.dialect import Calls, Dialect, Span, Style
 from gateway.dialects.feed import Feed, NotACall
 from gateway.dialects.literal_calls import read_gemma, read_python
 from gateway.dialects.markers import Markers, markers_of
@@ -22,7 +22,6 @@ from gateway.dialects.tag_calls import read_tags
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
 
-    from gateway.dialects.dialect import Calls, Dialect
 
 # Each reader reads adjacent calls, beginning after their marker. It raises NotACall if there is no call or one is
 # malformed: the rest is then text.

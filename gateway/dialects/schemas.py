@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from blockyard.grammars.limits import MAX_SCHEMA_BYTES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 Schema = Mapping[str, Any]
 NO_TOOLS: Mapping[str, str] = MappingProxyType({})
@@ -97,5 +94,4 @@ def resolve(reference: str, schema: Schema) -> object:
 
 
 def type_of(value: object) -> str:
-    """Returns the JSON type of a value."""
     return _TYPES.get(type(value), "null")

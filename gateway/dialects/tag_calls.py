@@ -6,7 +6,7 @@ import json
 from json.encoder import encode_basestring
 from typing import TYPE_CHECKING
 
-from gateway.dialects.feed import NotACall
+from gateway.dialects.feed import CallSink, Feed, NotACall
 from gateway.dialects.markers import markers_of
 from gateway.dialects.schemas import type_of
 
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from gateway.dialects.dialect import Calls
-    from gateway.dialects.feed import CallSink, Feed
 
 _STRING = frozenset({"string"})
 # Jinja templates print these values as Python does.
@@ -105,7 +104,6 @@ class _Value:
 
 
 def write_string(text: str) -> str:
-    """Writes a text as JSON."""
     return encode_basestring(text)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from gateway.dialects.dialect import Style
+from gateway.dialects.dialect import AnswerContext, Calls, CallTemplate, Style
 from gateway.dialects.schemas import read_schema
 from gateway.grammars.expressions import json_expression, quote
 from gateway.grammars.grammar import Grammar, pattern_of
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gateway.dialects.answer_parser import ToolSchema
-    from gateway.dialects.dialect import AnswerContext, Calls, CallTemplate
 
 
 def write_answer(context: AnswerContext, expression: str) -> str:

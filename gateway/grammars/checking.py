@@ -10,12 +10,12 @@ import functools
 from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
-from blockyard.contract.request import Choices, JsonSchema, Lark, Regex
+from blockyard.contract.request import Choices, JsonSchema, Lark, OutputFormat, Regex
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.grammars.limits import HINT, MAX_CHOICES, has_rules, library_version, mark_rules
 from blockyard.service.threads import Threads
 from gateway.grammars.calls import write_answer, write_calls
-from gateway.grammars.compiling.compilers import NUM_COMPILERS, Compilers
+from gateway.grammars.compiling.compilers import NUM_COMPILERS, Checks, Compilers
 from gateway.grammars.expressions import expression_of, grammar_of
 from gateway.grammars.larks import check_lark, may_be_ambiguous
 from gateway.grammars.problems import reason_of, schema_text, wrong_schema
@@ -25,10 +25,8 @@ from gateway.grammars.tools import followed, schema_places
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from blockyard.contract.request import OutputFormat
     from gateway.dialects.answer_parser import ParsingRule
     from gateway.dialects.dialect import AnswerContext, Dialect
-    from gateway.grammars.compiling.compilers import Checks
     from gateway.request import GenerationRequest
     from gateway.text.tokenizer import Tokenizer
 
@@ -75,7 +73,6 @@ class GrammarChecks:
         self._known: OrderedDict[_Question, str] = OrderedDict()
 
     def close(self) -> None:
-        """Stops the threads and ends the processes."""
         self._threads.close()
         self._compilers.close()
 

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from blockyard.contract.request import Choices, JsonObject, JsonSchema, Lark, Regex
+from blockyard.contract.request import Choices, JsonObject, JsonSchema, Lark, OutputFormat, Regex
 from gateway.grammars.schemas import walk
-
-if TYPE_CHECKING:
-    from blockyard.contract.request import OutputFormat
 
 # A character class in a regular expression.
 _CLASS = re.compile(r"\[(?:\\.|[^\]\\])+\]", re.DOTALL)

@@ -43,7 +43,6 @@ class Grammar:
         return self.literal(self._context.dialect.before_text)
 
     def is_special(self, text: str) -> bool:
-        """Returns whether a text begins with a special token."""
         return text.startswith(tuple(self._context.special_ids))
 
     def add(self, name: str, expression: str) -> str:

@@ -12,8 +12,8 @@ from typing import Any
 
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.grammars.limits import MAX_GRAMMAR_BYTES, MAX_INTERSECTION, MAX_RULES
-from gateway.grammars.automata import pattern_size
 from gateway.grammars.compiling.lark_tokens import cut_lark
+from gateway.grammars.intersections import pattern_size
 from gateway.grammars.problems import wrong_schema
 from gateway.grammars.schemas import check_schema
 

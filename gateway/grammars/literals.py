@@ -8,16 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from blockyard.errors import Reason, Violation, invalid
-from gateway.dialects.dialect import Style
-from gateway.dialects.schemas import resolve, type_of
+from gateway.dialects.dialect import Calls, Style
+from gateway.dialects.schemas import Schema, resolve, type_of
 from gateway.grammars.expressions import json_expression
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from gateway.dialects.answer_parser import ToolSchema
-    from gateway.dialects.dialect import Calls
-    from gateway.dialects.schemas import Schema
     from gateway.grammars.grammar import Grammar
 
 _TYPES = ("string", "number", "integer", "boolean", "null", "array", "object")

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from blockyard.errors import Reason, Violation, invalid
-from gateway.dialects.schemas import resolve, type_of, types_of
+from gateway.dialects.schemas import Schema, resolve, type_of, types_of
 from gateway.grammars.expressions import json_expression, quote
 
 if TYPE_CHECKING:
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from gateway.dialects.answer_parser import ToolSchema
     from gateway.dialects.dialect import Calls
-    from gateway.dialects.schemas import Schema
     from gateway.grammars.grammar import Grammar
 
 _STRING = frozenset({"string"})

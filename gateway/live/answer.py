@@ -14,18 +14,16 @@ from array import array
 from typing import TYPE_CHECKING, NamedTuple
 
 from blockyard.contract.events import Delta, PromptLogprobs, TokenLogprobs
-from blockyard.contract.sampling import FinishReason
+from blockyard.contract.sampling import Candidates, FinishReason, PromptPiece, StopCriteria
 from blockyard.errors import BlockyardError, Reason
 from gateway.text.stop_strings import Match, StopStringMatcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from blockyard.contract.sampling import Candidates, PromptPiece, StopCriteria
     from blockyard.contract.scheduling import SequenceError, SequenceRecord
     from gateway.dialects.answer_parser import AnswerParser
-    from gateway.text.detokenizer import Detokenizer
-    from gateway.text.token_texts import TokenTexts
+    from gateway.text.detokenizer import Detokenizer, TokenTexts
 
 # The most tokens of a sequence with stop strings that may wait for a reader.
 MAX_UNREAD_TOKENS = 16
@@ -110,7 +108,6 @@ class SequenceAnswer:
 
     @property
     def looks_for_stops(self) -> bool:
-        """Whether the request has stop strings, which may end the answer."""
         return self._matcher is not None
 
     def make_parser(self) -> AnswerParser | None:

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 
 from blockyard.contract.request import Position
 from blockyard.contract.sampling import FinishReason
-from blockyard.contract.scheduling import SequenceRecord
+from blockyard.contract.scheduling import SequenceRecord, Submission
 from blockyard.errors import Violation, invalid
 from gateway.validation import find_foreign_ids
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from blockyard.contract.scheduling import Submission
     from gateway.live.request_state import RequestState
 
 _NOTHING = Position()

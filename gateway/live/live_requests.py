@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from blockyard.contract.request import Position
     from blockyard.contract.scheduling import Progress, Resumed
     from gateway.live.answer import SequenceAnswer
-    from gateway.live.link import Link
     from gateway.live.request_state import RequestState
+    from gateway.live.scheduler_link import SchedulerLink
 
 log = EventLogger(__name__)
 
@@ -66,7 +66,7 @@ class LiveRequests:
 
     def __init__(
         self,
-        link: Link,
+        link: SchedulerLink,
         *,
         resume_window_seconds: float = 60.0,
         max_scheduler_wait_seconds: float = 300.0,
@@ -87,7 +87,6 @@ class LiveRequests:
 
     @property
     def num_readers(self) -> int:
-        """The number of answers that are being read."""
         return len(self._readers)
 
     @property

@@ -14,16 +14,15 @@ from typing import TYPE_CHECKING, Protocol
 from blockyard.contract.scheduling import Abort, AbortReason, Add, Resume
 from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
-from gateway.live.registry import Timers
+from gateway.live.registry import Registry, Timers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from blockyard.contract.scheduling import Acceptance, Failure, Resumed, Submission, TokenUpdate
     from gateway.live.answer import SequenceAnswer
-    from gateway.live.link import Link
-    from gateway.live.registry import Registry
     from gateway.live.request_state import RequestState
+    from gateway.live.scheduler_link import SchedulerLink
 
     Listener = Callable[[RequestState, SequenceAnswer], None]
 
@@ -36,11 +35,9 @@ SCHEDULER_LOST = "the scheduler was lost"
 class RequestLifecycle(Protocol):
     def adopt(self, state: RequestState) -> None:
         """Registers a request that another gateway served before."""
-        ...
 
     def retire(self, state: RequestState) -> None:
         """Keeps a request whose sequences have all ended."""
-        ...
 
     def fail(self, state: RequestState, error: BlockyardError) -> None: ...
 
@@ -149,7 +146,7 @@ class OutstandingRequests:
 
     def __init__(
         self,
-        link: Link,
+        link: SchedulerLink,
         registry: Registry,
         router: TokenRouter,
         owner: RequestLifecycle,

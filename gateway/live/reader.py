@@ -7,19 +7,17 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from blockyard.contract.events import Delta
+from blockyard.contract.events import Delta, Event, Finished, Recovered
 from blockyard.contract.request import Position
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from gateway.codec import state as state_codec
 from gateway.dialects.scanner import TextKind
-from gateway.live.answer import Place
+from gateway.live.answer import Place, SequenceAnswer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from blockyard.contract.events import Event, Finished, Recovered
     from gateway.dialects.answer_parser import AnswerParser
-    from gateway.live.answer import SequenceAnswer
     from gateway.live.request_state import RequestState
     from gateway.request import GenerationRequest
 
@@ -31,7 +29,6 @@ class ReaderEvents(Protocol):
 
     def on_stop_string(self, state: RequestState, answer: SequenceAnswer) -> None:
         """Called when a stop string has ended an answer."""
-        ...
 
     def on_reader_closed(self, reader: Reader) -> None: ...
 

@@ -71,7 +71,6 @@ class Registry:
         return len(self._live)
 
     def find(self, wire_id: str) -> RequestState | None:
-        """Returns the running or retained request of this name."""
         self._expire()
         return self._live.get(wire_id) or self._retained.get(wire_id)
 

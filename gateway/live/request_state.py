@@ -10,18 +10,16 @@ from typing import TYPE_CHECKING, Protocol
 
 from blockyard.contract.codec.pooling import FLOAT_BYTES
 from blockyard.contract.events import Accepted, Finished, Recovered, Usage
-from blockyard.contract.scheduling import Resubmission, SequenceError, SequenceRecord
-from gateway.observe.request_log import TokenCounts
+from blockyard.contract.scheduling import Resubmission, Resumed, SequenceError, SequenceRecord, Submission
+from gateway.observe.request_log import RequestLog, TokenCounts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from blockyard.contract.sampling import PromptPiece
-    from blockyard.contract.scheduling import Resumed, Submission
     from blockyard.errors import BlockyardError
     from gateway.live.answer import Ended, PromptAnswer, SequenceAnswer
     from gateway.observe.metrics import RequestMeter
-    from gateway.observe.request_log import RequestLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +55,6 @@ class Listener(Protocol):
 
     def on_recovered(self, event: Recovered) -> None:
         """Adds the event of a failure that the request survived."""
-        ...
 
 
 class RequestState:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
 import grpc.aio
@@ -33,7 +33,6 @@ from blockyard.service.roots import start_task
 from blockyard.service.servers import RenewedChannel, internal_channel
 from blockyard.telemetry import EventLogger
 from gateway.codec.readings import decode_reading
-from gateway.live.link import Cancelled, Outgoing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -54,14 +53,17 @@ _MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 _CANCEL_TIMEOUT_SECONDS = 5.0
 
 
-class LinkEvents(Protocol):
-    """Receives the scheduler's messages and the loss of the scheduler."""
+Outgoing = Add | Resume | Abort
 
-    def on_progress(self, progress: Progress) -> None: ...
 
-    def on_scheduler_lost(self) -> None:
-        """Called when the stream has broken: items that were sent on it will not be answered."""
-        ...
+class Cancelled(NamedTuple):
+    """The result of a cancel, as names of requests.
+
+    `cancelled`: requests that were running. `pending`: requests that a gateway may still send to the scheduler.
+    """
+
+    cancelled: Sequence[str] = ()
+    pending: Sequence[str] = ()
 
 
 class SchedulerReadiness:
@@ -110,7 +112,7 @@ class SchedulerReadiness:
             return ""
         return self._readiness.message or "the scheduler has not sent its model's facts yet"
 
-    def on_progress(self, progress: Progress) -> bool:
+    def _apply(self, progress: Progress) -> bool:
         """Applies a message's facts and readiness; returns whether the message has either."""
         if progress.facts is not None:
             self.facts, self._has_facts = progress.facts, True
@@ -128,23 +130,29 @@ class SchedulerReadiness:
             self._logged = readiness
             log.info("readiness", ready=readiness[0], message=readiness[1] or None)
 
-    def on_detached(self, reason: str) -> None:
+    def _detach(self, reason: str) -> None:
         """Marks the scheduler as detached. `reason`: the cause, in words."""
         self._has_facts = False
         self._readiness = Readiness(False, reason)
         self._logged = (False, "")
 
 
-class SchedulerLink:
-    """Keeps one gateway attached to its scheduler."""
+class SchedulerLink(SchedulerReadiness):
+    """Keeps one gateway attached to its scheduler.
+
+    Attributes:
+        loras: the adapters that requests may use, by name, as last reported. They are sent to the next scheduler.
+    """
+
+    _on_progress: Callable[[Progress], None]
+    _on_lost: Callable[[], None]
 
     def __init__(self, address: str, *, gateway_id: str, model_digest: str, peer: Peer | None = None) -> None:
         self.address = address
         self._peer = peer
         self._gateway_id = gateway_id
-        self._receiver: LinkEvents | None = None
-        self._readiness = SchedulerReadiness(model_digest, self._unreachable())
-        self._loras: dict[str, Adapter] = {}
+        super().__init__(model_digest, self._unreachable())
+        self.loras: Mapping[str, Adapter] = {}
         self._outgoing: list[Outgoing] = []
         self._has_outgoing = asyncio.Event()
         self._is_attached = False
@@ -158,43 +166,15 @@ class SchedulerLink:
     def _unreachable(self) -> str:
         return f"the scheduler at {self.address} does not answer"
 
-    @property
-    def facts(self) -> ModelFacts | None:
-        """The latest facts about the scheduler's model; None before the first have arrived."""
-        return self._readiness.facts
-
-    @property
-    def loras(self) -> Mapping[str, Adapter]:
-        """The adapters that requests may use, by name, as last reported. They are sent to the next scheduler."""
-        return self._loras
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether requests would be computed now. May be read from any thread."""
-        return self._readiness.is_ready
-
-    @property
-    def takes_requests(self) -> bool:
-        """Whether requests can be sent: without a worker they wait in the scheduler."""
-        return self._readiness.takes_requests
-
-    @property
-    def has_other_model(self) -> bool:
-        return self._readiness.has_other_model
-
-    @property
-    def message(self) -> str:
-        """Why the scheduler is not ready, for a person; empty if it is."""
-        return self._readiness.message
-
     async def wait_until(self, condition: Callable[[], bool]) -> None:
         """Waits until a condition is true. Checks it whenever the scheduler's readiness or adapters change."""
         while not condition():
             self._changed.clear()
             await self._changed.wait()
 
-    def start(self, receiver: LinkEvents) -> None:
-        self._receiver = receiver
+    def start(self, on_progress: Callable[[Progress], None], on_lost: Callable[[], None]) -> None:
+        """Connects. `on_lost`: called when the stream has broken: items that were sent on it will not be answered."""
+        self._on_progress, self._on_lost = on_progress, on_lost
         self._channel = RenewedChannel(self.address, self._peer)
         self._task = start_task(self._run(), "scheduler link")
 
@@ -263,7 +243,7 @@ class SchedulerLink:
         directions: list[asyncio.Task[None]] = []
         reason = self._unreachable()
         try:
-            loras = map(codec.encode_adapter, self._loras.values())
+            loras = map(codec.encode_adapter, self.loras.values())
             hello = scheduler_pb2.Hello(gateway_id=self._gateway_id, loras=loras)
             await call.write(scheduler_pb2.AttachRequest(hello=hello))
             directions += (asyncio.create_task(direction(call)) for direction in (self._read, self._write))
@@ -297,23 +277,21 @@ class SchedulerLink:
             if not self._is_attached:
                 self._is_attached = self._has_warned = True
                 log.info("attached to the scheduler", address=self.address)
-            if self._readiness.on_progress(progress):
+            if self._apply(progress):
                 self._changed.set()
             if progress.loras is not None:
-                self._loras = {adapter.name: adapter for adapter in progress.loras}
+                self.loras = {adapter.name: adapter for adapter in progress.loras}
                 self._changed.set()
-            assert self._receiver is not None
-            self._receiver.on_progress(progress)
+            self._on_progress(progress)
 
     def _on_detached(self, reason: str) -> None:
         was_attached, self._is_attached = self._is_attached, False
-        self._readiness.on_detached(reason)
+        self._detach(reason)
         self._outgoing.clear()
         if was_attached:
             if reason != _STOPPING:
                 log.warning("lost the scheduler", address=self.address, reason=reason)
-            assert self._receiver is not None
-            self._receiver.on_scheduler_lost()
+            self._on_lost()
         elif reason != _STOPPING and not self._has_warned and time.monotonic() - self._created_at >= START_SECONDS:
             self._has_warned = True
             log.warning("no scheduler", reason=reason)
@@ -341,8 +319,7 @@ class SchedulerLink:
         )
         failed = [Failure(add.handle, error) for add in message.add]
         message.ClearField("add")
-        assert self._receiver is not None
-        self._receiver.on_progress(Progress(failed=failed))
+        self._on_progress(Progress(failed=failed))
 
 
 async def _wait_for_end(reader: asyncio.Task[None], writer: asyncio.Task[None]) -> None:

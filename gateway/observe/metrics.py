@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from blockyard.contract.sampling import FinishReason
 from blockyard.errors import Reason
-from blockyard.service.metrics import READY, Registry, counter, gauge, geometric, histogram
+from blockyard.service.metrics import READY, Registry, counter, declared_in, gauge, geometric, histogram
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -134,31 +134,7 @@ MODEL_HIT_TOKENS = counter(
     "replica",
 )
 
-CATALOGUE = (
-    REQUESTS,
-    FINISHED_REQUESTS,
-    FINISHED_SEQUENCES,
-    INVALID_TOOL_CALLS,
-    LIVE_REQUESTS,
-    LIVE_STREAMS,
-    OUTPUT_TOKENS,
-    PROMPT_TOKENS,
-    ANSWER_TOKENS,
-    TIME_TO_FIRST_TOKEN,
-    INTER_TOKEN_LATENCY,
-    TIME_PER_OUTPUT_TOKEN,
-    REQUEST_LATENCY,
-    ERRORS,
-    HTTP_REQUESTS,
-    ATTACHED,
-    SCHEDULER_LOSSES,
-    MODEL_INFO,
-    WAITING_REQUESTS,
-    MODEL_REQUESTS,
-    MODEL_KV_USAGE,
-    MODEL_QUERY_TOKENS,
-    MODEL_HIT_TOKENS,
-)
+CATALOGUE = declared_in(globals())
 
 # The reasons of the errors that the current task's HTTP call has answered with.
 _call_errors: ContextVar[list[Reason]] = ContextVar("call_errors")

@@ -14,7 +14,7 @@ from grpc import StatusCode
 
 from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
-from blockyard.tracing.spans import NO_SPAN, begin_server_span, begin_span, is_tracing
+from blockyard.tracing.spans import NO_SPAN, Span, begin_server_span, begin_span, is_tracing
 from gateway.call_context import current_call, name_request
 from gateway.request import wire_id
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from blockyard.contract.sampling import FinishReason
     from blockyard.contract.scheduling import Submission
     from blockyard.contract.trace import TraceContext
-    from blockyard.tracing.spans import Span
 
 log = EventLogger(__name__)
 
@@ -60,10 +59,12 @@ class RequestLog:
         span: the request's span; NO_SPAN if it is not traced.
         is_taken_over: whether another gateway served the request before; durations count from the takeover.
         is_part: whether the request is one input of a pooling call, which has its own log line.
+
+    Attributes:
+        arrived_at: the request's arrival, by time.monotonic().
     """
 
     __slots__ = (
-        "_arrived_at",
         "_first_token_at",
         "_is_part",
         "_is_taken_over",
@@ -71,6 +72,7 @@ class RequestLog:
         "_num_recoveries",
         "_recovery",
         "_request_id",
+        "arrived_at",
         "span",
     )
 
@@ -83,15 +85,10 @@ class RequestLog:
         # The id is not validated yet, and may be long.
         self._request_id = request_id[:_MAX_NAME]
         self._method = current_call().method
-        self._arrived_at = time.monotonic()
+        self.arrived_at = time.monotonic()
         self._first_token_at: float | None = None
         self._num_recoveries = 0
         self._recovery: Span | None = None
-
-    @property
-    def arrived_at(self) -> float:
-        """The request's arrival, by time.monotonic()."""
-        return self._arrived_at
 
     @contextmanager
     def beginning(self) -> Generator[None]:
@@ -213,7 +210,7 @@ class RequestLog:
             log.debug(message, **self._fields(**fields))
 
     def _since_arrival(self, at: float | None) -> float | None:
-        return None if at is None else round(at - self._arrived_at, 4)
+        return None if at is None else round(at - self.arrived_at, 4)
 
     def _fields(self, **fields: Any) -> dict[str, Any]:
         every = {"request_id": self._request_id, "method": self._method or None, "trace_id": self.span.trace_id}

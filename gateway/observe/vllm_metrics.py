@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from blockyard.service.metrics import counter, gauge, histogram
+from blockyard.service.metrics import Histogram, Metric, counter, declared_in, gauge, histogram
 from gateway.observe import metrics as ours
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from blockyard.service.metrics import Histogram, Metric
     from gateway.observe.scheduler_readings import SchedulerReadings
     from gateway.readings import ReplicaReading, SchedulerReading
 
@@ -48,19 +47,7 @@ _HISTOGRAMS: Mapping[str, tuple[Metric, str]] = {
 }
 _OF_HISTOGRAMS = {_like(name, original, help): original for name, (original, help) in _HISTOGRAMS.items()}
 
-CATALOGUE = (
-    RUNNING,
-    WAITING,
-    KV_USAGE,
-    GPU_KV_USAGE,
-    QUERIES,
-    HITS,
-    PREEMPTIONS,
-    PROMPT_TOKENS,
-    GENERATION_TOKENS,
-    SUCCESSES,
-    *_OF_HISTOGRAMS,
-)
+CATALOGUE = (*declared_in(globals()), *_OF_HISTOGRAMS)
 
 Labelled = dict[tuple[str, ...], float]
 

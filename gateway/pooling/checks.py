@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from blockyard.errors import Reason, Violation, invalid
-from gateway.pooling_calls import MAX_INPUTS
+from gateway.pooling_calls import MAX_INPUTS, CallOptions, Input
 from gateway.request import REQUEST_ID_RULE, is_request_id
 from gateway.validation import size_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from gateway.pooling.inputs import EncodedPair
     from gateway.pooling.model import PooledModel
-    from gateway.pooling_calls import CallOptions, Input
-    from gateway.text.pairs import EncodedPair
 
 MAX_VIOLATIONS = 100
 MAX_ANSWER_NUMBERS = 3 * 2**20

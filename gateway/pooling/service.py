@@ -21,9 +21,9 @@ from blockyard.contract.sampling import FinishReason
 from blockyard.errors import BlockyardError, Reason, Violation, quote
 from gateway.observe.request_log import TokenCounts, begin_request_log
 from gateway.pooling import checks
-from gateway.pooling.model import PooledModels
-from gateway.pooling.parts import Part, Parts, read_values
-from gateway.text.encoding import run_all
+from gateway.pooling.model import PooledModel, PooledModels
+from gateway.pooling.parts import Part, PartResult, Parts, read_values
+from gateway.text.encoding import Encoding, run_all
 
 if TYPE_CHECKING:
     from array import array
@@ -31,11 +31,9 @@ if TYPE_CHECKING:
 
     from blockyard.contract.scheduling import ModelFacts
     from gateway.live.live_requests import Admission, LiveRequests
-    from gateway.pooling.model import PooledModel, RuleReader
-    from gateway.pooling.parts import PartResult
+    from gateway.pooling.inputs import EncodedPair
+    from gateway.pooling.model import RuleReader
     from gateway.pooling_calls import CallOptions, ClassifyCall, EmbedCall, Input, ScoreCall
-    from gateway.text.encoding import Encoding
-    from gateway.text.pairs import EncodedPair
     from gateway.text.tokenizer import Tokenizer
     from gateway.text.vocabulary import Steps
 
@@ -80,7 +78,6 @@ class PoolingService:
         self._parts = Parts(live, tokenizer, model_name)
 
     def cancel(self, wire_ids: Sequence[str]) -> list[str]:
-        """Cancels running calls, each with all of its parts; returns the ids of the calls that ran here."""
         return self._parts.cancel(wire_ids)
 
     def find_width(self, facts: ModelFacts) -> int:

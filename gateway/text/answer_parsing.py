@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 
 from blockyard.contract.chat import Conversation, ToolChoice
 from gateway.dialects.answer_parser import AnswerParser, ParsingRule, ToolSchema
-from gateway.dialects.dialect import AnswerContext
+from gateway.dialects.dialect import AnswerContext, Dialect
 from gateway.dialects.table import BY_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from gateway.dialects.dialect import Dialect
     from gateway.request import GenerationRequest
     from gateway.text.tokenizer import Tokenizer
 

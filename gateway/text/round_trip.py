@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from blockyard.contract.chat import Conversation, Message, Role, Tool, ToolCall
 from blockyard.errors import BlockyardError
-from gateway.chat import prompt_of
+from gateway.chat import Renderer, prompt_of
 from gateway.dialects.scanner import Scanner
 from gateway.text.tokenizer_files import load_tokenizer
 
 if TYPE_CHECKING:
-    from gateway.chat import Renderer
     from gateway.dialects.dialect import Dialect
     from gateway.text.tokenizer import Tokenizer
 

@@ -9,19 +9,12 @@ from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.panics import panics_as_errors
 from gateway.dialects.table import AUTO, choose_dialect
 from gateway.text.chat_template import ChatTemplate
-from gateway.text.detokenizer import DetokenizerFactory
-from gateway.text.template_roles import arrange
-from gateway.text.token_texts import TokenTexts
-from gateway.text.vocabulary import Encoded, encode_steps
+from gateway.text.detokenizer import Detokenizer, DetokenizerFactory, TokenTexts
+from gateway.text.template_roles import TemplateRoles, arrange
+from gateway.text.vocabulary import Encoded, Steps, Vocabulary, encode_steps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    import tokenizers
-
-    from gateway.text.detokenizer import Detokenizer
-    from gateway.text.template_roles import TemplateRoles
-    from gateway.text.vocabulary import Steps, Vocabulary
 
 
 class Tokenizer:
@@ -51,7 +44,7 @@ class Tokenizer:
         dialect: str = AUTO,
     ) -> None:
         self.vocabulary = vocabulary
-        self._backend = backend = vocabulary.backend
+        self.backend = backend = vocabulary.backend
         self.truncation_side = truncation_side
         self._chat_template = chat_template
         self._named_dialect = dialect
@@ -63,11 +56,6 @@ class Tokenizer:
         self.generation_defaults = generation_defaults or {}
         self.model_digest = model_digest
         self.special_tokens = special_tokens or {}
-
-    @property
-    def backend(self) -> tokenizers.Tokenizer:
-        """The library's tokenizer. Callers must not set its truncation or padding."""
-        return self._backend
 
     @property
     def backend_encodes(self) -> bool:
@@ -84,17 +72,16 @@ class Tokenizer:
     @cached_property
     def special_ids(self) -> dict[str, int]:
         """The ids of special tokens by their texts."""
-        added = self._backend.get_added_tokens_decoder()
+        added = self.backend.get_added_tokens_decoder()
         return {token.content: token_id for token_id, token in added.items() if token.special}
 
     @cached_property
     def num_ids(self) -> int:
         """The largest id that has a piece, plus 1."""
-        return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        return max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether messages can be rendered."""
         return self._chat_template is not None
 
     @property
@@ -177,11 +164,11 @@ class Tokenizer:
         # The library only accepts ids of 32 bits.
         known = [token_id for token_id in token_ids if 0 <= token_id < 2**32]
         # Unlike `decode`, a batch releases the interpreter's lock.
-        return self._backend.decode_batch([known], skip_special_tokens=skip_special_tokens)[0]
+        return self.backend.decode_batch([known], skip_special_tokens=skip_special_tokens)[0]
 
     def piece(self, token_id: int) -> str:
         """Returns the vocabulary's spelling of an id; empty for an unknown id."""
-        return self._backend.id_to_token(token_id) or ""
+        return self.backend.id_to_token(token_id) or ""
 
     def make_detokenizer(
         self, prompt_token_ids: Sequence[int] = (), *, skip_special_tokens: bool = True, keeps_markers: bool = False

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from blockyard.contract.sampling import NUMBERS
 from blockyard.errors import BlockyardError, Reason
-from blockyard.model_config.fields import read_object
-from blockyard.model_config.own_code import asks_for_own_code
+from blockyard.model_config.fields import asks_for_own_code, read_object
 from blockyard.model_files import model_digest
 from blockyard.paths import read_file
 from blockyard.telemetry import EventLogger

@@ -178,7 +178,6 @@ class Turns:
         raise BlockyardError(reason, message, retry_after_seconds=RETRY_SECONDS)
 
     def _start(self) -> None:
-        """Starts steps as long as threads are free."""
         loop = asyncio.get_running_loop()
         while self._num_free and not self._is_closed and (job := self._take()) is not None:
             self._num_free -= 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -25,31 +25,24 @@ from kernels.cpu.op_stream import OpStream
 from kernels.cpu.packed import ELEMENT_TYPES, CpuLinear
 from kernels.cpu.plan import Recording
 from kernels.cpu.processors import chosen_instruction_sets, supported_instruction_sets
-from kernels.cpu.products import Products
+from kernels.cpu.products import CpuWeight, Products
 from kernels.cpu.quantized import Int4Linear, Int8Linear
 from kernels.cpu.rows import RowOps, address_of, is_wide
 from kernels.cpu.sampling import CpuSampling
 from kernels.invariance import NUM_ROWS, attention_keeps_rows, keeps_rows, random_numbers
-from kernels.launching import IMMEDIATE
-from kernels.lora import LoraRows
-from kernels.packed import QuantizedWeight
-from kernels.shapes import PLAIN_LINEAR, LinearSpec
+from kernels.launching import IMMEDIATE, Launcher
+from kernels.lora import LoraOps, LoraRows, VirtualRows
+from kernels.packed import QuantizedWeight, WeightRows
+from kernels.shapes import PLAIN_LINEAR, AttentionShape, LinearSpec, QueryKeyNorms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import numpy.typing as npt
-
     from kernels.arena import Arena
     from kernels.capture import CapturedStep, CaptureSizes
     from kernels.collectives import Ranks
-    from kernels.cpu.products import CpuWeight
-    from kernels.launching import Launcher
-    from kernels.lora import LoraOps, VirtualRows
     from kernels.mixture.ops import MixtureOps
-    from kernels.ops import AttentionBatch, BlockTables, PackedLinear
-    from kernels.packed import WeightRows
-    from kernels.shapes import AttentionShape, QueryKeyNorms
+    from kernels.ops import AttentionBatch, PackedLinear
 
 log = logging.getLogger(__name__)
 _CPU = torch.device("cpu")
@@ -103,7 +96,7 @@ def _choose(dtype: torch.dtype, quantization: str) -> CpuBackend | None:
     return None
 
 
-class CpuBackend:
+class CpuBackend(RowOps, planning.AttentionPlanning):
     """See `kernels.ops.Backend`."""
 
     device = _CPU
@@ -117,8 +110,7 @@ class CpuBackend:
         self._linear_type = Int8Linear if quantization == "int8" else CpuLinear
         self._dtype = dtype
         executor = self._library.create_executor(torch.get_num_threads())
-        self._ops = OpStream(executor, ELEMENT_TYPES[dtype])
-        self._rows = RowOps(self._ops)
+        super().__init__(OpStream(executor, ELEMENT_TYPES[dtype]))
         self.sampling = CpuSampling(executor)
         self.lora: LoraOps | None
         loras = self.lora = CpuLoraOps(self._library, dtype)
@@ -144,17 +136,6 @@ class CpuBackend:
         if num_threads != self._ops.executor.num_threads:
             executor = self.sampling.executor = self._library.create_executor(num_threads)
             self._ops.set_executor(executor)
-
-    def plan_attention(
-        self,
-        num_new_tokens: Sequence[int] | npt.NDArray[np.integer[Any]],
-        seq_lens: Sequence[int] | npt.NDArray[np.integer[Any]],
-        block_tables: BlockTables,
-        block_size: int,
-        sliding_window: int | None = None,
-        num_kv_groups: int = 1,
-    ) -> AttentionBatch:
-        return planning.plan(num_new_tokens, seq_lens, block_tables, block_size, sliding_window, _CPU, num_kv_groups)
 
     def pack_linear(
         self,
@@ -216,38 +197,6 @@ class CpuBackend:
 
     def send(self, rows: Tensor) -> None:
         self._ops.meet(Joint.SEND, rows)
-
-    def rms_norm(
-        self,
-        hidden: Tensor,
-        weight: Tensor | None,
-        epsilon: float,
-        residual: Tensor | None = None,
-        scale: float = 1.0,
-    ) -> tuple[Tensor, Tensor]:
-        return self._rows.rms_norm(hidden, weight, epsilon, residual, scale)
-
-    def layer_norm(
-        self,
-        hidden: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        epsilon: float,
-        residual: Tensor | None = None,
-        scale: float = 1.0,
-    ) -> tuple[Tensor, Tensor]:
-        return self._rows.layer_norm(hidden, weight, bias, epsilon, residual, scale)
-
-    def add_normed(
-        self, hidden: Tensor, weight: Tensor | None, epsilon: float, residual: Tensor, scale: float = 1.0
-    ) -> Tensor:
-        return self._rows.add_normed(hidden, weight, epsilon, residual, scale)
-
-    def add(self, hidden: Tensor, residual: Tensor, scale: float = 1.0) -> Tensor:
-        return self._rows.add(hidden, residual, scale)
-
-    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
-        return self._rows.silu_and_mul(gate_up)
 
     def rotary_and_cache(
         self,

@@ -12,17 +12,15 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from kernels.arena import Chunks
+from kernels.arena import Arena, Chunks
 from kernels.cpu.huge_pages import allocate_huge
-from kernels.cpu.library import LoraFactors
+from kernels.cpu.library import Executor, Library, LoraFactors
 from kernels.cpu.packed import WORD_BYTES, CpuLinear, panel_columns, row_addresses
 from kernels.cpu.quantized import Int4Linear, Int8Linear
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kernels.arena import Arena
-    from kernels.cpu.library import Executor, Library
     from kernels.lora import PackedLora
     from kernels.ops import PackedLinear
 

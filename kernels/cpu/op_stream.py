@@ -10,7 +10,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from kernels.cpu.library import Inputs, Joint, Op, Rows, op_array
+from kernels.cpu.library import Executor, Inputs, Joint, Kind, Op, Rows, op_array
 from kernels.cpu.plan import CapturedPlan, Recording, meet
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from kernels.capture import CaptureSizes
     from kernels.collectives import Ranks
-    from kernels.cpu.library import Executor, Kind
     from kernels.lora import LoraRows
     from kernels.ops import AttentionBatch
 
@@ -51,7 +50,6 @@ class OpStream:
             plan.ranks = ranks
 
     def make(self, kind: Kind | Joint, **fields: Any) -> Op:
-        """Makes an op over all rows."""
         return Op(kind=kind, type=self._type, rows=Rows.TOKENS, **fields)
 
     def emit(self, op: Op, *results: Tensor, batch: AttentionBatch | None = None, lora: LoraRows | None = None) -> None:

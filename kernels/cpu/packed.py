@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from kernels.arena import keep
+from kernels.arena import Arena, keep
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-    from kernels.arena import Arena
     from kernels.cpu.library import Executor
     from kernels.shapes import LinearSpec
 

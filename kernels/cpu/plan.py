@@ -16,7 +16,7 @@ import torch
 from kernels.arena import ALIGNMENT
 from kernels.capture import CaptureSizes, StepInputs, StepOutputs
 from kernels.cpu.huge_pages import allocate_huge
-from kernels.cpu.library import Inputs, Joint, Kind, Op, Rows, Scheme, op_array
+from kernels.cpu.library import Executor, Inputs, Joint, Kind, Op, Rows, Scheme, op_array
 from kernels.cpu.packed import ELEMENT_TYPES
 from kernels.launching import take_last_tokens
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kernels.collectives import Ranks
-    from kernels.cpu.library import Executor
 
 # Fields of an op that may point into a row of another op's result.
 _READ = ("input", "residual", "low_rank", "expert_ids", "expert_weights", "expert_places")
@@ -166,7 +165,6 @@ class CapturedPlan:
 
 
 def meet(ranks: Ranks | None, joint: Joint, rows: Tensor) -> None:
-    """Runs a collective operation on rows."""
     assert ranks is not None, "a share of a model, and no group"
     match joint:
         case Joint.ADD:

@@ -55,7 +55,6 @@ class Processor:
 
     @classmethod
     def read(cls) -> Processor:
-        """Reads the entry of the first processor in /proc/cpuinfo."""
         if platform.system() != "Linux" or platform.machine() != "x86_64":
             return cls("", frozenset())
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
@@ -76,7 +75,6 @@ class Processor:
 
 @cache
 def this_processor() -> Processor:
-    """Returns the processor that this process runs on."""
     return Processor.read()
 
 

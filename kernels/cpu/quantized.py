@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from kernels.arena import keep
+from kernels.arena import Arena, keep
 from kernels.cpu.packed import (
     ELEMENT_TYPES,
     WORD_BYTES,
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from kernels.arena import Arena
     from kernels.cpu.library import Executor
     from kernels.shapes import LinearSpec
 
@@ -84,7 +83,6 @@ class Int8Linear:
         executor.pack_int8(columns, (self.in_features, ELEMENT_TYPES[parts[0].dtype], leaves), addresses)
 
     def _fill(self, executor: Executor, given: QuantizedWeight) -> None:
-        """Packs the levels and scales of a quantized weight."""
         levels = torch.nn.functional.pad(given.levels, (0, -self.in_features % WORD_BYTES)).contiguous()
         columns = panel_columns(row_addresses([levels]), self._width, gated=self.is_gated)
         executor.pack(columns, levels.shape[1] // WORD_BYTES, self.weight.data_ptr())
@@ -167,7 +165,6 @@ class Int4Linear:
             place += stored.shape[2]
 
     def _levels(self) -> QuantizedWeight:
-        """Returns the quantized weight that was packed."""
         num_panels, num_groups, _ = self._groups.shape
         words = self._groups[..., : self._level_bytes]
         words = words.unflatten(2, (self.group // 8, self._width, WORD_BYTES)).permute(0, 3, 1, 2, 4)

@@ -6,23 +6,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kernels.cpu.library import Kind
+from kernels.cpu.library import Kind, Op
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kernels.cpu.library import Op
     from kernels.cpu.op_stream import OpStream
 
 
 class RowOps:
-    """The row ops of one backend: see `kernels.ops.Backend`."""
+    """The row ops of a backend: see `kernels.ops.Backend`."""
 
     def __init__(self, ops: OpStream) -> None:
         self._ops = ops
 
     def rms_norm(
-        self, hidden: Tensor, weight: Tensor | None, epsilon: float, residual: Tensor | None, scale: float
+        self, hidden: Tensor, weight: Tensor | None, epsilon: float, residual: Tensor | None = None, scale: float = 1.0
     ) -> tuple[Tensor, Tensor]:
         wide = is_wide(weight)
         return self._norm(Kind.RMS_NORM, hidden, residual, scale, weight, epsilon=epsilon, has_wide_norms=wide)
@@ -33,8 +32,8 @@ class RowOps:
         weight: Tensor | None,
         bias: Tensor | None,
         epsilon: float,
-        residual: Tensor | None,
-        scale: float,
+        residual: Tensor | None = None,
+        scale: float = 1.0,
     ) -> tuple[Tensor, Tensor]:
         return self._norm(Kind.LAYER_NORM, hidden, residual, scale, weight, epsilon=epsilon, bias=address_of(bias))
 
@@ -53,12 +52,12 @@ class RowOps:
         return output, total
 
     def add_normed(
-        self, hidden: Tensor, weight: Tensor | None, epsilon: float, residual: Tensor, scale: float
+        self, hidden: Tensor, weight: Tensor | None, epsilon: float, residual: Tensor, scale: float = 1.0
     ) -> Tensor:
         fields = {"weight": address_of(weight), "epsilon": epsilon, "has_wide_norms": is_wide(weight)}
         return self._add(Kind.ADD_NORMED, hidden, residual, scale, **fields)
 
-    def add(self, hidden: Tensor, residual: Tensor, scale: float) -> Tensor:
+    def add(self, hidden: Tensor, residual: Tensor, scale: float = 1.0) -> Tensor:
         return self._add(Kind.ADD, hidden, residual, scale)
 
     def _add(self, kind: Kind, hidden: Tensor, residual: Tensor, scale: float, **fields: Any) -> Tensor:

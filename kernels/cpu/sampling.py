@@ -6,22 +6,19 @@ Owns only the arrays of a call, which releases the GIL while it runs.
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from kernels.launching import put_last_tokens, take_last_tokens
-from kernels.sampling import TokenLogprobs
+from kernels.sampling import Choices, Flags, Integers, TokenLogprobs
 
 if TYPE_CHECKING:
-    from typing import Any
-
     import numpy.typing as npt
     from torch import Tensor
 
     from kernels.cpu.library import Executor
-    from kernels.sampling import Choices, Flags, Integers
 
 # Bytes per thread and token of the vocabulary: 8 for a candidate, in a vector that grows by doubling.
 SCRATCH_BYTES = 25

@@ -18,35 +18,28 @@ from kernels.cuda import attention, elementwise
 from kernels.cuda.gemm import num_multiprocessors
 from kernels.cuda.graphs import CapturedSteps, Recording
 from kernels.cuda.linear import CudaLinear, settle
-from kernels.cuda.lora.slots import CudaLoraOps
-from kernels.cuda.quantized import FORMATS
+from kernels.cuda.lora.slots import CudaLoraOps, LoraRoom
+from kernels.cuda.quantized import FORMATS, Format, Quantized
 from kernels.cuda.rows import norms as row_norms
 from kernels.cuda.rows import rotary as row_rotary
 from kernels.cuda.sampling import CudaSampling
 from kernels.cuda.warm_up import warm_up
 from kernels.launching import IMMEDIATE, CudaLauncher, Launcher
-from kernels.packed import QuantizedWeight
-from kernels.shapes import PLAIN_LINEAR, LinearSpec
+from kernels.packed import QuantizedWeight, WeightRows
+from kernels.shapes import PLAIN_LINEAR, AttentionShape, LinearSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import numpy as np
-    import numpy.typing as npt
-
     from kernels.arena import Arena
     from kernels.capture import CapturedStep, CaptureSizes
     from kernels.collectives import Ranks
-    from kernels.cuda.lora.slots import LoraRoom
-    from kernels.cuda.quantized import Format, Quantized
     from kernels.lora import LoraRows, VirtualRows
     from kernels.mixture.ops import MixtureOps
-    from kernels.ops import AttentionBatch, BlockTables, PackedLinear
-    from kernels.packed import WeightRows
-    from kernels.shapes import AttentionShape, QueryKeyNorms
+    from kernels.ops import AttentionBatch, PackedLinear
 
 
-class CudaBackend:
+class CudaBackend(planning.AttentionPlanning):
     """See `kernels.ops.Backend`."""
 
     is_complete = False
@@ -81,19 +74,6 @@ class CudaBackend:
     def set_num_threads(self, num_threads: int) -> None:
         """Sets the calling thread's count of torch's threads."""
         torch.set_num_threads(num_threads)
-
-    def plan_attention(
-        self,
-        num_new_tokens: Sequence[int] | npt.NDArray[np.integer[Any]],
-        seq_lens: Sequence[int] | npt.NDArray[np.integer[Any]],
-        block_tables: BlockTables,
-        block_size: int,
-        sliding_window: int | None = None,
-        num_kv_groups: int = 1,
-    ) -> AttentionBatch:
-        return planning.plan(
-            num_new_tokens, seq_lens, block_tables, block_size, sliding_window, self.device, num_kv_groups
-        )
 
     def pack_linear(
         self,
@@ -196,29 +176,6 @@ class CudaBackend:
         )
         return normed, total
 
-    def add_normed(
-        self, hidden: Tensor, weight: Tensor | None, epsilon: float, residual: Tensor, scale: float = 1.0
-    ) -> Tensor:
-        return row_norms.add_normed(hidden, weight, epsilon, residual, scale)
-
-    def add(self, hidden: Tensor, residual: Tensor, scale: float = 1.0) -> Tensor:
-        return row_norms.add(hidden, residual, scale)
-
-    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
-        return elementwise.silu_and_mul(gate_up)
-
-    def rotary_and_cache(
-        self,
-        qkv: Tensor,
-        rotary: Tensor | None,
-        batch: AttentionBatch,
-        kv_pool: Tensor,
-        layer: int,
-        shape: AttentionShape,
-        norms: QueryKeyNorms | None = None,
-    ) -> Tensor:
-        return row_rotary.rotary_and_cache(qkv, rotary, batch, kv_pool, layer, shape, norms)
-
     def paged_attention(
         self,
         query: Tensor,
@@ -236,6 +193,10 @@ class CudaBackend:
             invariant=self._invariant, num_multiprocessors=num_multiprocessors(self.device),
         )  # fmt: skip
 
+    add_normed = staticmethod(row_norms.add_normed)
+    add = staticmethod(row_norms.add)
+    silu_and_mul = staticmethod(elementwise.silu_and_mul)
+    rotary_and_cache = staticmethod(row_rotary.rotary_and_cache)
     swap_blocks = staticmethod(blocks.swap_blocks)
     copy_blocks = staticmethod(blocks.copy_blocks)
 

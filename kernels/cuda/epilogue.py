@@ -39,12 +39,10 @@ class Epilogue:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the epilogue leaves sums unchanged."""
         return not self.gated and self.activation is None and self.logits.is_idle
 
     @property
     def options(self) -> dict[str, Any]:
-        """The epilogue's arguments of kernels."""
         return {
             "GATED": self.gated,
             "ACTIVATION": self.activation and self.activation.value,

@@ -18,12 +18,11 @@ import triton
 import triton.language as tl
 
 from kernels.cuda import launch_table
-from kernels.cuda.epilogue import PLAIN, activate, transform
+from kernels.cuda.epilogue import PLAIN, Epilogue, activate, transform
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kernels.cuda.epilogue import Epilogue
     from kernels.cuda.launch_table import GemmLaunch
 
 # Neighbouring tiles of rows that are computed together, while their part of the weight is in the cache.
@@ -220,14 +219,12 @@ def multiply(
 
 
 def _grid(launch: GemmLaunch, num_rows: int, num_columns: int, device: torch.device) -> tuple[int]:
-    """Returns how many programs compute the tiles."""
     num_tiles = -(-num_rows // launch.block_m) * -(-num_columns // launch.block_n)
     return (min(num_tiles, num_multiprocessors(device) * launch.programs_per_multiprocessor),)
 
 
 @cache
 def num_multiprocessors(device: torch.device) -> int:
-    """Returns the number of multiprocessors of a device."""
     if device.type != "cuda":
         return INTERPRETED_MULTIPROCESSORS
     return torch.cuda.get_device_properties(device).multi_processor_count

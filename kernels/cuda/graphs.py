@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kernels.capture import StepInputs, StepOutputs
+from kernels.capture import CaptureSizes, StepInputs, StepOutputs
 from kernels.cuda import elementwise
 from kernels.cuda.inputs import Bucket, PaddedInputs
 
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from kernels.capture import CaptureSizes
     from kernels.ops import AttentionBatch
 
     Forward = Callable[[Tensor, AttentionBatch], Tensor]

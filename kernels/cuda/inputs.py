@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.capture import StepInputs
+from kernels.capture import CaptureSizes, StepInputs
 from kernels.cuda.lora.segments import ALIGNMENT, Segments, most_tiles, sort_rows
 from kernels.cuda.plan import StepLengths
 from kernels.cuda.tokens.last_tokens import take_last_tokens
@@ -27,7 +27,6 @@ from kernels.ops import AttentionBatch
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kernels.capture import CaptureSizes
 
 BLOCK = 256
 

@@ -17,18 +17,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kernels.arena import keep
+from kernels.arena import Arena, keep
 from kernels.cuda.epilogue import PLAIN, Epilogue, finish
 from kernels.cuda.gemm import multiply
-from kernels.cuda.quantized import INT8, MAX_INT8_FEATURES, quantize
+from kernels.cuda.quantized import INT8, MAX_INT8_FEATURES, Format, Quantized, quantize
 from kernels.invariance import MAX_ROWS, NUM_ROWS, keeps_rows, random_numbers
 from kernels.shapes import PLAIN_LINEAR, LinearSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from kernels.arena import Arena
-    from kernels.cuda.quantized import Format, Quantized
 
 # Numbers of ranks that may share a weight's rows.
 SHARES = (2, 4, 8)

@@ -13,12 +13,11 @@ import torch
 
 from kernels.cuda.tokens import choice, last_tokens, logprobs
 from kernels.launching import apply_masks, upload
-from kernels.sampling import TokenLogprobs
+from kernels.sampling import Choices, Flags, Integers, TokenLogprobs
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kernels.sampling import Choices, Flags, Integers
 
 # The candidates of log probabilities that are computed at a time, and the bytes of memory per candidate.
 MAX_CANDIDATES = 1 << 20

@@ -14,7 +14,7 @@ import torch
 
 from kernels.invariance import random_numbers
 from kernels.lora import LoraRows
-from kernels.ops import kv_pool_shape
+from kernels.ops import Backend, kv_pool_shape
 from kernels.sampling import Choices
 from kernels.shapes import Activation, AttentionShape, LinearSpec, LogitTransform
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from kernels.ops import Backend, PackedLinear
+    from kernels.packed import PackedLinear
 
     Op = Callable[[Backend], Tensor]
     Product = Callable[[Tensor, Tensor, Tensor | None, int], Tensor]

@@ -62,7 +62,6 @@ class Stream(Protocol):
 
     def wait_event(self, event: Any) -> None:
         """Makes all work that is enqueued later wait for an event, on the device."""
-        ...
 
     def record_event(self) -> Event:
         """Returns an event after all work enqueued so far."""
@@ -70,7 +69,6 @@ class Stream(Protocol):
 
     def synchronize(self) -> None:
         """Waits until all enqueued work is done."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from triton import knobs
 
 from kernels.cuda.launch_table import first_row_counts
 from kernels.lora import LoraRows
-from kernels.sampling import Choices
+from kernels.sampling import Choices, SamplingOps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from kernels.capture import CaptureSizes
     from kernels.ops import AttentionBatch, Backend, PackedLinear
-    from kernels.sampling import SamplingOps
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +47,6 @@ class Compilations:
         self.num_compiled += not cache_hit
 
     def tell(self, event: str) -> None:
-        """Logs the counts so far."""
         seconds = time.perf_counter() - self._begin
         log.info("%s: %d kernels compiled, %d from the cache, %.1f s", event, self.num_compiled, self.num_read, seconds)
 

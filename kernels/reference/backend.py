@@ -7,40 +7,34 @@ It holds the choices of the probe and no tensors.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
 from kernels import blocks, planning
-from kernels.launching import IMMEDIATE, CudaLauncher
-from kernels.packed import QuantizedWeight
+from kernels.launching import IMMEDIATE, CudaLauncher, Launcher
+from kernels.packed import QuantizedWeight, WeightRows
 from kernels.reference import attention, elementwise, probe
 from kernels.reference.linear import Method, ReferenceLinear, can_prepack, join_rows
 from kernels.reference.lora import ReferenceLoraOps
 from kernels.reference.mixture import ReferenceMixtureOps
 from kernels.reference.quantized import ReferenceQuantized
 from kernels.reference.sampling import ReferenceSampling
-from kernels.shapes import PLAIN_LINEAR, LinearSpec
+from kernels.shapes import PLAIN_LINEAR, AttentionShape, LinearSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import numpy as np
-    import numpy.typing as npt
-
     from kernels.arena import Arena
     from kernels.capture import CapturedStep, CaptureSizes
     from kernels.collectives import Ranks
-    from kernels.launching import Launcher
     from kernels.lora import LoraOps, LoraRows, VirtualRows
     from kernels.mixture.ops import MixtureOps
-    from kernels.ops import AttentionBatch, BlockTables, PackedLinear
-    from kernels.packed import WeightRows
-    from kernels.shapes import AttentionShape, QueryKeyNorms
+    from kernels.ops import AttentionBatch, PackedLinear
 
 
-class ReferenceBackend:
+class ReferenceBackend(planning.AttentionPlanning):
     """See `kernels.ops.Backend`."""
 
     name = "reference"
@@ -60,19 +54,6 @@ class ReferenceBackend:
         self._method = _first_method(device)
         self._joined: Ranks | None = None
         self.mixture: MixtureOps | None = ReferenceMixtureOps(self._method, lambda: self._ranks)
-
-    def plan_attention(
-        self,
-        num_new_tokens: Sequence[int] | npt.NDArray[np.integer[Any]],
-        seq_lens: Sequence[int] | npt.NDArray[np.integer[Any]],
-        block_tables: BlockTables,
-        block_size: int,
-        sliding_window: int | None = None,
-        num_kv_groups: int = 1,
-    ) -> AttentionBatch:
-        return planning.plan(
-            num_new_tokens, seq_lens, block_tables, block_size, sliding_window, self.device, num_kv_groups
-        )
 
     def set_num_threads(self, num_threads: int) -> None:
         """Sets the calling thread's count of torch's threads."""
@@ -151,49 +132,10 @@ class ReferenceBackend:
         assert self._joined is not None, "a share of a model, and no group"
         return self._joined
 
-    def rms_norm(
-        self,
-        hidden: Tensor,
-        weight: Tensor | None,
-        epsilon: float,
-        residual: Tensor | None = None,
-        scale: float = 1.0,
-    ) -> tuple[Tensor, Tensor]:
-        return elementwise.rms_norm(hidden, weight, epsilon, residual, scale)
-
-    def layer_norm(
-        self,
-        hidden: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        epsilon: float,
-        residual: Tensor | None = None,
-        scale: float = 1.0,
-    ) -> tuple[Tensor, Tensor]:
-        return elementwise.layer_norm(hidden, weight, bias, epsilon, residual, scale)
-
     def add_normed(
         self, hidden: Tensor, weight: Tensor | None, epsilon: float, residual: Tensor, scale: float = 1.0
     ) -> Tensor:
         return elementwise.add(elementwise.normalise(hidden, weight, epsilon), residual, scale)
-
-    def add(self, hidden: Tensor, residual: Tensor, scale: float = 1.0) -> Tensor:
-        return elementwise.add(hidden, residual, scale)
-
-    def silu_and_mul(self, gate_up: Tensor) -> Tensor:
-        return elementwise.silu_and_mul(gate_up)
-
-    def rotary_and_cache(
-        self,
-        qkv: Tensor,
-        rotary: Tensor | None,
-        batch: AttentionBatch,
-        kv_pool: Tensor,
-        layer: int,
-        shape: AttentionShape,
-        norms: QueryKeyNorms | None = None,
-    ) -> Tensor:
-        return elementwise.rotary_and_cache(qkv, rotary, batch, kv_pool, layer, shape, norms)
 
     def paged_attention(
         self,
@@ -208,6 +150,11 @@ class ReferenceBackend:
         row_multiple = self._row_multiples.get(shape, attention.ROW_MULTIPLES[0])
         return attention.paged_attention(query, batch, kv_pool, layer, shape, sliding_window, row_multiple, sinks)
 
+    rms_norm = staticmethod(elementwise.rms_norm)
+    layer_norm = staticmethod(elementwise.layer_norm)
+    add = staticmethod(elementwise.add)
+    silu_and_mul = staticmethod(elementwise.silu_and_mul)
+    rotary_and_cache = staticmethod(elementwise.rotary_and_cache)
     swap_blocks = staticmethod(blocks.swap_blocks)
     copy_blocks = staticmethod(blocks.copy_blocks)
 
@@ -218,7 +165,6 @@ class ReferenceBackend:
         return None
 
     def probe(self, linears: Sequence[PackedLinear], shape: AttentionShape) -> bool:
-        """Tests whether results are batch-invariant."""
         if self._method is Method.PLAIN:
             return False
         weights = cast("Sequence[ReferenceLinear]", linears)

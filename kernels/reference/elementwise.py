@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kernels.shapes import Activation
+from kernels.shapes import Activation, AttentionShape, LogitTransform, QueryKeyNorms
 
 if TYPE_CHECKING:
     from kernels.ops import AttentionBatch
-    from kernels.shapes import AttentionShape, LogitTransform, QueryKeyNorms
 
 _SLOTS = "slots"
 
@@ -37,7 +36,7 @@ def _weigh(normed: Tensor, weight: Tensor | None, dtype: torch.dtype) -> Tensor:
     return (normed * weight).to(dtype) if weight.dtype is torch.float32 else normed.to(dtype) * weight
 
 
-def add(hidden: Tensor, residual: Tensor, scale: float) -> Tensor:
+def add(hidden: Tensor, residual: Tensor, scale: float = 1.0) -> Tensor:
     """See `kernels.ops.Backend.add`."""
     if scale == 1.0:
         return hidden + residual
@@ -45,7 +44,7 @@ def add(hidden: Tensor, residual: Tensor, scale: float) -> Tensor:
 
 
 def rms_norm(
-    hidden: Tensor, weight: Tensor | None, epsilon: float, residual: Tensor | None, scale: float = 1.0
+    hidden: Tensor, weight: Tensor | None, epsilon: float, residual: Tensor | None = None, scale: float = 1.0
 ) -> tuple[Tensor, Tensor]:
     """See `kernels.ops.Backend.rms_norm`."""
     total = hidden if residual is None else add(hidden, residual, scale)
@@ -53,7 +52,12 @@ def rms_norm(
 
 
 def layer_norm(
-    hidden: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float, residual: Tensor | None, scale: float
+    hidden: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    epsilon: float,
+    residual: Tensor | None = None,
+    scale: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """See `kernels.ops.Backend.layer_norm`."""
     total = hidden if residual is None else add(hidden, residual, scale)
@@ -134,7 +138,7 @@ def rotary_and_cache(
     kv_pool: Tensor,
     layer: int,
     shape: AttentionShape,
-    norms: QueryKeyNorms | None,
+    norms: QueryKeyNorms | None = None,
 ) -> Tensor:
     """See `kernels.ops.Backend.rotary_and_cache`. Works in place: the queries returned are a view of `qkv`."""
     num_queries, num_keys = shape.num_heads, shape.num_kv_heads

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from kernels.reference import elementwise
-from kernels.reference.linear import ReferenceLinear, join_rows
+from kernels.reference.linear import Method, ReferenceLinear, join_rows
 from kernels.shapes import LinearSpec
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from kernels.collectives import Ranks
     from kernels.mixture.ops import ExpertShape, ExpertWeights, PackedExperts, Router
     from kernels.packed import PackedLinear
-    from kernels.reference.linear import Method
 
 SWIGLU_FACTOR = 1.702
 
@@ -54,7 +53,6 @@ class ReferenceMixtureOps:
         self._ranks = ranks
 
     def pack_router(self, weight: Tensor, bias: Tensor | None, arena: Arena | None = None) -> PackedLinear:
-        """Packs a router, in float32."""
         wide = None if bias is None else bias.float()
         return ReferenceLinear(weight.float(), wide, self._method)
 

@@ -16,7 +16,7 @@ from kernels.invariance import NUM_ROWS, attention_keeps_rows, keeps_rows, rando
 from kernels.reference import elementwise
 from kernels.reference.attention import ROW_MULTIPLES, paged_attention
 from kernels.reference.linear import LADDER, Method, ReferenceLinear
-from kernels.shapes import LinearSpec
+from kernels.shapes import Activation, AttentionShape, LinearSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kernels.ops import AttentionBatch
-    from kernels.shapes import Activation, AttentionShape
 
 # Products of larger weights never run on one thread (`dry_runs.settle_threads`), and testing that would take long.
 MAX_SINGLE_THREAD_WEIGHTS = 1 << 22

@@ -6,20 +6,18 @@ from typing import TYPE_CHECKING
 
 from blockyard.admin.v1 import admin_pb2
 from blockyard.contract.codec.workers import SAVED_STATE, STATE_FORMATS
-from blockyard.contract.workers import SaveRequest, WeightsSource
+from blockyard.contract.workers import SavedState, SaveRequest, WeightsSource
 from blockyard.errors import Violation, invalid
 from blockyard.model_files import check_revision
 from blockyard.paths import check_path, wrong_name, wrong_path
 from scheduler_service.admin.status_codec import encode_replica
 from scheduler_service.operations.operations import Mode
-from scheduler_service.operations.updates import Expected, Update
+from scheduler_service.operations.updates import Event, Expected, Update
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from blockyard.contract.workers import SavedState
     from scheduler_service.operations.operations_link import SaveProgress
-    from scheduler_service.operations.updates import Event
 
 _MODES: dict[int, Mode] = {
     admin_pb2.LEAVE_MODE_UNSPECIFIED: Mode.KEEP,

@@ -13,7 +13,6 @@ from blockyard.errors import BlockyardError, Reason, Violation, invalid, quote
 from blockyard.service.log_level import check_level, set_log_level
 from blockyard.telemetry import EventLogger
 from blockyard.worker.v1 import worker_pb2
-from scheduler_service.admin.fan_out import ask_each
 from scheduler_service.admin.operations_codec import (
     decode_mode,
     decode_save,
@@ -27,7 +26,7 @@ from scheduler_service.admin.status_codec import encode_lora, encode_replica, en
 from scheduler_service.operations import updates
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
     from blockyard.common.v1 import administration_pb2
     from scheduler_service.operations.operations_link import SaveProgress
@@ -35,10 +34,51 @@ if TYPE_CHECKING:
     from scheduler_service.replicas.rank import Rank
     from scheduler_service.service import SchedulerService
 
+
 log = EventLogger(__name__)
 
+# A worker reports a timeout itself, since it knows whether the operation had begun.
+GRACE_SECONDS = 1.0
+
+
+async def ask_each(ranks: Sequence[Rank], method: str, request: Any, seconds: float) -> list[Any]:
+    """Asks all of them by the same call, and returns their answers by rank.
+
+    Raises:
+        BlockyardError: OPERATION_DEADLINE, which names the ranks that did not answer in time; else the error of the
+            first rank that has one, which it names too.
+    """
+    calls = (rank.link.call(method, request, seconds + 2 * GRACE_SECONDS) for rank in ranks)
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        await asyncio.wait(tasks, timeout=seconds + GRACE_SECONDS)
+    finally:
+        for task in tasks:
+            task.cancel()
+    failures = {rank: error for rank, task in zip(ranks, tasks, strict=True) if (error := _failure(task)) is not None}
+    late = [rank for rank, error in failures.items() if error.reason is Reason.OPERATION_DEADLINE]
+    if late:
+        names = " and ".join(f"{rank.parallel.rank} ({rank.address})" for rank in late)
+        raise BlockyardError(Reason.OPERATION_DEADLINE, f"no answer within {seconds:g} s of rank {names}")
+    for rank, error in failures.items():
+        message = error.message if len(ranks) == 1 else f"rank {rank.parallel.rank} ({rank.address}): {error.message}"
+        raise BlockyardError(error.reason, message, error.violations, error.retry_after_seconds, error.metadata)
+    return [task.result() for task in tasks]
+
+
+def _failure(task: asyncio.Future[Any]) -> BlockyardError | None:
+    if not task.done() or task.cancelled():
+        return BlockyardError(Reason.OPERATION_DEADLINE, "no answer")
+    error = task.exception()
+    if error is None or isinstance(error, BlockyardError):
+        return error
+    raise error
+
+
 SCHEDULER = "scheduler"
+
 DEFAULT_MAX_REQUESTS = 1000
+
 DEFAULT_LEVEL = 1
 
 
@@ -58,15 +98,11 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         problem = "must name one of several replicas" if found else f"there is no replica {quote(name)}"
         raise invalid([Violation("replica", f"{problem}; there are: {there}")])
 
-    async def GetStatus(  # type: ignore[override]
-        self, request: admin_pb2.GetStatusRequest, context: Any
-    ) -> admin_pb2.GetStatusResponse:
+    async def GetStatus(self, request: admin_pb2.GetStatusRequest, context: Any) -> Any:
         """Returns the scheduler's status, and no gateway's."""
         return admin_pb2.GetStatusResponse(scheduler=encode_status(self._service))
 
-    async def DrainReplica(  # type: ignore[override]
-        self, request: admin_pb2.DrainReplicaRequest, context: Any
-    ) -> admin_pb2.DrainReplicaResponse:
+    async def DrainReplica(self, request: admin_pb2.DrainReplicaRequest, context: Any) -> Any:
         engine, dispatcher = self._find(request.replica), self._service.dispatcher
         hands_over = dispatcher.serves_without(engine)
         if not engine.drain.is_wanted:
@@ -75,9 +111,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             dispatcher.on_readiness_changed(engine)
         return admin_pb2.DrainReplicaResponse(replica=encode_replica(engine), hands_over=hands_over)
 
-    async def UndrainReplica(  # type: ignore[override]
-        self, request: admin_pb2.UndrainReplicaRequest, context: Any
-    ) -> admin_pb2.UndrainReplicaResponse:
+    async def UndrainReplica(self, request: admin_pb2.UndrainReplicaRequest, context: Any) -> Any:
         engine = self._find(request.replica)
         if engine.sleep_level:
             raise BlockyardError(Reason.WRONG_STATE, f"replica {engine.replica_id} is asleep: wake it up")
@@ -87,9 +121,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             self._service.dispatcher.on_readiness_changed(engine)
         return admin_pb2.UndrainReplicaResponse(replica=encode_replica(engine))
 
-    async def SleepReplica(  # type: ignore[override]
-        self, request: admin_pb2.SleepReplicaRequest, context: Any
-    ) -> admin_pb2.SleepReplicaResponse:
+    async def SleepReplica(self, request: admin_pb2.SleepReplicaRequest, context: Any) -> Any:
         engine, mode = self._find(request.replica), decode_mode(request.mode)
         uses = await self._service.operations.sleep(engine, request.level or DEFAULT_LEVEL, mode)
         return admin_pb2.SleepReplicaResponse(
@@ -98,9 +130,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             used_bytes=sum(use.used_bytes for use in uses),
         )
 
-    async def WakeReplica(  # type: ignore[override]
-        self, request: admin_pb2.WakeReplicaRequest, context: Any
-    ) -> admin_pb2.WakeReplicaResponse:
+    async def WakeReplica(self, request: admin_pb2.WakeReplicaRequest, context: Any) -> Any:
         engine, tags = self._find(request.replica), decode_known_tags(request.tags)
         awake = await self._service.operations.wake(engine, tags, reload=request.reload)
         return admin_pb2.WakeReplicaResponse(
@@ -109,16 +139,12 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             weights_are_stale=awake.is_stale,
         )
 
-    async def UpdateWeights(  # type: ignore[override]
-        self, request: admin_pb2.UpdateWeightsRequest, context: Any
-    ) -> AsyncIterator[admin_pb2.UpdateWeightsResponse]:
+    async def UpdateWeights(self, request: admin_pb2.UpdateWeightsRequest, context: Any) -> AsyncIterator[Any]:
         engines = [self._find(name) for name in dict.fromkeys(request.replicas)] or list(self._service.engines)
         async for event in updates.update(self._service.operations, engines, decode_update(request)):
             yield encode_update_event(event)
 
-    async def SaveState(  # type: ignore[override]
-        self, request: admin_pb2.SaveStateRequest, context: Any
-    ) -> AsyncIterator[admin_pb2.SaveStateResponse]:
+    async def SaveState(self, request: admin_pb2.SaveStateRequest, context: Any) -> AsyncIterator[Any]:
         what, mode = decode_save(request), decode_mode(request.mode)
         events: asyncio.Queue[SaveProgress | None] = asyncio.Queue()
         work = self._service.operations.save(self._find(request.replica), what, mode, events.put_nowait)
@@ -131,15 +157,11 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         finally:
             task.cancel()
 
-    async def ResetPrefixCache(  # type: ignore[override]
-        self, request: admin_pb2.ResetPrefixCacheRequest, context: Any
-    ) -> admin_pb2.ResetPrefixCacheResponse:
+    async def ResetPrefixCache(self, request: admin_pb2.ResetPrefixCacheRequest, context: Any) -> Any:
         engines = [self._find(request.replica)] if request.replica else self._service.engines
         return admin_pb2.ResetPrefixCacheResponse(replicas=[reset for each in engines if (reset := _reset(each))])
 
-    async def SetLogLevel(  # type: ignore[override]
-        self, request: admin_pb2.SetLogLevelRequest, context: Any
-    ) -> admin_pb2.SetLogLevelResponse:
+    async def SetLogLevel(self, request: admin_pb2.SetLogLevelRequest, context: Any) -> Any:
         """Changes the log level of this process or of workers."""
         check_level(request.level)
         response = admin_pb2.SetLogLevelResponse()
@@ -152,49 +174,35 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             response.processes.extend(await asyncio.gather(*changes))
         return response
 
-    async def StartProfile(  # type: ignore[override]
-        self, request: admin_pb2.StartProfileRequest, context: Any
-    ) -> admin_pb2.StartProfileResponse:
+    async def StartProfile(self, request: admin_pb2.StartProfileRequest, context: Any) -> Any:
         engine = self._find(request.replica)
         options = await _find_ranks(engine, request.replica)[0].link.start_profile(request.options)
         log.info("profiling a worker", replica_id=engine.replica_id, max_steps=options.max_steps)
         return admin_pb2.StartProfileResponse(replica_id=engine.replica_id, options=options)
 
-    async def StopProfile(  # type: ignore[override]
-        self, request: admin_pb2.StopProfileRequest, context: Any
-    ) -> AsyncIterator[admin_pb2.StopProfileResponse]:
+    async def StopProfile(self, request: admin_pb2.StopProfileRequest, context: Any) -> AsyncIterator[Any]:
         engine = self._find(request.replica)
         async for piece in _find_ranks(engine, request.replica)[0].link.stop_profile():
             summary = piece.summary if piece.HasField("summary") else None
             yield admin_pb2.StopProfileResponse(summary=summary, data=piece.data)
 
-    async def LoadLora(  # type: ignore[override]
-        self, request: admin_pb2.LoadLoraRequest, context: Any
-    ) -> admin_pb2.LoadLoraResponse:
+    async def LoadLora(self, request: admin_pb2.LoadLoraRequest, context: Any) -> Any:
         adapter = await self._service.loras.load(request.name, request.path, load_inplace=request.load_inplace)
         return admin_pb2.LoadLoraResponse(lora=encode_lora(adapter, self._service.engines))
 
-    async def UnloadLora(  # type: ignore[override]
-        self, request: admin_pb2.UnloadLoraRequest, context: Any
-    ) -> admin_pb2.UnloadLoraResponse:
+    async def UnloadLora(self, request: admin_pb2.UnloadLoraRequest, context: Any) -> Any:
         self._service.loras.unload(request.name)
         return admin_pb2.UnloadLoraResponse()
 
-    async def PinLora(  # type: ignore[override]
-        self, request: admin_pb2.PinLoraRequest, context: Any
-    ) -> admin_pb2.PinLoraResponse:
+    async def PinLora(self, request: admin_pb2.PinLoraRequest, context: Any) -> Any:
         adapter = await self._service.loras.pin(request.name, pinned=request.pinned)
         return admin_pb2.PinLoraResponse(lora=encode_lora(adapter, self._service.engines))
 
-    async def ListLoras(  # type: ignore[override]
-        self, request: admin_pb2.ListLorasRequest, context: Any
-    ) -> admin_pb2.ListLorasResponse:
+    async def ListLoras(self, request: admin_pb2.ListLorasRequest, context: Any) -> Any:
         named = self._service.loras.registry.named
         return admin_pb2.ListLorasResponse(loras=[encode_lora(each, self._service.engines) for each in named])
 
-    async def CallExtension(  # type: ignore[override]
-        self, request: admin_pb2.CallExtensionRequest, context: Any
-    ) -> admin_pb2.CallExtensionResponse:
+    async def CallExtension(self, request: admin_pb2.CallExtensionRequest, context: Any) -> Any:
         engine = self._find(request.replica)
         ranks, seconds = _find_ranks(engine, request.replica), _decode_timeout(request)
         names = {"extension": request.extension, "operation": request.operation}
@@ -204,20 +212,14 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             response.results.add(rank=rank.parallel.rank, address=rank.address, result=answer.result)
         return response
 
-    async def DumpState(  # type: ignore[override]
-        self, request: admin_pb2.DumpStateRequest, context: Any
-    ) -> admin_pb2.DumpStateResponse:
+    async def DumpState(self, request: admin_pb2.DumpStateRequest, context: Any) -> Any:
         max_requests = request.max_requests or DEFAULT_MAX_REQUESTS
         return admin_pb2.DumpStateResponse(state=encode_state(self._service, max_requests))
 
-    async def DrainGateway(  # type: ignore[override]
-        self, request: admin_pb2.DrainGatewayRequest, context: Any
-    ) -> admin_pb2.DrainGatewayResponse:
+    async def DrainGateway(self, request: admin_pb2.DrainGatewayRequest, context: Any) -> Any:
         raise _make_not_here_error()
 
-    async def UndrainGateway(  # type: ignore[override]
-        self, request: admin_pb2.UndrainGatewayRequest, context: Any
-    ) -> admin_pb2.UndrainGatewayResponse:
+    async def UndrainGateway(self, request: admin_pb2.UndrainGatewayRequest, context: Any) -> Any:
         raise _make_not_here_error()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from scheduler_service.core.sequence import SequenceStatus
+from scheduler_service.core.sequence import Beams, Group, Sequence, SequenceStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from scheduler_service.core.blocks.block_manager import BlockManager
     from scheduler_service.core.config import CoreConfig
     from scheduler_service.core.queues.queues import Queues
-    from scheduler_service.core.sequence import Beams, Group, Sequence
     from scheduler_service.core.step import StepInFlight
 
 

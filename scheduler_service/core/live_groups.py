@@ -6,18 +6,16 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from blockyard.contract.sampling import FinishReason
-from blockyard.contract.scheduling import Ending
+from blockyard.contract.scheduling import Ending, SequenceError
 from scheduler_service.core.beam_search import branching
-from scheduler_service.core.sequence import SequenceStatus
+from scheduler_service.core.sequence import Beams, Group, Sequence, SequenceStatus
 from scheduler_service.core.values import OwnerUpdate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from blockyard.contract.scheduling import SequenceError
     from scheduler_service.core.blocks.block_manager import BlockManager
     from scheduler_service.core.queues.queues import Queues
-    from scheduler_service.core.sequence import Beams, Group, Sequence
 
 
 @dataclass(slots=True)

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from scheduler_service.core.sequence import SequenceStatus
+from scheduler_service.core.sequence import Group, Sequence, SequenceStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from scheduler_service.core.queues.queues import Queues
-    from scheduler_service.core.sequence import Group, Sequence
 
 
 class Evacuated(NamedTuple):

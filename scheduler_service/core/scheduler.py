@@ -18,17 +18,15 @@ from scheduler_service.core.live_groups import LiveGroups, Totals
 from scheduler_service.core.planning.answers import Answers
 from scheduler_service.core.planning.planner import Planner
 from scheduler_service.core.queues.queues import Queues
-from scheduler_service.core.recovery import Suspects
-from scheduler_service.core.values import OwnerUpdate, SchedulerStats
+from scheduler_service.core.recovery import Evacuated, Suspects
+from scheduler_service.core.values import CacheReset, OwnerUpdate, SchedulerOutput, SchedulerStats, StepResult
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from scheduler_service.core.planning.lora_slots import LoraSlots
-    from scheduler_service.core.recovery import Evacuated
     from scheduler_service.core.sequence import Group
     from scheduler_service.core.step import StepBuilder, StepInFlight
-    from scheduler_service.core.values import CacheReset, SchedulerOutput, StepResult
 
 __all__ = ["CoreConfig", "NeverFits", "Scheduler", "StepMismatch"]
 

@@ -7,14 +7,13 @@ from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from blockyard.contract.scheduling import SequenceRecord
+from blockyard.contract.scheduling import SequenceError, SequenceRecord
 from scheduler_service.core.beam_search.beams import BeamSearchState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Many
 
     from blockyard.contract.sampling import BeamSearch, FinishReason
-    from blockyard.contract.scheduling import SequenceError
     from scheduler_service.core.values import GroupSpec
 
 
@@ -117,7 +116,6 @@ class Sequence:
         return self.token_ids[self.group.prompt_length :]
 
     def make_record(self) -> SequenceRecord:
-        """Copies what was generated so far, for a gateway."""
         return SequenceRecord(
             self.output_token_ids, self.finish_reason, self.logprobs.copy(), self.score, self.error, self.pooled
         )
@@ -159,7 +157,6 @@ class Beams:
 
     @property
     def has_all_candidates(self) -> bool:
-        """Whether the next tokens can be chosen."""
         return len(self.candidates) == len(self.sequences)
 
 
@@ -258,7 +255,6 @@ class Group:
 
     @property
     def num_outputs(self) -> int:
-        """Generated tokens of all computed sequences."""
         return sum(max(len(sequence.token_ids) - self.prompt_length, 0) for sequence in self.computed)
 
     @property

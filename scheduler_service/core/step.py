@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from scheduler_service.core.config import StepMismatch
 from scheduler_service.core.cost import StepWork
-from scheduler_service.core.sequence import SequenceStatus
-from scheduler_service.core.values import BlockPair, Fork, NewSequence, SchedulerOutput
-
-if TYPE_CHECKING:
-    from scheduler_service.core.sequence import Group, Sequence
-    from scheduler_service.core.values import StepResult
+from scheduler_service.core.sequence import Group, Sequence, SequenceStatus
+from scheduler_service.core.values import BlockPair, Fork, NewSequence, SchedulerOutput, StepResult
 
 MAX_NEW_BYTES = 16 * 1024 * 1024
 """Most bytes of new sequences in a step, unless there is only one: a message stays well below its limit of 64 MiB."""

@@ -118,7 +118,6 @@ class GatewayOutbox:
         self._open().weights += changes
 
     def put_update(self, update: TokenUpdate) -> None:
-        """Merges what a step generated."""
         now = time.monotonic()
         may_wait = now - self._tokens_sent_at < MERGE_SECONDS and not (update.ended or update.prefilled)
         if not may_wait:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 from contextlib import contextmanager
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from blockyard.contract.workers import MemoryTag, WorkerState
+from blockyard.contract.workers import MemoryTag, MemoryUse, SavedState, SaveRequest, WorkerState
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.telemetry import EventLogger
 from scheduler_service.operations import operations_link
@@ -18,9 +18,7 @@ from scheduler_service.replicas.drain import Leaving
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator, Iterable
-    from typing import Any
 
-    from blockyard.contract.workers import MemoryUse, SavedState, SaveRequest
     from scheduler_service.operations.operations_link import SaveProgress
     from scheduler_service.replicas.engine import Engine
     from scheduler_service.replicas.rank import Rank

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from blockyard.common.v1 import administration_pb2
 from blockyard.contract.codec.workers import SAVED_STATE, encode_save_request, encode_tags
-from blockyard.contract.workers import MemoryUse
+from blockyard.contract.workers import MemoryTag, MemoryUse, SavedState, SaveRequest, WeightsSource
 from blockyard.errors import BlockyardError, Reason
 from blockyard.worker.v1 import worker_pb2
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Generator, Sequence
 
-    from blockyard.contract.workers import MemoryTag, SavedState, SaveRequest, WeightsSource
     from scheduler_service.replicas.rank import Rank
 
 # Enough to release or copy a terabyte.

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
 from scheduler_service.operations import operations_link
-from scheduler_service.operations.operations import POLL_SECONDS, Mode, each
+from scheduler_service.operations.operations import POLL_SECONDS, Mode, Operations, each
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
     from blockyard.contract.workers import WeightsSource
-    from scheduler_service.operations.operations import Operations
     from scheduler_service.replicas.engine import Engine
 
 log = EventLogger(__name__)

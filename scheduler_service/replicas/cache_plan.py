@@ -8,15 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from blockyard.capacity.kv_blocks import KvBlocks
-from blockyard.capacity.limits import DoesNotFit, choose_max_model_len
-from blockyard.contract.workers import CachePlan
-from scheduler_service.replicas.not_ready import Misconfigured
+from blockyard.capacity.limits import DoesNotFit, KvBlocks, choose_max_model_len
+from blockyard.contract.workers import AvailableBlocks, CacheInfo, CachePlan
+from scheduler_service.replicas.epoch_failure import Misconfigured
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from blockyard.contract.workers import AvailableBlocks, CacheInfo
     from scheduler_service.config import SchedulerConfiguration
 
 # The memory for blocks is measured, so a new process may find a little less.

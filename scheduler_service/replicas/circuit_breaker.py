@@ -54,7 +54,6 @@ class CircuitBreaker:
             self.num_unsound_epochs = 0
 
     def on_epoch_broken(self) -> None:
-        """Counts an epoch that broke because of the worker."""
         self.num_unsound_epochs += not self.is_sound
 
     @property

@@ -13,8 +13,8 @@ from blockyard.contract.codec.trace import encode_trace_context
 from blockyard.contract.codec.worker_info import encode_duration
 from blockyard.errors import BlockyardError, Reason, from_status
 from blockyard.worker.v1 import worker_pb2
-from scheduler_service.core.values import StepResult
-from scheduler_service.replicas.steps.answer_checks import check_rows, check_sampled, check_seconds
+from scheduler_service.core.values import BlockPair, NewSequence, SchedulerOutput, StepResult
+from scheduler_service.replicas.steps.answer_checks import AnswerLimits, check_rows, check_sampled, check_seconds
 from scheduler_service.replicas.steps.answer_columns import (
     decode_candidates,
     decode_logprobs,
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
     from blockyard.contract.parallel import ParallelSizes
     from blockyard.google_rpc import status_pb2 as rpc_status_pb2
-    from scheduler_service.core.values import BlockPair, NewSequence, SchedulerOutput
-    from scheduler_service.replicas.steps.answer_checks import AnswerLimits
 
 
 def encode_step(output: SchedulerOutput, epoch: int) -> worker_pb2.ExecuteModelRequest:

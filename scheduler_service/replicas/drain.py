@@ -58,7 +58,6 @@ class Drain:
         return self._leaving is Leaving.AT_ONCE or (self._leaving is Leaving.FOR_OTHERS and serves_without)
 
     def reconsider(self) -> None:
-        """Makes waiting tasks check their conditions again."""
         self._news.set()
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:

@@ -10,16 +10,23 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Protocol
 
-from blockyard.contract.scheduling import Readiness
-from blockyard.contract.workers import WorkerState
+from blockyard.contract.scheduling import ModelFacts, Readiness
+from blockyard.contract.workers import CacheInfo, WorkerState
 from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
 from scheduler_service.core.scheduler import CoreConfig, Scheduler
 from scheduler_service.replicas.circuit_breaker import SOUND_STEPS, CircuitBreaker
 from scheduler_service.replicas.drain import Drain
-from scheduler_service.replicas.epoch_failure import DRAINED, EpochFailure, all_sequences, is_break, named_sequences
+from scheduler_service.replicas.epoch_failure import (
+    DRAINED,
+    LAST_FAILURE_RETRY_SECONDS,
+    EpochFailure,
+    Unusable,
+    all_sequences,
+    is_break,
+    named_sequences,
+)
 from scheduler_service.replicas.loras.replica_loras import ReplicaLoras
-from scheduler_service.replicas.not_ready import LAST_FAILURE_RETRY_SECONDS, Unusable
 from scheduler_service.replicas.rank import lora_limits
 from scheduler_service.replicas.replica import Replica
 from scheduler_service.replicas.step_loop import StepEvents, StepLoop
@@ -29,8 +36,6 @@ from scheduler_service.replicas.steps.steps_in_flight import MAX_STEPS_IN_FLIGHT
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from blockyard.contract.scheduling import ModelFacts
-    from blockyard.contract.workers import CacheInfo
     from scheduler_service.config import SchedulerConfiguration
     from scheduler_service.core.recovery import Evacuated, Suspects
     from scheduler_service.replicas.steps.step_metrics import StepMeter
@@ -45,11 +50,9 @@ BROKEN_EPOCH_SECONDS = 0.5
 class EngineEvents(StepEvents, Protocol):
     def on_worker_lost(self, engine: Engine, failure: EpochFailure) -> None:
         """An epoch broke: takes all requests of the replica back."""
-        ...
 
     def on_readiness_changed(self, engine: Engine) -> None:
         """A replica became ready or not ready; its readiness has the reason."""
-        ...
 
     def may_claim(self, engine: Engine, incarnation: str) -> bool:
         """Whether no other replica has this worker."""
@@ -114,7 +117,6 @@ class Engine:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the replica takes steps."""
         return self.readiness.ready
 
     @property
@@ -136,7 +138,6 @@ class Engine:
             self.wake()
 
     def wake(self) -> None:
-        """Looks for something to schedule."""
         self.step_loop.wake()
 
     def close(self) -> None:

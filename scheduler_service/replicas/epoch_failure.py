@@ -14,8 +14,50 @@ if TYPE_CHECKING:
     from scheduler_service.core.recovery import Evacuated
     from scheduler_service.core.values import SchedulerOutput
 
+
+# The longest waits between two attempts. A worker that answers with an error is asked again, since a folder can be
+# repaired, but rarely, since a set-up is heavy work. A worker that restarts makes clients wait: it is asked more often.
+UNREACHABLE_RETRY_SECONDS = 0.25
+
+LAST_RETRY_SECONDS = 1.0
+
+LAST_FAILURE_RETRY_SECONDS = 10.0
+
+
+class NotReady(Exception):
+    """The replica cannot be set up now; the message says why.
+
+    `retry_seconds`: the longest wait before the next attempt. `needs_repair`: only an operator can help.
+    """
+
+    def __init__(self, message: str, retry_seconds: float = LAST_RETRY_SECONDS, *, needs_repair: bool = False) -> None:
+        super().__init__(message)
+        self.retry_seconds = retry_seconds
+        self.needs_repair = needs_repair
+
+
+class Unreachable(NotReady):
+    """No worker answers at the address."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, UNREACHABLE_RETRY_SECONDS)
+
+
+class Misconfigured(NotReady):
+    """These worker processes can never serve this configuration."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, needs_repair=True)
+
+
+class Unusable(Exception):
+    """The first worker cannot be set up, and the settings do not wait for a repair; the message says why."""
+
+
 _BREAKS = (Reason.NO_READY_WORKER, Reason.DRAINING, Reason.GROUP_BROKEN, Reason.CLIENT_CANCELLED)
+
 _FIELD = re.compile(r"(new_sequences|forks|sequence_ids|num_new_tokens|appended_\w+)\[(\d+)\]")
+
 DRAINED = "the replica was drained"
 
 

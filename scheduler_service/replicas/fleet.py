@@ -33,7 +33,6 @@ TENSOR_PARALLEL_SIZES = (1, 2, 4, 8)
 class FleetEvents(Protocol):
     def on_replica_found(self, address: str) -> None:
         """The workers of a replica were found; their addresses are joined by plus signs."""
-        ...
 
     def on_replica_gone(self, address: str) -> bool:
         """A replica is no longer listed. Returns False if it serves: then it is reported again."""
@@ -41,7 +40,6 @@ class FleetEvents(Protocol):
 
     def on_workers_missing(self, message: str) -> None:
         """Some workers do not make a whole replica; an empty message: all do."""
-        ...
 
 
 class Fleet:

@@ -9,47 +9,42 @@ import asyncio
 import hashlib
 import json
 import time
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import astuple, replace
 from typing import TYPE_CHECKING
 
 from blockyard.capacity.adapters import lora_limits
 from blockyard.contract.models import parse_task
 from blockyard.contract.workers import (
+    AvailableBlocks,
+    CacheInfo,
+    CachePlan,
     DeviceRequest,
     DeviceType,
     Dtype,
+    GroupInfo,
     LoadedModel,
     LoadFormat,
+    LoadProgress,
     LoadRequest,
     ProfileRequest,
     Quantization,
+    WeightsSource,
+    WorkerInfo,
     WorkerState,
 )
 from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
-from scheduler_service.config import model_source
-from scheduler_service.replicas.facts import StartPhase, StartProgress
-from scheduler_service.replicas.not_ready import LAST_FAILURE_RETRY_SECONDS, NotReady, Unreachable
+from scheduler_service.config import SchedulerConfiguration, model_source
+from scheduler_service.replicas.epoch_failure import LAST_FAILURE_RETRY_SECONDS, NotReady, Unreachable
+from scheduler_service.replicas.facts import MeetingPoint, StartPhase, StartProgress
 from scheduler_service.replicas.start_spans import StartSpans
 from scheduler_service.replicas.steps.answer_checks import WrongAnswer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
-    from contextlib import AbstractContextManager
 
     from blockyard.contract.parallel import Parallel
-    from blockyard.contract.workers import (
-        AvailableBlocks,
-        CacheInfo,
-        CachePlan,
-        GroupInfo,
-        LoadProgress,
-        WeightsSource,
-        WorkerInfo,
-    )
-    from scheduler_service.config import SchedulerConfiguration
-    from scheduler_service.replicas.facts import MeetingPoint
     from scheduler_service.replicas.worker_link import WorkerLink
 
 log = EventLogger(__name__)
@@ -143,7 +138,6 @@ class Rank:
 
     @property
     def group(self) -> GroupInfo | None:
-        """The present or last group."""
         return self._known.group
 
     @property

@@ -9,14 +9,14 @@ import asyncio
 import hashlib
 import time
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from blockyard.contract.parallel import Parallel
 from blockyard.contract.scheduling import ModelFacts
-from blockyard.contract.workers import WeightsSource, WorkerState
+from blockyard.contract.workers import CacheInfo, CachePlan, LoadedModel, WeightsSource, WorkerState
 from blockyard.telemetry import EventLogger
 from scheduler_service.replicas.cache_plan import find_least, plan_as, plan_cache
-from scheduler_service.replicas.not_ready import (
+from scheduler_service.replicas.epoch_failure import (
     LAST_FAILURE_RETRY_SECONDS,
     Misconfigured,
     NotReady,
@@ -25,17 +25,14 @@ from scheduler_service.replicas.not_ready import (
 )
 from scheduler_service.replicas.rank import Rank
 from scheduler_service.replicas.steps.group_steps import GroupSteps
-from scheduler_service.replicas.worker_link import StepStream
+from scheduler_service.replicas.worker_link import Steps, StepStream, WorkerLink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
-    from typing import Any
 
     from blockyard.configuration import SchedulerSettings
-    from blockyard.contract.workers import CacheInfo, CachePlan, LoadedModel
     from scheduler_service.config import SchedulerConfiguration
     from scheduler_service.replicas.steps.answer_checks import AnswerLimits
-    from scheduler_service.replicas.worker_link import Steps, WorkerLink
 
 log = EventLogger(__name__)
 

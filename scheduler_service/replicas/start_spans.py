@@ -10,12 +10,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from blockyard.errors import BlockyardError
-from blockyard.tracing.spans import NO_SPAN, begin_root_span, begin_span
+from blockyard.tracing.spans import NO_SPAN, Attribute, Span, begin_root_span, begin_span
 
 if TYPE_CHECKING:
     from collections.abc import Generator
-
-    from blockyard.tracing.spans import Attribute, Span
 
 
 class StartSpans:
@@ -36,7 +34,6 @@ class StartSpans:
 
     @contextmanager
     def all(self) -> Generator[StartSpans]:
-        """Around all steps."""
         try:
             yield self
         except BaseException as error:

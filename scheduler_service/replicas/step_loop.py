@@ -12,22 +12,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 from blockyard.errors import BlockyardError, Reason
 from blockyard.service import faults
 from blockyard.telemetry import EventLogger
-from scheduler_service.core.scheduler import StepMismatch
+from scheduler_service.core.scheduler import Scheduler, StepMismatch
 from scheduler_service.replicas.epoch_failure import DRAINED
 from scheduler_service.replicas.steps.answer_checks import WrongAnswer
-from scheduler_service.replicas.steps.step_metrics import StepLog
-from scheduler_service.replicas.steps.steps_in_flight import StepsInFlight
+from scheduler_service.replicas.steps.step_metrics import StepLog, StepMeter
+from scheduler_service.replicas.steps.steps_in_flight import PipelineDepth, StepDeadline, StepsInFlight
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 
-    from scheduler_service.core.scheduler import Scheduler
     from scheduler_service.core.sequence import Group
     from scheduler_service.core.values import OwnerUpdate, SchedulerOutput, StepResult
     from scheduler_service.replicas.circuit_breaker import CircuitBreaker
     from scheduler_service.replicas.drain import Drain
-    from scheduler_service.replicas.steps.step_metrics import StepMeter
-    from scheduler_service.replicas.steps.steps_in_flight import PipelineDepth, StepDeadline
     from scheduler_service.replicas.worker_link import Steps
 
 log = EventLogger(__name__)
@@ -38,11 +35,9 @@ class StepEvents(Protocol):
 
     def dispatch(self) -> None:
         """Gives ready replicas the requests that they have room for."""
-        ...
 
     def on_step_scheduled(self, replica_id: int, output: SchedulerOutput) -> None:
         """A step is about to be sent."""
-        ...
 
     def publish(self, updates: Mapping[str, OwnerUpdate]) -> None: ...
 
@@ -80,7 +75,6 @@ class StepLoop:
         self._is_sending = False
 
     def wake(self) -> None:
-        """Makes the loop look for something to schedule."""
         self._work.set()
 
     def on_epoch_broken(self) -> None:

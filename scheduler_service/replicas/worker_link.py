@@ -131,7 +131,6 @@ class Steps(Protocol):
 
     async def send(self, output: SchedulerOutput) -> None:
         """Sends one step; returns when it is on its way. Raises BlockyardError when the stream is broken."""
-        ...
 
     async def receive(self) -> StepResult:
         """Waits for the next answer. Raises BlockyardError when the stream is broken, a step was refused or the answer

@@ -11,32 +11,28 @@ from typing import TYPE_CHECKING
 
 from blockyard.contract.models import Task
 from blockyard.contract.sampling import FinishReason
-from blockyard.contract.scheduling import AbortReason, Ending, Resumed, TokenUpdate
+from blockyard.contract.scheduling import Abort, AbortReason, Ending, ModelFacts, Resumed, TokenUpdate
 from blockyard.errors import BlockyardError, Reason
 from blockyard.retention import Retention
 from blockyard.telemetry import EventLogger
-from scheduler_service.core.config import NeverFits
+from scheduler_service.core.config import CoreConfig, NeverFits
 from scheduler_service.core.queues.deadlines import DeadlineKind, Deadlines
 from scheduler_service.core.queues.overload import MAX_RETRY_SECONDS, Limit
 from scheduler_service.core.sequence import Group
-from scheduler_service.gateways.codec import check_addition
+from scheduler_service.gateways.codec import Addition, check_addition
 from scheduler_service.gateways.outbox import GatewayOutbox
 from scheduler_service.requests.placement import are_asleep
 from scheduler_service.requests.reattachment import Reattachment
-from scheduler_service.requests.registry import Request
+from scheduler_service.requests.registry import Request, RequestRegistry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from blockyard.contract.scheduling import Abort, ModelFacts
     from scheduler_service.config import SchedulerConfiguration
-    from scheduler_service.core.config import CoreConfig
     from scheduler_service.core.queues.backlog import Backlog
     from scheduler_service.core.values import GroupSpec
-    from scheduler_service.gateways.codec import Addition
     from scheduler_service.metrics import SchedulerMetrics
     from scheduler_service.requests.dispatcher import Dispatcher
-    from scheduler_service.requests.registry import RequestRegistry
 
 log = EventLogger(__name__)
 
@@ -112,7 +108,6 @@ class Admission:
         log.info("gateway detached", gateway=outbox.owner, num_orphans=num_orphans)
 
     def close(self) -> None:
-        """Ends every gateway's stream with DRAINING."""
         for outbox in self._requests.outboxes:
             outbox.close(BlockyardError(Reason.DRAINING, "the scheduler is stopping", retry_after_seconds=1.0))
 
@@ -342,7 +337,6 @@ def _check_task(facts: ModelFacts | None, spec: GroupSpec) -> None:
 
 
 def _make_resumed(handle: int, request: Request) -> Resumed:
-    """Copies what a request has generated so far."""
     group = request.group
     return Resumed(
         handle=handle,

@@ -9,30 +9,27 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from blockyard.contract.sampling import FinishReason
-from blockyard.contract.scheduling import Readiness, Recovery
+from blockyard.contract.scheduling import ModelFacts, Readiness, Recovery
 from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
 from scheduler_service import catalogue
 from scheduler_service.core.queues.overload import DrainRate
 from scheduler_service.core.recovery import Suspects
-from scheduler_service.replicas.epoch_failure import is_break
+from scheduler_service.replicas.epoch_failure import EpochFailure, is_break
 from scheduler_service.replicas.facts import combine, is_same_model, repeats
 from scheduler_service.replicas.steps.answer_checks import WrongAnswer
 from scheduler_service.requests.failure_history import Deaths, RecoveryLog, RecoveryRecord, Refusals
 from scheduler_service.requests.placement import assign
-from scheduler_service.requests.registry import Lost
+from scheduler_service.requests.registry import Lost, Request, RequestRegistry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from blockyard.contract.scheduling import ModelFacts
     from scheduler_service.core.queues.backlog import Backlog
     from scheduler_service.core.sequence import Group
     from scheduler_service.core.values import OwnerUpdate, SchedulerOutput
     from scheduler_service.metrics import SchedulerMetrics
     from scheduler_service.replicas.engine import Engine
-    from scheduler_service.replicas.epoch_failure import EpochFailure
-    from scheduler_service.requests.registry import Request, RequestRegistry
 
 log = EventLogger(__name__)
 
@@ -92,7 +89,6 @@ class Dispatcher:
         return self.facts.weights_version if self.facts else ""
 
     def serves_without(self, engine: Engine) -> bool:
-        """Whether another replica takes requests."""
         return any(other.takes_requests for other in self.engines if other is not engine)
 
     def may_claim(self, engine: Engine, incarnation: str) -> bool:
@@ -137,7 +133,6 @@ class Dispatcher:
     # Requests.
 
     def submit(self, request: Request) -> None:
-        """Lets a request wait for a replica."""
         self._backlog.push(request.group, request.group.arrived_at)
         self.wake()
 

@@ -62,7 +62,6 @@ class Deaths:
 
     @property
     def poison(self) -> list[str]:
-        """Requests that must fail."""
         return [name for name, record in self._records.items() if record.num_deaths >= POISON_AFTER]
 
 

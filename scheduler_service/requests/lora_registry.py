@@ -65,12 +65,10 @@ class LoraRegistry:
         self._by_name[adapter.name] = adapter.lora_id
 
     def change(self, adapter: Adapter, *, pinned: bool) -> Adapter:
-        """Pins an adapter, or unpins it."""
         changed = self._by_id[adapter.lora_id] = replace(adapter, pinned=pinned)
         return changed
 
     def withdraw(self, name: str) -> None:
-        """Withdraws an adapter from new requests."""
         self._own.add(self._by_name.pop(name))
 
     def take_over(self, adapters: Iterable[Adapter]) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from blockyard.contract.scheduling import Adapter
 from blockyard.errors import BlockyardError, Reason, Violation, invalid, quote
-from blockyard.lora.settings import split_modules
+from blockyard.lora.settings import LoraSettings, split_modules
 from blockyard.paths import wrong_path
 from blockyard.settings import SettingsError
 from blockyard.telemetry import EventLogger
@@ -21,7 +21,6 @@ from scheduler_service.requests.lora_registry import LoraRegistry
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from blockyard.lora.settings import LoraSettings
     from scheduler_service.replicas.engine import Engine
     from scheduler_service.requests.dispatcher import Dispatcher
     from scheduler_service.requests.registry import RequestRegistry

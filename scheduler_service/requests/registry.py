@@ -64,7 +64,6 @@ class Request:
 
     @property
     def has_begun(self) -> bool:
-        """Whether any of it was computed."""
         return self.lost is not None or any(
             sequence.is_known or len(sequence.token_ids) > self.group.prompt_length for sequence in self.group.sequences
         )
@@ -89,7 +88,6 @@ class RequestRegistry:
         self._orphans: dict[Request, float] = {}
 
     def find(self, request_id: str, now: float) -> Request | None:
-        """Finds a request by its name, live or retained."""
         self._retained.expire(now)
         return self.live.get(request_id) or self._retained.get(request_id)
 

@@ -10,13 +10,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from blockyard.telemetry import EventLogger
-from blockyard.tracing.spans import NO_SPAN, begin_span, is_tracing
-from scheduler_service.core.sequence import SequenceStatus
+from blockyard.tracing.spans import NO_SPAN, Span, begin_span, is_tracing
+from scheduler_service.core.sequence import Group, Sequence, SequenceStatus
 
 if TYPE_CHECKING:
     from blockyard.contract.trace import TraceContext
-    from blockyard.tracing.spans import Span
-    from scheduler_service.core.sequence import Group, Sequence
     from scheduler_service.core.values import SchedulerOutput
 
 log = EventLogger(__name__)
@@ -193,11 +191,9 @@ class RequestSpans:
             self._prefilling.add(watched)
 
     def on_replica_gone(self, replica_id: int) -> None:
-        """Forgets the rows of a removed replica."""
         self._rows.pop(replica_id, None)
 
     def on_answered(self) -> None:
-        """Checks the requests that wait for their first token."""
         for watched in tuple(self._prefilling):
             watched.on_answered()
             if watched.phase != _PREFILL:

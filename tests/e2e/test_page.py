@@ -17,8 +17,7 @@ from blockyard.security.keys import Key, add_key, digest, make_secret
 from blockyard.service import faults
 from gateway.config import GatewayConfiguration, ServiceSettings
 from gateway.fronts.openai.app import make_app
-from gateway.fronts.page.routes import add_page
-from gateway.fronts.page.status import StatusBoard
+from gateway.fronts.page.routes import StatusBoard, add_page
 from gateway.request import ReturnedLogprob
 from gateway.server import Server
 from tests.kit.fakes.fake_scheduler import FakeScheduler

@@ -14,8 +14,8 @@ from torch._C import _distributed_c10d as c10d
 from blockyard.contract.parallel import ALONE
 from blockyard.errors import BlockyardError, Reason
 from worker_service.collectives import nccl
-from worker_service.collectives.gloo import join_gloo
 from worker_service.collectives.group import GroupLifetime
+from worker_service.collectives.process_group import join_gloo
 from worker_service.groups.joining import GroupSettings, find_route
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ import torch
 import transformers
 
 from blockyard.errors import BlockyardError
-from blockyard.model_config.families import relatives, table
+from blockyard.model_config import network as table
+from blockyard.model_config.families import relatives
 from tests.kit.kernels import families
 from tests.kit.kernels.step_runner import StepRunner
 from worker_service.models.loader import load_model

@@ -13,8 +13,8 @@ import transformers
 
 from blockyard.errors import BlockyardError, Reason
 from blockyard.model_config.decoder_config import Activation, Experts, NormKind
-from blockyard.model_config.families.table import FAMILIES
 from blockyard.model_config.names import RowOrder
+from blockyard.model_config.network import FAMILIES
 from blockyard.model_config.parallel_sizes import legal_tensor_sizes
 from tests.kit.kernels.backends import BEST, REFERENCE, Kernels
 from tests.kit.kernels.families import RECIPES, VOCAB_SIZE, family_model

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from blockyard.model_config.leaves import count_leaves
+from blockyard.model_config.parallel_sizes import count_leaves
 from kernels.reference.int8 import linear_int8
 from kernels.select import get_backend
 from kernels.shapes import LinearSpec, add_leaves

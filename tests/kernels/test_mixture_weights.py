@@ -19,8 +19,8 @@ from tests.kit.kernels.backends import BEST, CPU, Kernels, build_kernels
 from tests.kit.kernels.families import family_model
 from tests.kit.kernels.ranks import Ranks, new_backend
 from tests.kit.kernels.step_runner import StepRunner
+from tests.kit.kernels.thread_collectives import ThreadMeeting
 from worker_service.cache_engine import BlockFormat
-from worker_service.collectives.threads import ThreadMeeting
 from worker_service.models.builder import build_decoder
 from worker_service.models.loader import RunnableModel, load_model
 from worker_service.models.model_config import read_config

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 OWNERS = {"kernels/reference/linear.py": {"linear"}, "kernels/reference/attention.py": {"bmm"}}
 # Its products are of whole numbers, of which a sum has no order.
 OWNERS["kernels/reference/int8.py"] = {"mm"}
-OWNERS["kernels/reference/int4.py"] = {"mm"}
+OWNERS["kernels/reference/quantized.py"] = {"mm"}
 # And so are sums in float64 of products of few digits: they are exact.
 OWNERS["kernels/reference/fp8.py"] = {"mm"}
 PRODUCTS = {

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from kernels.packed import QuantizedWeight
-from kernels.reference.int4 import linear_quantized
 from kernels.reference.int8 import linear_int8, quantize_rows
+from kernels.reference.quantized import linear_quantized
 from kernels.select import get_backend
 from kernels.shapes import LinearSpec
 from tests.kit.kernels.backends import INSTRUCTION_SETS, build_kernels

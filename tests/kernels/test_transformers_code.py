@@ -24,7 +24,7 @@ from tests.kit.kernels.families import VOCAB_SIZE, family_model
 from tests.kit.kernels.foreign_families import REFUSED, SERVED, foreign_model, refused_model
 from tests.kit.kernels.step_runner import StepRunner
 from worker_service.lora.store import make_loras
-from worker_service.models.fallback import network
+from worker_service.models.fallback import model as fallback_model
 from worker_service.models.fallback.attention import IMPLEMENTATION, attend
 from worker_service.models.fallback.loading import load_network
 from worker_service.models.fallback.survey import Survey
@@ -95,7 +95,7 @@ def test_bfloat16_is_as_near_as_transformers_own_is() -> None:
 def test_a_function_that_torch_computes_otherwise_at_the_end_denies_the_promise(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(network, "compute_inside", lambda module, mode: None)
+    monkeypatch.setattr(fallback_model, "compute_inside", lambda module, mode: None)
     model = load(foreign_model("ApertusConfig")).model
     assert not model.probe()
     assert "softplus in model.layers.0.mlp.act_fn" in str(vars(caplog.records[-1]))

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from worker_service.batch.row_requests import RequestTable
-from worker_service.step import NO_IDS
+from worker_service.batch.row_requests import RequestTable, RowRequests
+from worker_service.step import NO_IDS, Array, Step
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 
     from blockyard.errors import BlockyardError
     from kernels.sampling import Flags
-    from worker_service.batch.row_requests import RowRequests
     from worker_service.pooling.rows import PoolingRequest
-    from worker_service.step import Array, Step
 
 LayoutKey = tuple[bytes, bytes, bytes]
 

@@ -25,9 +25,9 @@ from worker_service.batch.forward_batch import (
     layout_key,
     make_layout,
 )
-from worker_service.batch.row_requests import RequestTable, with_rows
+from worker_service.batch.row_requests import RequestTable, RowRequests, with_rows
 from worker_service.sampling.sampler import SampleRows
-from worker_service.step import NO_IDS
+from worker_service.step import NO_IDS, Array, ForkedRow, NewRow, Step
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -35,10 +35,9 @@ if TYPE_CHECKING:
     from blockyard.errors import BlockyardError
     from blockyard.model_config.pooling.rule import PoolingRule
     from kernels.sampling import Flags
-    from worker_service.batch.row_requests import Followers, RowRequests
+    from worker_service.batch.row_requests import Followers
     from worker_service.grammars.matchers import Grammars
     from worker_service.models.model_config import ModelConfig
-    from worker_service.step import Array, ForkedRow, NewRow, Step
 
 _NOTHING_FOUND: tuple[tuple[int, ...], Array] = ((), NO_IDS)
 PROGRESS = np.dtype(
@@ -148,7 +147,6 @@ class InputBatch:
 
     @property
     def num_rows(self) -> int:
-        """The number of rows, used or not."""
         return len(self._token_ids)
 
     def __contains__(self, sequence_id: int) -> bool:
@@ -184,7 +182,6 @@ class InputBatch:
         return rows
 
     def token_ids(self, sequence_id: int) -> Array:
-        """Returns a copy of a sequence's ids."""
         row = self._row_of[sequence_id]
         return self._token_ids[row, : self._progress["num_tokens"][row]].astype(np.int64)
 

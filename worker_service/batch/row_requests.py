@@ -67,7 +67,6 @@ class RowRequests:
         return len(self.rows)
 
     def ids(self, chosen: npt.NDArray[np.bool_]) -> tuple[int, ...]:
-        """Returns the sequences of the chosen rows."""
         return tuple(compress(self.sequence_ids, chosen.tolist()))
 
     def are_stops(self, token_ids: Array, num_tokens: Array) -> npt.NDArray[np.bool_]:
@@ -123,7 +122,6 @@ class RequestTable:
         self._lists[child] = self._lists[parent].copy()
 
     def forget(self, row: int) -> None:
-        """Forgets a row's lists."""
         del self._lists[row]
         self.poolings.pop(row, None)
 

@@ -12,11 +12,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from kernels.collectives import Ranks
 from kernels.shapes import add_leaves
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
+
+    from blockyard.contract.parallel import Parallel
+
 
 _BITS = {2: torch.int16, 4: torch.int32}
 
@@ -31,6 +35,7 @@ class GatheringCollectives(ABC):
     @abstractmethod
     def _all_gather(self, rows: Tensor) -> Tensor:
         """Returns the rows of all ranks, in rank order: [size, *rows.shape]."""
+        ...
 
     @abstractmethod
     def _broadcast(self, rows: Tensor, root: int) -> None:
@@ -81,3 +86,38 @@ class GatheringCollectives(ABC):
         rows = self._to_device(array)
         self._broadcast(rows, root)
         return rows.cpu().numpy()
+
+
+class SilentCollectives(GatheringCollectives):
+    """Uses this rank's rows in place of every rank's rows, for profiles, probes and warm-ups.
+
+    If one rank fails there, no other rank waits. They use as much memory as real collectives.
+    """
+
+    is_broken = False
+
+    def __init__(self, rank: int = 0, size: int = 1) -> None:
+        super().__init__(rank, size)
+
+    def _all_gather(self, rows: Tensor) -> Tensor:
+        return rows.expand(self.size, *rows.shape).clone()
+
+    def _broadcast(self, rows: Tensor, root: int) -> None:
+        pass
+
+    def send(self, rows: Tensor, rank: int) -> None:
+        """Sends nothing."""
+
+    def receive(self, rows: Tensor, rank: int) -> None:
+        rows.zero_()
+
+    def abort(self, reason: str) -> None:
+        """Does nothing: no rank waits."""
+
+
+def make_silence(parallel: Parallel) -> Ranks:
+    """Makes silent collectives for this rank's place."""
+    return Ranks(
+        SilentCollectives(parallel.rank, parallel.world_size),
+        SilentCollectives(parallel.tensor_rank, parallel.tensor_parallel_size),
+    )

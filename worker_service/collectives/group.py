@@ -21,13 +21,12 @@ from typing import TYPE_CHECKING, Any
 from blockyard.errors import BlockyardError, Reason
 from blockyard.service import faults
 from blockyard.telemetry import EventLogger
-from kernels.collectives import Ranks
+from kernels.collectives import Collectives, Ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from blockyard.contract.parallel import Parallel
-    from kernels.collectives import Collectives
 
 log = EventLogger(__name__)
 

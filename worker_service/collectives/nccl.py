@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch._C import _distributed_c10d as c10d
 
-from worker_service.collectives.group import connect_group
+from worker_service.collectives.group import GroupLifetime, RankGroup, connect_group
 from worker_service.collectives.process_group import MAX_SECONDS, ProcessGroupCollectives
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     import torch
 
     from blockyard.contract.parallel import Parallel
-    from worker_service.collectives.group import GroupLifetime, RankGroup
 
 # Asks Linux for the IPv4 address of an interface.
 SIOCGIFADDR = 0x8915

@@ -29,7 +29,6 @@ class MemoryRegistry(Protocol):
 
     def unregister(self, address: int) -> None:
         """Unregisters memory, after all enqueued work that uses it is done."""
-        ...
 
 
 class CudaRegistry:

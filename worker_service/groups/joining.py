@@ -18,13 +18,13 @@ from blockyard.errors import BlockyardError, Reason
 from blockyard.security.exposure import is_loopback
 from blockyard.service import faults
 from worker_service.collectives import nccl
-from worker_service.collectives.gloo import join_gloo
+from worker_service.collectives.process_group import join_gloo
 
 if TYPE_CHECKING:
     from blockyard.contract.parallel import Parallel
     from blockyard.contract.workers import GroupRequest
     from worker_service.collectives.group import GroupLifetime, RankGroup
-    from worker_service.groups.store import RendezvousStore
+    from worker_service.groups.rendezvous import RendezvousStore
 
 PROOF_BYTES = 32
 FINGERPRINT_BYTES = 32

@@ -17,11 +17,10 @@ from blockyard.contract.workers import GroupInfo, GroupRequest
 from blockyard.errors import BlockyardError, Reason, Violation
 from blockyard.service.roots import end_process, start_task
 from blockyard.telemetry import EventLogger
-from worker_service.collectives.group import GroupLifetime, first_line
+from worker_service.collectives.group import GroupLifetime, RankGroup, first_line
 from worker_service.collectives.nccl import abort_nccl
-from worker_service.groups.joining import DEFAULT_SETTINGS, GroupSettings, find_route, greet, join
-from worker_service.groups.rendezvous import SECRET_BYTES, Rendezvous, RendezvousPoint
-from worker_service.groups.store import RendezvousStore
+from worker_service.groups.joining import DEFAULT_SETTINGS, GroupSettings, Route, find_route, greet, join
+from worker_service.groups.rendezvous import SECRET_BYTES, Rendezvous, RendezvousPoint, RendezvousStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -29,9 +28,7 @@ if TYPE_CHECKING:
     import torch
 
     from blockyard.contract.parallel import Parallel
-    from worker_service.collectives.group import RankGroup
     from worker_service.device.thread import DeviceThread
-    from worker_service.groups.joining import Route
 
 log = EventLogger(__name__)
 

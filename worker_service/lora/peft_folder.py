@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING
 
 from blockyard.model_config.fields import read_object, unusable
 from blockyard.paths import open_file
-from worker_service.models.weight_files import read_header
+from worker_service.models.weight_files import TensorEntry, read_header
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from blockyard.errors import BlockyardError
-    from worker_service.models.weight_files import TensorEntry
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -82,7 +81,6 @@ class PeftFolder:
         return header
 
     def digest(self) -> str:
-        """Hashes both files, in hex."""
         digest = hashlib.sha256()
         try:
             for path in (self.config_path, self.weights_path):

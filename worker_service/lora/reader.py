@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from blockyard.model_config.fields import unusable
-from worker_service.lora.adapter import AdapterWeights
+from worker_service.lora.adapter import AdapterWeights, LoraRequest
 from worker_service.lora.adapter_files import AdapterFiles
 from worker_service.lora.peft_folder import PROMPT_TUNING, PeftFolder
 from worker_service.models.weight_files import STORED_DTYPES, map_tensor
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from blockyard.contract.workers import LoraLimits
     from kernels.arena import Arena
     from kernels.lora import LoraOps, PackedLora
-    from worker_service.lora.adapter import LoraRequest
     from worker_service.models.decoder import DecoderModel
     from worker_service.models.projections import Projection
 
@@ -146,7 +145,6 @@ def join_factors(projection: Projection, factors: Mapping[str, tuple[Tensor, Ten
 
 
 def find_sites(model: DecoderModel) -> tuple[Projection, ...]:
-    """Lists the weights of a rank's layers."""
     return tuple(projection for layer in model.layers for projection in layer.projections)
 
 

@@ -55,7 +55,6 @@ class AdapterSlots:
         return len(self.lora_ids)
 
     def knows(self, lora_id: int) -> bool:
-        """Returns whether an adapter is in the host's cache."""
         return lora_id in self._adapters
 
     def num_virtual_tokens(self, lora_id: int) -> int:

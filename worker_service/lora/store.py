@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from blockyard.capacity.adapters import check_adapters
-from blockyard.contract.workers import NO_LORAS
+from blockyard.contract.workers import NO_LORAS, LoraLimits
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.model_config.fields import unusable
 from blockyard.paths import find_below, wrong_name, wrong_path
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from blockyard.contract.workers import LoraLimits
     from kernels.arena import Arena
     from worker_service.lora.adapter import AdapterWeights, LoraRequest
     from worker_service.models.loader import RunnableModel

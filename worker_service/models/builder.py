@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from blockyard.contract.parallel import ALONE
+from blockyard.contract.parallel import ALONE, Parallel
 from blockyard.contract.pooling import PoolingKind
-from blockyard.model_config.decoder_config import Experts, is_widely_served, norms_of
+from blockyard.model_config.decoder_config import Experts, Layer, is_widely_served, norms_of
 from blockyard.model_config.fields import unusable
 from blockyard.model_config.names import RowOrder
 from blockyard.model_config.share import Share
-from kernels.arena import keep
-from kernels.mixture.ops import ExpertShape, Router
+from kernels.arena import Arena, keep
+from kernels.mixture.ops import ExpertShape, ExpertWeights, PackedExperts, Router
 from kernels.select import make_arena
 from kernels.shapes import PLAIN_LINEAR, Activation, LinearSpec, LogitTransform, QueryKeyNorms
 from worker_service.models.decoder import DecoderModel
 from worker_service.models.layers import DecoderLayer, Embedding, LMHead, NormLayer, Norms
-from worker_service.models.mlp.mlp import MLP, MoE
+from worker_service.models.mlp.mlp import MLP, Feed, MoE
 from worker_service.models.mlp.tensors import ExpertTensors
 from worker_service.models.packed_files import PackedWeights
 from worker_service.models.projections import (
@@ -42,15 +42,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from blockyard.contract.parallel import Parallel
     from blockyard.model_config import decoder_config
-    from blockyard.model_config.decoder_config import Layer
     from blockyard.model_config.stored_weights import StoredWeights
-    from kernels.arena import Arena
-    from kernels.mixture.ops import ExpertWeights, PackedExperts
     from kernels.ops import Backend
     from kernels.packed import PackedLinear, WeightRows
-    from worker_service.models.mlp.mlp import Feed
     from worker_service.models.model_config import ModelConfig
     from worker_service.models.weight_files import Weights
 
@@ -175,7 +170,6 @@ class NetworkBuilder(PartReader):
     """Reads all tensors of a network and builds it."""
 
     def build(self) -> DecoderModel:
-        """Reads all weights and makes the network."""
         beginning, layers, ending = self.read()
         model = DecoderModel(self._config, self._backend, beginning, layers, ending, self._share, self._names)
         model.has_two_tables = self._has_found_two

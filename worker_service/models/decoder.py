@@ -16,10 +16,10 @@ import torch
 from blockyard.lora.virtual_tokens import FIRST_VIRTUAL_ID
 from blockyard.model_config.kv_groups import KvGroups
 from kernels.lora import VirtualRows
-from kernels.ops import kv_pool_shape
+from kernels.ops import AttentionBatch, Backend, kv_pool_shape
 from kernels.shapes import AttentionShape
-from worker_service.models.description import describe_modules, list_modules
-from worker_service.models.layers import SharedVocabulary, StepContext
+from worker_service.models.description import Module, OtherModule, describe_modules, list_modules
+from worker_service.models.layers import DecoderLayer, Embedding, LMHead, SharedVocabulary, StepContext
 from worker_service.models.rotary import PART, rotary_table
 
 if TYPE_CHECKING:
@@ -31,10 +31,7 @@ if TYPE_CHECKING:
     from blockyard.model_config.share import Share
     from kernels.capture import CapturedStep, CaptureSizes
     from kernels.collectives import Ranks
-    from kernels.ops import AttentionBatch, Backend
     from kernels.packed import PackedLinear
-    from worker_service.models.description import Module, OtherModule
-    from worker_service.models.layers import DecoderLayer, Embedding, LMHead
     from worker_service.models.model_config import ModelConfig
     from worker_service.models.projections import ModuleNames
     from worker_service.pooling.head import PoolingHead

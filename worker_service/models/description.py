@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from blockyard.model_config.decoder_config import NormKind
-from worker_service.models.mlp.mlp import MLP
-from worker_service.models.projections import ProjectionRows
+from worker_service.models.mlp.mlp import MLP, MoE
+from worker_service.models.projections import ModuleNames, Projection, ProjectionRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from blockyard.model_config.share import Share
     from kernels.packed import PackedLinear
     from worker_service.models.layers import DecoderLayer, Embedding, LMHead, NormLayer
-    from worker_service.models.mlp.mlp import MoE
     from worker_service.models.model_config import ModelConfig
-    from worker_service.models.projections import ModuleNames, Projection
     from worker_service.pooling.head import PoolingHead
 
 NUM_QKV = 3
@@ -50,7 +48,6 @@ class Module:
 
     @property
     def tensor_names(self) -> frozenset[str]:
-        """The names that the module's tensors may have."""
         return frozenset(f"{rows.name}.{kind}" for rows in self.tensors for kind in ("weight", "bias"))
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional
 
-from blockyard.model_config.decoder_config import NormKind, Placement
+from blockyard.model_config.decoder_config import Layer, NormKind, Placement
 from blockyard.model_config.parallel_sizes import vocabulary_share
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from blockyard.model_config.decoder_config import Layer
     from kernels.collectives import Collectives
     from kernels.lora import LoraRows
     from kernels.ops import AttentionBatch, Backend, PackedLinear
@@ -48,7 +47,6 @@ class StepContext:
 
     @property
     def lora(self) -> LoraRows | None:
-        """The LoRA adapters of the rows."""
         return self.batch.lora
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from blockyard.capacity.formats import check_quantization, held_in, weight_format
 from blockyard.capacity.weights import check_room, weights_bytes
 from blockyard.contract.models import Task
-from blockyard.contract.parallel import ALONE
+from blockyard.contract.parallel import ALONE, Parallel
 from blockyard.errors import BlockyardError, Reason
 from blockyard.model_config.fallback import check_settings, needs_transformers
 from blockyard.model_config.fields import unusable
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from blockyard.contract.parallel import Parallel
     from kernels.arena import Arena
     from kernels.ops import Backend
     from worker_service.models.decoder import DecoderModel
@@ -222,7 +221,6 @@ class _Target:
     """The time of the load's start, by time.perf_counter()."""
 
     def build(self, files: WeightFiles | RandomWeights | PackedWeights) -> RunnableModel:
-        """Builds the network from files, in a new arena."""
         arena = make_arena(self.backend.device, can_be_given_up=self.can_sleep)
         model = build_decoder(self.config, self.backend, files, self.parallel, arena)
         _log_doubts(self.load_format, files.unread)

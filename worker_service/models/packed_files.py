@@ -12,10 +12,10 @@ import json
 import os
 import secrets
 import struct
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 import torch
 from crc32c import crc32c
@@ -27,9 +27,7 @@ from worker_service.models.weight_files import Numbers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from concurrent.futures import Future
     from pathlib import Path
-    from typing import BinaryIO
 
     from torch import Tensor
 

@@ -71,12 +71,10 @@ class Cut:
 
     @property
     def size(self) -> int:
-        """Features of the whole."""
         return self.count * self.unit
 
     @property
     def part(self) -> slice:
-        """This rank's features."""
         return slice(self.units.start * self.unit, self.units.stop * self.unit)
 
 
@@ -98,7 +96,6 @@ class ProjectionRows:
 
     @property
     def num_rows(self) -> int:
-        """Outputs that this rank has."""
         return sum(len(range(self.out_features)[part]) for part in self.parts)
 
     @property
@@ -154,7 +151,6 @@ def concatenate(pieces: Sequence[Tensor], dim: int = 0) -> Tensor:
 
 
 def join(slices: Sequence[slice]) -> tuple[slice, ...]:
-    """Joins neighbours."""
     joined: list[slice] = []
     for piece in slices:
         if joined and joined[-1].stop == piece.start:

@@ -21,7 +21,7 @@ from blockyard.paths import open_file, read_file
 from kernels.shapes import PLAIN_LINEAR, LinearSpec
 from worker_service.models.builder import NetworkBuilder
 from worker_service.models.projections import take
-from worker_service.models.weight_files import Numbers, WeightFiles
+from worker_service.models.weight_files import Numbers, WeightFiles, Weights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from kernels.ops import Backend, PackedLinear
     from kernels.packed import WeightRows
     from worker_service.models.model_config import ModelConfig
-    from worker_service.models.weight_files import Weights
 
 FORMAT = 1
 

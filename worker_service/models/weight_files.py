@@ -98,7 +98,6 @@ class Weights(Protocol):
 
     def pass_over(self, name: str, shape: Sequence[int]) -> None:
         """Takes note of a tensor that another stage reads."""
-        ...
 
 
 class WeightFiles:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from blockyard.contract.workers import WorkerState
-from blockyard.service.metrics import READY, Registry, counter, gauge, geometric, histogram
+from blockyard.contract.workers import CacheInfo, WorkerState
+from blockyard.service.metrics import READY, Registry, counter, declared_in, gauge, geometric, histogram
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from blockyard.contract.workers import CacheInfo
     from worker_service.lora.adapter import AdapterWeights
     from worker_service.lora.store import LoraStore
     from worker_service.models.loader import RunnableModel
@@ -74,23 +73,7 @@ LORA_REMOVALS = counter(
     "Adapters that left the host's cache: for others, or since they were unloaded.",
 )
 
-CATALOGUE = (
-    *(STEPS, REFUSED_STEPS, LATE_STEPS, STEP_SECONDS, COMPUTED_TOKENS, SAMPLED_TOKENS),
-    *(
-        STATE,
-        EPOCH,
-        LOADS,
-        WEIGHTS,
-        LOAD_SECONDS,
-        SAVES,
-        SAVE_SECONDS,
-        POOLS,
-        LORAS,
-        LORA_BYTES,
-        LORA_LOAD_SECONDS,
-        LORA_REMOVALS,
-    ),
-)
+CATALOGUE = declared_in(globals())
 
 
 class WorkerMetrics:

@@ -10,11 +10,10 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from blockyard.tracing.spans import begin_span, traces_every_step
+from blockyard.tracing.spans import Span, begin_span, traces_every_step
 
 if TYPE_CHECKING:
     from blockyard.contract.trace import TraceContext
-    from blockyard.tracing.spans import Span
     from worker_service.step import Step, StepOutput
 
 _STREAM_ENDED = "the step stream ended"

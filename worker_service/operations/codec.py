@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING
 
 from blockyard.common.v1 import administration_pb2
 from blockyard.worker.v1 import worker_pb2
-from worker_service.observe.profiler import ProfileDetail
+from worker_service.observe.profiler import Profile, ProfileDetail, ProfileOptions
 from worker_service.weights.update import TensorHead
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from worker_service.observe.profiler import Profile, ProfileOptions
     from worker_service.set_up import SetUp
 
 PROFILE_DETAILS = {

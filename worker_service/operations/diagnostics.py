@@ -11,7 +11,7 @@ import inspect
 import json
 import math
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -24,8 +24,6 @@ from worker_service.device import memory
 from worker_service.operations.extensions import READABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
     from torch import Tensor
 
     from worker_service.models.loader import RunnableModel

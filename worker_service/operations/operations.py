@@ -6,7 +6,7 @@ Lives in the event loop; all work is the device thread's. Knows no messages.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
@@ -18,8 +18,6 @@ from blockyard.telemetry import EventLogger
 from worker_service.operations.diagnostics import Diagnostics
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping
-
     from worker_service.operations.extensions import Operation, WorkerExtension
     from worker_service.worker import Worker
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from blockyard.contract.pooling import PoolingKind
-from blockyard.model_config.pooling.rule import Finish
+from blockyard.model_config.pooling.rule import Finish, PoolingRule
 from kernels.shapes import AS_THEY_ARE, Activation, LinearSpec, LogitTransform
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-    from blockyard.model_config.pooling.rule import PoolingRule
     from kernels.ops import Backend
     from kernels.packed import PackedLinear
 

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from blockyard.contract.pooling import PoolingKind
+from blockyard.contract.pooling import Pooling, PoolingKind
 
 if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
-
-    from blockyard.contract.pooling import Pooling
 
     Floats = npt.NDArray[np.float32]
 

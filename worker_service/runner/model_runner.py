@@ -13,32 +13,28 @@ import numpy as np
 import torch
 
 from blockyard.capacity.steps import max_prompt_rows
-from kernels.capture import CaptureSizes, StepInputs
-from kernels.launching import upload
-from worker_service.batch.forward_batch import UNKNOWN
+from kernels.capture import CapturedStep, CaptureSizes, StepInputs, StepOutputs
+from kernels.launching import Launched, upload
+from worker_service.batch.forward_batch import UNKNOWN, ForwardBatch, PromptRows, StepLayout
 from worker_service.lora.slots import AdapterSlots
 from worker_service.models.layers import SharedVocabulary
 from worker_service.sampling import logprobs
 from worker_service.sampling.sampler import BeamCandidates, Sampled, Sampler, SampleRows
-from worker_service.step import NOTHING_POOLED, Logprobs, Pooled, PromptPieceLogprobs, Step
+from worker_service.step import NOTHING_POOLED, Array, Logprobs, Pooled, PromptPieceLogprobs, Step
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
-    from kernels.capture import CapturedStep, StepOutputs
     from kernels.collectives import Collectives, Ranks
-    from kernels.launching import Launched
     from kernels.lora import LoraRows
     from kernels.ops import AttentionBatch, Backend
     from kernels.sampling import Flags
-    from worker_service.batch.forward_batch import ForwardBatch, PromptRows, StepLayout
     from worker_service.batch.input_batch import InputBatch
     from worker_service.cache_engine import CacheEngine
     from worker_service.grammars.matchers import Masks
     from worker_service.models.loader import RunnableModel
-    from worker_service.step import Array
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -343,5 +339,4 @@ class ModelRunner:
         return self.model.probe()
 
     def fingerprint(self) -> str:
-        """Hashes what this machine computes for fixed tokens."""
         return self.model.fingerprint(self._ranks)

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from blockyard.contract.pooling import PoolingKind
-from worker_service.pooling.head import finish
-from worker_service.pooling.rows import normalise
+from worker_service.pooling.head import PoolingHead, finish
+from worker_service.pooling.rows import PoolingRequest, normalise
 from worker_service.runner.model_runner import ModelRunner, RunnerOutput
 from worker_service.step import Pooled
 
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from worker_service.batch.input_batch import InputBatch
     from worker_service.lora.slots import AdapterSlots
     from worker_service.models.loader import RunnableModel
-    from worker_service.pooling.head import PoolingHead
-    from worker_service.pooling.rows import PoolingRequest
 
     Floats = npt.NDArray[np.float32]
 

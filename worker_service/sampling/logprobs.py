@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from worker_service.step import Logprobs, no_ids
+from worker_service.step import Array, Logprobs, no_ids
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kernels.sampling import SamplingOps, TokenLogprobs
-    from worker_service.step import Array
 
 
 def of_tokens(ops: SamplingOps, logits: Tensor, rows: Array, token_ids: Array, num_best: Array) -> Logprobs:
@@ -51,7 +50,6 @@ def _columns(num_candidates: Array, found: TokenLogprobs, ranks: Array | None = 
 
 
 def concatenate(parts: Sequence[Logprobs]) -> Logprobs:
-    """Joins the columns of at least one part."""
     return Logprobs(
         np.concatenate([part.num_candidates for part in parts]),
         np.concatenate([part.token_ids for part in parts]),

@@ -2,6 +2,9 @@
 
 Knows no sequence ids, no blocks and no arithmetic of filters. A row's token depends only on its own logits and
 parameters: each edit changes named tokens of named rows, and the ops of `kernels.sampling` keep rows independent.
+
+Edits of logits, float32 [rows, vocabulary], are in place, in plain torch. Each takes columns of equal length whose
+entries name a row and a token, so that its cost grows with the named tokens only.
 """
 
 from __future__ import annotations
@@ -17,17 +20,60 @@ from torch import Tensor
 from blockyard.contract.sampling import SamplingParams
 from kernels.launching import upload
 from kernels.sampling import Choices
-from worker_service.sampling import logit_edits as edits
 from worker_service.sampling import logprobs
 from worker_service.sampling.sampling_state import SAMPLING_FIELDS, SequenceLists, write_sampling
-from worker_service.step import MAX_LOGPROBS, NO_LOGPROBS, Logprobs, NewRow, no_ids
+from worker_service.step import MAX_LOGPROBS, NO_LOGPROBS, Array, Logprobs, NewRow, no_ids
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from kernels.ops import Backend
     from worker_service.grammars.matchers import Masks
-    from worker_service.step import Array
+
+
+# The largest logit after a penalty. Divided by the lowest temperature it is still finite; with an infinite logit the
+# filters could keep no token.
+_MAX_LOGIT = 1e30
+
+
+def allow_only(logits: Tensor, rows: Tensor, token_ids: Tensor) -> None:
+    """Makes all tokens of these rows impossible except `token_ids`, in place: int64 columns of the same length."""
+    allowed = logits[rows, token_ids]
+    logits[rows.unique()] = float("-inf")
+    logits[rows, token_ids] = allowed
+
+
+def mask_tokens(logits: Tensor, rows: Tensor, token_ids: Tensor) -> None:
+    """Makes tokens impossible, in place: `rows` and `token_ids` are int64 columns of the same length."""
+    logits[rows, token_ids] = float("-inf")
+
+
+def add_bias(logits: Tensor, rows: Tensor, token_ids: Tensor, bias: Tensor) -> None:
+    """Adds to the logits of tokens, in place: columns of the same length, with distinct (row, token) pairs."""
+    logits[rows, token_ids] += bias
+
+
+def apply_penalties(
+    logits: Tensor,
+    rows: Tensor,
+    token_ids: Tensor,
+    output_counts: Tensor,
+    penalties: tuple[Tensor, Tensor, Tensor],
+) -> None:
+    """Applies the repetition, frequency and presence penalty, in place and in this order.
+
+    Args:
+        logits: float32 [rows, vocabulary].
+        rows, token_ids: int64 [n]: the distinct tokens in the prompt and the output of each row.
+        output_counts: float32 [n]: the count of each token in the output; 0 if it is only in the prompt.
+        penalties: repetition, frequency, presence: float32 [n], the penalties of each token's row.
+    """
+    repetition, frequency, presence = penalties
+    values = logits[rows, token_ids]
+    values = torch.where(values > 0, values / repetition, values * repetition).clamp_(max=_MAX_LOGIT)
+    values = values - frequency * output_counts
+    logits[rows, token_ids] = values - presence * (output_counts > 0)
+
 
 Flags = npt.NDArray[np.bool_]
 
@@ -201,15 +247,15 @@ class Sampler:
                 values = (columns[name] for name in names)
                 penalized.add(row, lists.counts.token_ids, lists.counts.output_counts, *values)
         if allowed:
-            edits.allow_only(logits, *allowed.tensors(self._device))
+            allow_only(logits, *allowed.tensors(self._device))
         if masked:
-            edits.mask_tokens(logits, *masked.tensors(self._device))
+            mask_tokens(logits, *masked.tensors(self._device))
         if biased:
-            edits.add_bias(logits, *biased.tensors(self._device))
+            add_bias(logits, *biased.tensors(self._device))
         if penalized:
             at_rows, token_ids, counts, *penalties = penalized.tensors(self._device)
             repetition, frequency, presence = penalties
-            edits.apply_penalties(logits, at_rows, token_ids, counts, (repetition, frequency, presence))
+            apply_penalties(logits, at_rows, token_ids, counts, (repetition, frequency, presence))
 
 
 def _must_end(rows: SampleRows, row: int) -> bool:

@@ -14,19 +14,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from blockyard.contract.pooling import PoolingKind
-from blockyard.contract.sampling import NUMBERS
+from blockyard.contract.sampling import NUMBERS, SamplingParams
 from blockyard.errors import Violation, invalid
 from blockyard.lora.virtual_tokens import virtual_ids
 from blockyard.telemetry import EventLogger
 from worker_service.lora.slots import AdapterSlots
-from worker_service.step import MAX_BEAMS, MAX_LOGPROBS, MAX_VIOLATIONS
+from worker_service.step import MAX_BEAMS, MAX_LOGPROBS, MAX_VIOLATIONS, NewRow, Step
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
-    from blockyard.contract.sampling import SamplingParams
     from worker_service.batch.input_batch import BatchLimits
-    from worker_service.step import NewRow, Step
 
 log = EventLogger(__name__)
 

@@ -18,7 +18,7 @@ import torch
 
 from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
-from worker_service.runner.model_runner import RunnerOutput
+from worker_service.runner.model_runner import ModelRunner, RunnerOutput
 from worker_service.sampling.sampler import Sampled
 from worker_service.step import Step, StepOutput, StepTimes
 from worker_service.steps.new_sequences import reject_wrong
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from worker_service.batch.forward_batch import ForwardBatch, LateRows
     from worker_service.batch.input_batch import InputBatch
     from worker_service.cache_engine import CacheEngine
-    from worker_service.runner.model_runner import ModelRunner
     from worker_service.steps.rank_steps import RankSteps
 
 log = EventLogger(__name__)
@@ -65,7 +64,7 @@ class StepExecutor:
         self.batch = batch
         self.cache = cache
         self.fingerprint = fingerprint
-        self._runner = runner
+        self.runner = runner
         self._ranks = ranks
         self.epoch = 0
         self._last_step_id = 0
@@ -81,11 +80,7 @@ class StepExecutor:
 
     @property
     def num_captured_bytes(self) -> int:
-        return self._runner.num_captured_bytes
-
-    @property
-    def runner(self) -> ModelRunner:
-        return self._runner
+        return self.runner.num_captured_bytes
 
     def begin_epoch(self, epoch: int) -> None:
         """Forgets the sequences of the epoch before and expects step 1 of this one."""
@@ -93,7 +88,7 @@ class StepExecutor:
         self.epoch, self._last_step_id, self._refused = epoch, 0, None
         if self._ranks is not None:
             self._ranks.begin_epoch(epoch)
-            self._runner.join(self._ranks.ranks)
+            self.runner.join(self._ranks.ranks)
 
     def forget(self) -> None:
         """Drops every sequence and all launched steps. The contents of blocks stay until they are overwritten."""
@@ -160,7 +155,7 @@ class StepExecutor:
     def _launch(self, step: Step, times: StepTimes, begin: float) -> _LaunchedStep:
         self.num_late_steps += bool(self._launched)
         forward_batch = self.batch.make_forward_batch(step)
-        launched = self._runner.launch(forward_batch, self.batch, self.cache, step)
+        launched = self.runner.launch(forward_batch, self.batch, self.cache, step)
         return _LaunchedStep(step, forward_batch, self.batch.advance(forward_batch), launched, times, begin)
 
     def _finish_first(self) -> tuple[Step, StepOutput]:
@@ -270,7 +265,7 @@ class StepExecutor:
         if self._ranks is not None:
             self._ranks.on_inputs(step, forward_batch)
         planned = time.perf_counter()
-        output = self._runner.run(forward_batch, self.batch, self.cache.device_pool)
+        output = self.runner.run(forward_batch, self.batch, self.cache.device_pool)
         if self._ranks is not None:
             self._ranks.on_outputs(forward_batch, output)
         self.batch.commit(forward_batch, output.sampled.token_ids, output.sampled.failed)

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING
 from blockyard.errors import BlockyardError, Reason
 from blockyard.telemetry import EventLogger
 from worker_service.device.thread import DeviceThread, call_soon
-from worker_service.step import StepOutput
+from worker_service.step import Step, StepOutput
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from kernels.launching import Launched
-    from worker_service.step import Step
     from worker_service.steps.step_executor import StepExecutor
 
     OnStep = Callable[[Step, StepOutput], None]

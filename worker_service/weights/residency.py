@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import psutil
 import torch
 
-from blockyard.contract.workers import MemoryTag, MemoryUse, WorkerState
+from blockyard.contract.workers import CacheInfo, MemoryTag, MemoryUse, SleepInfo, WeightsSource, WorkerState
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.paths import wrong_name
 from blockyard.telemetry import EventLogger
 from worker_service.device import memory
-from worker_service.weights.refill import refill
-from worker_service.weights.source import open_source
+from worker_service.weights.source import Source, open_source, refill
 from worker_service.weights.update import MIN_TICKET_BYTES, WeightUpdate, order_heads, tensor_names, wrong_heads
 
 if TYPE_CHECKING:
@@ -26,12 +25,10 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from blockyard.contract.workers import CacheInfo, SleepInfo, WeightsSource
     from kernels.arena import Arena
     from worker_service.models.loader import RunnableModel
     from worker_service.set_up import SetUp
     from worker_service.steps.step_executor import StepExecutor
-    from worker_service.weights.refill import Source
     from worker_service.weights.update import TensorHead
 
 log = EventLogger(__name__)
@@ -55,7 +52,6 @@ class Owner(Protocol):
 
     def require(self, *states: WorkerState) -> None:
         """Raises BlockyardError WRONG_STATE in other states, and while the worker stops."""
-        ...
 
     async def run(self, work: Callable[[], T]) -> T:
         """Runs work in the device thread."""

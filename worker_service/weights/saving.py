@@ -7,29 +7,117 @@ they continue during a save. Knows no messages.
 from __future__ import annotations
 
 import asyncio
+import os
+import re
+import secrets
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from errno import EDQUOT, EFBIG, ENOSPC
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from safetensors import SafetensorError
+
 from blockyard.contract.workers import SavedState, SaveRequest, WorkerState
-from blockyard.errors import BlockyardError, Reason
+from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.model_files import find_companions
+from blockyard.paths import check_path, resolve_path
 from blockyard.telemetry import EventLogger
-from worker_service.models.loader import facts_of, open_weights
+from worker_service.models.loader import RunnableModel, facts_of, open_weights
 from worker_service.models.packed_files import make_key, pack_name, write_pack
 from worker_service.models.sharded_files import Manifest, hash_file, manifest_name, write_manifest, write_slices
-from worker_service.weights.folders import find_target, new_folder
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from worker_service.models.loader import RunnableModel
     from worker_service.weights.residency import Owner
+
 
 log = EventLogger(__name__)
 
+_FULL = (ENOSPC, EDQUOT, EFBIG)
+
+
+def find_target(root: Path | None, folder: str) -> Path:
+    """Returns the path of a new folder, if it is allowed.
+
+    Args:
+        root: the folder below which it must be, links resolved; None: saving is not allowed.
+        folder: relative to the root, or a path below it.
+
+    Raises:
+        BlockyardError: FEATURE_DISABLED without a root, FIELD_INVALID if `folder` is no valid name of a new folder,
+            PERMISSION_DENIED for a path outside the root.
+    """
+    if root is None:
+        raise BlockyardError(Reason.FEATURE_DISABLED, "saving needs a worker that was started with --worker-save-root")
+    check_path("folder", folder)
+    base = root.resolve()
+    target = base / folder
+    if ".." in target.parts or target == base:
+        raise invalid([Violation("folder", f"{folder!r} does not name a new folder")])
+    if not target.is_relative_to(base) or resolve_path("folder", str(Path(folder).parent), base) != target.parent:
+        raise BlockyardError(Reason.PERMISSION_DENIED, f"{folder} is not below {root}, or leads there through a link")
+    return target
+
+
+@contextmanager
+def new_folder(target: Path, rank: int, world_size: int) -> Generator[Path]:
+    """Yields an empty folder beside `target`, which is renamed to it at the end; after an error it is deleted.
+
+    If the ranks of a group share a disk, each moves its own files into the target, and the file that completes them
+    last.
+
+    Raises:
+        BlockyardError: FIELD_INVALID if the target exists, unless other ranks of the group made it; NEVER_FITS if the
+            disk is full; WRONG_STATE if it cannot be written for another reason.
+    """
+    _refuse_present(target, rank, world_size)
+    unfinished = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    try:
+        unfinished.mkdir(parents=True)
+        yield unfinished
+        _publish(unfinished, target, world_size)
+    except OSError as error:
+        raise _explain(target, error.errno, error.strerror or str(error)) from None
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))
+        raise _explain(target, int(number[1]) if number else None, str(error)) from None
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _refuse_present(target: Path, rank: int, world_size: int) -> None:
+    if not os.path.lexists(target):
+        return
+    is_ours = target.is_dir() and not target.is_symlink() and world_size > 1
+    if not is_ours or any(f"-rank-{rank}" in path.name for path in target.iterdir()):
+        raise invalid([Violation("folder", f"{target} already exists: name a new folder")])
+
+
+def _publish(unfinished: Path, target: Path, world_size: int) -> None:
+    if world_size == 1:
+        unfinished.rename(target)
+        return
+    target.mkdir(exist_ok=True)
+    # A rank's files are complete once the JSON file about them is there.
+    for path in sorted(unfinished.iterdir(), key=lambda path: ("-rank-" in path.name, path.suffix == ".json")):
+        try:
+            (target / path.name).hardlink_to(path)
+        except FileExistsError:
+            # The configuration and the tokenizer, which other ranks bring too.
+            if (target / path.name).read_bytes() != path.read_bytes():
+                raise
+
+
+def _explain(target: Path, number: int | None, problem: str) -> BlockyardError:
+    if number in _FULL:
+        return BlockyardError(Reason.NEVER_FITS, f"{target} cannot be written, the disk is full: {problem}")
+    return BlockyardError(Reason.WRONG_STATE, f"{target} cannot be written: {problem}")
+
+
 OnSave = Callable[[str, float | None], None]
+
 # The name that vLLM uses.
 DEFAULT_FILE_BYTES = 5 * 10**9
 

@@ -197,7 +197,6 @@ class WeightUpdate:
 
     @property
     def is_used(self) -> bool:
-        """Whether the ticket of the update was used."""
         return self._ticket is None
 
     def use(self, ticket: bytes) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from blockyard.model_config.decoder_config import Head, Layer, Learned, Mlp, Norm, NormKind, Placement
+from blockyard.model_config.decoder_config import DecoderConfig, Head, Layer, Learned, Mlp, Norm, NormKind, Placement
 from blockyard.model_config.families.family import Family
 from blockyard.model_config.names import LLAMA_NAMES, Names, RowOrder
 from blockyard.model_config.reading import ACTIVATIONS, assemble, attention_of, read_sizes, read_window, uniform
 from blockyard.model_config.rotary import MAX_MODEL_LEN, read_rotary
 
 if TYPE_CHECKING:
-    from blockyard.model_config.decoder_config import DecoderConfig
     from blockyard.model_config.fields import Fields
 
 _PLAIN = replace(LLAMA_NAMES, gate="")

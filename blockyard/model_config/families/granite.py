@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from blockyard.model_config.decoder_config import Head, Layer
+from blockyard.model_config.decoder_config import DecoderConfig, Head, Layer
 from blockyard.model_config.families.family import Family
 from blockyard.model_config.names import LLAMA_NAMES
-from blockyard.model_config.reading import assemble, attention_of, read_feed, read_rms, read_sizes
+from blockyard.model_config.reading import Sizes, assemble, attention_of, read_feed, read_rms, read_sizes
 from blockyard.model_config.rotary import read_rotary
 
 if TYPE_CHECKING:
-    from blockyard.model_config.decoder_config import DecoderConfig
     from blockyard.model_config.fields import Fields
-    from blockyard.model_config.reading import Sizes
 
 _ROUTING = ("num_experts_per_tok", "output_router_logits", "router_aux_loss_coef", "time_step_limit")
 _MAMBA = ("n_heads", "n_groups", "d_state", "d_head", "d_conv", "expand", "chunk_size", "conv_bias", "proj_bias")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from blockyard.model_config.decoder_config import Experts, Head, Layer, Router
+from blockyard.model_config.decoder_config import DecoderConfig, Experts, Head, Layer, Router
 from blockyard.model_config.families.family import Family
 from blockyard.model_config.families.granite import granite
 from blockyard.model_config.names import LLAMA_NAMES, ExpertLayout, ExpertNames
@@ -24,9 +24,6 @@ from blockyard.model_config.reading import (
 from blockyard.model_config.rotary import read_rotary
 
 if TYPE_CHECKING:
-    from typing import Any
-
-    from blockyard.model_config.decoder_config import DecoderConfig
     from blockyard.model_config.fields import Fields
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from blockyard.model_config.decoder_config import Head, Layer, Norm, NormKind, Placement
+from blockyard.model_config.decoder_config import DecoderConfig, Head, Layer, Norm, NormKind, Placement
 from blockyard.model_config.families.family import Family
 from blockyard.model_config.names import LLAMA_NAMES
 from blockyard.model_config.reading import (
@@ -22,7 +22,6 @@ from blockyard.model_config.reading import (
 from blockyard.model_config.rotary import read_rotaries, read_rotary
 
 if TYPE_CHECKING:
-    from blockyard.model_config.decoder_config import DecoderConfig
     from blockyard.model_config.fields import Fields
     from blockyard.model_config.reading import Sizes
 

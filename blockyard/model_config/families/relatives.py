@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from blockyard.model_config.decoder_config import Head, Layer, Mlp, Placement
+from blockyard.model_config.decoder_config import DecoderConfig, Head, Layer, Mlp, Placement
 from blockyard.model_config.families.family import Family
 from blockyard.model_config.names import LLAMA_NAMES, RowOrder
 from blockyard.model_config.reading import (
@@ -24,7 +24,6 @@ from blockyard.model_config.reading import (
 from blockyard.model_config.rotary import COMMON_KINDS, read_rotary
 
 if TYPE_CHECKING:
-    from blockyard.model_config.decoder_config import DecoderConfig
     from blockyard.model_config.fields import Fields
 
 INTERLEAVED = replace(LLAMA_NAMES, row_order=RowOrder.PAIRS_INTERLEAVED)

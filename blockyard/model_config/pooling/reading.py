@@ -14,13 +14,11 @@ from blockyard.contract.pooling import PoolingKind
 from blockyard.model_config.activation import Activation
 from blockyard.model_config.fields import read_object, unusable
 from blockyard.model_config.pooling.rule import Dense, Finish, PoolingRule
-from blockyard.model_config.pooling.sentence_modules import read_modules
+from blockyard.model_config.pooling.sentence_modules import Modules, read_modules
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
-
-    from blockyard.model_config.pooling.sentence_modules import Modules
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from blockyard.contract.events import Delta, Finished
+from blockyard.contract.events import Accepted, Delta, Event, Finished
 from blockyard.contract.sampling import FinishReason
-from gateway.fronts.http_calls.parts import AnswerParts, Grown, Opened, Part, PartKind
+from gateway.fronts.http_calls.parts import AnswerParts, Grown, Opened, Part, PartKind, Step
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from blockyard.contract.events import Accepted, Event
     from gateway.fronts.anthropic.call import MessageCall
-    from gateway.fronts.http_calls.parts import Step
 
 # For each kind of block, the type of its deltas and their field for the text.
 _DELTAS = {
@@ -41,7 +39,6 @@ class MessageAnswer:
         self._warnings = {"warnings": list(accepted.warnings)} if accepted.warnings else {}
 
     def start(self) -> Iterator[dict[str, Any]]:
-        """Makes the events before the first block."""
         message = {**self._head, "content": [], **self._ending(), "usage": self._usage(), **self._warnings}
         yield {"type": "message_start", "message": message}
         yield {"type": "ping"}

@@ -3,35 +3,56 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
-from fastapi import Request, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute, APIRouter
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
-from gateway.fronts.anthropic import document, errors
+from blockyard.errors import BlockyardError, Reason
+from gateway.fronts.anthropic import errors
 from gateway.fronts.anthropic.answer import MessageAnswer
-from gateway.fronts.anthropic.call import understand, understand_count
-from gateway.fronts.anthropic.conversation import placed_messages
+from gateway.fronts.anthropic.call import placed_messages, understand, understand_count
 from gateway.fronts.anthropic.schema import CountBody, MessagesBody
-from gateway.fronts.http_calls.bodies import parse_body, read_json, read_tenant
-from gateway.fronts.http_calls.errors import client_error
-from gateway.fronts.http_calls.places import naming_places
+from gateway.fronts.http_calls.bodies import ANTHROPIC_VERSION, parse_body, read_json, read_tenant
+from gateway.fronts.http_calls.errors import client_error, naming_places
+from gateway.fronts.http_calls.openapi import EVENTS, JSON, TENANT, ApiBodies, documented
 from gateway.fronts.http_calls.single_reader import read_all, started, typed_events
 from gateway.fronts.http_calls.streaming import Connection, EventStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
-    from typing import Any
 
-    from fastapi import FastAPI
+    from starlette.types import Scope
 
-    from blockyard.errors import BlockyardError
+    from blockyard.contract.models import Model
     from gateway.generation import GenerationService
 
+
+_PAGES = "https://docs.anthropic.com/en/api"
+
+BODIES = ApiBodies((MessagesBody, CountBody), {MessagesBody: {}})
+
+MESSAGES = documented(
+    f"Anthropic's [message]({_PAGES}/messages), or its events; the name of an event is the type in its data",
+    Reason,
+    bodies=(MessagesBody,),
+    parameters=(TENANT,),
+    forms=(JSON, EVENTS),
+)
+
+COUNT_TOKENS = documented(
+    f"Anthropic's [count of tokens]({_PAGES}/messages-count-tokens)", Reason, bodies=(CountBody,), parameters=(TENANT,)
+)
+
 PATH = "/v1/messages"
+
 _COUNT_PATH = f"{PATH}/count_tokens"
+
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
 
 
@@ -89,7 +110,6 @@ class MessageEndpoints:
 
 
 def _fail(error: BlockyardError) -> list[dict[str, Any]]:
-    """Makes the last event of a stream that fails."""
     return [errors.error_object(errors.rename(error))]
 
 
@@ -109,9 +129,53 @@ async def _alive() -> Response:
 def add_messages(app: FastAPI, generation: GenerationService) -> None:
     endpoints = MessageEndpoints(generation)
     router = APIRouter(route_class=AnsweringRoute)
-    router.add_api_route(PATH, endpoints.create, methods=["POST"], **document.MESSAGES)
-    router.add_api_route(_COUNT_PATH, endpoints.count_tokens, methods=["POST"], **document.COUNT_TOKENS)
+    router.add_api_route(PATH, endpoints.create, methods=["POST"], **MESSAGES)
+    router.add_api_route(_COUNT_PATH, endpoints.count_tokens, methods=["POST"], **COUNT_TOKENS)
     for path in (PATH, PATH + "/{rest:path}"):
         router.add_api_route(path, _not_served, methods=_METHODS, include_in_schema=False)
     app.include_router(router)
     app.add_api_route("/", _alive, methods=["HEAD"], include_in_schema=False)
+
+
+_PATH = "/v1/models"
+
+
+class VersionedRoute(AnsweringRoute):
+    """A route for calls with the header that all Anthropic clients send. Other calls match the path's next route."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        return super().matches(scope) if ANTHROPIC_VERSION in Headers(scope=scope) else (Match.NONE, {})
+
+
+class ModelEndpoints:
+    def __init__(self, generation: GenerationService) -> None:
+        self._generation = generation
+        self._created_at = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+    async def list_models(self) -> JSONResponse:
+        """Lists all served models on one page."""
+        models = [self._model(card) for card in self._generation.models()]
+        first, last = (models[0]["id"], models[-1]["id"]) if models else (None, None)
+        return JSONResponse({"data": models, "has_more": False, "first_id": first, "last_id": last})
+
+    async def get_model(self, name: str) -> JSONResponse:
+        """Returns one model."""
+        return JSONResponse(self._model(self._generation.find_model(name)))
+
+    def _model(self, card: Model) -> dict[str, Any]:
+        return {
+            "type": "model",
+            "id": card.name,
+            "display_name": card.name,
+            "created_at": self._created_at,
+            "max_input_tokens": card.max_model_len or None,
+        }
+
+
+def add_models(app: FastAPI, generation: GenerationService) -> None:
+    """Adds the routes to an application, before its routes of the same paths that require no header."""
+    endpoints = ModelEndpoints(generation)
+    app.router.routes[:0] = [
+        VersionedRoute(_PATH, endpoints.list_models, methods=["GET"], include_in_schema=False),
+        VersionedRoute(_PATH + "/{name:path}", endpoints.get_model, methods=["GET"], include_in_schema=False),
+    ]

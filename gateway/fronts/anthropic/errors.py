@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import Response
 
-from blockyard.errors import Reason
+from blockyard.errors import BlockyardError, Reason
 from gateway.fronts.http_calls.errors import error_headers, format_parameter, rename_violations
 from gateway.fronts.openai.errors import parameter
 from gateway.observe.metrics import note_error
@@ -21,7 +21,6 @@ from gateway.observe.metrics import note_error
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from blockyard.errors import BlockyardError
 
 _TYPES = {
     401: "authentication_error",
@@ -50,7 +49,6 @@ def _parameter(field: str) -> str:
 
 
 def error_type(status: int) -> str:
-    """Returns the API's error type for an HTTP status."""
     return _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
 
 

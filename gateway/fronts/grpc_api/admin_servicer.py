@@ -93,9 +93,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 
     # Calls that this gateway answers.
 
-    async def GetStatus(  # type: ignore[override]
-        self, request: admin_pb2.GetStatusRequest, context: Any
-    ) -> admin_pb2.GetStatusResponse:
+    async def GetStatus(self, request: admin_pb2.GetStatusRequest, context: Any) -> Any:
         return await self.status(model_name_of(context))
 
     async def status(self, model_name: str = "") -> admin_pb2.GetStatusResponse:
@@ -132,25 +130,19 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             request_latency=_latency(metrics.request_latency),
         )
 
-    async def DrainGateway(  # type: ignore[override]
-        self, request: admin_pb2.DrainGatewayRequest, context: Any
-    ) -> admin_pb2.DrainGatewayResponse:
+    async def DrainGateway(self, request: admin_pb2.DrainGatewayRequest, context: Any) -> Any:
         """Makes the gateway report not ready."""
         _note("DrainGateway")
         self._generation.drain()
         return admin_pb2.DrainGatewayResponse(gateway=self._status())
 
-    async def UndrainGateway(  # type: ignore[override]
-        self, request: admin_pb2.UndrainGatewayRequest, context: Any
-    ) -> admin_pb2.UndrainGatewayResponse:
+    async def UndrainGateway(self, request: admin_pb2.UndrainGatewayRequest, context: Any) -> Any:
         """Makes the gateway report ready again."""
         _note("UndrainGateway")
         self._generation.undrain()
         return admin_pb2.UndrainGatewayResponse(gateway=self._status())
 
-    async def SetLogLevel(  # type: ignore[override]
-        self, request: admin_pb2.SetLogLevelRequest, context: Any
-    ) -> admin_pb2.SetLogLevelResponse:
+    async def SetLogLevel(self, request: admin_pb2.SetLogLevelRequest, context: Any) -> Any:
         check_level(request.level)
         _note("SetLogLevel", process=request.process or "all")
         response = admin_pb2.SetLogLevelResponse()
@@ -193,9 +185,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self._generation.resolve_model(model_name)
         return self._links[self._generation.model_of(model_name).name]
 
-    async def LoadLora(  # type: ignore[override]
-        self, request: admin_pb2.LoadLoraRequest, context: Any
-    ) -> admin_pb2.LoadLoraResponse:
+    async def LoadLora(self, request: admin_pb2.LoadLoraRequest, context: Any) -> Any:
         return await self.load_lora(request, model_name_of(context))
 
     async def load_lora(self, request: admin_pb2.LoadLoraRequest, model_name: str = "") -> admin_pb2.LoadLoraResponse:
@@ -209,9 +199,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         await _hear_of(link, lambda ids: lora_id in (0, *ids))
         return answer
 
-    async def UnloadLora(  # type: ignore[override]
-        self, request: admin_pb2.UnloadLoraRequest, context: Any
-    ) -> admin_pb2.UnloadLoraResponse:
+    async def UnloadLora(self, request: admin_pb2.UnloadLoraRequest, context: Any) -> Any:
         return await self.unload_lora(request, model_name_of(context))
 
     async def unload_lora(
@@ -223,9 +211,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         await _hear_of(link, lambda ids: known is None or known.lora_id not in ids)
         return answer
 
-    async def CallExtension(  # type: ignore[override]
-        self, request: admin_pb2.CallExtensionRequest, context: Any
-    ) -> admin_pb2.CallExtensionResponse:
+    async def CallExtension(self, request: admin_pb2.CallExtensionRequest, context: Any) -> Any:
         operation = f"{request.extension}.{request.operation}"
         return await self.pass_on("CallExtension", request, model_name_of(context), operation=operation)
 
@@ -254,7 +240,6 @@ async def _hear_of(link: SchedulerLink, is_told: Callable[[set[int]], bool]) -> 
 
 
 def _note(method: str, **fields: str) -> None:
-    """Logs an operator's call and its caller."""
     log.info("an operator called", method=method, caller=CALLER.get().name or "unknown", **fields)
 
 

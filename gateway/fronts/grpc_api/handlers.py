@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from blockyard.errors import BlockyardError, Violation, invalid
@@ -16,7 +16,6 @@ from gateway.call_context import check_tenant, with_grpc_call
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from google.protobuf.message import Message
 
 _MAKERS = {
     (False, False): grpc.unary_unary_rpc_method_handler,

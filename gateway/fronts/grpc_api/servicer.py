@@ -10,8 +10,7 @@ from blockyard.contract.codec.models import MODEL
 from blockyard.contract.codec.pooling import encode_classifications, encode_embeddings, encode_scores
 from blockyard.contract.events import Accepted, Delta, Finished, PromptLogprobs
 from blockyard.contract.request import OnDisconnect
-from blockyard.inference.v1 import inference_pb2, inference_pb2_grpc
-from gateway.codec import pooling as pooling_codec
+from blockyard.inference.v1 import inference_pb2
 from gateway.codec import public as codec
 from gateway.fronts.grpc_api.handlers import add_service, tenant_of
 
@@ -30,7 +29,7 @@ W = TypeVar("W", inference_pb2.GenerateResponse, inference_pb2.ChatResponse)
 SERVICE = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
 
 
-class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
+class InferenceServicer:
     def __init__(self, generation: GenerationService) -> None:
         self._generation = generation
 
@@ -40,74 +39,52 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
             request = replace(request, remaining_seconds=context.time_remaining())
         return _watched(await self._generation.start(request), context)
 
-    async def Generate(  # type: ignore[override]
-        self, request: inference_pb2.GenerateRequest, context: Any
-    ) -> inference_pb2.GenerateResponse:
+    async def Generate(self, request: inference_pb2.GenerateRequest, context: Any) -> Any:
         reader = await self._start(codec.decode_generation(request.spec), context)
         return await _read_whole(reader, inference_pb2.GenerateResponse())
 
-    async def StreamGenerate(  # type: ignore[override]
-        self, request: inference_pb2.StreamGenerateRequest, context: Any
-    ) -> None:
+    async def StreamGenerate(self, request: inference_pb2.StreamGenerateRequest, context: Any) -> Any:
         reader = await self._start(codec.decode_generation(request.spec), context)
         await _write(reader, context, inference_pb2.StreamGenerateResponse)
 
-    async def Chat(  # type: ignore[override]
-        self, request: inference_pb2.ChatRequest, context: Any
-    ) -> inference_pb2.ChatResponse:
+    async def Chat(self, request: inference_pb2.ChatRequest, context: Any) -> Any:
         reader = await self._start(codec.decode_chat(request.spec), context)
         return await _read_whole(reader, inference_pb2.ChatResponse())
 
-    async def StreamChat(  # type: ignore[override]
-        self, request: inference_pb2.StreamChatRequest, context: Any
-    ) -> None:
+    async def StreamChat(self, request: inference_pb2.StreamChatRequest, context: Any) -> Any:
         reader = await self._start(codec.decode_chat(request.spec), context)
         await _write(reader, context, inference_pb2.StreamChatResponse)
 
-    async def ResumeGenerate(  # type: ignore[override]
-        self, request: inference_pb2.ResumeGenerateRequest, context: Any
-    ) -> None:
+    async def ResumeGenerate(self, request: inference_pb2.ResumeGenerateRequest, context: Any) -> Any:
         resume = replace(codec.decode_resume(request), tenant=tenant_of(context))
         if resume.request is not None:
             resume = replace(resume, request=replace(resume.request, tenant=resume.tenant))
         reader = _watched(await self._generation.resume(resume), context)
         await _write(reader, context, inference_pb2.ResumeGenerateResponse)
 
-    async def CancelGenerate(  # type: ignore[override]
-        self, request: inference_pb2.CancelGenerateRequest, context: Any
-    ) -> inference_pb2.CancelGenerateResponse:
+    async def CancelGenerate(self, request: inference_pb2.CancelGenerateRequest, context: Any) -> Any:
         cancelled, pending = await self._generation.cancel(request.request_ids, tenant=tenant_of(context))
         return inference_pb2.CancelGenerateResponse(cancelled_request_ids=cancelled, pending_request_ids=pending)
 
-    async def Embed(  # type: ignore[override]
-        self, request: inference_pb2.EmbedRequest, context: Any
-    ) -> inference_pb2.EmbedResponse:
-        call = pooling_codec.decode_embed(request, tenant_of(context), context.time_remaining())
+    async def Embed(self, request: inference_pb2.EmbedRequest, context: Any) -> Any:
+        call = codec.decode_embed(request, tenant_of(context), context.time_remaining())
         return encode_embeddings(await self._generation.model_of(call.options.model).pooling.embed(call))
 
-    async def Score(  # type: ignore[override]
-        self, request: inference_pb2.ScoreRequest, context: Any
-    ) -> inference_pb2.ScoreResponse:
-        call = pooling_codec.decode_score(request, tenant_of(context), context.time_remaining())
+    async def Score(self, request: inference_pb2.ScoreRequest, context: Any) -> Any:
+        call = codec.decode_score(request, tenant_of(context), context.time_remaining())
         return encode_scores(await self._generation.model_of(call.options.model).pooling.score(call))
 
-    async def Classify(  # type: ignore[override]
-        self, request: inference_pb2.ClassifyRequest, context: Any
-    ) -> inference_pb2.ClassifyResponse:
-        call = pooling_codec.decode_classify(request, tenant_of(context), context.time_remaining())
+    async def Classify(self, request: inference_pb2.ClassifyRequest, context: Any) -> Any:
+        call = codec.decode_classify(request, tenant_of(context), context.time_remaining())
         return encode_classifications(await self._generation.model_of(call.options.model).pooling.classify(call))
 
-    async def Tokenize(  # type: ignore[override]
-        self, request: inference_pb2.TokenizeRequest, context: Any
-    ) -> inference_pb2.TokenizeResponse:
+    async def Tokenize(self, request: inference_pb2.TokenizeRequest, context: Any) -> Any:
         self._generation.resolve_model(request.model)
         prompt = replace(codec.decode_tokenize(request), tenant=tenant_of(context))
         token_ids = await self._generation.prompt_of(prompt)
         return inference_pb2.TokenizeResponse(token_ids=token_ids)
 
-    async def Detokenize(  # type: ignore[override]
-        self, request: inference_pb2.DetokenizeRequest, context: Any
-    ) -> inference_pb2.DetokenizeResponse:
+    async def Detokenize(self, request: inference_pb2.DetokenizeRequest, context: Any) -> Any:
         self._generation.resolve_model(request.model)
         skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
         text = await self._generation.model_of(request.model).text_of(
@@ -115,9 +92,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServiceServicer):
         )
         return inference_pb2.DetokenizeResponse(text=text)
 
-    async def ListModels(  # type: ignore[override]
-        self, request: inference_pb2.ListModelsRequest, context: Any
-    ) -> inference_pb2.ListModelsResponse:
+    async def ListModels(self, request: inference_pb2.ListModelsRequest, context: Any) -> Any:
         return inference_pb2.ListModelsResponse(models=map(MODEL.encode, self._generation.models()))
 
 

@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from blockyard.errors import BlockyardError, Reason
-from blockyard.security.authentication import Authenticator, Credentials, find_key
+from blockyard.security.authentication import Authenticator, Credentials, Gate, find_key
 from blockyard.telemetry import EventLogger
 from gateway.fronts.anthropic import errors as anthropic_errors
 from gateway.fronts.anthropic.endpoints import PATH as MESSAGES_PATH
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from blockyard.security.authentication import Gate
 
 log = EventLogger(__name__)
 

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request, Response
 
-from gateway.observe.metrics import collect_errors
+from gateway.observe.metrics import GatewayMetrics, collect_errors
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-    from gateway.observe.metrics import GatewayMetrics
 
 PATH = "/metrics"
 # Standard methods. A client's invented methods must not become labels.

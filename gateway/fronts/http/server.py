@@ -1,4 +1,4 @@
-"""Runs an ASGI application with uvicorn, on a socket and with the signal handling of this process."""
+"""Runs an ASGI application with uvicorn, on a socket and with the signal handling of this process, and applies CORS."""
 
 from __future__ import annotations
 
@@ -8,28 +8,77 @@ import socket
 from typing import TYPE_CHECKING
 
 import uvicorn
+from starlette.middleware.cors import CORSMiddleware
 
 from blockyard.security.tls import http_context
 from blockyard.service.roots import start_task
 from blockyard.service.servers import PortTaken
 from gateway.access import Access
 from gateway.call_context import with_http_call
+from gateway.fronts.anthropic.endpoints import BODIES as MESSAGES_BODIES
+from gateway.fronts.anthropic.endpoints import add_messages, add_models
 from gateway.fronts.http.access import MAX_HEADER_BYTES, bounded_protocol, with_authentication, with_bounded_head
 from gateway.fronts.http.body_places import with_body_places
-from gateway.fronts.http.cors import with_cors
 from gateway.fronts.http.metrics import with_request_counts
+from gateway.fronts.openai.app import make_app
+from gateway.fronts.openai.schema.document import describe
+from gateway.fronts.responses.endpoints import BODIES as RESPONSES_BODIES
+from gateway.fronts.responses.endpoints import add_responses
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+    from fastapi import FastAPI
     from starlette.types import ASGIApp
 
+    from gateway.generation import GenerationService
     from gateway.observe.metrics import GatewayMetrics
+
+
+def make_http_app(generation: GenerationService) -> FastAPI:
+    """Makes the application of all HTTP APIs for inference. An API without errors of its own uses OpenAI's form."""
+    app = make_app(generation)
+    add_messages(app, generation)
+    add_models(app, generation)
+    add_responses(app, generation)
+    describe(app, (MESSAGES_BODIES, RESPONSES_BODIES))
+    return app
+
+
+_METHODS = ("GET", "POST", "DELETE")
+
+# Headers of an answer that scripts may read, in addition to those that CORS always allows.
+_EXPOSED = ("x-request-id", "request-id", "retry-after", "retry-after-ms", "x-should-retry", "www-authenticate")
+
+_PREFLIGHT_SECONDS = 600
+
+
+def with_cors(app: ASGIApp, origins: str) -> ASGIApp:
+    """Wraps an application so that pages of some origins can call it.
+
+    Must wrap the check of keys: a browser sends no key with its preflight request.
+
+    `origins`: separated by commas; empty: only pages of the gateway's own origin.
+    """
+    allowed = [origin.strip() for origin in origins.split(",") if origin.strip()]
+    if not allowed:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=allowed,
+        allow_methods=_METHODS,
+        allow_headers=["*"],
+        expose_headers=_EXPOSED,
+        max_age=_PREFLIGHT_SECONDS,
+    )
+
 
 # The number of connections that may wait to be accepted. Clients of further connections retry after a second.
 _BACKLOG = 4096
+
 # When the server stops, connections that are still open after this time are closed.
 _GRACE_SECONDS = 2
+
 _DATE_SECONDS = 1.0
 
 

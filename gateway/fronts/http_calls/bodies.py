@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pydantic
 from starlette.exceptions import HTTPException
 
-from blockyard.errors import Reason, Violation, invalid
+from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.headers import TENANT_KEY
 from gateway.call_context import check_tenant
 from gateway.fronts.http_calls.body_types import UNSUPPORTED, Shape
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from fastapi import Request
 
-    from blockyard.errors import BlockyardError
 
 B = TypeVar("B", bound=Shape)
 

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from blockyard.contract.events import Accepted
+from blockyard.contract.events import Accepted, Event
 from blockyard.errors import BlockyardError
 from gateway.fronts.http_calls.errors import client_error
 from gateway.fronts.http_calls.streaming import ServerSentEvent, encode_json
@@ -14,7 +14,6 @@ from gateway.fronts.http_calls.streaming import ServerSentEvent, encode_json
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Iterable
 
-    from blockyard.contract.events import Event
     from gateway.generation import GenerationService
     from gateway.live.reader import Reader
     from gateway.request import GenerationRequest, ResumeRequest

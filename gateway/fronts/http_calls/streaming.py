@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import aclosing, suppress
+from contextlib import AsyncExitStack, aclosing, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from fastapi import Response
+from fastapi import Request, Response
 from starlette.requests import ClientDisconnect
 
 from blockyard.channels import PUBLIC_MESSAGE_BYTES
@@ -15,9 +15,7 @@ from blockyard.errors import BlockyardError, Reason
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Coroutine
-    from contextlib import AsyncExitStack
 
-    from fastapi import Request
     from starlette.types import Receive, Scope, Send
 
 T = TypeVar("T")

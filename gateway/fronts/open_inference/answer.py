@@ -9,17 +9,15 @@ import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from blockyard.contract.events import Delta, Finished
-from gateway.fronts.open_inference.call import MODEL_VERSION, OUTPUTS
-from gateway.fronts.open_inference.messages import InferResponse, Output
+from blockyard.contract.events import Accepted, Delta, Event, Finished, TokenLogprobs
+from gateway.fronts.open_inference.call import MODEL_VERSION, OUTPUTS, InferCall
+from gateway.fronts.open_inference.codec import InferResponse, Output
 from gateway.fronts.openai import logprobs as shapes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from blockyard.contract.events import Accepted, Event, TokenLogprobs
     from blockyard.errors import BlockyardError
-    from gateway.fronts.open_inference.call import InferCall
 
 # The finish reason that Triton's vLLM backend returns for a choice that has not ended.
 _UNFINISHED = b"None"
@@ -114,10 +112,8 @@ class Answer:
 
     @property
     def has_failed(self) -> bool:
-        """Whether every choice has failed."""
         return len(self._errors) == len(self._choices)
 
     @property
     def is_whole(self) -> bool:
-        """Whether all choices have ended."""
         return not self._num_unfinished

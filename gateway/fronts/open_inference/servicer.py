@@ -10,7 +10,6 @@ import grpc.aio
 
 from blockyard.errors import BlockyardError, Reason, Violation, invalid, quote
 from blockyard.open_inference.v2 import open_inference_pb2 as messages
-from blockyard.open_inference.v2 import open_inference_pb2_grpc
 from blockyard.telemetry import EventLogger
 from blockyard.version import __version__
 from gateway.fronts.grpc_api.handlers import add_service, tenant_of
@@ -34,36 +33,26 @@ MAX_REQUESTS_OF_STREAM = 1024
 STATUS_KEY, STATUS_VALUE = "triton_grpc_error", "true"
 
 
-class OpenInferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer):
+class OpenInferenceServicer:
     def __init__(self, generation: GenerationService) -> None:
         self._generation = generation
 
-    async def ServerLive(  # type: ignore[override]
-        self, request: messages.ServerLiveRequest, context: Any
-    ) -> messages.ServerLiveResponse:
+    async def ServerLive(self, request: messages.ServerLiveRequest, context: Any) -> Any:
         return messages.ServerLiveResponse(live=True)
 
-    async def ServerReady(  # type: ignore[override]
-        self, request: messages.ServerReadyRequest, context: Any
-    ) -> messages.ServerReadyResponse:
+    async def ServerReady(self, request: messages.ServerReadyRequest, context: Any) -> Any:
         return messages.ServerReadyResponse(ready=self._generation.is_ready())
 
-    async def ModelReady(  # type: ignore[override]
-        self, request: messages.ModelReadyRequest, context: Any
-    ) -> messages.ModelReadyResponse:
+    async def ModelReady(self, request: messages.ModelReadyRequest, context: Any) -> Any:
         """Returns whether requests for a model would be served now."""
         generation, name = self._generation, request.name
         is_served = generation.serves(name) and is_version(request.version)
         return messages.ModelReadyResponse(ready=is_served and generation.is_ready(generation.model_of(name)))
 
-    async def ServerMetadata(  # type: ignore[override]
-        self, request: messages.ServerMetadataRequest, context: Any
-    ) -> messages.ServerMetadataResponse:
+    async def ServerMetadata(self, request: messages.ServerMetadataRequest, context: Any) -> Any:
         return messages.ServerMetadataResponse(name=NAME, version=__version__, extensions=["parameters"])
 
-    async def ModelMetadata(  # type: ignore[override]
-        self, request: messages.ModelMetadataRequest, context: Any
-    ) -> messages.ModelMetadataResponse:
+    async def ModelMetadata(self, request: messages.ModelMetadataRequest, context: Any) -> Any:
         self._generation.resolve_model(request.name)
         if not is_version(request.version):
             description = f"{quote(request.version)} is not served; {MODEL_VERSION!r} is"
@@ -80,18 +69,16 @@ class OpenInferenceServicer(open_inference_pb2_grpc.GRPCInferenceServiceServicer
             outputs=[tensor(name=name, datatype=kind.datatype, shape=[-1]) for name, kind in OUTPUTS.items()],
         )
 
-    async def ModelInfer(  # type: ignore[override]
-        self, request: messages.ModelInferRequest, context: Any
-    ) -> messages.ModelInferResponse:
+    async def ModelInfer(self, request: messages.ModelInferRequest, context: Any) -> Any:
         call = self._understand(request, context)
         if call.stream:
             raise invalid([Violation("stream", "must be false for ModelInfer; ModelStreamInfer streams")])
         async with aclosing(self._responses(call)) as responses:
             return await anext(responses)
 
-    async def ModelStreamInfer(  # type: ignore[override]
+    async def ModelStreamInfer(
         self, request_iterator: AsyncIterator[messages.ModelInferRequest | BlockyardError], context: Any
-    ) -> None:
+    ) -> Any:
         """Answers requests concurrently, until the client has sent all and all are answered."""
         places = asyncio.Semaphore(MAX_REQUESTS_OF_STREAM)
         stream = _Stream(context, self._generation.metrics.on_grpc_error)

@@ -10,18 +10,51 @@ from dataclasses import dataclass, field
 from json.encoder import encode_basestring
 from typing import TYPE_CHECKING, Any
 
-from blockyard.contract.events import Accepted, Delta, PromptLogprobs, Recovered
+from blockyard.contract.events import (
+    Accepted,
+    Delta,
+    Event,
+    Finished,
+    PromptLogprobs,
+    Recovered,
+    TokenLogprobs,
+    join_calls,
+)
 from blockyard.contract.sampling import FinishReason
 from gateway.fronts.http_calls.streaming import encode_json
 from gateway.fronts.openai import logprobs as shapes
 from gateway.fronts.openai.errors import make_error_fields
-from gateway.fronts.openai.schema.parsed_fields import parsed_delta, parsed_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from blockyard.contract.events import Event, Finished, TokenLogprobs
     from gateway.fronts.openai.call_spec import CallSpec
+
+
+def _reasoning_fields(text: str) -> dict[str, Any]:
+    # vLLM's former name for reasoning, which most clients read, and its newer name.
+    return {"reasoning_content": text, "reasoning": text} if text else {}
+
+
+def parsed_fields(deltas: Sequence[Delta], *, hides_reasoning: bool) -> dict[str, Any]:
+    """Returns the fields of a message for reasoning and tool calls; empty if the answer has neither."""
+    fields = {} if hides_reasoning else _reasoning_fields("".join(delta.reasoning_text for delta in deltas))
+    calls = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in join_calls(deltas)
+    ]
+    return fields | ({"tool_calls": calls} if calls else {})
+
+
+def parsed_delta(delta: Delta, *, hides_reasoning: bool) -> dict[str, Any]:
+    """Returns the fields of a stream's delta for reasoning and tool calls; empty if the delta has neither."""
+    fields = {} if hides_reasoning else _reasoning_fields(delta.reasoning_text)
+    calls: list[dict[str, Any]] = []
+    for call in delta.tool_calls:
+        head = {"id": call.id, "type": "function"} if call.name else {}
+        function = {"name": call.name} if call.name else {}
+        calls.append({"index": call.index, **head, "function": {**function, "arguments": call.arguments}})
+    return fields | ({"tool_calls": calls} if calls else {})
 
 
 @dataclass(slots=True)
@@ -41,7 +74,6 @@ class Tally:
         self.num_prompt_tokens += accepted.num_prompt_tokens
 
     def add_choice(self, number: int, finished: Finished) -> None:
-        """Counts the tokens of a choice that ended."""
         self.num_tokens[number] = finished.usage.num_completion_tokens
         if finished.index == 0:
             self.num_cached_tokens += finished.usage.num_cached_tokens
@@ -151,7 +183,6 @@ class WholeAnswer:
                 choice.echo = echo
 
     def add(self, prompt: int, event: Event) -> None:
-        """Adds an event of the request number `prompt`."""
         if isinstance(event, Accepted | Recovered):
             return
         if isinstance(event, PromptLogprobs):

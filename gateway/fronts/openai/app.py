@@ -1,21 +1,124 @@
-"""Makes the OpenAI HTTP API as a FastAPI application, and maps its routes to endpoints."""
+"""Makes the OpenAI HTTP API as a FastAPI application: maps its routes to endpoints, and their errors to answers."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
 
+from blockyard.errors import BlockyardError, Reason
 from blockyard.version import __version__
+from gateway.fronts.http_calls.bodies import of_details
+from gateway.fronts.http_calls.errors import client_error
+from gateway.fronts.openai import errors
 from gateway.fronts.openai.endpoints import CallEndpoints
-from gateway.fronts.openai.error_boundary import set_boundary
 from gateway.fronts.openai.pooling.endpoints import PoolingEndpoints
 from gateway.fronts.openai.schema import document
-from gateway.fronts.openai.service import Service
 from gateway.fronts.openai.tokenization import Tokenization
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from blockyard.contract.models import Model
     from gateway.generation import GenerationService
+
+
+_OK = {"status": "ok"}
+
+
+class Service:
+    def __init__(self, generation: GenerationService) -> None:
+        self._generation = generation
+        self._created = int(time.time())
+
+    async def list_models(self) -> JSONResponse:
+        """Lists the served model and its adapters."""
+        models = [self._model(card) for card in self._generation.models()]
+        return JSONResponse({"object": "list", "data": models})
+
+    async def get_model(self, name: str) -> JSONResponse:
+        """Returns one model."""
+        return JSONResponse(self._model(self._generation.find_model(name)))
+
+    def _model(self, card: Model) -> dict[str, Any]:
+        return {
+            "id": card.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "blockyard",
+            "parent": card.parent or None,
+            "max_model_len": card.max_model_len or None,
+            "has_chat_template": card.has_chat_template,
+        }
+
+    async def ready(self) -> JSONResponse:
+        """Answers 200 if requests can be served now, else 503 with the cause."""
+        if self._generation.is_ready():
+            return JSONResponse(_OK)
+        raise BlockyardError(Reason.NO_READY_WORKER, self._generation.readiness_message, retry_after_seconds=1.0)
+
+    async def live(self) -> JSONResponse:
+        """Answers 200 as long as the process works. A supervisor restarts the process if it gets no answer."""
+        return JSONResponse(_OK)
+
+    async def startup(self) -> JSONResponse:
+        """Answers 200 as soon as the process has read its model's files; scheduler and workers may start later."""
+        return JSONResponse(_OK)
+
+    async def version(self) -> JSONResponse:
+        """Returns the version."""
+        return JSONResponse({"version": __version__})
+
+
+_CODES = {404: "unknown_url", 405: "method_not_allowed", 415: "unsupported_media_type"}
+
+
+class AnsweringRoute(APIRoute):
+    """A route that answers errors in OpenAI's form."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Makes the handler; FastAPI calls it once for each route."""
+        handle = super().get_route_handler()
+
+        async def answer(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except (HTTPException, RequestValidationError):
+                raise
+            except Exception as error:  # noqa: BLE001 - the boundary of this front
+                return errors.error_response(client_error(error))
+
+        return answer
+
+
+def set_boundary(app: FastAPI) -> None:
+    """Makes unknown paths, and all routes that are added after this call, answer errors in OpenAI's form."""
+    app.router.route_class = AnsweringRoute
+    app.add_exception_handler(HTTPException, _answer_http_exception)
+    app.add_exception_handler(RequestValidationError, _answer_wrong_parameters)
+
+
+async def _answer_http_exception(request: Request, error: Exception) -> Response:
+    """Answers an unknown path or method, or a body of another type."""
+    assert isinstance(error, HTTPException)
+    fields = {
+        "message": f"{error.detail}: {request.method} {request.url.path}",
+        "type": "invalid_request_error",
+        "param": None,
+        "code": _CODES.get(error.status_code),
+    }
+    return errors.response(fields, error.status_code, error.headers or {})
+
+
+async def _answer_wrong_parameters(_request: Request, error: Exception) -> Response:
+    """Answers wrong parameters of a path or query, which FastAPI itself would answer with 422."""
+    assert isinstance(error, RequestValidationError)
+    return errors.error_response(of_details(error.errors(), skip=1))
 
 
 def make_app(generation: GenerationService) -> FastAPI:

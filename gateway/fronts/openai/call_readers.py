@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from blockyard.contract.events import Accepted
+from blockyard.contract.events import Accepted, Event
 from blockyard.errors import BlockyardError, Reason, is_unknown_request
 from blockyard.service.roots import start_task
 from gateway.call_context import name_request
@@ -15,16 +15,14 @@ from gateway.fronts.openai.call_codec import decode_state
 from gateway.fronts.openai.call_spec import CallSpec, with_token_ids
 from gateway.fronts.openai.call_state import make_call
 from gateway.fronts.openai.event_ids import StreamPosition
-from gateway.request import ResumeRequest
+from gateway.request import GenerationRequest, ResumeRequest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
-    from blockyard.contract.events import Event
     from blockyard.contract.request import Position
     from gateway.generation import GenerationService
     from gateway.live.reader import Reader
-    from gateway.request import GenerationRequest
 
 Numbered = tuple[int, "Event"]
 _NOTHING = StreamPosition()

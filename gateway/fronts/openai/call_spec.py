@@ -6,20 +6,18 @@ import uuid
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from blockyard.contract.chat import Role
+from blockyard.contract.chat import Conversation, Role
 from blockyard.contract.request import OnDisconnect, OnUpdate
 from blockyard.contract.sampling import NUMBERS, BeamSearch, EarlyStopping, SamplingParams, StopCriteria
 from blockyard.errors import BlockyardError
 from gateway.fronts.openai.schema.formats import read_format
-from gateway.fronts.openai.schema.requests import StreamOptions
+from gateway.fronts.openai.schema.requests import ChatBody, CompletionBody, GenerationBody, StreamOptions
 from gateway.request import GenerationRequest
 from gateway.text.answer_parsing import with_parsing
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from blockyard.contract.chat import Conversation
-    from gateway.fronts.openai.schema.requests import ChatBody, CompletionBody, GenerationBody
     from gateway.generation import GenerationService
 
 # OpenAI's default for completions; a chat may be as long as the model allows.

@@ -23,7 +23,7 @@ from gateway.fronts.openai import errors
 from gateway.fronts.openai.answer import ChunkedAnswer, WholeAnswer
 from gateway.fronts.openai.call_codec import encode_state
 from gateway.fronts.openai.call_readers import CallReaders
-from gateway.fronts.openai.call_spec import understand_chat, understand_completion
+from gateway.fronts.openai.call_spec import CallSpec, understand_chat, understand_completion
 from gateway.fronts.openai.call_state import make_state
 from gateway.fronts.openai.event_ids import StreamPosition, StreamTracker, parse
 from gateway.fronts.openai.schema.requests import MAX_PROMPTS, ChatBody, CompletionBody, GenerationBody
@@ -32,7 +32,6 @@ from gateway.request import check_request_id
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine
 
-    from gateway.fronts.openai.call_spec import CallSpec
     from gateway.generation import GenerationService
 
 B = TypeVar("B", bound=GenerationBody)

@@ -11,14 +11,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from blockyard.contract.events import Delta, Finished, PromptLogprobs
+from blockyard.contract.events import Delta, Event, Finished, PromptLogprobs
 from blockyard.contract.request import Position
 from blockyard.errors import BlockyardError, Violation, invalid
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from blockyard.contract.events import Event
     from gateway.fronts.openai.call_spec import CallSpec
 
 # An id lists all choices. A call with more choices than this has events without ids, and is resumed from its beginning.

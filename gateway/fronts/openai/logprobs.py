@@ -9,13 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from blockyard.contract.events import TokenLogprobs
+from blockyard.contract.events import TokenLogprob, TokenLogprobs
 from gateway.request import raw_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from blockyard.contract.events import TokenLogprob
 
 # Replaces minus infinity, which JSON lacks, as in vLLM.
 MIN_LOGPROB = -9999.0

@@ -6,21 +6,62 @@ from other servers and to run anything but its own files: no script in a model's
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import json
+import time
 from importlib import resources
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fastapi import Request, Response
+from fastapi import FastAPI, Request, Response
+from google.protobuf import json_format
 from starlette.exceptions import HTTPException
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Coroutine, Mapping
 
-    from fastapi import FastAPI
+    from google.protobuf.message import Message
 
-    from gateway.fronts.page.status import StatusBoard
+
+# An answer younger than this is reused.
+MAX_AGE_SECONDS = 0.5
+
+
+class StatusBoard:
+    """Queries a status and reuses the answer for half a second."""
+
+    def __init__(
+        self, ask: Callable[[], Coroutine[Any, Any, Message]], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Makes no query yet.
+
+        Args:
+            ask: returns the status.
+            clock: a monotonic clock, in seconds.
+        """
+        self._ask = ask
+        self._clock = clock
+        self._asked_at = 0.0
+        self._answer: asyncio.Task[bytes] | None = None
+
+    async def encode(self) -> bytes:
+        """Returns the status as JSON. Callers that come during a query wait for the same answer."""
+        answer = self._answer
+        if answer is None or (answer.done() and self._clock() - self._asked_at >= MAX_AGE_SECONDS):
+            self._asked_at = self._clock()
+            answer = self._answer = asyncio.create_task(self._make(), name="status")
+        # A cancelled caller must not cancel the query for the other callers.
+        return await asyncio.shield(answer)
+
+    async def _make(self) -> bytes:
+        fields = json_format.MessageToDict(
+            await self._ask(), preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+        )
+        return json.dumps(fields).encode()
+
 
 INDEX = "index.html"
+
 # `blockyard.security.authentication` leaves the paths of the files open, which are the same for everybody. It must not
 # leave this path open.
 STATUS_PATH = "/status"
@@ -39,6 +80,7 @@ POLICY = "; ".join(
         "trusted-types 'none'",
     )
 )
+
 _HEADERS = {
     "content-security-policy": POLICY,
     "cross-origin-opener-policy": "same-origin",
@@ -49,6 +91,7 @@ _HEADERS = {
     # The browser asks again each time, and gets 304 as long as the file is unchanged.
     "cache-control": "no-cache",
 }
+
 _MEDIA_TYPES = {
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",

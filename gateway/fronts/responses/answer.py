@@ -8,20 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from blockyard.contract.events import Delta, Finished
+from blockyard.contract.events import Accepted, Delta, Event, Finished
 from blockyard.contract.sampling import FinishReason
-from blockyard.errors import Reason
-from gateway.fronts.http_calls.parts import AnswerParts, Closed, Grown, Opened
-from gateway.fronts.responses.output import Output
-from gateway.fronts.responses.text_logprobs import TextLogprobs
+from blockyard.errors import BlockyardError, Reason
+from gateway.fronts.http_calls.parts import AnswerParts, Closed, Grown, Opened, Part, Step
+from gateway.fronts.responses.output import Output, TextLogprobs
 from gateway.fronts.responses.tools import function_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from blockyard.contract.events import Accepted, Event
-    from blockyard.errors import BlockyardError
-    from gateway.fronts.http_calls.parts import Part, Step
     from gateway.fronts.responses.call import ResponseCall
 
 # The sequence number before the first event.
@@ -62,7 +58,6 @@ class ResponseAnswer:
         self._error: dict[str, Any] | None = None
 
     def start(self) -> Iterator[dict[str, Any]]:
-        """Makes the events before the first item."""
         kinds = ("response.created", "response.in_progress")
         yield from self._numbered({"type": kind, "response": self.response()} for kind in kinds)
 

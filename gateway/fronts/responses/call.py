@@ -13,13 +13,12 @@ from blockyard.contract.request import OnDisconnect
 from blockyard.contract.sampling import SamplingParams, StopCriteria
 from blockyard.errors import BlockyardError, Reason
 from gateway.chat import effort_arguments
-from gateway.fronts.http_calls.errors import format_parameter, rename_violations
-from gateway.fronts.http_calls.places import naming_places
+from gateway.fronts.http_calls.errors import Placed, format_parameter, naming_places, rename_violations
 from gateway.fronts.openai import errors
 from gateway.fronts.openai.call_codec import decode_state, encode_state
 from gateway.fronts.openai.call_state import CallState
 from gateway.fronts.responses.items import placed_messages
-from gateway.fronts.responses.schema import LOGPROBS
+from gateway.fronts.responses.schema import LOGPROBS, InputTokensBody, ResponseBody
 from gateway.fronts.responses.tools import (
     AllowedTools,
     NamedTool,
@@ -34,8 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from contextlib import AbstractContextManager
 
-    from gateway.fronts.http_calls.places import Placed
-    from gateway.fronts.responses.schema import InputTokensBody, ResponseBody
     from gateway.fronts.responses.tools import PlacedTool
 
 _NAMES = {"prompt": "input", "messages": "input", "max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}

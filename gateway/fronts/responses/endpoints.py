@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fastapi import Request, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from blockyard.errors import BlockyardError, Reason
 from gateway.fronts.http_calls.bodies import parse_body, read_json, read_tenant
+from gateway.fronts.http_calls.openapi import EVENTS, JSON, TENANT, ApiBodies, call_id, documented
 from gateway.fronts.http_calls.single_reader import read_all, resumed, started, typed_events
-from gateway.fronts.http_calls.streaming import Connection, EventStream, encode_json
-from gateway.fronts.responses import document
+from gateway.fronts.http_calls.streaming import Connection, EventStream, ServerSentEvent, encode_json
 from gateway.fronts.responses.answer import FROM_THE_BEGINNING, ResponseAnswer
 from gateway.fronts.responses.call import call_of, naming_body_places, rename, understand, understand_count
 from gateway.fronts.responses.schema import InputTokensBody, ResponseBody
@@ -23,17 +24,40 @@ from gateway.request import ResumeRequest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
-    from typing import Any
-
-    from fastapi import FastAPI
 
     from blockyard.contract.events import Accepted
-    from gateway.fronts.http_calls.streaming import ServerSentEvent
     from gateway.fronts.responses.call import ResponseCall
     from gateway.generation import GenerationService
     from gateway.live.reader import Reader
 
+
+_PAGES = "https://platform.openai.com/docs/api-reference"
+
+_RESPONSE = f"OpenAI's [response]({_PAGES}/responses/object)"
+
+_STREAMED = f"{_RESPONSE}, or its [events]({_PAGES}/responses-streaming); an event's name is the type in its data"
+
+_RESPONSE_ID = call_id("response_id", "the id of a response in the background")
+
+_streamed = functools.partial(documented, _STREAMED, Reason, forms=(JSON, EVENTS))
+
+BODIES = ApiBodies((ResponseBody, InputTokensBody), {ResponseBody: {"max_tokens": "max_output_tokens"}})
+
+CREATE = _streamed(bodies=(ResponseBody,), parameters=(TENANT,))
+
+COUNT_TOKENS = documented(
+    f"OpenAI's [count of tokens]({_PAGES}/responses/input-tokens)",
+    Reason,
+    bodies=(InputTokensBody,),
+    parameters=(TENANT,),
+)
+
+RETRIEVE = _streamed(parameters=(_RESPONSE_ID, TENANT))
+
+CANCEL = documented(_RESPONSE, Reason, parameters=(_RESPONSE_ID, TENANT))
+
 PATH = "/v1/responses"
+
 _COUNT_PATH = f"{PATH}/input_tokens"
 
 
@@ -153,11 +177,11 @@ def add_responses(app: FastAPI, generation: GenerationService) -> None:
     """Adds the API's routes to an application, whose error boundary answers their errors."""
     endpoints = ResponseEndpoints(generation)
     of_one = PATH + "/{response_id}"
-    app.add_api_route(PATH, endpoints.create, methods=["POST"], **document.CREATE)
-    app.add_api_route(_COUNT_PATH, endpoints.count_tokens, methods=["POST"], **document.COUNT_TOKENS)
+    app.add_api_route(PATH, endpoints.create, methods=["POST"], **CREATE)
+    app.add_api_route(_COUNT_PATH, endpoints.count_tokens, methods=["POST"], **COUNT_TOKENS)
     app.add_api_route(_COUNT_PATH, _allow("POST"), methods=["GET", "DELETE"], include_in_schema=False)
-    app.add_api_route(of_one, endpoints.retrieve, methods=["GET"], **document.RETRIEVE)
-    app.add_api_route(of_one + "/cancel", endpoints.cancel, methods=["POST"], **document.CANCEL)
+    app.add_api_route(of_one, endpoints.retrieve, methods=["GET"], **RETRIEVE)
+    app.add_api_route(of_one + "/cancel", endpoints.cancel, methods=["POST"], **CANCEL)
     app.add_api_route(of_one, _allow("GET"), methods=["POST", "DELETE"], include_in_schema=False)
     app.add_api_route(of_one + "/cancel", _allow("POST"), methods=["GET", "DELETE"], include_in_schema=False)
     app.add_api_route(PATH + "/{rest:path}", _not_served, methods=["GET", "POST", "DELETE"], include_in_schema=False)

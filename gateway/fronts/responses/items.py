@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 from blockyard.contract import chat
 from blockyard.contract.chat import Role
 from gateway.fronts.http_calls.body_types import BY_TYPE, Neutral, Shape, at_most, unsupported
-from gateway.fronts.http_calls.places import Placed
+from gateway.fronts.http_calls.errors import Placed
 from gateway.fronts.responses.tools import model_name
 
 _TEXT_KINDS = frozenset({"input_text", "output_text", "text", "reasoning_text", "summary_text"})

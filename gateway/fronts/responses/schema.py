@@ -7,19 +7,16 @@ parameters, which are errors too.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from blockyard.contract.request import JsonObject
+from blockyard.contract.request import JsonObject, OutputFormat
 from gateway.fronts.http_calls.body_types import Neutral, NotServed, Shape, at_most, schema_format, unsupported
 from gateway.fronts.openai.schema.requests import MAX_METADATA
 from gateway.fronts.responses.items import Items  # noqa: TC001 - pydantic reads the annotations
 from gateway.fronts.responses.tools import Tools, check_tool_choice
-
-if TYPE_CHECKING:
-    from blockyard.contract.request import OutputFormat
 
 LOGPROBS = "message.output_text.logprobs"
 # Reasoning is not encrypted here: it is returned and accepted as plain text.

@@ -19,15 +19,13 @@ import triton
 import triton.language as tl
 
 from kernels.cuda import launch_table
-from kernels.cuda.epilogue import activate
+from kernels.cuda.epilogue import Epilogue, activate
 from kernels.cuda.gemm import sum_leaves
-from kernels.cuda.lora.segments import TILE_ROWS
+from kernels.cuda.lora.segments import TILE_ROWS, Segments
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kernels.cuda.epilogue import Epilogue
-    from kernels.cuda.lora.segments import Segments
 
 WIDTH_MULTIPLE = 16
 """Widths of adapters are padded to a multiple of this, so that rows are aligned for reads of 16 bytes."""

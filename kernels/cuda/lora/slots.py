@@ -13,14 +13,13 @@ from weakref import WeakKeyDictionary
 import torch
 from torch.nn import functional
 
-from kernels.arena import ALIGNMENT, Chunks, LastingArena
+from kernels.arena import ALIGNMENT, Arena, Chunks, LastingArena
 from kernels.cuda.lora.products import WIDTH_MULTIPLE, Factors, expand, shrink
 from kernels.cuda.lora.segments import Segments
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kernels.arena import Arena
     from kernels.cuda.linear import CudaLinear
     from kernels.lora import LoraRows, PackedLora
     from kernels.ops import PackedLinear
@@ -59,7 +58,6 @@ class LoraRoom:
             self._slots[slot, : len(lora.held)].copy_(lora.held, non_blocking=True)
 
     def segments(self, lora: LoraRows) -> Segments:
-        """Returns the rows of a step by slot."""
         return Segments.of(lora, len(self._slots), self._slots.device)
 
     def shrink(self, hidden: Tensor, lora: LoraRows) -> Tensor:

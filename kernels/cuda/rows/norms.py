@@ -15,12 +15,10 @@ import triton
 import triton.language as tl
 
 from kernels.cuda import launch_table
-from kernels.cuda.quantized import SMALLEST_MAGNITUDE, Quantized, quantize_leaf
+from kernels.cuda.quantized import SMALLEST_MAGNITUDE, Format, Quantized, quantize_leaf
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from kernels.cuda.quantized import Format
 
 
 @triton.jit

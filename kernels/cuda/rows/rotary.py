@@ -142,7 +142,7 @@ def rotary_and_cache(
     kv_pool: Tensor,
     layer: int,
     shape: AttentionShape,
-    norms: QueryKeyNorms | None,
+    norms: QueryKeyNorms | None = None,
 ) -> Tensor:
     """See `kernels.ops.Backend.rotary_and_cache`. The returned queries are a new tensor.
 

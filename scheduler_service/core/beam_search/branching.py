@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 
 from blockyard.contract.sampling import FinishReason
 from blockyard.contract.scheduling import Ending, SequenceError
-from scheduler_service.core.sequence import SequenceStatus
+from scheduler_service.core.sequence import Beams, Group, Sequence, SequenceStatus
 
 if TYPE_CHECKING:
     from scheduler_service.core.beam_search.beams import Continuation, Hypothesis
     from scheduler_service.core.blocks.block_manager import BlockManager
     from scheduler_service.core.queues.queues import Queues
-    from scheduler_service.core.sequence import Beams, Group, Sequence
     from scheduler_service.core.values import OwnerUpdate
 
 # A search ends early only if masks leave its beams no token.

@@ -54,7 +54,6 @@ class BlockPool:
         return self._hash_of_block[next(iter(self._evictable))]
 
     def reset(self) -> None:
-        """Forgets all holders and all content."""
         self.references = [0] * self._num_blocks
         self._unused = list(range(self._num_blocks - 1, self._first_block - 1, -1))
         self._evictable.clear()

@@ -36,7 +36,6 @@ class HostTier:
         self._taken: set[int] = set()  # blocks written at least once: the system has given them memory
 
     def reset(self) -> None:
-        """Forgets all holders and all content."""
         self.pool.reset()
         self.held.clear()
         self._written.clear()

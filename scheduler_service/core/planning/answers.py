@@ -5,19 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from blockyard.contract.sampling import FinishReason
-from blockyard.contract.scheduling import Prefill
-from scheduler_service.core.sequence import SequenceStatus
-from scheduler_service.core.values import OwnerUpdate
+from blockyard.contract.scheduling import Prefill, SequenceError
+from scheduler_service.core.sequence import Sequence, SequenceStatus
+from scheduler_service.core.values import OwnerUpdate, StepResult
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from blockyard.contract.scheduling import SequenceError
     from scheduler_service.core.blocks.block_manager import BlockManager
     from scheduler_service.core.live_groups import LiveGroups, Totals
-    from scheduler_service.core.sequence import Sequence
     from scheduler_service.core.step import StepInFlight
-    from scheduler_service.core.values import StepResult
 
 
 class Answers:

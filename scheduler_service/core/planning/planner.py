@@ -13,7 +13,7 @@ from scheduler_service.core.planning.lora_slots import LoraSlots
 from scheduler_service.core.planning.preemption import Preemption
 from scheduler_service.core.queues.waiting_queue import MAX_REFUSED
 from scheduler_service.core.recovery import Suspects
-from scheduler_service.core.sequence import SequenceStatus
+from scheduler_service.core.sequence import Sequence, SequenceStatus
 from scheduler_service.core.step import StepBuilder
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from scheduler_service.core.config import CoreConfig
     from scheduler_service.core.cost import CostModel
     from scheduler_service.core.queues.queues import Queues
-    from scheduler_service.core.sequence import Sequence
 
 MIN_PREFILL_TOKENS = 32
 """Least prefill tokens of a step with decodes, however tight the target of its time: prefills must not starve."""

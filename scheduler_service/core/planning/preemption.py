@@ -6,14 +6,13 @@ from collections import Counter
 from math import inf
 from typing import TYPE_CHECKING
 
-from scheduler_service.core.sequence import SequenceStatus
+from scheduler_service.core.sequence import Sequence, SequenceStatus
 
 if TYPE_CHECKING:
     from scheduler_service.core.blocks.block_manager import BlockManager
     from scheduler_service.core.config import CoreConfig
     from scheduler_service.core.cost import CostModel
     from scheduler_service.core.queues.queues import Queues
-    from scheduler_service.core.sequence import Sequence
     from scheduler_service.core.step import StepBuilder
 
 

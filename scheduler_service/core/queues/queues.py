@@ -7,12 +7,11 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from scheduler_service.core.queues.waiting_queue import MAX_REFUSED, WaitingQueue
-from scheduler_service.core.sequence import SequenceStatus
+from scheduler_service.core.sequence import Sequence, SequenceStatus
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from scheduler_service.core.sequence import Sequence
 
 FEW_TENANTS = 4
 """Up to this many tenants may have to give up all that they run, if it is more than a share. With more tenants each
@@ -286,7 +285,6 @@ class TenantShares:
 
     @property
     def share(self) -> int:
-        """Rows for each tenant if one more had some."""
         return max(self._max_rows // (len(self._rows_of_tenant) + 1), 1)
 
     @property

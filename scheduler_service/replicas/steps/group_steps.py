@@ -19,7 +19,7 @@ from blockyard.service import faults
 from blockyard.service.roots import start_task
 from blockyard.telemetry import EventLogger
 from scheduler_service.replicas import codec
-from scheduler_service.replicas.steps.answer_checks import check_turn, require
+from scheduler_service.replicas.steps.answer_checks import AnswerLimits, check_turn, require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from blockyard.contract.parallel import ParallelSizes
     from scheduler_service.core.values import SchedulerOutput, StepResult
     from scheduler_service.replicas.codec import Receipt
-    from scheduler_service.replicas.steps.answer_checks import AnswerLimits
     from scheduler_service.replicas.worker_link import StepCall
 
 log = EventLogger(__name__)
@@ -162,7 +161,6 @@ class GroupSteps:
         self._news.set()
 
     def _find_due(self, rank: _RankStream) -> int:
-        """Returns the step that a rank must answer next."""
         due = rank.last_step_id + 1
         return due if rank is self._sampling or not self._has_quiet_steps else due + -due % COMPARED_STEPS
 

@@ -139,7 +139,6 @@ class StepsInFlight:
 
     @property
     def oldest(self) -> SchedulerOutput | None:
-        """The step whose answer is due next."""
         return self._sent[0].output if self._sent else None
 
     @property
@@ -159,7 +158,6 @@ class StepsInFlight:
         return [(step.output.step_id, len(step.output.sequence_ids), step.num_tokens) for step in self._sent]
 
     def begin_epoch(self) -> None:
-        """Forgets all steps."""
         self._sent.clear()
         self._deadline.begin_epoch()
 

@@ -21,7 +21,7 @@ from kernels.reference.elementwise import activate
 from kernels.shapes import Activation, LinearSpec
 from tests.kit.kernels.random_tensors import random
 from tests.kit.kernels.triton_interpreter import DEVICE, DTYPES, IS_INTERPRETED, reverse_programs
-from worker_service.collectives.silent import make_silence
+from worker_service.collectives.gathering import make_silence
 
 if TYPE_CHECKING:
     from torch import Tensor

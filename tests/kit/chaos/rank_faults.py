@@ -70,7 +70,7 @@ def _connections() -> Iterator[socket.socket]:
 
 
 def _differ_at(number: int) -> None:
-    from worker_service.steps.step_digest import StepDigest
+    from worker_service.steps.rank_steps import StepDigest
 
     add_inputs = StepDigest.add_inputs
     is_due = False

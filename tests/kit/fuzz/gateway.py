@@ -29,8 +29,8 @@ from blockyard.scheduler.v1 import scheduler_pb2
 from gateway.fronts.grpc_api.servicer import InferenceServicer
 from gateway.fronts.open_inference.servicer import OpenInferenceServicer
 from gateway.generation import GenerationService
-from gateway.live.link import Cancelled
 from gateway.live.live_requests import LiveRequests
+from gateway.live.scheduler_link import Cancelled
 from gateway.request import GenerationRequest
 from gateway.text.tokenizer_files import load_tokenizer
 from tests.kit.fuzz.mutations import mutate
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
     from google.protobuf.message import Message
 
-    from gateway.live.link import Outgoing
     from gateway.live.reader import Reader
+    from gateway.live.scheduler_link import Outgoing
     from tests.kit.fuzz.report import Report
 
 TOKENIZER = load_tokenizer(Path(__file__).parents[3] / "models" / "demo")

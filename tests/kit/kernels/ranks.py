@@ -13,7 +13,7 @@ from kernels.cpu.backend import CpuBackend
 from kernels.reference.backend import ReferenceBackend
 from tests.kit.kernels.backends import CPU, Kernels, build_kernels
 from tests.kit.kernels.step_runner import StepRunner
-from worker_service.collectives.threads import ThreadMeeting
+from tests.kit.kernels.thread_collectives import ThreadMeeting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

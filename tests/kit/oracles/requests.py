@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import grpc.aio
 
 from blockyard.client.codec import make_spec
-from blockyard.client.completion_builder import CompletionBuilder
 from blockyard.client.results import StructuredOutputsParams
+from blockyard.client.resumption import CompletionBuilder
 from blockyard.contract.codec.events import decode_event
 from blockyard.contract.events import Delta, Finished
 from blockyard.contract.sampling import BeamSearch, EarlyStopping

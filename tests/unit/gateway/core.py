@@ -26,8 +26,8 @@ from blockyard.contract.scheduling import (
 )
 from blockyard.errors import BlockyardError, Reason
 from gateway.generation import GenerationService
-from gateway.live.link import Cancelled, Outgoing
 from gateway.live.live_requests import LiveRequests
+from gateway.live.scheduler_link import Cancelled, Outgoing
 from gateway.request import GenerationRequest, ResumeRequest
 from tests.unit.gateway.harness import demo_tokenizer
 

@@ -126,7 +126,7 @@ async def serving(
     add_inference_service(server, InferenceServicer(service))
     address = f"127.0.0.1:{bind(server, '127.0.0.1:0')}"
     await server.start()
-    link.start(live)
+    link.start(live.on_progress, live.on_scheduler_lost)
     async with grpc.aio.insecure_channel(address) as channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         front = Front(stub, channel, service, live, link, scheduler, address)

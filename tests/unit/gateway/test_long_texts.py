@@ -17,12 +17,12 @@ from blockyard.inference.v1 import inference_pb2
 from blockyard.model_config.pooling.rule import PoolingRule
 from gateway.fronts.openai.schema.requests import CompletionBody
 from gateway.fronts.openai.tokenization import _write_tokens
-from gateway.pooling import checks
+from gateway.pooling import checks, inputs
 from gateway.pooling.inputs import InputEncoder
 from gateway.pooling.model import PooledModel
 from gateway.pooling_calls import CallOptions
 from gateway.request import GenerationRequest
-from gateway.text import encoding, pairs, vocabulary
+from gateway.text import encoding, vocabulary
 from tests.kit.fakes.fake_scheduler import FakeScheduler
 from tests.kit.refusals import refused
 from tests.unit.gateway.core import FACTS, Core
@@ -235,7 +235,7 @@ def test_an_input_is_too_long_by_its_characters(model: PooledModel) -> None:
 
 def test_an_input_is_encoded_as_far_as_it_matters(model: PooledModel, monkeypatch: pytest.MonkeyPatch) -> None:
     text = "a cat sat on a mat " * 1000
-    whole = encoding.run_steps(pairs.encode_pair(demo_tokenizer().vocabulary, text))
+    whole = encoding.run_steps(inputs.encode_pair(demo_tokenizer().vocabulary, text))
     cut_slices(monkeypatch, 100)
     some = encoding.run_steps(model.encoder.encode(text, CallOptions()))
     assert not some.is_whole

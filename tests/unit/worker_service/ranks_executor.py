@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from blockyard.contract.parallel import Parallel
+from tests.kit.kernels.thread_collectives import ThreadMeeting
 from worker_service.collectives.group import GroupLifetime, RankGroup
-from worker_service.collectives.threads import ThreadMeeting
 from worker_service.steps.rank_steps import RankSteps
 
 if TYPE_CHECKING:

@@ -18,25 +18,22 @@ from torch import nn
 
 from blockyard.capacity.weights import check_room
 from blockyard.model_config.decoder_config import DTYPES, Attention, Head, Layer, Mlp, Norm
-from blockyard.model_config.fallback import read_outline
+from blockyard.model_config.fallback import Outline, read_outline
 from blockyard.model_config.fields import unusable
 from kernels.select import get_backend, make_arena
 from worker_service.device.memory import room_for_weights
 from worker_service.models.fallback.attention import IMPLEMENTATION
-from worker_service.models.fallback.model import TransformersModel
-from worker_service.models.fallback.network import Network
+from worker_service.models.fallback.model import Network, TransformersModel
 from worker_service.models.fallback.packing import Packer, pack_network
-from worker_service.models.fallback.survey import refuse, survey_network
+from worker_service.models.fallback.survey import Survey, refuse, survey_network
 from worker_service.models.model_config import ModelConfig
 from worker_service.models.weight_files import WeightFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from blockyard.model_config.fallback import Outline
     from kernels.arena import Arena
     from kernels.ops import Backend
-    from worker_service.models.fallback.survey import Survey
 
 # Our own code reports the progress of a load, so transformers' progress bars are off.
 transformers.utils.logging.disable_progress_bar()

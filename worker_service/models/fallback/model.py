@@ -2,33 +2,179 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import random
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor, nn
 
 from blockyard.contract.parallel import ALONE
 from blockyard.model_config.kv_groups import KvGroups
 from blockyard.model_config.names import LLAMA_NAMES
 from blockyard.model_config.share import Share
 from blockyard.telemetry import EventLogger
+from kernels.ops import AttentionBatch, Backend, kv_pool_shape
 from worker_service.models.decoder import DecoderModel
-from worker_service.models.description import Module
-from worker_service.models.fallback.checks import BatchChecks
-from worker_service.models.fallback.norms import ExactNorm
+from worker_service.models.description import Module, OtherModule
+from worker_service.models.fallback.attention import Site, StepAttention, attending
+from worker_service.models.fallback.functions import ExactFunctions, ForeignOp, ForeignOps, compute_inside
+from worker_service.models.fallback.packing import ExactNorm, Packer
 from worker_service.models.projections import ModuleNames, ProjectionRows
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from kernels.capture import CapturedStep, CaptureSizes
-    from kernels.ops import AttentionBatch
     from kernels.packed import PackedLinear
-    from worker_service.models.description import OtherModule
-    from worker_service.models.fallback.network import Network
     from worker_service.models.fallback.survey import Survey
     from worker_service.models.model_config import ModelConfig
 
+    Compute = Callable[[Tensor, AttentionBatch, Tensor], Tensor]
+
 log = EventLogger(__name__)
+
+LENGTHS = (19, 33, 52, 70)
+
+PIECES = (3, 7, 11, 16)
+
+NUM_DECODED = 6
+
+BLOCK_SIZE = 16
+
+Work = list[tuple[int, int, int]]
+
+"""The work of a step: (index of a sequence, first token, end)."""
+
+
+class BatchChecks:
+    """Four sequences of random tokens, and the pool of their KV."""
+
+    def __init__(
+        self, backend: Backend, vocab_size: int, max_length: int, format_: tuple[int, int, int, torch.dtype]
+    ) -> None:
+        """`format_`: the number of layers, the number of KV heads, head_dim, and the dtype of the pool."""
+        layers, heads, head_dim, dtype = format_
+        chooser = random.Random(4)
+        lengths = [min(length, max_length) for length in LENGTHS]
+        self.sequences = [
+            torch.tensor([chooser.randrange(vocab_size) for _ in range(length)], device=backend.device)
+            for length in lengths
+        ]
+        places, self._tables = iter(range(sum(-(-length // BLOCK_SIZE) for length in lengths))), list[list[int]]()
+        for length in lengths:
+            self._tables.append([next(places) for _ in range(-(-length // BLOCK_SIZE))])
+        num_blocks = sum(map(len, self._tables))
+        shape = kv_pool_shape(num_blocks, layers, heads, BLOCK_SIZE, head_dim)
+        self.pool = torch.zeros(shape, dtype=dtype, device=backend.device)
+        self._backend = backend
+
+    def step(self, work: Work, window: int | None) -> tuple[Tensor, AttentionBatch]:
+        counts, ends = [end - start for _, start, end in work], [end for _, _, end in work]
+        tables = [self._tables[index] for index, _, _ in work]
+        batch = self._backend.plan_attention(counts, ends, tables, BLOCK_SIZE, window)
+        return torch.cat([self.sequences[index][start:end] for index, start, end in work]), batch
+
+    def first_difference(self, compute: Compute, window: int | None) -> str:
+        """Returns the first schedule under which a row differs from the same row computed alone; empty: none."""
+        whole = self._run(list(self._alone()), compute, window)
+        for name, steps in self._schedules():
+            got = self._run(steps, compute, window)
+            if not all(torch.equal(rows, whole[index]) for index, rows in got.items()):
+                return name
+        return ""
+
+    def _run(self, steps: Sequence[Work], compute: Compute, window: int | None) -> dict[int, Tensor]:
+        rows: dict[int, list[Tensor]] = {}
+        for work in steps:
+            parts = compute(*self.step(work, window), self.pool).split([end - start for _, start, end in work])
+            for (index, _, _), part in zip(work, parts, strict=True):
+                rows.setdefault(index, []).append(part)
+        return {index: torch.cat(parts) for index, parts in rows.items()}
+
+    def _alone(self) -> Iterator[Work]:
+        for index, sequence in enumerate(self.sequences):
+            yield [(index, 0, len(sequence))]
+
+    def _schedules(self) -> Iterator[tuple[str, list[Work]]]:
+        whole = [piece for (piece,) in self._alone()]
+        yield "together", [whole]
+        yield "in pieces", _cut([(index, 0, end, PIECES[index]) for index, _, end in whole])
+        prompts = [(index, 0, max(1, end - NUM_DECODED)) for index, _, end in whole]
+        decodes = _cut([(index, first, end, 1) for (index, _, first), (_, _, end) in zip(prompts, whole, strict=True)])
+        yield "decoded", [prompts, *decodes]
+        index, _, end = whole[-1]
+        yield "in pieces alone", _cut([(index, 0, end, PIECES[1])])
+
+
+def _cut(sequences: Sequence[tuple[int, int, int, int]]) -> list[Work]:
+    """Cuts (index, first token, end, length of a piece) into steps; each step has the next piece of every sequence."""
+    steps: list[Work] = []
+    for index, start, end, length in sequences:
+        for number, first in enumerate(range(start, end, length)):
+            if number == len(steps):
+                steps.append([])
+            steps[number].append((index, first, min(first + length, end)))
+    return steps
+
+
+class Network:
+    """A network whose products are packed."""
+
+    def __init__(self, model: Any, sites: Mapping[str, Site], packer: Packer) -> None:
+        self.model = model
+        self.packer = packer
+        self._body: Any = model.base_model
+        self._sites: dict[nn.Module, Site] = {model.get_submodule(name): site for name, site in sites.items()}
+        # Rows that the body returns instead of its own, while only the head is computed.
+        self._given: Tensor | None = None
+        self._output_type: Any = None
+        compute_body = self._body.forward
+
+        def forward_body(*args: Any, **kwargs: Any) -> Any:
+            if self._given is not None:
+                return self._output_type(last_hidden_state=self._given)
+            output = compute_body(*args, **kwargs)
+            self._output_type = type(output)
+            return output
+
+        self._body.forward = forward_body
+
+    def compute_hidden(self, token_ids: Tensor, batch: AttentionBatch, kv_pool: Tensor, backend: Backend) -> Tensor:
+        """Computes a step: from tokens [T] to the rows [T, hidden_size] that the head reads."""
+        step = StepAttention(backend, batch, kv_pool, self._sites)
+        with attending(step):
+            output = self._body(input_ids=token_ids[None], position_ids=batch.positions[None], use_cache=False)
+        return output.last_hidden_state[0]
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Computes the logits [R, vocab_size] float32 of rows [R, hidden_size]. Call `compute_hidden` once before."""
+        ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
+        self._given = hidden[None]
+        try:
+            return self.model(input_ids=ids, use_cache=False).logits[0].float()
+        finally:
+            self._given = None
+
+    def replace_functions(self, token_ids: Tensor, batch: AttentionBatch, kv_pool: Tensor) -> list[ForeignOp]:
+        """Replaces functions that modules call by our ops; returns the remaining calls that may depend on the batch.
+
+        `token_ids` and `batch` are a step that is computed to find the calls.
+        """
+        found = self._find_foreign(token_ids, batch, kv_pool)
+        if not found:
+            return []
+        mode = ExactFunctions(self.packer, dict(self.model.named_parameters()))
+        for module in {op.module: None for op in found}:
+            compute_inside(module, mode)
+        return self._find_foreign(token_ids, batch, kv_pool)
+
+    def _find_foreign(self, token_ids: Tensor, batch: AttentionBatch, kv_pool: Tensor) -> list[ForeignOp]:
+        names = {module: name or type(module).__name__ for name, module in self.model.named_modules()}
+        # The first run is not recorded: it also initialises things that later steps reuse.
+        self.compute_logits(self.compute_hidden(token_ids, batch, kv_pool, self.packer.backend))
+        with ForeignOps(names) as looking:
+            self.compute_logits(self.compute_hidden(token_ids, batch, kv_pool, self.packer.backend))
+        return looking.found
 
 
 class TransformersModel(DecoderModel):

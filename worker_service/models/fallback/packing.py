@@ -6,25 +6,131 @@ Each weight is dropped once it is packed, so that memory holds at most one copy 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
+from kernels.invariance import random_numbers
 from kernels.select import get_backend
-from kernels.shapes import PLAIN_LINEAR, LinearSpec
-from worker_service.models.fallback.experts import FallbackExperts, are_experts, expert_weights
+from kernels.shapes import PLAIN_LINEAR, Activation, LinearSpec
+from worker_service.models.fallback.attention import IMPLEMENTATION
 from worker_service.models.fallback.fusing import MLP_PARTS, GatedMlp, PartOfProduct, TogetherProduct, find_gated_mlp
-from worker_service.models.fallback.norms import find_norm
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from kernels.arena import Arena
     from kernels.ops import Backend
     from kernels.packed import PackedLinear
-    from kernels.shapes import Activation
+
+
+NUM_ROWS = 7
+
+# The largest error, in units of the dtype's precision, relative to the largest number.
+TOLERANCE = 2.0
+
+
+class ExactNorm(nn.Module):
+    """An RMS norm computed by `Backend.rms_norm`."""
+
+    def __init__(self, backend: Backend, weight: Tensor, epsilon: float) -> None:
+        """`weight`: [width], as in `Backend.rms_norm`."""
+        super().__init__()
+        self._backend = backend
+        self._epsilon = epsilon
+        self._held = weight
+
+    @property
+    def weight(self) -> Tensor:
+        return self._held
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Normalises [..., width]."""
+        flat = rows.reshape(-1, rows.shape[-1])
+        return self._backend.rms_norm(flat, self._held, self._epsilon)[0].view(rows.shape)
+
+
+@torch.no_grad()
+def find_norm(module: nn.Module, backend: Backend, dtype: torch.dtype) -> ExactNorm | None:
+    """Returns an `ExactNorm` with the results of a module; None if no such norm gives them."""
+    tensors = dict(chain(module.named_parameters(), module.named_buffers()))
+    weight = tensors.get("weight")
+    if "Norm" not in type(module).__name__ or weight is None or len(tensors) > 1 or weight.dim() != 1:
+        return None
+    epsilon = next((getattr(module, name) for name in ("variance_epsilon", "eps") if hasattr(module, name)), None)
+    if not isinstance(epsilon, float) or len(list(module.children())):
+        return None
+    rows = random_numbers(NUM_ROWS, len(weight), seed=2).to(dtype).to(weight.device)
+    try:
+        expected = module(rows)
+    except (RuntimeError, TypeError):
+        return None
+    if not isinstance(expected, Tensor) or expected.dtype != dtype:
+        return None
+    wide = weight.detach().float()
+    forms = (weight.detach().clone(), wide.clone(), 1.0 + wide)
+    tried = [ExactNorm(backend, form, epsilon) for form in forms if form.dtype in (dtype, torch.float32)]
+    errors = [float((norm(rows) - expected).abs().max()) for norm in tried]
+    best = min(range(len(tried)), key=errors.__getitem__)
+    allowed = TOLERANCE * torch.finfo(dtype).eps * float(expected.abs().max())
+    return tried[best] if errors[best] <= allowed else None
+
+
+@dataclass(frozen=True, slots=True)
+class FallbackExperts:
+    """The weights of a layer's experts: up, or gate and up, and down; each in the order of the experts."""
+
+    backend: Backend
+    inner: Sequence[PackedLinear]
+    outer: Sequence[PackedLinear]
+
+
+def are_experts(module: nn.Module) -> bool:
+    """Returns whether transformers allows another function to compute a module's experts."""
+    return all(hasattr(module, name) for name in ("has_gate", "has_bias", "is_transposed", "_apply_gate"))
+
+
+def expert_weights(module: Any) -> Iterator[tuple[str, Tensor, Tensor | None]]:
+    """Yields for both products the parameter, the weights [experts, outputs, inputs] and the biases."""
+    for name in ("gate_up_proj" if module.has_gate else "up_proj", "down_proj"):
+        weights = getattr(module, name)
+        yield (
+            name,
+            weights.transpose(1, 2) if module.is_transposed else weights,
+            getattr(module, f"{name}_bias") if module.has_bias else None,
+        )
+
+
+def compute_experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    """Computes rows [T, hidden] with their chosen experts, `top_k_index` [T, k] -> [T, hidden].
+
+    A row's bits do not depend on the other rows that chose an expert.
+    The outputs of experts are multiplied by `top_k_weights` [T, k] and added in float32; the sum is rounded once.
+    """
+    if hidden_states.is_meta:
+        return torch.empty_like(hidden_states)
+    packed: FallbackExperts = module.packed
+    backend, num_chosen = packed.backend, top_k_index.shape[1]
+    chosen = top_k_index.flatten()
+    made = hidden_states.new_empty(len(chosen), packed.outer[0].out_features)
+    for expert in chosen.unique().tolist():
+        places = (chosen == expert).nonzero()[:, 0]
+        inner = backend.linear(hidden_states[places // num_chosen], packed.inner[expert])
+        inner = module._apply_gate(inner) if module.has_gate else module.act_fn(inner)
+        result = backend.linear(inner, packed.outer[expert])
+        made[places] = module.post_expert_norm(result) if getattr(module, "has_post_expert_norm", False) else result
+    parts = made.view(-1, num_chosen, made.shape[1]).float() * top_k_weights.float()[..., None]
+    total = parts[:, 0]
+    for rank in range(1, num_chosen):
+        total = total + parts[:, rank]
+    return total.to(hidden_states.dtype)
+
+
+ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, compute_experts)
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from blockyard.model_config.fields import unusable
@@ -21,8 +21,6 @@ from worker_service.models.fallback.fusing import FusedInputs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
-
-    from torch import Tensor
 
     from blockyard.errors import BlockyardError
 

@@ -33,7 +33,6 @@ class MLP:
         return self.gate_up.packed, self.down.packed
 
     def forward(self, normed: Tensor, backend: Backend, lora: LoraRows | None) -> Tensor:
-        """Computes rows [T, hidden_size]."""
         inner = backend.linear(normed, self.gate_up.packed, lora=lora)
         return backend.linear(inner, self.down.packed, lora=lora)
 
@@ -58,7 +57,6 @@ class MoE:
         return (self.router.packed, *self.experts.linears)
 
     def forward(self, normed: Tensor, backend: Backend, lora: LoraRows | None) -> Tensor:
-        """Computes rows [T, hidden_size]."""
         assert backend.mixture is not None, "checked when the network was built"
         ids, weights = backend.mixture.route(normed, self.router.packed, self.routing)
         return backend.mixture.experts(normed, ids, weights, self.experts)

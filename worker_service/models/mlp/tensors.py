@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from blockyard.model_config.names import ExpertLayout
+from blockyard.model_config.names import ExpertLayout, ExpertNames
 from kernels.mixture.ops import ExpertWeights
 from worker_service.models.projections import WHOLE, Cut, take
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from blockyard.model_config.decoder_config import Experts
-    from blockyard.model_config.names import ExpertNames
     from kernels.packed import PackedLinear
 
 BLOCKS, SCALES = "_blocks", "_scales"

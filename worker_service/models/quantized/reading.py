@@ -8,20 +8,17 @@ from typing import TYPE_CHECKING
 import torch
 
 from blockyard.model_config.fields import unusable
-from blockyard.model_config.stored_weights import Packing
-from worker_service.models.projections import concatenate, take
+from blockyard.model_config.stored_weights import Packing, StoredWeights
+from worker_service.models.projections import ProjectionRows, concatenate, take
 from worker_service.models.quantized.unpacking import PER_WORD, empty, unpack
-from worker_service.models.weight_files import Numbers
+from worker_service.models.weight_files import Numbers, Weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from torch import Tensor
 
-    from blockyard.model_config.stored_weights import StoredWeights
     from kernels.packed import QuantizedWeight
-    from worker_service.models.projections import ProjectionRows
-    from worker_service.models.weight_files import Weights
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from blockyard.model_config.fields import unusable
-from blockyard.model_config.stored_weights import Packing
+from blockyard.model_config.stored_weights import Packing, StoredWeights
 from kernels.packed import QuantizedWeight
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from blockyard.model_config.stored_weights import StoredWeights
 
 PER_WORD = 8
 MIDDLE = 8
@@ -60,7 +59,6 @@ def unpack(
 
 
 def empty(stored: StoredWeights, shape: tuple[int, int], dtype: torch.dtype) -> QuantizedWeight:
-    """Makes a weight without numbers."""
     levels = torch.empty(shape, dtype=torch.uint8, device="meta")
     if stored.packing is Packing.BYTES:
         return QuantizedWeight(dtype, levels, torch.empty(shape[0], 1, device="meta"))

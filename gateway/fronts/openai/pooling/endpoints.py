@@ -23,14 +23,13 @@ from gateway.fronts.openai.pooling.schema import (
     RerankBody,
     ScoreBody,
 )
-from gateway.pooling_calls import ClassifyCall, EmbedCall, ScoreCall
+from gateway.pooling_calls import CallOptions, ClassifyCall, EmbedCall, Input, ScoreCall
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
 
     from blockyard.contract.pooling import PoolingFacts
     from gateway.generation import GenerationService
-    from gateway.pooling_calls import CallOptions, Input
 
 B = TypeVar("B", bound=PoolingBody)
 T = TypeVar("T")

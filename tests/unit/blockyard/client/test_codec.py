@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blockyard.client import codec
-from blockyard.client.completion_builder import CompletionBuilder
 from blockyard.client.results import Choice, Completion, GenerationOptions, StructuredOutputsParams
+from blockyard.client.resumption import CompletionBuilder
 from blockyard.common.v1 import sampling_pb2
 from blockyard.contract.events import (
     Accepted,

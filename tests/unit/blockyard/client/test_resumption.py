@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blockyard.client import codec
-from blockyard.client.completion_builder import CompletionBuilder
-from blockyard.client.resumption import EventsLost, Resumption
+from blockyard.client.resumption import CompletionBuilder, EventsLost, Resumption
 from blockyard.client.retry import Attempts, RetryPolicy
 from blockyard.common.v1.sampling_pb2 import StopCriteria
 from blockyard.contract.events import Accepted, Delta, Event, Finished, PromptLogprobs, Recovered

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from blockyard.model_config.fields import Fields
-from blockyard.model_config.leaves import count_leaves
+from blockyard.model_config.parallel_sizes import count_leaves
 from blockyard.model_config.stored_weights import Packing, StoredWeights, read_stored_weights
 
 WEIGHTS: dict[str, Any] = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128}

@@ -10,9 +10,8 @@ import pytest
 from blockyard.contract.request import JsonSchema
 from blockyard.errors import BlockyardError, Reason, Violation
 from gateway.dialects.answer_parser import ToolSchema
-from gateway.grammars.automata import multiple_size, pattern_size
 from gateway.grammars.checking import check_format
-from gateway.grammars.intersections import find_intersection
+from gateway.grammars.intersections import find_intersection, multiple_size, pattern_size
 from gateway.grammars.larks import check_lark
 from gateway.grammars.tools import followed
 from tests.kit.oracles.schemas import SCHEMAS

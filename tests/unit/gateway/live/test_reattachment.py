@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from blockyard.errors import Reason
 from blockyard.inference.v1 import inference_pb2
-from gateway.live.link import Cancelled
+from gateway.live.scheduler_link import Cancelled
 from tests.kit.fakes.fake_scheduler import FakeScheduler
 from tests.kit.refusals import refused
 from tests.unit.gateway.harness import rest_of, serving, spec

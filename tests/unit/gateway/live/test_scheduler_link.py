@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from gateway.live.link import Outgoing
+    from gateway.live.scheduler_link import Outgoing
 
 
 async def until_readiness_is(front: Front, ready: bool) -> None:

@@ -10,10 +10,10 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken, normalizers, pre_tokenizers
 
+from gateway.pooling.inputs import encode_pair
 from gateway.text import safe_cuts
 from gateway.text import vocabulary as module
 from gateway.text.encoding import run_steps
-from gateway.text.pairs import encode_pair
 from gateway.text.vocabulary import encode_steps, find_specials
 from tests.unit.gateway.harness import demo_tokenizer
 from tests.unit.gateway.text.long_texts import (

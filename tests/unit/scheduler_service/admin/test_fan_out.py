@@ -9,8 +9,8 @@ import pytest
 from blockyard.admin.v1 import admin_pb2
 from blockyard.errors import BlockyardError, Reason
 from blockyard.worker.v1 import worker_pb2
-from scheduler_service.admin import fan_out
-from scheduler_service.admin.fan_out import ask_each
+from scheduler_service.admin import servicer
+from scheduler_service.admin.servicer import ask_each
 from tests.kit.refusals import refused
 from tests.unit.scheduler_service.replicas.test_ranks import group_of
 
@@ -28,7 +28,7 @@ async def extend(ranks: list[Rank], operation: str, seconds: float = 10.0) -> li
 async def test_answers_come_by_rank_or_not_at_all(
     configuration: SchedulerConfiguration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fan_out, "GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(servicer, "GRACE_SECONDS", 0.05)
     async with group_of(configuration, 4) as group:
         for _ in range(4):
             await group.start()

@@ -16,7 +16,7 @@ from blockyard.contract.workers import CacheInfo, WorkerState
 from blockyard.errors import BlockyardError, Reason
 from blockyard.worker.v1 import worker_pb2
 from scheduler_service.config import SchedulerConfiguration
-from scheduler_service.replicas.not_ready import Unusable
+from scheduler_service.replicas.epoch_failure import Unusable
 from scheduler_service.replicas.rank import configuration_digest
 from scheduler_service.replicas.replica import Replica
 from scheduler_service.replicas.steps.answer_checks import AnswerLimits

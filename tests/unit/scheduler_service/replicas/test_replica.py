@@ -18,7 +18,7 @@ from blockyard.errors import BlockyardError, Reason
 from blockyard.worker.v1 import worker_pb2
 from scheduler_service.config import SchedulerConfiguration
 from scheduler_service.replicas.cache_plan import plan_cache
-from scheduler_service.replicas.not_ready import Misconfigured, Unusable
+from scheduler_service.replicas.epoch_failure import Misconfigured, Unusable
 from scheduler_service.replicas.rank import configuration_digest
 from scheduler_service.replicas.replica import Replica
 from scheduler_service.replicas.steps.answer_checks import AnswerLimits

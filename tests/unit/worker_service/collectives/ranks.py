@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from torch._C import _distributed_c10d as c10d
 
 from blockyard.contract.parallel import Parallel
-from worker_service.collectives.gloo import join_gloo
+from tests.kit.kernels.thread_collectives import ThreadMeeting
 from worker_service.collectives.group import GroupLifetime
-from worker_service.collectives.threads import ThreadMeeting
+from worker_service.collectives.process_group import join_gloo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from blockyard.model_config.leaves import MAX_LEAVES
+from blockyard.model_config.parallel_sizes import MAX_LEAVES
 from kernels.shapes import add_leaves
 from tests.unit.worker_service.collectives.ranks import all_ranks, gloo_groups, make_collectives
-from worker_service.collectives.silent import SilentCollectives
+from worker_service.collectives.gathering import SilentCollectives
 
 if TYPE_CHECKING:
     from torch import Tensor

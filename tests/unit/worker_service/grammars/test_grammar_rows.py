@@ -12,8 +12,7 @@ from blockyard.errors import BlockyardError, Reason, from_status
 from tests.kit.panics import GRAMMAR as PANICS
 from tests.kit.panics import panic
 from tests.unit.worker_service import driver
-from worker_service.grammars.matchers import WORD_BITS, Grammars, GrammarState
-from worker_service.grammars.vocabulary import read_vocabulary
+from worker_service.grammars.matchers import WORD_BITS, Grammars, GrammarState, read_vocabulary
 from worker_service.models.loader import load_model
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from blockyard.contract.workers import GroupRequest
 from blockyard.errors import BlockyardError, Reason
 from tests.unit.worker_service.collectives.ranks import all_ranks, begun, gloo_groups
 from worker_service.groups.joining import GroupSettings, Route, find_route, greet
-from worker_service.groups.rendezvous import Rendezvous
-from worker_service.groups.store import RendezvousStore
+from worker_service.groups.rendezvous import Rendezvous, RendezvousStore
 
 CPU = torch.device("cpu")
 REQUEST = GroupRequest(3, "unix:/nowhere", b"0123456789abcdef", ("a", "b"), 20.0)

@@ -18,7 +18,7 @@ from tests.unit.worker_service import driver
 from tests.unit.worker_service.executor import Epoch, make_executor, new_sequence
 from tests.unit.worker_service.rows import VOCAB, make_sampler, rows_of, sequence
 from worker_service.models.loader import load_model
-from worker_service.sampling.bad_words import BadWords
+from worker_service.sampling.sampling_state import BadWords
 from worker_service.step import BlockPairs, ForkedRow
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kernels.reference import sampling
 from kernels.reference.sampling import GREEDY, UNFILTERED, DrawKeys, Filters, numbers_of_candidates
 from kernels.sampling import Choices
-from worker_service.sampling import logit_edits as edits
+from worker_service.sampling import sampler as edits
 
 WORD = 0xFFFFFFFF
 

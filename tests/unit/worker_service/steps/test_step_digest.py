@@ -12,7 +12,7 @@ from worker_service.batch.forward_batch import ForwardBatch
 from worker_service.runner.model_runner import RunnerOutput
 from worker_service.sampling.sampler import BeamCandidates, Sampled
 from worker_service.step import BlockPairs, ForkedRow, NewRow, Step
-from worker_service.steps.step_digest import StepDigest
+from worker_service.steps.rank_steps import StepDigest
 
 BIG = 2**64 - 1
 

@@ -15,7 +15,7 @@ from openai.types.responses.input_token_count_response import InputTokenCountRes
 from pydantic import TypeAdapter
 
 from blockyard.errors import TABLE, BlockyardError, Reason
-from gateway.fronts.http.app import make_http_app
+from gateway.fronts.http.server import make_http_app
 from gateway.fronts.openai.app import make_app
 from tests.kit.fakes.fake_scheduler import FakeScheduler
 from tests.unit.gateway.fronts.openai.scripted import ScriptedService, accepted, answer, calling, deltas

@@ -23,6 +23,7 @@ from blockyard.contract.models import Model
 from blockyard.contract.sampling import FinishReason
 from blockyard.errors import BlockyardError, Reason
 from gateway.chat import prompt_of
+from gateway.generation import GenerationService
 from gateway.request import ReturnedLogprob
 
 if TYPE_CHECKING:
@@ -164,6 +165,8 @@ class ScriptedService:
 
     def is_ready(self) -> bool:
         return self.ready
+
+    find_model = GenerationService.find_model
 
     def models(self) -> list[Model]:
         return [Model("scripted", 64, 256, True, "d-1", True)] if self.ready else []

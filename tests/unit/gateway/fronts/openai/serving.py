@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from gateway.call_context import with_http_call
-from gateway.fronts.http.app import make_http_app
+from gateway.fronts.http.server import make_http_app
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator

@@ -9,8 +9,7 @@ import pytest
 from blockyard.admin.v1 import admin_pb2
 from blockyard.security.authentication import Authenticator
 from gateway.fronts.openai.app import make_app
-from gateway.fronts.page.routes import POLICY, STATUS_PATH, add_page, load_assets
-from gateway.fronts.page.status import StatusBoard
+from gateway.fronts.page.routes import POLICY, STATUS_PATH, StatusBoard, add_page, load_assets
 from tests.unit.gateway.fronts.openai.scripted import ScriptedService
 
 if TYPE_CHECKING:

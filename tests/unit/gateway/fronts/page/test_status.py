@@ -6,7 +6,7 @@ import json
 import pytest
 
 from blockyard.admin.v1 import admin_pb2
-from gateway.fronts.page.status import MAX_AGE_SECONDS, StatusBoard
+from gateway.fronts.page.routes import MAX_AGE_SECONDS, StatusBoard
 
 
 class Asked:

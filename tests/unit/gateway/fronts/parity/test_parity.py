@@ -22,6 +22,7 @@ NOT_COMMON = {
     "decode_chat": "the same",
     "decode_tokenize": "a text beside a conversation; over HTTP these are bodies of two kinds",
     "decode_resume": "positions; over HTTP they are the ids of events",
+    "decode_score": "a query that is missing; over HTTP it is a field of the body",
 }
 
 

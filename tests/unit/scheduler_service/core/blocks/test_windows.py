@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from blockyard.capacity.kv_blocks import KvBlocks
+from blockyard.capacity.limits import KvBlocks
 from scheduler_service.core.config import KvBlockGroups
 from scheduler_service.core.scheduler import NeverFits
 from scheduler_service.core.sequence import Group
