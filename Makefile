@@ -18,7 +18,7 @@
 #   make images  the images, by compose; COMPOSE_PROFILES=gpu, BLOCKYARD_TAG=…
 #   make sbom    what is in these images, as CycloneDX, into dist/sbom/
 #   make push REGISTRY=…   these images to a registry that `docker login` knows
-#   make release-check TAG=v…   whether the tag, the package and CHANGELOG.md name one version
+#   make notes TAG=v…   a release's part of CHANGELOG.md, into dist/notes.md; refused where the versions differ
 #   make up, make down   the services as containers, by compose; COMPOSE_PROFILES=gpu, or cpu,monitoring
 #   make e2e     what needs a Docker engine (as root, on this machine), packages of others, or a browser
 
@@ -34,9 +34,13 @@ TORCH_INDEX_URL ?=
 # of what they share; files in order.
 PYTEST = $(BIN)/python -m pytest -q --numprocesses $(or $(WORKERS),3) --dist loadfile --no-loadscope-reorder --durations 15
 
-# The images that docker-compose.yml builds.
+# The images that docker-compose.yml builds: its profile is cpu, see .env, where none is named.
 IMAGE_TAG = $(or $(BLOCKYARD_TAG),dev)
-IMAGES = blockyard-control:$(IMAGE_TAG) blockyard-worker:$(IMAGE_TAG)$(if $(findstring gpu,$(COMPOSE_PROFILES)),-cuda)
+PROFILES = $(or $(COMPOSE_PROFILES),cpu)
+IMAGES = blockyard-control:$(IMAGE_TAG) $(if $(findstring cpu,$(PROFILES)),blockyard-worker:$(IMAGE_TAG)) \
+	$(if $(findstring gpu,$(PROFILES)),blockyard-worker:$(IMAGE_TAG)-cuda)
+# The oldest system that a wheel promises to run on, by its glibc; 2.31 is that of Debian 11 and Ubuntu 20.04.
+WHEEL_PLATFORM = manylinux_2_31_x86_64
 # The compiled kernels of this checkout, which a build in another folder finds by it.
 KERNELS_DIR = $(CURDIR)/kernels/cpu/built
 
@@ -49,7 +53,7 @@ export NO_MKDOCS_2_WARNING := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup demo test whole unit check lint protos sanitize chaos fuzz soak bench docs wheel wheel-test images sbom push \
-	release-check up down e2e clean
+	notes up down e2e clean
 
 setup: $(INSTALLED)
 
@@ -136,7 +140,7 @@ docs: setup
 wheel: $(RELEASE)
 	rm -rf dist build/lib build/bdist.*
 	BLOCKYARD_KERNELS_DIR=$(KERNELS_DIR) $(BIN)/python -m build --outdir dist/built
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist dist/built/*.whl
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --plat $(WHEEL_PLATFORM) --wheel-dir dist dist/built/*.whl
 	mv dist/built/*.tar.gz dist
 	rm -r dist/built
 
@@ -147,13 +151,14 @@ images:
 	$(COMPOSE) build
 
 sbom: $(RELEASE)
-	$(BIN)/python docker/sbom.py dist/sbom $(IMAGES)
+	$(BIN)/python release/sbom.py dist/sbom $(IMAGES)
 
 push:
 	for image in $(IMAGES); do docker tag $$image $(REGISTRY)/$$image && docker push $(REGISTRY)/$$image || exit 1; done
 
-release-check:
-	$(PYTHON) docker/release_check.py $(TAG)
+notes:
+	mkdir -p dist
+	$(PYTHON) release/notes.py $(TAG) > dist/notes.md
 
 up:
 	sh docker/up.sh $(COMPOSE)
