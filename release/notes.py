@@ -31,7 +31,7 @@ def notes_of(tag: str, root: Path = ROOT) -> str:
 
 def main() -> None:
     try:
-        sys.stdout.write(notes_of(*sys.argv[1:2] or [""]))
+        sys.stdout.write(notes_of(sys.argv[1] if len(sys.argv) > 1 else ""))
     except ValueError as error:
         sys.exit(f"error: {error}")
 
