@@ -4,7 +4,7 @@
 #   make test    set up, then lint, types, import floors, and the unit, kernels and integration tests, in this order
 #   make whole   the same with every case of the families, of Triton's kernels and of the benchmarks: before a release
 #   make unit    the first of them: the unit tests
-#   make check   the seconds of it: lint, types, floors, protos
+#   make check   the seconds of it: lint, types, floors, protos, the documentation's links, the workflows
 #   make protos  make the Python bindings again
 #   make sanitize   the CPU kernels under the sanitizers of addresses, undefined behaviour and threads; ten minutes
 #   make chaos   ten minutes of kills, freezes and partitions, two each of replicas of two workers and of two stages, each
@@ -12,6 +12,13 @@
 #   make fuzz    100,000 changed messages of each kind into the services; minutes; CASES=… SEED=…
 #   make soak    ten minutes at four fifths of the capacity: memory stays flat and nothing is left behind; SECONDS=…
 #   make bench   the ratios, on a quiet machine, into benchmarks/results/
+#   make docs    the documentation as a site, into build/site
+#   make wheel   the source distribution, and the wheel with compiled kernels for Linux on x86-64, into dist/
+#   make wheel-test   make wheel, then the wheel in new environments, without a compiler
+#   make images  the images, by compose; COMPOSE_PROFILES=gpu, BLOCKYARD_TAG=…
+#   make sbom    what is in these images, as CycloneDX, into dist/sbom/
+#   make push REGISTRY=…   these images to a registry that `docker login` knows
+#   make notes TAG=v…   a release's part of CHANGELOG.md, into dist/notes.md; refused where the versions differ
 #   make up, make down   the services as containers, by compose; COMPOSE_PROFILES=gpu, or cpu,monitoring
 #   make e2e     what needs a Docker engine (as root, on this machine), packages of others, or a browser
 
@@ -19,6 +26,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+RELEASE := $(VENV)/.release
 # Where to take PyTorch from; empty: wherever pip finds a CPU build, else PyTorch's index for the machine at hand.
 TORCH_INDEX_URL ?=
 
@@ -26,13 +34,26 @@ TORCH_INDEX_URL ?=
 # of what they share; files in order.
 PYTEST = $(BIN)/python -m pytest -q --numprocesses $(or $(WORKERS),3) --dist loadfile --no-loadscope-reorder --durations 15
 
+# The images that docker-compose.yml builds: its profile is cpu, see .env, where none is named.
+IMAGE_TAG = $(or $(BLOCKYARD_TAG),dev)
+PROFILES = $(or $(COMPOSE_PROFILES),cpu)
+IMAGES = blockyard-control:$(IMAGE_TAG) $(if $(findstring cpu,$(PROFILES)),blockyard-worker:$(IMAGE_TAG)) \
+	$(if $(findstring gpu,$(PROFILES)),blockyard-worker:$(IMAGE_TAG)-cuda)
+# The oldest system that a wheel promises to run on, by its glibc; 2.31 is that of Debian 11 and Ubuntu 20.04.
+WHEEL_PLATFORM = manylinux_2_31_x86_64
+# The compiled kernels of this checkout, which a build in another folder finds by it.
+KERNELS_DIR = $(CURDIR)/kernels/cpu/built
+
 COMPOSE = $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+# It tells of a successor at each build.
+export NO_MKDOCS_2_WARNING := 1
 # The tests start hundreds of processes, each of which would compile the sources anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: setup demo test whole unit check lint protos sanitize chaos fuzz soak bench up down e2e clean
+.PHONY: setup demo test whole unit check lint protos sanitize chaos fuzz soak bench docs wheel wheel-test images sbom push \
+	notes up down e2e clean
 
 setup: $(INSTALLED)
 
@@ -45,6 +66,10 @@ $(INSTALLED): pyproject.toml protos/compiler.txt install_torch.sh $(wildcard ker
 	$(BIN)/python -m kernels.cpu.build
 	$(BIN)/pyright --version
 	touch $(INSTALLED)
+
+$(RELEASE): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[release]'
+	touch $(RELEASE)
 
 demo: setup
 	$(BIN)/python examples/demo.py
@@ -63,6 +88,8 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	cd protos && ../$(BIN)/buf lint && ../$(BIN)/buf format --diff --exit-code --exclude-path google
+	$(BIN)/mkdocs build --strict --quiet
+	! test -x $(BIN)/actionlint || $(BIN)/actionlint
 	$(BIN)/pyright
 
 lint: setup
@@ -107,6 +134,32 @@ bench: setup
 	$(BIN)/python benchmarks/throughput.py --model qwen2-0.5b --write
 	$(BIN)/python benchmarks/plot.py
 
+docs: setup
+	$(BIN)/mkdocs build --strict
+
+wheel: $(RELEASE)
+	rm -rf dist build/lib build/bdist.*
+	BLOCKYARD_KERNELS_DIR=$(KERNELS_DIR) $(BIN)/python -m build --outdir dist/built
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --plat $(WHEEL_PLATFORM) --wheel-dir dist dist/built/*.whl
+	mv dist/built/*.tar.gz dist
+	rm -r dist/built
+
+wheel-test: wheel
+	BLOCKYARD_TEST_WHEEL=$$(ls dist/*.whl) $(BIN)/python -m pytest -q -m e2e tests/e2e/test_installed.py
+
+images:
+	$(COMPOSE) build
+
+sbom: $(RELEASE)
+	$(BIN)/python release/sbom.py dist/sbom $(IMAGES)
+
+push:
+	for image in $(IMAGES); do docker tag $$image $(REGISTRY)/$$image && docker push $(REGISTRY)/$$image || exit 1; done
+
+notes:
+	mkdir -p dist
+	$(PYTHON) release/notes.py $(TAG) > dist/notes.md
+
 up:
 	sh docker/up.sh $(COMPOSE)
 
@@ -117,4 +170,4 @@ e2e: setup
 	$(BIN)/python -m pytest -q -m e2e tests
 
 clean:
-	rm -rf $(VENV) kernels/cpu/built .pytest_cache .ruff_cache .hypothesis .import_linter_cache .triton_cache
+	rm -rf $(VENV) build dist kernels/cpu/built .pytest_cache .ruff_cache .hypothesis .import_linter_cache .triton_cache

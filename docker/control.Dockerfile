@@ -20,7 +20,8 @@ RUN mkdir blockyard && touch README.md LICENSE blockyard/__init__.py \
     && pip uninstall --yes setuptools pip
 
 FROM ${BASE_IMAGE}
-LABEL org.opencontainers.image.title="Blockyard gateway and scheduler" org.opencontainers.image.licenses=Apache-2.0
+LABEL org.opencontainers.image.title="Blockyard gateway and scheduler" org.opencontainers.image.licenses=Apache-2.0 \
+    org.opencontainers.image.source=https://github.com/blockyard/blockyard
 ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/opt/blockyard PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp
 WORKDIR /opt/blockyard
 COPY --from=environment /opt/venv /opt/venv

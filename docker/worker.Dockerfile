@@ -44,7 +44,8 @@ RUN set -e; ls -d /opt/venv/lib/python3*/site-packages/triton || exit 0; \
     echo '#include <Python.h>' | gcc -I"$headers" -fsyntax-only -x c -
 
 FROM runtime
-LABEL org.opencontainers.image.title="Blockyard worker" org.opencontainers.image.licenses=Apache-2.0
+LABEL org.opencontainers.image.title="Blockyard worker" org.opencontainers.image.licenses=Apache-2.0 \
+    org.opencontainers.image.source=https://github.com/blockyard/blockyard
 ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/opt/blockyard PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp
 WORKDIR /opt/blockyard
 COPY models/demo/*.json models/demo/*.safetensors /models/demo/

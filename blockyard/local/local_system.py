@@ -189,7 +189,7 @@ class LocalSystem:
         return Service(f"worker-{number}", "worker_service", tuple(flags))
 
     async def prepare(self, write_line: Callable[[str], None]) -> None:
-        """Compiles the CPU kernels once if the package is installed: a wheel has only their source."""
+        """Compiles the CPU kernels once if the package was installed with their source alone."""
         configuration = self.configuration
         if not IS_INSTALLED or uses_gpu(configuration.device) or configuration.worker.cpu_kernels == "reference":
             return

@@ -1,8 +1,9 @@
 """Compiles the C++ kernels: one library for each instruction set, in a folder named by a hash of source and flags.
 
-`make setup`, image builds, and `blockyard serve` of an installed wheel, which has only the source, run this program
-(`python -m kernels.cpu.build`, or this file directly); workers never do. A library file is always complete: it is
-written under another name and then renamed. A file lock, which ends with its process, keeps two builds apart.
+`make setup`, builds of wheels and images, and `blockyard serve` where a package was installed without compiled kernels
+run this program (`python -m kernels.cpu.build`, or this file directly); workers never do. A library file is always
+complete: it is written under another name and then renamed. A file lock, which ends with its process, keeps two builds
+apart.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ EMULATED_SETS: dict[str, tuple[str, ...]] = {"amx_emulated": (*AVX512_FLAGS, "-O
 def built_folder() -> Path:
     """Returns the folder for the libraries of exactly this source, whether they are built or not.
 
-    It lies in BLOCKYARD_KERNELS_DIR if that is set, else beside the source. For an installed package, whose own folder
-    may be read-only, it lies in the user's cache.
+    It lies in BLOCKYARD_KERNELS_DIR if that is set, else beside the source, where a wheel for Linux has it. For a
+    package that was installed without, whose own folder may be read-only, it lies in the user's cache.
     """
     root = os.environ.get("BLOCKYARD_KERNELS_DIR")
     return (Path(root) if root else _usual_root()) / _source_digest()
@@ -109,7 +110,10 @@ def main() -> None:
         return
     compiler = find_compiler()
     if compiler is None:
-        sys.stderr.write("no C++ compiler: workers on a CPU will use the reference kernels, which are slower\n")
+        sys.stderr.write(
+            "no C++ compiler: workers on a CPU will use the reference kernels, which are slower; "
+            "install g++, or the wheel for Linux on x86-64, which has the kernels compiled\n"
+        )
         return
     sys.stderr.write(f"compiling the CPU kernels, once, into {built_folder()}: about a minute\n")
     sys.stderr.flush()

@@ -1,4 +1,7 @@
-"""The wheel in new environments: the client library alone, beside a client of others, and the whole that serves."""
+"""The wheel in new environments: the client library alone, beside a client of others, and the whole that serves.
+
+BLOCKYARD_TEST_WHEEL names a wheel that is built, as `make wheel-test` has it; else one is built here.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kernels.cpu.build import INSTRUCTION_SETS
+from kernels.cpu.processors import this_processor
 from tests.kit.fakes.fake_gateway import FakeGateway
 from tests.kit.processes.wheel import ROOT, build_wheel
 
@@ -39,7 +44,8 @@ class Environment:
 
     def environment(self) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "BLOCKYARD_"))}
-        return {**kept, "HOME": str(self.home), "PATH": f"{self.bin}:/usr/local/bin:/usr/bin:/bin"}
+        # No compiler is on this path.
+        return {**kept, "HOME": str(self.home), "PATH": str(self.bin)}
 
     def run(self, *command: str, seconds: float = 100) -> str:
         """Runs a command of it, in an empty folder, and returns what it wrote."""
@@ -62,7 +68,9 @@ class Environment:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_wheel(tmp_path_factory.mktemp("wheel"))
+    if path := os.environ.get("BLOCKYARD_TEST_WHEEL"):
+        return ROOT / path
+    return build_wheel(tmp_path_factory.mktemp("wheel"))[0]
 
 
 def test_the_client_needs_two_packages_and_shares_an_environment_with_tritons(wheel: Path, tmp_path: Path) -> None:
@@ -79,42 +87,92 @@ def test_the_client_needs_two_packages_and_shares_an_environment_with_tritons(wh
     environment.run("python", "-m", "pip", "check")
 
 
-def test_a_wheel_serves_the_demo_model_with_kernels_of_its_own(wheel: Path, tmp_path: Path) -> None:
-    environment = Environment(tmp_path / "venv")
-    index = os.environ.get("TORCH_INDEX_URL", "")
-    torch = ["sh", str(ROOT / "install_torch.sh"), str(environment.bin / "python"), index]
-    subprocess.run(torch, env=environment.environment(), check=True, timeout=INSTALL_SECONDS)
-    environment.install(f"{wheel}[serve]")
-    ports = ["--grpc-port=0", "--http-port=0", "--admin-port=0", "--num-device-blocks=60"]
-    server = subprocess.Popen(
-        [str(environment.bin / "blockyard"), "serve", *ports],
-        cwd=tmp_path, env=environment.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-    lines: list[str] = []
-    is_ready = threading.Event()
+class Server:
+    """`blockyard serve` of an environment, with the demo model."""
 
-    def read() -> None:
-        assert server.stdout is not None
-        for line in server.stdout:
-            lines.append(line)
+    def __init__(self, environment: Environment, folder: Path) -> None:
+        self.environment = environment
+        self.lines: list[str] = []
+        ports = ["--grpc-port=0", "--http-port=0", "--admin-port=0", "--num-device-blocks=60"]
+        self._process = subprocess.Popen(
+            [str(environment.bin / "blockyard"), "serve", *ports],
+            cwd=folder, env=environment.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        self._is_ready = threading.Event()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.lines.append(line)
             if "gRPC   " in line:
-                is_ready.set()
-        is_ready.set()
+                self._is_ready.set()
+        self._is_ready.set()
 
-    reader = threading.Thread(target=read)
-    reader.start()
+    def generate(self) -> str:
+        """Returns what the command line gets from it."""
+        assert self._is_ready.wait(600)
+        target = re.search(r"gRPC   (\S+)", "".join(self.lines))
+        assert target, "".join(self.lines)
+        return self.environment.run("blockyard", "generate", "def read_lines(path):", "--target", target[1])
+
+    def stop(self) -> str:
+        """Ends it, and returns all that it wrote."""
+        self._process.terminate()
+        self._reader.join(60)
+        self._process.communicate(timeout=60)
+        return "".join(self.lines)
+
+
+def serve_once(environment: Environment, folder: Path) -> str:
+    """Has one text generated, and returns what the server wrote."""
+    server = Server(environment, folder)
     try:
-        # The kernels are compiled first: minutes, and many more on a busy machine.
-        assert is_ready.wait(2400)
-        target = re.search(r"gRPC   (\S+)", "".join(lines))
-        assert target, "".join(lines)
-        text = environment.run("blockyard", "generate", "def read_lines(path):", "--target", target[1])
-        assert text.strip()
+        assert server.generate().strip()
     finally:
-        server.terminate()
-        reader.join(60)
-        server.communicate(timeout=60)
-    log = "".join(lines)
-    assert "compiling the CPU kernels, once" in log
+        log = server.stop()
+    return log
+
+
+@pytest.fixture(scope="module")
+def serving(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """An environment with all that serves."""
+    environment = Environment(tmp_path_factory.mktemp("serving") / "venv")
+    torch = ["/bin/sh", str(ROOT / "install_torch.sh"), str(environment.bin / "python")]
+    variables = {**environment.environment(), "PATH": f"{environment.bin}:/usr/bin:/bin"}
+    subprocess.run([*torch, os.environ.get("TORCH_INDEX_URL", "")], env=variables, check=True, timeout=INSTALL_SECONDS)
+    environment.install(f"{wheel}[serve]")
+    return environment
+
+
+# Whether each set's kernels are those of the wheel, and whether those of this processor pass their self-test.
+KERNELS = """
+import torch
+from kernels.cpu.backend import CpuBackend
+from kernels.cpu.build import INSTRUCTION_SETS, library_path
+from kernels.cpu.processors import available_instruction_sets
+for name in INSTRUCTION_SETS:
+    print(name, "site-packages" in str(library_path(name)), library_path(name).exists())
+for name in available_instruction_sets():
+    print(name, CpuBackend(torch.float32, name, "none").arithmetic is not None)
+"""
+
+
+def test_a_wheel_serves_the_demo_model_without_a_compiler(serving: Environment, tmp_path: Path) -> None:
+    expected = [f"{name} True True" for name in INSTRUCTION_SETS]
+    expected += [f"{choice.name} True" for choice in this_processor().supported() if not choice.emulates]
+    assert serving.run("python", "-c", KERNELS).splitlines() == expected
+    log = serve_once(serving, tmp_path)
+    assert "compil" not in log
     assert "the reference kernels serve" not in log
-    assert list((tmp_path / ".cache" / "blockyard" / "kernels").rglob("avx2.so"))
+    assert not list(serving.home.rglob(".cache/blockyard/kernels"))
+    serving.run("python", "-m", "pip", "check")
+
+
+def test_without_compiled_kernels_and_a_compiler_it_says_so_and_serves(serving: Environment, tmp_path: Path) -> None:
+    """What a source distribution is where nothing can compile it."""
+    wheel, _ = build_wheel(tmp_path / "wheel", has_compiler=False)
+    serving.install("--no-deps", "--force-reinstall", str(wheel))
+    log = serve_once(serving, tmp_path)
+    assert "no C++ compiler: workers on a CPU will use the reference kernels, which are slower; install g++" in log

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import blockyard
-from blockyard.extras import PACKAGES
+from blockyard import extras
+from kernels.cpu.build import INSTRUCTION_SETS, library_path
 from tests.kit.fakes.fake_gateway import FakeGateway
+from tests.kit.kernels.backends import build_kernels
 from tests.kit.processes.wheel import build_wheel
 
 if TYPE_CHECKING:
@@ -25,17 +27,53 @@ ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
+PACKAGES = ("blockyard", "gateway", "scheduler_service", "worker_service", "kernels")
+
+
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """The names of the files in a wheel of this source; setuptools takes some seconds for it."""
-    with zipfile.ZipFile(build_wheel(tmp_path_factory.mktemp("wheel"))) as file:
+def wheel_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel of this source; setuptools takes some seconds for it."""
+    return build_wheel(tmp_path_factory.mktemp("wheel"))[0]
+
+
+def names_in(path: Path) -> set[str]:
+    with zipfile.ZipFile(path) as file:
         return set(file.namelist())
 
 
-def test_a_wheel_has_the_kernels_sources_and_no_build_of_them(wheel: set[str]) -> None:
+@pytest.fixture(scope="module")
+def wheel(wheel_path: Path) -> set[str]:
+    """The names of the files in a wheel."""
+    return names_in(wheel_path)
+
+
+def is_made(name: str) -> bool:
+    """Whether a file of a wheel comes from no package's folder."""
+    return bool(re.match(r"blockyard/demo_model/|blockyard-[\d.]+\.dist-info/|kernels/cpu/built/", name))
+
+
+def test_a_wheel_has_the_compiled_kernels_of_its_source(wheel_path: Path, wheel: set[str]) -> None:
+    build_kernels()
+    assert wheel_path.name.endswith("-py3-none-linux_x86_64.whl")
     sources = {f"kernels/cpu/csrc/{path.name}" for path in (ROOT / "kernels" / "cpu" / "csrc").iterdir()}
     assert {name for name in wheel if "/csrc/" in name} == sources
-    assert not any(name.endswith(".so") for name in wheel)
+    libraries = {f"kernels/cpu/built/{library_path(name).parent.name}/{name}.so": name for name in INSTRUCTION_SETS}
+    assert {name for name in wheel if "/built/" in name} == set(libraries)
+    with zipfile.ZipFile(wheel_path) as file:
+        for path, name in libraries.items():
+            assert file.read(path) == library_path(name).read_bytes()
+
+
+def test_without_a_compiler_a_wheel_has_the_source_and_fits_every_machine(tmp_path: Path) -> None:
+    path, output = build_wheel(tmp_path, has_compiler=False)
+    assert path.name.endswith("-py3-none-any.whl")
+    assert not any(name.endswith(".so") for name in names_in(path))
+    assert "no C++ compiler: this wheel has only the source of the CPU kernels\n" in output
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_wheel_says_that_its_packages_are_typed(wheel: set[str], package: str) -> None:
+    assert f"{package}/py.typed" in wheel
 
 
 def test_a_wheel_has_the_demo_model_and_not_what_made_it(wheel: set[str]) -> None:
@@ -46,12 +84,11 @@ def test_a_wheel_has_the_demo_model_and_not_what_made_it(wheel: set[str]) -> Non
 
 
 def test_a_wheel_has_the_packages_the_page_and_nothing_else(wheel: set[str]) -> None:
-    packages = ("blockyard", "gateway", "scheduler_service", "worker_service", "kernels")
     files = {
-        str(file.relative_to(ROOT)) for package in packages for file in (ROOT / package).rglob("*") if file.is_file()
+        str(file.relative_to(ROOT)) for package in PACKAGES for file in (ROOT / package).rglob("*") if file.is_file()
     }
-    made = {name for name in wheel if not re.match(r"blockyard/demo_model/|blockyard-[\d.]+\.dist-info/", name)}
-    assert made == {name for name in files if not re.search(r"__pycache__/|^kernels/cpu/built/", name)}
+    packaged = {name for name in wheel if not is_made(name)}
+    assert packaged == {name for name in files if not re.search(r"__pycache__/|^kernels/cpu/built/", name)}
 
 
 # Refuses every import but of the standard library, grpcio, protobuf and what these two need.
@@ -131,8 +168,6 @@ def test_the_command_names_the_extra_that_is_missing() -> None:
 
 
 def test_serve_names_all_that_is_missing_before_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    from blockyard import extras
-
     monkeypatch.setattr(extras, "find_spec", lambda name: None if name in ("torch", "fastapi") else object())
     with pytest.raises(
         extras.MissingPackages, match=r"not installed \(fastapi, torch\): pip install 'blockyard\[serve\]'"
@@ -140,10 +175,10 @@ def test_serve_names_all_that_is_missing_before_it_starts(monkeypatch: pytest.Mo
         extras.require_services("blockyard serve")
 
 
-@pytest.mark.parametrize("extra", PACKAGES)
+@pytest.mark.parametrize("extra", extras.PACKAGES)
 def test_the_packages_of_an_extra_are_those_that_it_installs(extra: str) -> None:
     homes = packages_distributions()
-    installed = {name.lower().replace("_", "-") for package in PACKAGES[extra] for name in homes[package]}
+    installed = {name.lower().replace("_", "-") for package in extras.PACKAGES[extra] for name in homes[package]}
     declared = [re.split(r"[<>=\[;]", name)[0].lower() for name in PROJECT["optional-dependencies"][extra]]
     assert installed == {name for name in declared if name != "blockyard"}
 

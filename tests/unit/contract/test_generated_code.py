@@ -47,5 +47,17 @@ def test_imported_packages_are_declared() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert not any(name.startswith("kernels") for name in project["dependencies"])
     assert set(project["optional-dependencies"]) == {
-        *("serve", "cli", "service", "gateway", "scheduler", "worker", "grammar", "transformers", "tracing", "dev")
+        *(
+            "serve",
+            "cli",
+            "service",
+            "gateway",
+            "scheduler",
+            "worker",
+            "grammar",
+            "transformers",
+            "tracing",
+            "dev",
+            "release",
+        )
     }

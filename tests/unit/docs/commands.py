@@ -139,6 +139,7 @@ OPERATE = By("tests/unit/blockyard/cli/admin/test_cli_admin.py::test_what_the_gu
 METRICS = By("tests/integration/test_metrics.py::test_what_is_told_is_what_happened")
 SECURITY = "tests/unit/docs/test_security_guide.py::"
 COMPOSE = "tests/e2e/containers/test_compose.py::"
+WHEEL = By("tests/e2e/test_installed.py::test_a_wheel_serves_the_demo_model_without_a_compiler")
 EXAMPLES = By("tests/e2e/test_examples.py::test_a_text_streams")
 RENDERED = By("tests/integration/deploy/test_rendered.py::test_what_is_rendered_keeps_to_every_rule")
 KUBECTL = By("tests/integration/deploy/test_kubernetes_guide.py::test_what_its_commands_name_exists")
@@ -294,6 +295,13 @@ HOLDERS: dict[str, dict[str, By | NotRun]] = {
     "docs/guides/lora.md": {
         "blockyard serve --model /models/base …": SETTINGS,
         "blockyard lora …": By("tests/unit/blockyard/cli/admin/test_cli_lora.py::test_what_the_guide_says_works"),
+    },
+    "docs/guides/install.md": {
+        "pip install 'blockyard[serve]'": WHEEL,
+        "blockyard serve": WHEEL,
+        "pip install torch --index-url https://download.pytorch.org/whl/cpu": NotRun("it needs PyTorch's index"),
+        "make setup": THIS,
+        "make wheel": NotRun("it takes minutes; `make wheel-test` begins with it"),
     },
     "docs/guides/inspect.md": {
         "blockyard admin …": By(
