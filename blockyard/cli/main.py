@@ -11,6 +11,7 @@ from blockyard.cli import bench, chat, connection, generate, keys, lora, numbers
 from blockyard.cli.admin import commands as admin
 from blockyard.cli.admin import inspection
 from blockyard.cli.doctor import command as doctor
+from blockyard.cli.help import App
 from blockyard.cli.top import command as top
 from blockyard.errors import TRANSPORT_ORIGIN, BlockyardError
 from blockyard.local.supervisor import StartError
@@ -20,29 +21,34 @@ from blockyard.service import grpc_environment
 from blockyard.service.servers import PortTaken
 from blockyard.settings import SettingsError
 
-app = typer.Typer(
-    help="Serves large language models over gRPC and HTTP, and talks to them.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.callback()(connection.read_options)
-serve.register(app)
-plan.register(app)
-doctor.register(app)
-for command in (generate.generate, chat.chat, numbers.embed, numbers.score, numbers.classify, bench.bench, top.top):
-    app.command()(connection.with_connection(command))
-for command in (inspection.inspect, inspection.call):
-    admin.app.command()(command)
-app.add_typer(admin.app, name="admin")
-app.add_typer(keys.app, name="keys")
-app.add_typer(lora.app, name="lora")
+# The sections of the help, in its order.
+HERE, CALLS, OPERATIONS = ("Systems on this machine", "Calls of a running system", "Operation")
 
 
-@app.command()
 def version() -> None:
     """Print the version."""
     typer.echo(blockyard.__version__)
+
+
+def make_app() -> App:
+    """Assembles all commands."""
+    app = App(help="Serves large language models over gRPC and HTTP, and talks to them.")
+    app.set_options(connection.read_options)
+    for command in (serve.serve, plan.plan, doctor.make_command()):
+        app.add(command, section=HERE)
+    for command in (chat.chat, generate.generate, numbers.embed, numbers.score, numbers.classify, bench.bench):
+        app.add(connection.with_connection(command), section=CALLS)
+    for command in (inspection.inspect, inspection.call):
+        admin.app.add(command)
+    app.add(connection.with_connection(top.top), section=OPERATIONS)
+    app.add_typer(admin.app, name="admin", rich_help_panel=OPERATIONS)
+    app.add_typer(keys.app, name="keys", rich_help_panel=OPERATIONS)
+    app.add_typer(lora.app, name="lora", rich_help_panel=OPERATIONS)
+    app.add(version, section=OPERATIONS)
+    return app
+
+
+app = make_app()
 
 
 def describe_error(error: Exception) -> str:

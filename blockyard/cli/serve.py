@@ -12,37 +12,30 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from blockyard.cli.parameters import settings_parameters, with_parameters
+from blockyard.cli.system_settings import ConfigFile, Model, resolve_system, with_system_settings
 from blockyard.cli.top.readings import describe_start
 from blockyard.client.asynchronous import AsyncClient
-from blockyard.configuration import CHOSEN_TOGETHER, SystemConfiguration
 from blockyard.extras import require_services
 from blockyard.local.local_system import LocalSystem, uses_gpu
 from blockyard.local.supervisor import Supervisor
-from blockyard.settings import SettingsError, resolve, to_yaml
+from blockyard.settings import to_yaml
 from blockyard.telemetry import EventLogger, configure_logging
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from rich.status import Status
 
-    from blockyard.configuration import SecuritySettings
+    from blockyard.configuration import SecuritySettings, SystemConfiguration
     from blockyard.local.local_system import Endpoints
 
 log = EventLogger(__name__)
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the command, with every setting as an option."""
-    app.command()(with_parameters(serve, settings_parameters(SystemConfiguration, CHOSEN_TOGETHER)))
-
-
+@with_system_settings
 def serve(
-    model_or_folder: Annotated[
-        str, typer.Argument(metavar="MODEL", help="folder or hub id, as --model; default: the demo model")
-    ] = "",
-    config: Annotated[str, typer.Option(metavar="FILE", help="YAML file with settings", show_default=False)] = "",
+    model_or_folder: Model = "",
+    config: ConfigFile = "",
     print_config: Annotated[bool, typer.Option("--print-config", help="print the settings and exit")] = False,
     **settings: Any,
 ) -> None:
@@ -60,19 +53,6 @@ def serve(
     code = asyncio.run(_serve(configuration))
     if code:
         raise typer.Exit(code)
-
-
-def resolve_system(model_or_folder: str, config: str, settings: Mapping[str, Any]) -> SystemConfiguration:
-    """Builds the configuration from a command line's model, file and settings; raises typer.BadParameter."""
-    given = {name: value for name, value in settings.items() if value is not None}
-    if model_or_folder and given.setdefault("model", model_or_folder) != model_or_folder:
-        raise typer.BadParameter(
-            f"the model is given twice, as MODEL and as --model {given['model']}", param_hint="MODEL"
-        )
-    try:
-        return resolve(SystemConfiguration, {**given, "config": config})
-    except SettingsError as error:
-        raise typer.BadParameter(str(error)) from None
 
 
 async def _serve(configuration: SystemConfiguration) -> int:
