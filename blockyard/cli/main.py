@@ -7,13 +7,14 @@ import sys
 import typer
 
 import blockyard
-from blockyard.cli import bench, chat, connection, generate, keys, lora, numbers, plan, serve
+from blockyard.cli import bench, chat, connection, generate, keys, lora, numbers, plan, run, serve
 from blockyard.cli.admin import commands as admin
 from blockyard.cli.admin import inspection
 from blockyard.cli.doctor import command as doctor
 from blockyard.cli.help import App
 from blockyard.cli.top import command as top
 from blockyard.errors import TRANSPORT_ORIGIN, BlockyardError
+from blockyard.local.registry import RegistryError
 from blockyard.local.supervisor import StartError
 from blockyard.security.keys import KeyFileError
 from blockyard.security.tls import CertificateError
@@ -25,6 +26,9 @@ from blockyard.settings import SettingsError
 HERE, CALLS, OPERATIONS = ("Systems on this machine", "Calls of a running system", "Operation")
 
 
+EXPECTED = (BlockyardError, CertificateError, KeyFileError, PortTaken, RegistryError, SettingsError, StartError)
+
+
 def version() -> None:
     """Print the version."""
     typer.echo(blockyard.__version__)
@@ -34,7 +38,7 @@ def make_app() -> App:
     """Assembles all commands."""
     app = App(help="Serves large language models over gRPC and HTTP, and talks to them.")
     app.set_options(connection.read_options)
-    for command in (serve.serve, plan.plan, doctor.make_command()):
+    for command in (run.run, serve.serve, plan.plan, doctor.make_command()):
         app.add(command, section=HERE)
     for command in (chat.chat, generate.generate, numbers.embed, numbers.score, numbers.classify, bench.bench):
         app.add(connection.with_connection(command), section=CALLS)
@@ -69,7 +73,7 @@ def main(arguments: list[str] | None = None) -> None:
     grpc_environment.prepare()
     try:
         app(arguments, prog_name="blockyard")
-    except (BlockyardError, CertificateError, KeyFileError, PortTaken, SettingsError, StartError) as error:
+    except EXPECTED as error:
         typer.echo(f"error: {describe_error(error)}", err=True)
         sys.exit(1)
     except KeyboardInterrupt:

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from blockyard.cli.system_settings import ConfigFile, Model, resolve_system, with_system_settings
-from blockyard.cli.top.readings import describe_start
+from blockyard.cli.top.readings import find_start
 from blockyard.client.asynchronous import AsyncClient
 from blockyard.extras import require_services
 from blockyard.local.local_system import LocalSystem, uses_gpu
@@ -91,7 +91,7 @@ def _stop(supervisor: Supervisor) -> None:
 async def _is_ready(system: LocalSystem, status: Status | None) -> bool:
     ready = await system.is_ready()
     if status is not None and not ready and (found := await system.ask_status()):
-        status.update(f"starting: {describe_start(found) or found.gateway.message}")
+        status.update(f"starting: {find_start(found) or found.gateway.message}")
     return ready
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from blockyard.cli.parameters import settings_parameters, with_parameters
+from blockyard.cli.parameters import named_parameters, settings_parameters, with_parameters
 from blockyard.configuration import CHOSEN_TOGETHER, SystemConfiguration
 from blockyard.settings import SettingsError, resolve
 
@@ -42,8 +42,10 @@ ConfigFile = Annotated[str, typer.Option(metavar="FILE", help="YAML file with se
 
 
 def with_system_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds every setting of a system to a command, as options by keyword."""
-    return with_parameters(command, settings_parameters(SystemConfiguration, CHOSEN_TOGETHER, COMMON))
+    """Adds every setting of a system to a command, as options by keyword; the command's own options stay its own."""
+    own = {each.name for each in named_parameters(command)}
+    settings = settings_parameters(SystemConfiguration, CHOSEN_TOGETHER, COMMON)
+    return with_parameters(command, [each for each in settings if each.name not in own])
 
 
 def resolve_system(model: str, config: str, settings: Mapping[str, Any]) -> SystemConfiguration:

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
     from blockyard.contract.parallel import ParallelSizes
     from blockyard.lora.request import LoRARequest
+    from blockyard.model_files import OnProgress
 
 # WorkerProcessSettings or a subclass with more settings.
 Settings = TypeVar("Settings", bound=WorkerProcessSettings)
@@ -187,6 +188,15 @@ class LocalSystem:
             flags += to_flags(section)
         flags.append(f"--worker-metrics-port={self._ports[f'worker-{number}']}")
         return Service(f"worker-{number}", "worker_service", tuple(flags))
+
+    def download(self, on_progress: OnProgress | None = None) -> None:
+        """Downloads what the services will read of a hub's model. Raises BlockyardError MODEL_NOT_LOADED.
+
+        `on_progress`: as of `resolve_model`.
+        """
+        named = self.configuration.model
+        kind = "tokenizer" if self.configuration.load.load_format == "random" else "all"
+        resolve_model(named.model, named.revision, kind, on_progress)
 
     async def prepare(self, write_line: Callable[[str], None]) -> None:
         """Compiles the CPU kernels once if the package is installed: a wheel has only their source."""
