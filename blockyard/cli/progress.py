@@ -28,27 +28,31 @@ INTERRUPTED = 130
 class StartBars:
     """A bar with the current phase of a start, on standard error; it disappears at the end.
 
-    `is_open`: inside its `with` block.
+    `is_shown`: whether this is a terminal. `is_open`: inside its `with` block.
     """
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(24), TextColumn("{task.fields[sizes]}"))
         self._progress = Progress(*columns, TimeElapsedColumn(), console=self.console, transient=True)
-        self._is_shown = self.console.is_terminal
+        self.is_shown = self.console.is_terminal
         self.is_open = False
         self._task = self._progress.add_task("starting", total=None, sizes="")
 
     def __enter__(self) -> Self:
         self.is_open = True
-        if self._is_shown:
+        if self.is_shown:
             self._progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.is_open = False
-        if self._is_shown:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the bar before its block does; may be called twice."""
+        if self.is_open and self.is_shown:
             self._progress.stop()
+        self.is_open = False
 
     def show(self, phase: str, done_bytes: int = 0, total_bytes: int = 0) -> None:
         """Shows a phase; without a total its bar only moves."""
@@ -59,18 +63,18 @@ class StartBars:
 
     def show_download(self, model: str) -> Callable[[int, int], None] | None:
         """Returns a function that shows a download's bytes; None if no bar is shown."""
-        if not self._is_shown:
+        if not self.is_shown:
             return None
         return lambda done_bytes, total_bytes: self.show(f"downloading {model}", done_bytes, total_bytes)
 
     async def show_status(self, system: LocalSystem) -> None:
         """Asks a starting system for its phase and shows it."""
-        if self._is_shown and (status := await system.ask_status()) is not None:
+        if self.is_shown and (status := await system.ask_status()) is not None:
             self.show(*(find_start(status) or ("starting",)))
 
     def write_line(self, line: str) -> None:
         """Writes a line: above the bar on a terminal, plainly elsewhere."""
-        if self._is_shown:
+        if self.is_shown:
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
         else:
             print(line, file=sys.stderr, flush=True)  # noqa: T201

@@ -11,12 +11,13 @@ import os
 import re
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import psutil
 
 from blockyard.local.user_folders import systems_folder
+from blockyard.telemetry import EventLogger
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from blockyard.local.local_system import LocalSystem
 
+_log = EventLogger(__name__)
 Command = Literal["serve", "up", "run", "launch"]
 # Starts of one process, read twice, differ by less than this.
 _SAME_START_SECONDS = 1.0
@@ -135,18 +137,32 @@ def free_name(wanted: str) -> str:
 
 @contextmanager
 def registered(system: LocalSystem, command: Command, *, name: str = "", log: str = "") -> Iterator[Entry]:
-    """Lists this process as a running system inside the block. Raises RegistryError if the name is bad or taken."""
+    """Lists this process as a running system inside the block. Raises RegistryError if the name is bad or taken.
+
+    Where the list cannot be written, the system runs without: a warning says so.
+    """
     entry = _make_entry(system, command, name, log)
-    path = systems_folder() / (entry.name + SUFFIX)
+    path = None
     try:
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-            json.dump(asdict(entry), file)
+        entry = entry if name else replace(entry, name=free_name(entry.name))
+        path = _write(entry)
     except FileExistsError:
         raise RegistryError(f"a system {entry.name} runs already: choose another --name") from None
+    except OSError as error:
+        _log.warning("`blockyard ps` does not list this system", file=error.filename, error=error.strerror)
     try:
         yield entry
     finally:
-        path.unlink(missing_ok=True)
+        if path is not None:
+            path.unlink(missing_ok=True)
+
+
+def _write(entry: Entry) -> Path:
+    list_systems()  # removes the file of an ended system of this name
+    path = systems_folder() / (entry.name + SUFFIX)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        json.dump(asdict(entry), file)
+    return path
 
 
 def _make_entry(system: LocalSystem, command: Command, name: str, log: str) -> Entry:
@@ -154,11 +170,8 @@ def _make_entry(system: LocalSystem, command: Command, name: str, log: str) -> E
     model = normalize(configuration.model.model)
     if name and not _NAME.fullmatch(name):
         raise RegistryError(f"--name {name} must be 1 to 64 of A-Z a-z 0-9 . _ -")
-    if name and name in {entry.name for entry in list_systems()}:
-        raise RegistryError(f"a system {name} runs already: choose another --name")
-    served = configuration.text.served_model_name or os.path.basename(model) or "demo"
     return Entry(
-        name=name or free_name(served),
+        name=name or configuration.text.served_model_name or os.path.basename(model) or "demo",
         command=command,
         pid=os.getpid(),
         started=psutil.Process().create_time(),
