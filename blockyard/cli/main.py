@@ -7,7 +7,7 @@ import sys
 import typer
 
 import blockyard
-from blockyard.cli import bench, chat, connection, generate, keys, lora, numbers, plan, run, serve
+from blockyard.cli import bench, chat, connection, generate, keys, lora, numbers, plan, run, serve, systems
 from blockyard.cli.admin import commands as admin
 from blockyard.cli.admin import inspection
 from blockyard.cli.doctor import command as doctor
@@ -38,7 +38,9 @@ def make_app() -> App:
     """Assembles all commands."""
     app = App(help="Serves large language models over gRPC and HTTP, and talks to them.")
     app.set_options(connection.read_options)
-    for command in (run.run, serve.serve, plan.plan, doctor.make_command()):
+    for command in (run.run, serve.serve, systems.up, systems.down, systems.logs, systems.ps, systems.stop):
+        app.add(command, section=HERE)
+    for command in (plan.plan, doctor.make_command()):
         app.add(command, section=HERE)
     for command in (chat.chat, generate.generate, numbers.embed, numbers.score, numbers.classify, bench.bench):
         app.add(connection.with_connection(command), section=CALLS)

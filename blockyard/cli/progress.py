@@ -14,11 +14,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from blockyard.cli.top.readings import find_start
 from blockyard.cli.units import size
+from blockyard.local.local_system import download_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from blockyard.local.local_system import LocalSystem
+    from blockyard.admin.v1 import admin_pb2
+    from blockyard.configuration import SystemConfiguration
 
 T = TypeVar("T")
 # Exit code of a program that Ctrl-C ended.
@@ -67,9 +69,9 @@ class StartBars:
             return None
         return lambda done_bytes, total_bytes: self.show(f"downloading {model}", done_bytes, total_bytes)
 
-    async def show_status(self, system: LocalSystem) -> None:
-        """Asks a starting system for its phase and shows it."""
-        if self.is_shown and (status := await system.ask_status()) is not None:
+    def show_status(self, status: admin_pb2.GetStatusResponse | None) -> None:
+        """Shows the phase of a starting system by its status; None: it does not answer yet."""
+        if status is not None:
             self.show(*(find_start(status) or ("starting",)))
 
     def write_line(self, line: str) -> None:
@@ -80,11 +82,11 @@ class StartBars:
             print(line, file=sys.stderr, flush=True)  # noqa: T201
 
 
-def download(system: LocalSystem, bars: StartBars) -> None:
+def download(configuration: SystemConfiguration, bars: StartBars) -> None:
     """Downloads a hub's model for a system. Ctrl-C ends this process; the next download goes on where it was."""
-    model = system.configuration.model.model
+    on_progress = bars.show_download(configuration.model.model)
     with ending_downloads():
-        run_in_thread(lambda: system.download(bars.show_download(model)))
+        run_in_thread(lambda: download_model(configuration, on_progress))
 
 
 @contextmanager

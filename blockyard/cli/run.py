@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import sys
 from contextlib import contextmanager
@@ -72,16 +73,22 @@ def started(configuration: SystemConfiguration, command: Command) -> Iterator[En
     # An error of the start has the services' last lines.
     is_quiet = configuration.log.log_level == PRIVATE["log_level"]
     system = RunningSystem(local, lambda line: None if is_quiet and bars.is_open else bars.write_line(line))
+
+    async def show_status() -> None:
+        bars.show_status(await local.ask_status())
+
     # Turn these signals into an exit, so that the services are stopped and their folder is removed.
     handlers = {number: signal.signal(number, _exit) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         with registered(local, command) as entry:
             with bars:
-                download(local, bars)
-                system.start(on_wait=lambda: bars.show_status(local))
+                download(configuration, bars)
+                system.start(on_wait=show_status)
             yield entry
     finally:
         system.stop()
+        # Removes the sockets' folder also if nothing was started.
+        asyncio.run(local.close())
         for number, handler in handlers.items():
             signal.signal(number, handler)
 

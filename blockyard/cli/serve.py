@@ -54,9 +54,13 @@ def serve(
         configuration = dataclasses.replace(configuration, log=LogSettings(log_level="warning"))
     system = LocalSystem(configuration)
     command = "up" if background_log else "serve"
-    with registered(system, command, name=name, log=background_log), bars:
-        download(system, bars)
-        code = asyncio.run(_serve(system, bars))
+    try:
+        with registered(system, command, name=name, log=background_log), bars:
+            download(configuration, bars)
+            code = asyncio.run(_serve(system, bars))
+    finally:
+        # Removes the sockets' folder also if nothing was started.
+        asyncio.run(system.close())
     if code:
         raise typer.Exit(code)
 
@@ -69,7 +73,7 @@ async def _serve(system: LocalSystem, bars: StartBars) -> int:
     async def is_ready() -> bool:
         ready = await system.is_ready()
         if not ready:
-            await bars.show_status(system)
+            bars.show_status(await system.ask_status())
         return ready
 
     supervisor = Supervisor(

@@ -87,8 +87,7 @@ class LocalSystem:
         A bad model is not found, or cannot be served; the error lists every reason that config.json shows.
         """
         # The services check the same; checking here is quick, and fails before anything has started.
-        folder = resolve_model(configuration.model.model, configuration.model.revision, "config")
-        read_model(folder, configuration)
+        check_model(configuration)
         check_num_gpus(configuration.device, configuration.parallel)
         check_admin(configuration.public, configuration.security)
         public = choose_ports(configuration.public)
@@ -189,15 +188,6 @@ class LocalSystem:
         flags.append(f"--worker-metrics-port={self._ports[f'worker-{number}']}")
         return Service(f"worker-{number}", "worker_service", tuple(flags))
 
-    def download(self, on_progress: OnProgress | None = None) -> None:
-        """Downloads what the services will read of a hub's model. Raises BlockyardError MODEL_NOT_LOADED.
-
-        `on_progress`: as of `resolve_model`.
-        """
-        named = self.configuration.model
-        kind = "tokenizer" if self.configuration.load.load_format == "random" else "all"
-        resolve_model(named.model, named.revision, kind, on_progress)
-
     async def prepare(self, write_line: Callable[[str], None]) -> None:
         """Compiles the CPU kernels once if the package is installed: a wheel has only their source."""
         configuration = self.configuration
@@ -278,11 +268,26 @@ class LocalSystem:
         return answer.lora.name
 
     async def close(self) -> None:
-        """Closes the channels and removes the private folder."""
-        for channel in self._channels.values():
+        """Closes the channels and removes the private folder. May be called more than once."""
+        while self._channels:
+            _, channel = self._channels.popitem()
             await channel.close(None)
         self._metrics_ports.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def check_model(configuration: SystemConfiguration) -> None:
+    """Raises BlockyardError if the model is not found, or if its config.json shows that it cannot be served."""
+    read_model(resolve_model(configuration.model.model, configuration.model.revision, "config"), configuration)
+
+
+def download_model(configuration: SystemConfiguration, on_progress: OnProgress | None = None) -> None:
+    """Downloads what the services will read of a hub's model. Raises BlockyardError MODEL_NOT_LOADED.
+
+    `on_progress`: as of `resolve_model`.
+    """
+    kind = "tokenizer" if configuration.load.load_format == "random" else "all"
+    resolve_model(configuration.model.model, configuration.model.revision, kind, on_progress)
 
 
 def uses_gpu(device: DeviceSettings) -> bool:
