@@ -70,7 +70,7 @@ def resolve_model(model: str, revision: str, kind: Kind, on_progress: OnProgress
         revision: for a hub id, a branch, tag or commit; empty: the main branch.
         kind: the files to download; ignored for a folder.
         on_progress: called with the bytes that are here and the bytes in total, which grow with each file that begins;
-            None: a bar of the hub's library, if standard error is a terminal.
+            None: a bar of the hub's library, if standard error is a terminal and not only small files are wanted.
 
     Raises:
         BlockyardError: MODEL_NOT_LOADED, with a message that says what to do; FIELD_INVALID for a malformed or overlong
@@ -164,6 +164,8 @@ def _download(model: str, revision: str, kind: Kind, on_progress: OnProgress | N
             f"{model} is no folder on this machine, and hub ids need the package huggingface_hub: "
             "install it, or give a folder"
         ) from None
+    if on_progress is None and kind == "config":
+        on_progress = _ignore
     if not sys.stderr.isatty() and "HF_HUB_DISABLE_PROGRESS_BARS" not in os.environ:
         disable_progress_bars()
     try:
@@ -192,6 +194,10 @@ def _download(model: str, revision: str, kind: Kind, on_progress: OnProgress | N
         why = f"it answered {answer}" if answer else getattr(error, "strerror", None) or "the connection broke"
         raise _unusable(f"{model} could not be downloaded from the hub ({why}): try again, or give a folder") from error
     return Path(folder)
+
+
+def _ignore(_done_bytes: int, _total_bytes: int) -> None:
+    """Shows no progress."""
 
 
 def _make_bar(on_progress: OnProgress) -> type[Any]:

@@ -7,7 +7,7 @@ import sys
 import typer
 
 import blockyard
-from blockyard.cli import bench, chat, connection, generate, keys, lora, numbers, plan, run, serve, systems
+from blockyard.cli import bench, chat, connection, generate, keys, lora, models, numbers, plan, run, serve, systems
 from blockyard.cli.admin import commands as admin
 from blockyard.cli.admin import inspection
 from blockyard.cli.doctor import command as doctor
@@ -23,7 +23,7 @@ from blockyard.service.servers import PortTaken
 from blockyard.settings import SettingsError
 
 # The sections of the help, in its order.
-HERE, CALLS, OPERATIONS = ("Systems on this machine", "Calls of a running system", "Operation")
+HERE, MODELS, CALLS, OPERATIONS = ("Systems on this machine", "Models", "Calls of a running system", "Operation")
 
 
 EXPECTED = (BlockyardError, CertificateError, KeyFileError, PortTaken, RegistryError, SettingsError, StartError)
@@ -40,8 +40,10 @@ def make_app() -> App:
     app.set_options(connection.read_options)
     for command in (run.run, serve.serve, systems.up, systems.down, systems.logs, systems.ps, systems.stop):
         app.add(command, section=HERE)
+    for command in (models.pull, models.ls, models.show, models.rm):
+        app.add(command, section=MODELS)
     for command in (plan.plan, doctor.make_command()):
-        app.add(command, section=HERE)
+        app.add(command, section=MODELS)
     for command in (chat.chat, generate.generate, numbers.embed, numbers.score, numbers.classify, bench.bench):
         app.add(connection.with_connection(command), section=CALLS)
     for command in (inspection.inspect, inspection.call):

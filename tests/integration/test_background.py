@@ -3,44 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.kit.processes.system import ROOT
+from tests.kit.processes.user import User
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
 FLAGS = ("--num-device-blocks=60", "--num-host-blocks=0", "--num-threads=1", "--grpc-port=0", "--admin-port=0")
-
-
-class User:
-    """Calls the program, with folders of its own."""
-
-    def __init__(self, folder: Path) -> None:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("XDG_", "HF_"))}
-        self.environment = {**kept, "XDG_STATE_HOME": str(folder)}
-
-    def call(self, *arguments: str, code: int = 0, piped: str = "") -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "blockyard", *arguments],
-            cwd=ROOT,
-            env=self.environment,
-            input=piped,
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
-        assert done.returncode == code, done.stderr
-        assert "Traceback" not in done.stderr
-        return done
 
 
 @pytest.fixture
