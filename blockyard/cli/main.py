@@ -7,7 +7,21 @@ import sys
 import typer
 
 import blockyard
-from blockyard.cli import bench, chat, connection, generate, keys, lora, models, numbers, plan, run, serve, systems
+from blockyard.cli import (
+    bench,
+    chat,
+    connection,
+    generate,
+    keys,
+    launch,
+    lora,
+    models,
+    numbers,
+    plan,
+    run,
+    serve,
+    systems,
+)
 from blockyard.cli.admin import commands as admin
 from blockyard.cli.admin import inspection
 from blockyard.cli.doctor import command as doctor
@@ -40,6 +54,7 @@ def make_app() -> App:
     app.set_options(connection.read_options)
     for command in (run.run, serve.serve, systems.up, systems.down, systems.logs, systems.ps, systems.stop):
         app.add(command, section=HERE)
+    app.add(connection.with_connection(launch.launch), section=HERE)
     for command in (models.pull, models.ls, models.show, models.rm):
         app.add(command, section=MODELS)
     for command in (plan.plan, doctor.make_command()):
