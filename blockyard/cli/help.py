@@ -37,7 +37,8 @@ class App(typer.Typer):
         self.command(name, rich_help_panel=section)(command)
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[[Any], Any]:
-        declare = super().command(name, **{"cls": _Command, **settings})
+        settings.setdefault("cls", _Command)
+        declare = super().command(name, **settings)
         return lambda command: declare(_with_help_all(command))
 
     def set_options(self, callback: Callable[..., None]) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import shutil
 import signal
 import subprocess
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
@@ -62,9 +62,9 @@ def launch(
 
 
 def _check_agent(agent: str, *, is_started: bool) -> Agent:
-    known = next((each for each in _AGENTS if each == agent), None)
-    if known is None:
+    if agent not in _AGENTS:
         raise typer.BadParameter(f"{agent} is none of {', '.join(_AGENTS)}", param_hint="AGENT")
+    known = cast("Agent", agent)
     if is_started and shutil.which(known) is None:
         raise RegistryError(f"{known} is not installed: {INSTALL[known]}")
     return known

@@ -110,7 +110,7 @@ def rm(
         if name in in_use:
             raise typer.BadParameter(f"the system {in_use[name]} serves {name}: stop it first", param_hint="MODEL")
     if not yes and not sys.stdin.isatty():
-        raise typer.BadParameter("nobody can be asked here: say --yes", param_hint="--yes")
+        raise typer.BadParameter("say --yes: standard input is no terminal to ask on", param_hint="--yes")
     for name in models:
         if yes or typer.confirm(f"delete {name}, {size(cached[name].size_bytes)}?"):
             typer.echo(f"deleted {name}: {size(delete_model(cached[name]))} are free again")

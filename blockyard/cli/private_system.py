@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+import typer
 
 from blockyard.cli.progress import StartBars, download
 from blockyard.extras import require_services
@@ -16,7 +17,7 @@ from blockyard.local.running_system import PRIVATE, RunningSystem
 from blockyard.telemetry import configure_logging
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
     from types import FrameType
 
     from blockyard.configuration import SystemConfiguration
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def started(configuration: SystemConfiguration, command: Command) -> Iterator[Entry]:
+def started(configuration: SystemConfiguration, command: Command) -> Generator[Entry]:
     """Runs a system inside the block, with a bar while it starts, and lists it as running."""
     require_services(f"blockyard {command}")
     configure_logging(command, level=configuration.log.log_level, log_format=configuration.log.log_format)
@@ -53,4 +54,4 @@ def started(configuration: SystemConfiguration, command: Command) -> Iterator[En
 
 
 def _exit(number: int, _frame: FrameType | None) -> None:
-    sys.exit(128 + number)
+    raise typer.Exit(128 + number)

@@ -17,7 +17,7 @@ from blockyard.cli.units import size
 from blockyard.local.local_system import download_model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator
 
     from blockyard.admin.v1 import admin_pb2
     from blockyard.configuration import SystemConfiguration
@@ -72,7 +72,8 @@ class StartBars:
     def show_status(self, status: admin_pb2.GetStatusResponse | None) -> None:
         """Shows the phase of a starting system by its status; None: it does not answer yet."""
         if status is not None:
-            self.show(*(find_start(status) or ("starting",)))
+            phase, done_bytes, total_bytes = find_start(status) or ("starting", 0, 0)
+            self.show(phase, done_bytes, total_bytes)
 
     def write_line(self, line: str) -> None:
         """Writes a line: above the bar on a terminal, plainly elsewhere."""
@@ -90,7 +91,7 @@ def download(configuration: SystemConfiguration, bars: StartBars) -> None:
 
 
 @contextmanager
-def ending_downloads() -> Iterator[None]:
+def ending_downloads() -> Generator[None]:
     """Ends this process at once on Ctrl-C, since the threads of the hub's library end only with their files."""
     try:
         yield

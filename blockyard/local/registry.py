@@ -20,7 +20,7 @@ from blockyard.local.user_folders import systems_folder
 from blockyard.telemetry import EventLogger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
     from pathlib import Path
 
     from blockyard.local.local_system import LocalSystem
@@ -136,7 +136,7 @@ def free_name(wanted: str) -> str:
 
 
 @contextmanager
-def registered(system: LocalSystem, command: Command, *, name: str = "", log: str = "") -> Iterator[Entry]:
+def registered(system: LocalSystem, command: Command, *, name: str = "", log: str = "") -> Generator[Entry]:
     """Lists this process as a running system inside the block. Raises RegistryError if the name is bad or taken.
 
     Where the list cannot be written, the system runs without: a warning says so.
