@@ -6,7 +6,7 @@ import dataclasses
 import shutil
 import signal
 import subprocess
-from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -64,7 +64,7 @@ def launch(
 def _check_agent(agent: str, *, is_started: bool) -> Agent:
     if agent not in _AGENTS:
         raise typer.BadParameter(f"{agent} is none of {', '.join(_AGENTS)}", param_hint="AGENT")
-    known = cast("Agent", agent)
+    known = agent
     if is_started and shutil.which(known) is None:
         raise RegistryError(f"{known} is not installed: {INSTALL[known]}")
     return known

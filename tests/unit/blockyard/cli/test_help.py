@@ -56,7 +56,7 @@ def test_common_options_come_first_and_the_others_with_help_all(capsys: Captured
     assert run("serve", "--help-all") == 0
     whole = capsys.readouterr().out
     assert len(short.splitlines()) < 60
-    for name in ("--max-model-len", "--http-port", "--device-memory-utilization"):
+    for name in ("--max-model-len", "--http-port", "--api-keys-file"):
         assert name in short
         assert whole.index(name) < whole.index("--device-cache-gib")
     assert "--device-cache-gib" not in short
