@@ -12,7 +12,7 @@ import typer
 
 from blockyard.cli.agents import INSTALL, Agent, make_launch
 from blockyard.cli.connection import connection
-from blockyard.cli.private_system import started
+from blockyard.cli.private_system import find_model, started
 from blockyard.cli.system_settings import ConfigFile, given_settings, resolve_system, with_system_settings
 from blockyard.client.sync import Client
 from blockyard.errors import BlockyardError, Reason
@@ -93,7 +93,7 @@ def _run(agent: Agent, entry: Entry, arguments: list[str], *, is_shown: bool) ->
             Reason.UNAUTHENTICATED, f"the system {entry.name} asks for a key: give --api-key or BLOCKYARD_API_KEY"
         )
     with Client(entry.local) as client:
-        model = client.list_models()[0]
+        model = find_model(client)
     planned = make_launch(agent, entry.url, key or _NO_KEY, model)
     planned = dataclasses.replace(planned, command=[*planned.command, *arguments])
     _warn(model)

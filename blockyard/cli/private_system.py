@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from blockyard.cli.progress import StartBars, download
+from blockyard.errors import BlockyardError, Reason
 from blockyard.extras import require_services
 from blockyard.local.local_system import LocalSystem
 from blockyard.local.registry import registered
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Generator
     from types import FrameType
 
+    from blockyard.client.sync import Client
     from blockyard.configuration import SystemConfiguration
+    from blockyard.contract.models import Model
     from blockyard.local.registry import Command, Entry
 
 
@@ -51,6 +54,16 @@ def started(configuration: SystemConfiguration, command: Command) -> Generator[E
         asyncio.run(local.close())
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+def find_model(client: Client) -> Model:
+    """Returns the model that a system serves. Raises BlockyardError if the system is not ready yet."""
+    models = client.list_models()
+    if not models:
+        raise BlockyardError(
+            Reason.NO_READY_WORKER, "the system is still starting: `blockyard ps` says when it is ready"
+        )
+    return models[0]
 
 
 def _exit(number: int, _frame: FrameType | None) -> None:

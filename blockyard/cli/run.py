@@ -9,7 +9,7 @@ import typer
 
 from blockyard.cli.chat import MaxTokens, Seed, System, Temperature, greet, make_options, talk, write_answer
 from blockyard.cli.conversation import Conversation
-from blockyard.cli.private_system import started
+from blockyard.cli.private_system import find_model, started
 from blockyard.cli.system_settings import ConfigFile, Model, given_settings, resolve_system, with_system_settings
 from blockyard.client.sync import Client
 from blockyard.contract.models import Task
@@ -63,7 +63,7 @@ def _read_prompt(words: list[str]) -> str:
 
 
 def _converse(client: Client, text: str, system: str, options: dict[str, Any]) -> None:
-    model = client.list_models()[0]
+    model = find_model(client)
     _check_task(model)
     conversation = Conversation(client, make_options(model.name, options), system, is_chat=model.has_chat_template)
     if text:

@@ -13,9 +13,12 @@ from blockyard import Client
 from blockyard.contract.models import Task
 from blockyard.local.registry import list_systems
 from tests.unit.blockyard.cli.invoking import run
+from tests.unit.blockyard.local.test_registry import make_entry, write
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.kit.fakes.fake_gateway import FakeGateway
 
 Captured = pytest.CaptureFixture[str]
 
@@ -78,3 +81,16 @@ def test_a_model_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch, 
     pipe(monkeypatch, "hello")
     assert run("run", model) == 1
     assert capsys.readouterr().err.startswith(f"error: MODEL_NOT_LOADED: {model} is no folder")
+
+
+def test_a_system_that_is_still_starting_is_an_error(
+    gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch, capsys: Captured, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    write(make_entry("one", local=gateway.target))
+    gateway.ready = False
+    pipe(monkeypatch, "hello")
+    assert run("run", "demo") == 1
+    assert capsys.readouterr().err == (
+        "error: NO_READY_WORKER: the system is still starting: `blockyard ps` says when it is ready\n"
+    )
