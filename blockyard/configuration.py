@@ -116,7 +116,11 @@ class SchedulerSettings:
 @dataclass(frozen=True, slots=True)
 class LogSettings:
     log_level: str = option("info", "least important events to write", choices=("debug", "info", "warning", "error"))
-    log_format: str = option("text", "for people, or for machines", choices=("text", "json"))
+    log_format: str = option(
+        "auto",
+        "text for people, json for machines; auto: text, but `blockyard serve` on a terminal shows bars and warnings",
+        choices=("auto", "text", "json"),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import io
 import os
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.paths import check_path, read_file
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
 SAMPLE_PIECES = 64
 PIECE_BYTES = 1024
 
-Kind = Literal["weights", "tokenizer", "config"]
+Kind = Literal["weights", "tokenizer", "config", "all"]
+OnProgress = Callable[[int, int], None]
 
 _REPOSITORY, _PACKAGE = (Path(__file__).resolve().parents[1] / "models" / "demo", Path(__file__).parent / "demo_model")
 DEMO_FOLDER = _REPOSITORY if _REPOSITORY.is_dir() else _PACKAGE
@@ -54,17 +57,20 @@ _PATTERNS: dict[Kind, tuple[str, ...]] = {
     # Workers need the tokens' texts to apply grammars.
     "weights": (*_CONFIG_FILES, *_POOLING_FILES, "tokenizer.json", "*.safetensors", "*.safetensors.index.json"),
 }
+_PATTERNS["all"] = (*_PATTERNS["tokenizer"], *_PATTERNS["weights"])
 # Copies of the weights under other names or of other training steps. Nothing is read from subfolders.
 _DUPLICATES = ("[!0-9]*/*", "*/*/*", "consolidated*")
 
 
-def resolve_model(model: str, revision: str, kind: Kind) -> Path:
+def resolve_model(model: str, revision: str, kind: Kind, on_progress: OnProgress | None = None) -> Path:
     """Finds the folder that holds a model's files, downloading them if need be.
 
     Args:
         model: a folder, a hub id (`owner/name`), or empty for the demo model.
         revision: for a hub id, a branch, tag or commit; empty: the main branch.
         kind: the files to download; ignored for a folder.
+        on_progress: called with the bytes that are here and the bytes in total, which grow with each file that begins;
+            None: a bar of the hub's library, if standard error is a terminal and not only small files are wanted.
 
     Raises:
         BlockyardError: MODEL_NOT_LOADED, with a message that says what to do; FIELD_INVALID for a malformed or overlong
@@ -91,7 +97,8 @@ def resolve_model(model: str, revision: str, kind: Kind) -> Path:
         raise _unusable(f"{folder} is a file: give the folder that holds config.json and the weights")
     if not _HUB_ID.fullmatch(model):
         raise _unusable(f"{model} is no folder on this machine: {_suggestion(folder) or 'check the path'}")
-    return _check(_download(model, revision or "main", kind), f"{model} has no config.json: it is not a language model")
+    folder = _download(model, revision or "main", kind, on_progress)
+    return _check(folder, f"{model} has no config.json: it is not a language model")
 
 
 def check_revision(revision: str) -> None:
@@ -148,7 +155,7 @@ def _check(folder: Path, complaint: str) -> Path:
     return folder
 
 
-def _download(model: str, revision: str, kind: Kind) -> Path:
+def _download(model: str, revision: str, kind: Kind, on_progress: OnProgress | None) -> Path:
     try:
         from huggingface_hub import errors, snapshot_download  # noqa: PLC0415  an optional feature
         from huggingface_hub.utils import disable_progress_bars  # noqa: PLC0415
@@ -157,11 +164,17 @@ def _download(model: str, revision: str, kind: Kind) -> Path:
             f"{model} is no folder on this machine, and hub ids need the package huggingface_hub: "
             "install it, or give a folder"
         ) from None
+    if on_progress is None and kind == "config":
+        on_progress = _ignore
     if not sys.stderr.isatty() and "HF_HUB_DISABLE_PROGRESS_BARS" not in os.environ:
         disable_progress_bars()
     try:
         folder = snapshot_download(
-            model, revision=revision, allow_patterns=list(_PATTERNS[kind]), ignore_patterns=list(_DUPLICATES)
+            model,
+            revision=revision,
+            allow_patterns=list(_PATTERNS[kind]),
+            ignore_patterns=list(_DUPLICATES),
+            tqdm_class=_make_bar(on_progress) if on_progress else None,
         )
     except errors.GatedRepoError:
         raise _unusable(f"{model} is gated: accept its terms on the hub and set HF_TOKEN") from None
@@ -181,6 +194,29 @@ def _download(model: str, revision: str, kind: Kind) -> Path:
         why = f"it answered {answer}" if answer else getattr(error, "strerror", None) or "the connection broke"
         raise _unusable(f"{model} could not be downloaded from the hub ({why}): try again, or give a folder") from error
     return Path(folder)
+
+
+def _ignore(_done_bytes: int, _total_bytes: int) -> None:
+    """Shows no progress."""
+
+
+def _make_bar(on_progress: OnProgress) -> type[Any]:
+    """Makes a class of bars for the hub's library that draw nothing and report bytes."""
+    from tqdm import tqdm  # noqa: PLC0415  the hub's library brings it
+
+    class Bar(tqdm):  # type: ignore[type-arg]
+        def __init__(self, *arguments: Any, **settings: Any) -> None:
+            settings.pop("name", None)
+            super().__init__(*arguments, **{**settings, "file": io.StringIO(), "disable": False})
+
+        def update(self, n: float | None = 1) -> bool | None:
+            shown = super().update(n)
+            # The library has a bar of files too, and two of bytes: received, and written. Both have one total.
+            if self.unit == "B" and self.total:
+                on_progress(int(self.n), int(self.total))
+            return shown
+
+    return Bar
 
 
 def _suggestion(folder: Path) -> str:

@@ -114,7 +114,7 @@ def configure_logging(service: str, *, level: str = "info", log_format: str = "t
     Args:
         service: the process's name in each line.
         level: debug, info, warning or error, for Blockyard's loggers; libraries log from warning on.
-        log_format: "text" or "json".
+        log_format: "json"; anything else is text.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonFormatter(service) if log_format == "json" else _TextFormatter(service))

@@ -33,6 +33,12 @@ if os.environ.get("BLOCKYARD_TEST_DEVICE") == "cpu" or not Path("/dev/nvidiactl"
     os.environ["TRITON_INTERPRET"] = "1"
 
 
+# Lists of running systems, logs and histories belong to this run alone.
+_STATE = tempfile.TemporaryDirectory(prefix="blockyard-state-")
+os.environ["XDG_STATE_HOME"] = _STATE.name
+os.environ.pop("XDG_RUNTIME_DIR", None)
+
+
 class LoopErrors(logging.Handler):
     """Keeps what event loops say of callbacks and tasks that failed where nobody looked."""
 

@@ -4,106 +4,110 @@ from __future__ import annotations
 
 import sys
 from contextlib import closing
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from blockyard.cli.connection import connection
+from blockyard.cli.conversation import CHANGEABLE, Conversation
 from blockyard.cli.generate import Target  # noqa: TC001 - typer reads it
+from blockyard.cli.line_reader import FENCE, LineReader
 from blockyard.client.chat import ChatOptions
 from blockyard.client.targets import DEFAULT_TARGET
-from blockyard.contract.chat import Message, Role
 from blockyard.errors import BlockyardError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Mapping
 
-    from blockyard.client.sync import Client
+    from blockyard.contract.events import Delta
 
-HINT = "/quit ends, /clear forgets the conversation, Ctrl-C stops an answer"
+HELP = f"""\
+/clear            forget the conversation
+/system TEXT      begin a new one with this message of the system
+/set NAME VALUE   change {", ".join(CHANGEABLE)}; without a value: the model's default
+/quit             end; so does Ctrl-D
+Ctrl-C            stop an answer
+{FENCE}               begin a message of several lines; {FENCE} ends it
+\\                 at the end of a line: the message goes on in the next
+The arrow keys edit the line and bring earlier ones back."""
 
-
-class Conversation:
-    """The messages so far, and the client that continues them."""
-
-    def __init__(self, client: Client, options: ChatOptions, system: str = "") -> None:
-        self._client = client
-        self._options = options
-        self._system = [Message(Role.SYSTEM, system)] if system else []
-        self.messages: list[Message] = list(self._system)
-
-    def clear(self) -> None:
-        self.messages = list(self._system)
-
-    def ask(self, text: str) -> Generator[str]:
-        """Sends a message and yields the answer piece by piece. Keeps the text of an interrupted answer too."""
-        self.messages.append(Message(Role.USER, text))
-        said: list[str] = []
-        try:
-            with self._client.stream_chat(self.messages, **self._options) as stream:
-                for piece in stream.text_deltas():
-                    said.append(piece)
-                    yield piece
-        finally:
-            if said:
-                self.messages.append(Message(Role.ASSISTANT, "".join(said)))
-            else:
-                # Drop the unanswered question: the next would make two user messages in a row.
-                self.messages.pop()
+System = Annotated[str, typer.Option(help="a message of the system before the conversation")]
+MaxTokens = Annotated[int | None, typer.Option(min=1, help="tokens of an answer at most")]
+Temperature = Annotated[float | None, typer.Option(help="0 is greedy")]
+Seed = Annotated[int | None, typer.Option(min=0, help="key of the random draws")]
 
 
 def chat(
     target: Target = DEFAULT_TARGET,
     model: Annotated[str, typer.Option(help="the model's name; default: the first")] = "",
-    system: Annotated[str, typer.Option(help="a message of the system before the conversation")] = "",
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="tokens of an answer at most")] = None,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="key of the random draws")] = None,
+    system: System = "",
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    seed: Seed = None,
 ) -> None:
-    """Talk to a model."""
+    """Talk to a model. On a terminal with history and editing; /help lists what can be typed."""
     with connection().make_client(target) as client:
         # A gateway without a scheduler lists no models; its answer to the first question says why.
         name = model or next((each.name for each in client.list_models()), "")
-        options = ChatOptions(model=name)
-        if max_tokens is not None:
-            options["max_tokens"] = max_tokens
-        if temperature is not None:
-            options["temperature"] = temperature
-        if seed is not None:
-            options["seed"] = seed
-        Console(stderr=True).print(f"[bold]{name or 'no model yet'}[/]: {HINT}", highlight=False)
-        _talk(Conversation(client, options, system))
+        options = make_options(name, {"max_tokens": max_tokens, "temperature": temperature, "seed": seed})
+        greet(name or "no model yet")
+        talk(Conversation(client, options, system))
 
 
-def _talk(conversation: Conversation) -> None:
-    while (text := _read()) is not None:
-        match text:
-            case "":
-                continue
-            case "/quit" | "/exit":
-                break
-            case "/clear":
-                conversation.clear()
-            case _:
-                _answer(conversation, text)
+def make_options(model: str, chosen: Mapping[str, Any]) -> ChatOptions:
+    """Makes a request's options of those that are not None."""
+    options = ChatOptions(model=model)
+    options.update({name: value for name, value in chosen.items() if value is not None})  # type: ignore[typeddict-item]
+    return options
 
 
-def _read() -> str | None:
-    """Reads a line from the user; None at the end of input."""
+def greet(title: str) -> None:
+    Console(stderr=True).print(
+        f"[bold]{title}[/]: /help lists what can be typed, Ctrl-C stops an answer", highlight=False
+    )
+
+
+def talk(conversation: Conversation) -> None:
+    """Answers messages from standard input until it ends. From a pipe, the first error ends it; it is raised."""
+    reader = LineReader()
     try:
-        return input("> " if sys.stdin.isatty() else "").strip()
-    except (EOFError, KeyboardInterrupt):
-        typer.echo(err=True)
-        return None
+        while (text := reader.read()) is not None:
+            word, _, rest = text.partition(" ")
+            match word:
+                case "":
+                    continue
+                case "/quit" | "/exit" | "/bye":
+                    break
+                case _ if text.startswith("/") and "\n" not in text:
+                    _obey(conversation, word, rest.strip())
+                case _:
+                    _answer(conversation, text, is_terminal=reader.is_terminal)
+    finally:
+        reader.close()
 
 
-def _answer(conversation: Conversation, text: str) -> None:
+def _obey(conversation: Conversation, command: str, rest: str) -> None:
+    match command:
+        case "/help" | "/?":
+            typer.echo(HELP, err=True)
+        case "/clear":
+            conversation.clear()
+        case "/system":
+            conversation.begin(rest)
+        case "/set":
+            name, _, value = rest.partition(" ")
+            try:
+                conversation.set_option(name, value.strip())
+            except ValueError as error:
+                typer.echo(f"error: {error}", err=True)
+        case _:
+            typer.echo(f"error: there is no {command}: /help lists what there is", err=True)
+
+
+def _answer(conversation: Conversation, text: str, *, is_terminal: bool) -> None:
     try:
-        with closing(conversation.ask(text)) as pieces:
-            for piece in pieces:
-                typer.echo(piece, nl=False)
-        typer.echo()
+        write_answer(conversation, text, is_terminal=is_terminal)
     except KeyboardInterrupt:
         typer.echo(" (stopped)")
     except BlockyardError as error:
@@ -111,3 +115,21 @@ def _answer(conversation: Conversation, text: str) -> None:
         typer.echo(f"error: {error}", err=True)
         if not sys.stdin.isatty():
             raise
+
+
+def write_answer(conversation: Conversation, text: str, *, is_terminal: bool) -> None:
+    """Writes an answer as it comes; its reasoning, dimmed, on a terminal alone."""
+    is_reasoning = False
+    with closing(conversation.ask(text)) as deltas:
+        for delta in deltas:
+            if is_terminal and delta.reasoning_text:
+                typer.secho(delta.reasoning_text, nl=False, dim=True)
+                is_reasoning = True
+            if delta.text:
+                typer.echo(_after_reasoning(delta) if is_reasoning else delta.text, nl=False)
+                is_reasoning = False
+    typer.echo()
+
+
+def _after_reasoning(delta: Delta) -> str:
+    return "\n\n" + delta.text.lstrip("\n")

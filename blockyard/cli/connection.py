@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     import inspect
     from collections.abc import Callable
 
+# The section of help that shows these options.
+PANEL = "Connection"
+
 
 @dataclass(frozen=True, slots=True)
 class Connection:
@@ -65,14 +68,23 @@ def _show_version(wanted: bool) -> None:
 
 def read_options(
     api_key: Annotated[
-        str, typer.Option(help="the key to call with", envvar="BLOCKYARD_API_KEY", show_default=False)
+        str,
+        typer.Option(
+            help="the key to call with",
+            envvar="BLOCKYARD_API_KEY",
+            show_default=False,
+            rich_help_panel=PANEL,
+        ),
     ] = "",
-    tls: Annotated[bool, typer.Option("--tls", help="speak TLS", envvar="BLOCKYARD_TLS")] = False,
+    tls: Annotated[
+        bool, typer.Option("--tls", help="speak TLS", envvar="BLOCKYARD_TLS", rich_help_panel=PANEL)
+    ] = False,
     tls_authority: Annotated[
         str,
         typer.Option(
             help="PEM file of whose signature the server's certificate has; implies --tls",
             envvar="BLOCKYARD_TLS_AUTHORITY",
+            rich_help_panel=PANEL,
         ),
     ] = "",
     tls_server_name: Annotated[
@@ -80,14 +92,20 @@ def read_options(
         typer.Option(
             help="the name in the server's certificate, where it is not the host's; implies --tls",
             envvar="BLOCKYARD_TLS_SERVER_NAME",
+            rich_help_panel=PANEL,
         ),
     ] = "",
     client_certificate: Annotated[
         str,
-        typer.Option(help="PEM file of a certificate to show; implies --tls", envvar="BLOCKYARD_CLIENT_CERTIFICATE"),
+        typer.Option(
+            help="PEM file of a certificate to show; implies --tls",
+            envvar="BLOCKYARD_CLIENT_CERTIFICATE",
+            rich_help_panel=PANEL,
+        ),
     ] = "",
     client_key: Annotated[
-        str, typer.Option(help="PEM file of the certificate's key", envvar="BLOCKYARD_CLIENT_KEY")
+        str,
+        typer.Option(help="PEM file of the certificate's key", envvar="BLOCKYARD_CLIENT_KEY", rich_help_panel=PANEL),
     ] = "",
     version: Annotated[
         bool, typer.Option("--version", help="print the version and exit", callback=_show_version, is_eager=True)
@@ -114,5 +132,5 @@ def _behind_the_name(option: inspect.Parameter) -> inspect.Parameter:
     """Returns the option for use after a command's name. The options before the name have read the environment."""
     kind, shown = get_args(option.annotation)
     shown = copy.copy(shown)
-    shown.envvar, shown.show_default, shown.rich_help_panel = None, False, "Connection"
+    shown.envvar, shown.show_default = None, False
     return option.replace(annotation=Annotated[kind, shown])

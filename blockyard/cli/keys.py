@@ -12,10 +12,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from blockyard.cli.help import App
 from blockyard.headers import TENANT_PATTERN
 from blockyard.security.keys import ANY_TENANT, Key, KeyRole, add_key, digest, make_secret, read_keys, revoke_key
 
-app = typer.Typer(no_args_is_help=True, help="Make, list and revoke the keys of a server.")
+app = App(help="Make, list and revoke the keys of a server.")
 
 File = Annotated[
     Path, typer.Option(dir_okay=False, help="the file of keys, as --api-keys-file", envvar="BLOCKYARD_API_KEYS_FILE")

@@ -11,6 +11,7 @@ from blockyard.admin.v1 import admin_pb2
 from blockyard.cli.admin.link import DEFAULT_ADMIN_ADDRESS, AdminAddress, AsJson, admin_api, as_json
 from blockyard.cli.admin.tables import make_table
 from blockyard.cli.connection import with_connection
+from blockyard.cli.help import App
 from blockyard.cli.units import size
 
 if TYPE_CHECKING:
@@ -18,11 +19,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-app = typer.Typer(
-    help="Load and unload adapters (LoRA, soft prompts) of a running system: over a gateway's admin port.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
+app = App(help="Load and unload adapters (LoRA, soft prompts) of a running system: over a gateway's admin port.")
 
 # Workers read gigabytes at most, from a disk or over a network.
 LOAD_SECONDS = 150.0

@@ -7,12 +7,28 @@ import sys
 import typer
 
 import blockyard
-from blockyard.cli import bench, chat, connection, generate, keys, lora, numbers, plan, serve
+from blockyard.cli import (
+    bench,
+    chat,
+    connection,
+    generate,
+    keys,
+    launch,
+    lora,
+    models,
+    numbers,
+    plan,
+    run,
+    serve,
+    systems,
+)
 from blockyard.cli.admin import commands as admin
 from blockyard.cli.admin import inspection
 from blockyard.cli.doctor import command as doctor
+from blockyard.cli.help import App
 from blockyard.cli.top import command as top
 from blockyard.errors import TRANSPORT_ORIGIN, BlockyardError
+from blockyard.local.registry import RegistryError
 from blockyard.local.supervisor import StartError
 from blockyard.security.keys import KeyFileError
 from blockyard.security.tls import CertificateError
@@ -20,29 +36,42 @@ from blockyard.service import grpc_environment
 from blockyard.service.servers import PortTaken
 from blockyard.settings import SettingsError
 
-app = typer.Typer(
-    help="Serves large language models over gRPC and HTTP, and talks to them.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.callback()(connection.read_options)
-serve.register(app)
-plan.register(app)
-doctor.register(app)
-for command in (generate.generate, chat.chat, numbers.embed, numbers.score, numbers.classify, bench.bench, top.top):
-    app.command()(connection.with_connection(command))
-for command in (inspection.inspect, inspection.call):
-    admin.app.command()(command)
-app.add_typer(admin.app, name="admin")
-app.add_typer(keys.app, name="keys")
-app.add_typer(lora.app, name="lora")
+# The sections of the help, in its order.
+HERE, MODELS, CALLS, OPERATIONS = ("Systems on this machine", "Models", "Calls of a running system", "Operation")
 
 
-@app.command()
+EXPECTED = (BlockyardError, CertificateError, KeyFileError, PortTaken, RegistryError, SettingsError, StartError)
+
+
 def version() -> None:
     """Print the version."""
     typer.echo(blockyard.__version__)
+
+
+def make_app() -> App:
+    """Assembles all commands."""
+    app = App(help="Serves large language models over gRPC and HTTP, and talks to them.")
+    app.set_options(connection.read_options)
+    for command in (run.run, serve.serve, systems.up, systems.down, systems.logs, systems.ps, systems.stop):
+        app.add(command, section=HERE)
+    app.add(connection.with_connection(launch.launch), section=HERE)
+    for command in (models.pull, models.ls, models.show, models.rm):
+        app.add(command, section=MODELS)
+    for command in (plan.plan, doctor.make_command()):
+        app.add(command, section=MODELS)
+    for command in (chat.chat, generate.generate, numbers.embed, numbers.score, numbers.classify, bench.bench):
+        app.add(connection.with_connection(command), section=CALLS)
+    for command in (inspection.inspect, inspection.call):
+        admin.app.add(command)
+    app.add(connection.with_connection(top.top), section=OPERATIONS)
+    app.add_typer(admin.app, name="admin", rich_help_panel=OPERATIONS)
+    app.add_typer(keys.app, name="keys", rich_help_panel=OPERATIONS)
+    app.add_typer(lora.app, name="lora", rich_help_panel=OPERATIONS)
+    app.add(version, section=OPERATIONS)
+    return app
+
+
+app = make_app()
 
 
 def describe_error(error: Exception) -> str:
@@ -63,7 +92,7 @@ def main(arguments: list[str] | None = None) -> None:
     grpc_environment.prepare()
     try:
         app(arguments, prog_name="blockyard")
-    except (BlockyardError, CertificateError, KeyFileError, PortTaken, SettingsError, StartError) as error:
+    except EXPECTED as error:
         typer.echo(f"error: {describe_error(error)}", err=True)
         sys.exit(1)
     except KeyboardInterrupt:

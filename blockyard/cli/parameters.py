@@ -11,7 +11,7 @@ import typer
 from blockyard.settings import settings_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from blockyard.settings import Setting
 
@@ -34,16 +34,23 @@ def with_parameters(command: Callable[..., None], added: Iterable[inspect.Parame
     return called
 
 
-def settings_parameters(configuration: type[Any], chosen: Mapping[str, str]) -> list[inspect.Parameter]:
+def settings_parameters(
+    configuration: type[Any], chosen: Mapping[str, str], common: Sequence[str]
+) -> list[inspect.Parameter]:
     """Creates an option for each setting of a configuration class; an option that is not given is None.
 
-    `chosen`: settings that this command does not take, each with the reason for the error message.
+    Args:
+        configuration: the class.
+        chosen: settings that this command does not take, each with the reason for the error message.
+        common: names of the settings that help shows first; it shows the others with --help-all, by their sections.
     """
-    options = [_make_option(setting) for setting in settings_of(configuration)]
+    settings = {setting.name: setting for setting in settings_of(configuration)}
+    options = [_make_option(settings[name], is_common=True) for name in common]
+    options += [_make_option(setting, is_common=False) for name, setting in settings.items() if name not in common]
     return [*options, *(_make_refused_option(name, why) for name, why in chosen.items())]
 
 
-def _make_option(setting: Setting) -> inspect.Parameter:
+def _make_option(setting: Setting, *, is_common: bool) -> inspect.Parameter:
     flag = setting.flag
     is_switch = setting.type is bool
     default = {True: "on", False: "off"}[setting.default] if is_switch else setting.default
@@ -54,9 +61,9 @@ def _make_option(setting: Setting) -> inspect.Parameter:
         help=setting.help + told_default,
         metavar=None if is_switch else "|".join(setting.choices) or "VALUE",
         show_default=False,
-        rich_help_panel=setting.section.replace("_", " ").capitalize(),
+        rich_help_panel=None if is_common else setting.section.replace("_", " ").capitalize(),
     )
-    return _make_parameter(setting.name, bool | None if is_switch else str | None, shown)
+    return make_parameter(setting.name, bool | None if is_switch else str | None, shown)
 
 
 def _make_refused_option(name: str, why: str) -> inspect.Parameter:
@@ -66,10 +73,10 @@ def _make_refused_option(name: str, why: str) -> inspect.Parameter:
         if value is not None:
             raise typer.BadParameter(f"this command does not take the setting: {why}")
 
-    return _make_parameter(name, str | None, typer.Option(flag, hidden=True, callback=refuse, expose_value=False))
+    return make_parameter(name, str | None, typer.Option(flag, hidden=True, callback=refuse, expose_value=False))
 
 
-def _make_parameter(name: str, kind: Any, declaration: Any) -> inspect.Parameter:
+def make_parameter(name: str, kind: Any, declaration: Any) -> inspect.Parameter:
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, declaration]
     )

@@ -15,9 +15,7 @@ from blockyard.capacity.formats import held_in
 from blockyard.capacity.replica_plan import plan_replica
 from blockyard.capacity.weights import count_elements
 from blockyard.cli import units
-from blockyard.cli.parameters import settings_parameters, with_parameters
-from blockyard.cli.serve import resolve_system
-from blockyard.configuration import CHOSEN_TOGETHER, SystemConfiguration
+from blockyard.cli.system_settings import ConfigFile, Model, resolve_system, with_system_settings
 from blockyard.contract.parallel import ParallelSizes
 from blockyard.errors import BlockyardError
 from blockyard.local.hardware import find_hardware
@@ -30,26 +28,21 @@ from blockyard.settings import SettingsError
 
 if TYPE_CHECKING:
     from blockyard.capacity.replica_plan import Hardware, ReplicaPlan
+    from blockyard.configuration import SystemConfiguration
     from blockyard.model_config.decoder_config import DecoderConfig
 
 LENGTHS = (1024, 4096, 16384, 65536)
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the command, with every setting of `serve` as an option."""
-    app.command()(with_parameters(plan, settings_parameters(SystemConfiguration, CHOSEN_TOGETHER)))
-
-
+@with_system_settings
 def plan(
-    model_or_folder: Annotated[
-        str, typer.Argument(metavar="MODEL", help="folder or hub id, as --model; default: the demo model")
-    ] = "",
+    model_or_folder: Model = "",
     memory: Annotated[
         str, typer.Option(metavar="SIZE", help="memory instead of this machine's, as 24GiB; of each GPU, if any")
     ] = "",
     gpu: Annotated[str, typer.Option(metavar="NAME", help="a GPU instead of this machine's devices, as h100")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
-    config: Annotated[str, typer.Option(metavar="FILE", help="YAML file with settings", show_default=False)] = "",
+    config: ConfigFile = "",
     **settings: Any,
 ) -> None:
     """Compute a model's memory and what fits beside it, from its config.json alone; nothing is started.

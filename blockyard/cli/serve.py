@@ -3,53 +3,45 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import signal
-import sys
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
-from blockyard.cli.parameters import settings_parameters, with_parameters
-from blockyard.cli.top.readings import describe_start
+from blockyard.cli.progress import StartBars, download
+from blockyard.cli.system_settings import ConfigFile, Model, resolve_system, with_system_settings
 from blockyard.client.asynchronous import AsyncClient
-from blockyard.configuration import CHOSEN_TOGETHER, SystemConfiguration
+from blockyard.configuration import LogSettings
 from blockyard.extras import require_services
 from blockyard.local.local_system import LocalSystem, uses_gpu
+from blockyard.local.registry import registered
 from blockyard.local.supervisor import Supervisor
-from blockyard.settings import SettingsError, resolve, to_yaml
+from blockyard.settings import to_yaml
 from blockyard.telemetry import EventLogger, configure_logging
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from rich.status import Status
-
     from blockyard.configuration import SecuritySettings
     from blockyard.local.local_system import Endpoints
 
 log = EventLogger(__name__)
 
 
-def register(app: typer.Typer) -> None:
-    """Adds the command, with every setting as an option."""
-    app.command()(with_parameters(serve, settings_parameters(SystemConfiguration, CHOSEN_TOGETHER)))
-
-
+@with_system_settings
 def serve(
-    model_or_folder: Annotated[
-        str, typer.Argument(metavar="MODEL", help="folder or hub id, as --model; default: the demo model")
-    ] = "",
-    config: Annotated[str, typer.Option(metavar="FILE", help="YAML file with settings", show_default=False)] = "",
+    model_or_folder: Model = "",
+    config: ConfigFile = "",
+    name: Annotated[str, typer.Option(help="the system's name for ps, stop and logs; default: the model's")] = "",
     print_config: Annotated[bool, typer.Option("--print-config", help="print the settings and exit")] = False,
+    background_log: Annotated[str, typer.Option(hidden=True, help="the file that `blockyard up` logs to")] = "",
     **settings: Any,
 ) -> None:
     """Serve a model: gateway, scheduler and workers together, until Ctrl-C.
 
     Services that die are restarted. Each option is a setting: it may also stand in the file of --config, or in the
-    environment, where --max-num-seqs is BLOCKYARD_MAX_NUM_SEQS.
+    environment, where --max-num-seqs is BLOCKYARD_MAX_NUM_SEQS. On a terminal bars show the start, and warnings alone
+    are logged; --log-format brings the whole log.
     """
     configuration = resolve_system(model_or_folder, config, settings)
     if print_config:
@@ -57,44 +49,43 @@ def serve(
         return
     require_services("blockyard serve")
     configure_logging("serve", level=configuration.log.log_level, log_format=configuration.log.log_format)
-    code = asyncio.run(_serve(configuration))
+    bars = StartBars()
+    if bars.is_shown and configuration.log == LogSettings():
+        configuration = dataclasses.replace(configuration, log=LogSettings(log_level="warning"))
+    system = LocalSystem(configuration)
+    command = "up" if background_log else "serve"
+    try:
+        with registered(system, command, name=name, log=background_log), bars:
+            download(configuration, bars)
+            code = asyncio.run(_serve(system, bars))
+    finally:
+        # Removes the sockets' folder also if nothing was started.
+        asyncio.run(system.close())
     if code:
         raise typer.Exit(code)
 
 
-def resolve_system(model_or_folder: str, config: str, settings: Mapping[str, Any]) -> SystemConfiguration:
-    """Builds the configuration from a command line's model, file and settings; raises typer.BadParameter."""
-    given = {name: value for name, value in settings.items() if value is not None}
-    if model_or_folder and given.setdefault("model", model_or_folder) != model_or_folder:
-        raise typer.BadParameter(
-            f"the model is given twice, as MODEL and as --model {given['model']}", param_hint="MODEL"
-        )
-    try:
-        return resolve(SystemConfiguration, {**given, "config": config})
-    except SettingsError as error:
-        raise typer.BadParameter(str(error)) from None
-
-
-async def _serve(configuration: SystemConfiguration) -> int:
-    system = LocalSystem(configuration)
+async def _serve(system: LocalSystem, bars: StartBars) -> int:
+    configuration = system.configuration
     if configuration.parallel.world_size > 1 and not uses_gpu(configuration.device):
         log.warning("a processor computes faster with one worker and more threads than with several workers")
-    console = Console(stderr=True)
-    status = console.status("starting") if console.is_terminal else None
+
+    async def is_ready() -> bool:
+        ready = await system.is_ready()
+        if not ready:
+            bars.show_status(await system.ask_status())
+        return ready
+
     supervisor = Supervisor(
-        system.make_services(),
-        lambda: _is_ready(system, status),
-        write_line=_writer(console),
-        environment=system.make_environment(),
+        system.make_services(), is_ready, write_line=bars.write_line, environment=system.make_environment()
     )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, _stop, supervisor)
     try:
-        progress: AbstractContextManager[object] = status or nullcontext()
-        with progress:
-            await system.prepare(_writer(console))
-            started = await supervisor.start()
+        await system.prepare(bars.write_line)
+        started = await supervisor.start()
+        bars.close()
         if started:
             typer.echo(await _greeting(system))
         return await supervisor.wait()
@@ -106,20 +97,6 @@ async def _serve(configuration: SystemConfiguration) -> int:
 def _stop(supervisor: Supervisor) -> None:
     log.info("stopping when the answers under way have ended; once more to stop at once")
     supervisor.request_stop()
-
-
-async def _is_ready(system: LocalSystem, status: Status | None) -> bool:
-    ready = await system.is_ready()
-    if status is not None and not ready and (found := await system.ask_status()):
-        status.update(f"starting: {describe_start(found) or found.gateway.message}")
-    return ready
-
-
-def _writer(console: Console) -> Callable[[str], None]:
-    """Returns a function that writes a service's line: above the spinner on a terminal, plainly elsewhere."""
-    if not console.is_terminal:
-        return lambda line: print(line, file=sys.stderr, flush=True)  # noqa: T201
-    return lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 async def _greeting(system: LocalSystem) -> str:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import threading
 import weakref
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, Self, Unpack, cast
 
 from rich.console import Console
 from rich.progress import Progress
 
 from blockyard.client.asynchronous import AsyncClient
-from blockyard.client.retry import RetryPolicy
 from blockyard.client.sync import Client, Stream
 from blockyard.configuration import CHOSEN_TOGETHER, SystemConfiguration
 from blockyard.contract.chat import Message
@@ -24,7 +22,7 @@ from blockyard.contract.diagnostics import DIAGNOSTICS, find_operation
 from blockyard.extras import require_services
 from blockyard.local.local_system import LocalSystem
 from blockyard.local.operator import WRITE_AN_EXTENSION
-from blockyard.local.supervisor import StartError, Supervisor
+from blockyard.local.running_system import PATIENT, PRIVATE, START_SECONDS, RunningSystem
 from blockyard.settings import resolve, settings_of, suggestion
 
 if TYPE_CHECKING:
@@ -39,16 +37,11 @@ if TYPE_CHECKING:
 
     Ask = Callable[[AsyncClient, Any], Coroutine[Any, Any, Completion]]
 
-T = TypeVar("T")
 Prompt = str | list[int] | tuple[int, ...]
 # More concurrent requests would only wait in the gateway instead of here.
 MAX_CONCURRENT_REQUESTS = 512
 # Inputs of one pooling call.
 MAX_INPUTS = 2048
-# Retries for as long as a service that died takes to come back.
-PATIENT = RetryPolicy(max_attempts=30, max_delay_seconds=1.0)
-# Enough to read the largest models from a disk.
-START_SECONDS = 1800.0
 
 
 class LLM:
@@ -75,11 +68,8 @@ class LLM:
     def __init__(self, model: str = "", *, start_timeout_seconds: float = START_SECONDS, **settings: Any) -> None:
         require_services("blockyard.LLM")
         _check_names(settings)
-        public = {"grpc_port": 0, "http_port": 0, "admin_port": 0}
-        metrics = {"scheduler_metrics_port": -1, "worker_metrics_port": -1}
-        defaults = {**public, **metrics, "log_level": "error"}
-        configuration = resolve(SystemConfiguration, {**defaults, **settings, **({"model": model} if model else {})})
-        self._system = _RunningSystem(LocalSystem(configuration))
+        configuration = resolve(SystemConfiguration, {**PRIVATE, **settings, **({"model": model} if model else {})})
+        self._system = RunningSystem(LocalSystem(configuration))
         # Stops the services when this object is garbage-collected, or at the interpreter's exit.
         self._finalizer = weakref.finalize(self, self._system.stop)
         self._system.start(start_timeout_seconds)
@@ -322,65 +312,3 @@ async def _answer_all(target: str, prompts: Sequence[Any], ask: Ask, advance: Ca
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-
-class _RunningSystem:
-    """A supervised system on an event loop in its own thread, so that a script needs no loop."""
-
-    def __init__(self, local: LocalSystem) -> None:
-        self.local = local
-        self._loop = asyncio.new_event_loop()
-        # A daemon thread, since the interpreter joins other threads before it calls the finalizer that stops this one.
-        # It lives as long as the child processes: they get SIGTERM when the thread that started them ends.
-        self._thread = threading.Thread(target=self._loop.run_forever, name="blockyard-llm", daemon=True)
-        self._supervisor: Supervisor | None = None
-
-    def start(self, timeout_seconds: float) -> None:
-        """Starts the services and waits until all replicas are ready; raises StartError."""
-        self._thread.start()
-        try:
-            self.run(self._start(timeout_seconds))
-        except BaseException:
-            self.stop()
-            raise
-
-    async def _start(self, timeout_seconds: float) -> None:
-        await self.local.prepare(lambda line: print(line, file=sys.stderr))  # noqa: T201
-        self._supervisor = Supervisor(
-            self.local.make_services(), self.local.are_all_ready, environment=self.local.make_environment()
-        )
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                is_started = await self._supervisor.start()
-        except TimeoutError:
-            missing = await self.local.find_missing()
-            raise StartError(f"the system was not ready after {timeout_seconds:g} s: {missing}") from None
-        if not is_started:
-            raise StartError("the system stopped before it was ready")
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs a coroutine on the loop and returns its result; an interrupt cancels it."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()
-            raise
-
-    def stop(self) -> None:
-        """Stops the services, the loop and its thread."""
-        if not self._thread.is_alive():
-            return
-        self.run(self._stop())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    async def _stop(self) -> None:
-        if self._supervisor is not None:
-            await self._supervisor.stop()
-        await self.local.close()
-        others = asyncio.all_tasks() - {cast("asyncio.Task[Any]", asyncio.current_task())}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)

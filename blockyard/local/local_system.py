@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
     from blockyard.contract.parallel import ParallelSizes
     from blockyard.lora.request import LoRARequest
+    from blockyard.model_files import OnProgress
 
 # WorkerProcessSettings or a subclass with more settings.
 Settings = TypeVar("Settings", bound=WorkerProcessSettings)
@@ -86,8 +87,7 @@ class LocalSystem:
         A bad model is not found, or cannot be served; the error lists every reason that config.json shows.
         """
         # The services check the same; checking here is quick, and fails before anything has started.
-        folder = resolve_model(configuration.model.model, configuration.model.revision, "config")
-        read_model(folder, configuration)
+        check_model(configuration)
         check_num_gpus(configuration.device, configuration.parallel)
         check_admin(configuration.public, configuration.security)
         public = choose_ports(configuration.public)
@@ -268,11 +268,26 @@ class LocalSystem:
         return answer.lora.name
 
     async def close(self) -> None:
-        """Closes the channels and removes the private folder."""
-        for channel in self._channels.values():
+        """Closes the channels and removes the private folder. May be called more than once."""
+        while self._channels:
+            _, channel = self._channels.popitem()
             await channel.close(None)
         self._metrics_ports.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def check_model(configuration: SystemConfiguration) -> None:
+    """Raises BlockyardError if the model is not found, or if its config.json shows that it cannot be served."""
+    read_model(resolve_model(configuration.model.model, configuration.model.revision, "config"), configuration)
+
+
+def download_model(configuration: SystemConfiguration, on_progress: OnProgress | None = None) -> None:
+    """Downloads what the services will read of a hub's model. Raises BlockyardError MODEL_NOT_LOADED.
+
+    `on_progress`: as of `resolve_model`.
+    """
+    kind = "tokenizer" if configuration.load.load_format == "random" else "all"
+    resolve_model(configuration.model.model, configuration.model.revision, kind, on_progress)
 
 
 def uses_gpu(device: DeviceSettings) -> bool:

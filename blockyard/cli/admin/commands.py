@@ -18,17 +18,14 @@ from blockyard.admin.v1 import admin_pb2
 from blockyard.cli.admin import memory, saving, tables
 from blockyard.cli.admin.link import DEFAULT_ADMIN_ADDRESS, AdminAddress, AsJson, Replica, admin_api, as_json
 from blockyard.cli.connection import with_connection
+from blockyard.cli.help import App
 from blockyard.common.v1 import administration_pb2, status_pb2
 from blockyard.errors import BlockyardError, Reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-app = typer.Typer(
-    help="Operate a running system: over a gateway's admin port.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
+app = App(help="Operate a running system: over a gateway's admin port.")
 
 for command in (memory.sleep, memory.wake, memory.update, saving.save):
     app.command()(command)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -20,12 +20,12 @@ from blockyard.cli.doctor.services import look_at_services, look_at_settings
 from blockyard.cli.parameters import settings_parameters, with_parameters
 from blockyard.settings import SettingsError, resolve
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# The settings that help shows without --help-all.
+_COMMON = ("model", "revision", "device", "dtype", "quantization", "scheduler_address", "worker_address")
 _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
-
-
-def register(app: typer.Typer) -> None:
-    """Adds the command, with every setting as an option."""
-    app.command()(with_parameters(doctor, settings_parameters(DoctorConfiguration, {})))
 
 
 def doctor(
@@ -49,6 +49,11 @@ def doctor(
         _show(findings)
     if any(finding.level is Level.FAIL for finding in findings):
         raise typer.Exit(1)
+
+
+def make_command() -> Callable[..., None]:
+    """Returns the command, with every setting as an option."""
+    return with_parameters(doctor, settings_parameters(DoctorConfiguration, {}, _COMMON))
 
 
 async def _look(configuration: DoctorConfiguration) -> list[Finding]:

@@ -9,13 +9,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from blockyard.capacity.replica_plan import check_network
 from blockyard.cli.doctor.findings import Finding, bad, doubtful, good
 from blockyard.contract.models import parse_task
-from blockyard.contract.parallel import Parallel
 from blockyard.errors import BlockyardError
-from blockyard.local.hardware import find_hardware
-from blockyard.local.model_check import find_refusal, read_model
+from blockyard.local.verdict import judge
 from blockyard.model_config.fallback import Outline
 from blockyard.model_config.pooling.reading import read_rule
 from blockyard.model_files import resolve_model
@@ -74,19 +71,14 @@ def look_at_code(configuration: SystemConfiguration) -> Iterator[Finding]:
     named = configuration.model
     if not named.model:
         return
-    parallel, device = configuration.parallel, configuration.device
-    sizes = Parallel(parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
     try:
-        folder = resolve_model(named.model, named.revision, "config")
-        model = read_model(folder, configuration)
-        refusal = find_refusal(folder, device.dtype) if isinstance(model, Outline) else ""
-        if not isinstance(model, Outline):
-            check_network(model, configuration, find_hardware(device), sizes)
+        verdict = judge(resolve_model(named.model, named.revision, "config"), configuration)
     except BlockyardError as error:
         yield bad("model", error.message, "see docs/reference/models.md for what is served")
         return
-    if isinstance(model, Outline) and refusal:
-        yield bad("model", refusal, "take another model: docs/reference/models.md lists what is served")
+    model = verdict.model
+    if model is None or verdict.refusal:
+        yield bad("model", verdict.refusal, "take another model: docs/reference/models.md lists what is served")
     elif isinstance(model, Outline):
         advice = "expect less speed, and look at batch_invariant; its memory is known once it is loaded"
         yield doubtful("model", f"{model.architecture}: {'; '.join(model.remarks)}", advice)

@@ -41,26 +41,30 @@ def replica_state(replica: status_pb2.ReplicaStatus) -> str:
 def worker_state(worker: status_pb2.WorkerStatus) -> str:
     """Names a worker's state, and the progress of its start."""
     state = status_pb2.WorkerState.Name(worker.state).removeprefix("WORKER_STATE_").replace("_", " ").lower()
-    return f"{state}, {_describe([worker.start])}" if worker.HasField("start") else state
+    return f"{state}, {_describe(worker.start)}" if worker.HasField("start") else state
 
 
-def describe_start(status: admin_pb2.GetStatusResponse) -> str:
-    """Describes the progress of all workers that are starting; empty: none is.
+def find_start(status: admin_pb2.GetStatusResponse) -> tuple[str, int, int] | None:
+    """Returns the phase of all workers that are starting, its bytes that are done and all of them; None: none is.
 
-    If they are in different phases, the earliest phase is described.
+    If they are in different phases, the earliest phase counts.
     """
     workers = [worker for replica in status.scheduler.replicas for worker in replica.workers]
     starts = [worker.start for worker in workers if worker.HasField("start")]
     if not starts:
-        return ""
+        return None
     first = min(start.phase for start in starts)
-    return _describe([start for start in starts if start.phase == first])
+    return _sum_up([start for start in starts if start.phase == first])
 
 
-def _describe(starts: Sequence[status_pb2.StartProgress]) -> str:
-    """Describes starts that are all in one phase."""
-    total, done = sum(start.total_bytes for start in starts), sum(start.done_bytes for start in starts)
-    words = PHASE_NAMES.get(starts[0].phase, "starting")
+def _sum_up(starts: Sequence[status_pb2.StartProgress]) -> tuple[str, int, int]:
+    """Adds up starts that are all in one phase."""
+    done, total = sum(start.done_bytes for start in starts), sum(start.total_bytes for start in starts)
+    return PHASE_NAMES.get(starts[0].phase, "starting"), done, total
+
+
+def _describe(start: status_pb2.StartProgress) -> str:
+    words, done, total = _sum_up([start])
     return f"{words}: {size(done)} of {size(total)} ({done / total:.0%})" if total else words
 
 

@@ -1,3 +1,3 @@
-from tests.unit.blockyard.conftest import fake_services, repository
+from tests.unit.blockyard.conftest import fake_services, gateway, repository
 
-__all__ = ["fake_services", "repository"]
+__all__ = ["fake_services", "gateway", "repository"]

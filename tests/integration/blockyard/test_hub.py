@@ -23,8 +23,14 @@ PROGRAM = """
 import sys
 from blockyard.errors import BlockyardError
 from blockyard.model_files import resolve_model
+def watch(done, total):
+    seen.append((done, total))
+seen = []
 try:
-    print(resolve_model(sys.argv[1], sys.argv[2], sys.argv[3]))
+    print(resolve_model(sys.argv[1], sys.argv[2], sys.argv[3], watch if sys.argv[4:] else None))
+    if sys.argv[4:]:
+        assert seen == sorted(seen)
+        print(*seen[-1])
 except BlockyardError as error:
     print(error)
 assert "torch" not in sys.modules
@@ -45,11 +51,11 @@ class Machine:
         self.hub = hub
         self.home = home
 
-    def resolve(self, model: str, revision: str, kind: str, **environment: str) -> str:
+    def resolve(self, model: str, revision: str, kind: str, *watched: str, **environment: str) -> str:
         settings = {"HF_ENDPOINT": self.hub.url, "HF_HOME": str(self.home), "HF_HUB_ETAG_TIMEOUT": "20", **environment}
         kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
         done = subprocess.run(
-            [sys.executable, "-c", PROGRAM, model, revision, kind],
+            [sys.executable, "-c", PROGRAM, model, revision, kind, *watched],
             cwd=ROOT,
             env={**kept, **settings},
             capture_output=True,
@@ -76,6 +82,13 @@ def test_a_hub_id_downloads_what_the_kind_needs(machine: Machine):
     machine.hub.fetched.clear()
     assert Path(machine.resolve(NAME, "", "tokenizer")) == folder
     assert sorted(machine.hub.fetched) == ["tokenizer_config.json"], "the rest is in the cache"
+
+
+def test_a_download_reports_its_bytes(machine: Machine):
+    folder, last = machine.resolve(NAME, "main", "all", "watched").splitlines()
+    size = sum(path.stat().st_size for path in Path(folder).iterdir())
+    assert last == f"{size} {size}"
+    assert {path.name for path in Path(folder).iterdir()} >= {"tokenizer_config.json", "model.safetensors"}
 
 
 def test_offline_uses_the_cache_and_says_what_it_lacks(machine: Machine):

@@ -147,6 +147,14 @@ KUBECTL = By("tests/integration/deploy/test_kubernetes_guide.py::test_what_its_c
 ADDED_MODEL = By("tests/kernels/test_add_a_model_guide.py::test_what_it_says_comes")
 
 THIS = NotRun("it is what makes the environment of the tests, or what runs them")
+RUN = By("tests/integration/blockyard/cli/test_run_command.py::test_only_the_answer_is_written")
+TALK = By("tests/integration/test_terminal.py::test_run_talks_stops_an_answer_and_keeps_its_history")
+BACKGROUND = By("tests/integration/test_background.py::test_up_serves_until_down")
+MODELS = By("tests/integration/blockyard/cli/test_models.py::test_a_model_comes_and_goes")
+LAUNCH = By(
+    "tests/integration/blockyard/cli/test_launch_command.py::test_it_starts_a_system_for_the_agent_and_ends_with_it"
+)
+SYSTEMD = NotRun("it needs systemd")
 A_CLUSTER = NotRun("it needs a cluster")
 HOURS = NotRun("it installs systems of others (6 GB) and measures for many minutes, on a quiet machine")
 A_HOST = NotRun("it needs a gateway of this name, with keys and TLS; tests/integration/test_security.py has one")
@@ -154,6 +162,7 @@ A_HOST = NotRun("it needs a gateway of this name, with keys and TLS; tests/integ
 HOLDERS: dict[str, dict[str, By | NotRun]] = {
     "README.md": {
         "make demo": By("tests/integration/test_documented_commands.py::test_the_demo_runs"),
+        ".venv/bin/blockyard run": TALK,
         ".venv/bin/blockyard serve": AS_IT_STANDS,
         ".venv/bin/blockyard serve Qwen/Qwen3-0.6B": SETTINGS,
         "from blockyard import Client": PROGRAMS,
@@ -218,6 +227,7 @@ HOLDERS: dict[str, dict[str, By | NotRun]] = {
         "cd examples/cpp && cmake -B build && cmake --build build && build/stream 127.0.0.1:50051": EXAMPLES,
     },
     "docs/guides/agents.md": {
+        "blockyard launch claude --model MODEL": LAUNCH,
         "import json": PROGRAMS,
         "python examples/agent.py http://127.0.0.1:8000": By(
             "tests/integration/examples/test_examples.py::test_an_agent"
@@ -315,7 +325,24 @@ HOLDERS: dict[str, dict[str, By | NotRun]] = {
             "tests/integration/test_operations.py::test_a_script_operates_its_system"
         ),
     },
+    "docs/guides/first-minutes.md": {
+        "blockyard run": TALK,
+        "blockyard run Qwen/Qwen3-0.6B": TALK,
+        'blockyard run demo "def read_lines(path):" --max-tokens 40': RUN,
+        'git diff | blockyard run Qwen/Qwen3-0.6B "Say what this changes."': RUN,
+        "blockyard pull Qwen/Qwen3-0.6B": MODELS,
+        "blockyard ls": MODELS,
+        "blockyard show Qwen/Qwen3-0.6B": MODELS,
+        "blockyard rm Qwen/Qwen3-0.6B": MODELS,
+        "blockyard up demo": BACKGROUND,
+        "blockyard ps": BACKGROUND,
+        "blockyard logs demo --follow": By("tests/unit/blockyard/cli/test_systems.py::test_logs_follows_to_the_end"),
+        "blockyard down demo": BACKGROUND,
+        "blockyard launch …": LAUNCH,
+    },
     "docs/guides/operate.md": {
+        "systemctl --user enable --now blockyard": SYSTEMD,
+        "loginctl enable-linger": SYSTEMD,
         "blockyard admin …": OPERATE,
         "blockyard top": OPERATE,
     },

@@ -16,7 +16,7 @@ Captured = pytest.CaptureFixture[str]
 
 
 def test_serve_has_all_settings_as_flags(capsys: Captured) -> None:
-    assert run("serve", "--help") == 0
+    assert run("serve", "--help-all") == 0
     out = capsys.readouterr().out
     for flag in ("--model", "--grpc-port", "--max-num-seqs", "--num-device-blocks", "--log-format", "--config"):
         assert flag in out

@@ -11,15 +11,17 @@ from blockyard.cli import units
 from blockyard.cli.top.readings import (
     Rates,
     ReplicaRates,
-    describe_start,
     find_rates,
     find_replica_rates,
+    find_start,
     replica_state,
     used_share,
     worker_state,
 )
 from blockyard.common.v1 import status_pb2
 from tests.kit.fakes.fake_admin import advance, make_status
+
+GIB = 1 << 30
 
 
 def later(status: admin_pb2.GetStatusResponse, seconds: float) -> admin_pb2.GetStatusResponse:
@@ -157,19 +159,19 @@ def test_bars_are_full_and_empty() -> None:
 
 def test_the_start_of_workers_is_told_by_phase_and_bytes() -> None:
     status = make_status()
-    assert describe_start(status) == ""
+    assert find_start(status) is None
     (worker,) = status.scheduler.replicas[0].workers
     worker.state = status_pb2.WORKER_STATE_DEVICE_READY
     worker.start.phase = status_pb2.START_PHASE_LOAD_MODEL
     assert worker_state(worker) == "device ready, loading the model"
     worker.start.done_bytes, worker.start.total_bytes = 1 << 30, 4 << 30
-    assert describe_start(status) == "loading the model: 1.0 GiB of 4.0 GiB (25%)"
+    assert find_start(status) == ("loading the model", GIB, 4 * GIB)
     # Of several the one that is behind.
     other = status.scheduler.replicas.add(replica_id=1).workers.add()
     other.start.CopyFrom(worker.start)
-    assert describe_start(status) == "loading the model: 2.0 GiB of 8.0 GiB (25%)"
+    assert find_start(status) == ("loading the model", 2 * GIB, 8 * GIB)
     other.start.phase = status_pb2.START_PHASE_INITIALIZE_CACHE
-    assert describe_start(status) == "loading the model: 1.0 GiB of 4.0 GiB (25%)"
+    assert find_start(status) == ("loading the model", GIB, 4 * GIB)
     # Of a scheduler that is newer than this.
     worker.start.phase = 99  # type: ignore[assignment]
     assert worker_state(worker).startswith("device ready, starting")
