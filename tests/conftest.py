@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import atexit
 import gc
 import logging
 import os
+import shutil
 import signal
 import tempfile
 from pathlib import Path
@@ -34,8 +36,9 @@ if os.environ.get("BLOCKYARD_TEST_DEVICE") == "cpu" or not Path("/dev/nvidiactl"
 
 
 # Lists of running systems, logs and histories belong to this run alone.
-_STATE = tempfile.TemporaryDirectory(prefix="blockyard-state-")
-os.environ["XDG_STATE_HOME"] = _STATE.name
+_STATE = tempfile.mkdtemp(prefix="blockyard-state-")
+atexit.register(shutil.rmtree, _STATE, ignore_errors=True)
+os.environ["XDG_STATE_HOME"] = _STATE
 os.environ.pop("XDG_RUNTIME_DIR", None)
 
 

@@ -409,6 +409,7 @@ HOLDERS: dict[str, dict[str, By | NotRun]] = {
         ".venv/bin/python -m worker_service": SETTINGS,
         ".venv/bin/python -m scheduler_service --model ./my-model": SETTINGS,
         ".venv/bin/python -m gateway --model ./my-model": SETTINGS,
+        ".venv/bin/python -m gateway --scheduler-address small=…": SETTINGS,
         ".venv/bin/python benchmarks/kernels/int8_accuracy.py --model ./my-model --text ./my-text": By(
             "tests/unit/benchmarks/test_int8_accuracy.py::test_the_demo_model_predicts_nearly_the_same_in_int8"
         ),
