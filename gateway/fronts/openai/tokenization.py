@@ -104,7 +104,7 @@ def _write_tokens(token_ids: Sequence[int], max_model_len: int | None, pieces: l
 
 def _write_items(items: Sequence[int] | Sequence[str]) -> Iterator[bytes]:
     for start in range(0, len(items), _BATCH):
-        batch = json.dumps(items[start : start + _BATCH], ensure_ascii=False, separators=(",", ":"))
+        batch = json.dumps(list(items[start : start + _BATCH]), ensure_ascii=False, separators=(",", ":"))
         yield (b"," if start else b"") + batch[1:-1].encode()
 
 

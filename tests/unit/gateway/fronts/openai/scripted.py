@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from array import array
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -146,8 +147,9 @@ class ScriptedService:
         tokenizer = await self.find_tokenizer(model)
         return lambda text: len(tokenizer.encode(text, add_special_tokens=False)) if text else 0
 
-    async def prompt_of(self, request: GenerationRequest) -> tuple[int, ...]:
-        return self._prompt_of(request)[-(request.truncate_prompt_tokens or 0) :]
+    async def prompt_of(self, request: GenerationRequest) -> Sequence[int]:
+        token_ids = self._prompt_of(request)[-(request.truncate_prompt_tokens or 0) :]
+        return token_ids if isinstance(request.prompt, tuple) else array("I", token_ids)
 
     async def text_of(
         self, token_ids: Sequence[int], model: str, tenant: str, *, skip_special_tokens: bool = True
