@@ -17,8 +17,9 @@ from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
 from typing import TYPE_CHECKING, Literal
 
-from scheduler_service.core.queues.adapter_queues import MIN_HEAP_TO_SWEEP, AdapterQueues, Entry, RequestHeap
+from scheduler_service.core.queues.adapter_queues import AdapterQueues
 from scheduler_service.core.queues.overload import Limit, Limits, Overload
+from scheduler_service.core.queues.request_heap import MIN_HEAP_TO_SWEEP, Entry, RequestHeap
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator

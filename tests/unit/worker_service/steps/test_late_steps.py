@@ -222,7 +222,7 @@ def test_what_breaks_on_the_device_refuses_its_step_and_all_later_ones(
     def break_down(*_: object) -> np.ndarray:
         raise RuntimeError("the device is gone")
 
-    monkeypatch.setattr(executors.late._runner, "_compute", break_down)
+    monkeypatch.setattr(executors.late.runner, "_compute", break_down)
     late.submit(work=[(0, 1)])
     late.submit(work=[(0, 1)])
     late.finish()

@@ -39,7 +39,7 @@ def alone(model: Path) -> StepExecutor:
 def rank_executor(alone: StepExecutor, parallel: Parallel, group: RankGroup | None) -> StepExecutor:
     """A rank that computes everything, with the cache and the network of the others: here nothing is summed."""
     ranks = RankSteps(parallel, lambda epoch: group)
-    runner = copy.copy(alone._runner)
+    runner = copy.copy(alone.runner)
     runner.join = lambda collectives: None
     return StepExecutor(InputBatch(alone.batch.limits), alone.cache, runner, ranks)
 

@@ -104,7 +104,7 @@ async def test_an_unexpected_error_is_a_refusal(worker: WorkerDriver, monkeypatc
         raise RuntimeError("secret of the device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(executor._runner, "run", broken)
+        patched.setattr(executor.runner, "run", broken)
         error = await steps.refused(sequence_ids=[1], num_new_tokens=[1])
     assert error.reason is Reason.BUG
     assert "secret" not in error.message
