@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 ENVIRONMENT_PREFIX = "BLOCKYARD_"
+MODELS = "models"
+"""The key of a YAML file under which each model has an entry with its own settings."""
 T = TypeVar("T")
 
 
@@ -183,24 +185,18 @@ def resolve_each(
     environment = os.environ if environment is None else environment
     settings = settings_of(configuration)
     file, in_file = _read_file(flags, environment)
-    if MODELS not in in_file:
-        return [resolve(configuration, flags, environment=environment)]
-    entries: Any = in_file.pop(MODELS)
+    entries: Any = in_file.pop(MODELS, [{}])
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):  # type: ignore[misc]
         raise SettingsError(f"--config {file}: {MODELS} must be a list with a mapping of settings for each model")
     problems = _find_unknown(f"--config {file}", in_file, [setting.name for setting in settings])
+    given = {setting.name: _given(setting, flags, environment, file, in_file) for setting in settings}
     built: list[T] = []
     for index, entry in enumerate(typing.cast("list[dict[str, Any]]", entries)):
         source = f"{MODELS}[{index}] in {file}"
         problems += _find_unknown(source, entry, of_model)
-        given = {setting.name: _given(setting, flags, environment, file, in_file) for setting in settings}
-        given |= {name: (value, f"{name} of {source}") for name, value in entry.items() if name in given}
-        built.append(_build(configuration, given, problems))
+        own = {name: (value, f"{name} of {source}") for name, value in entry.items() if name in given}
+        built.append(_build(configuration, given | own, problems))
     return built
-
-
-MODELS = "models"
-"""The key of a YAML file under which each model has an entry with its own settings."""
 
 
 def _read_file(flags: Mapping[str, Any], environment: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
@@ -242,14 +238,15 @@ def to_yaml(configuration: Any) -> str:
 
 
 def to_flags(section: Any) -> list[str]:
-    flags: list[str] = []
-    for item in dataclasses.fields(section):
-        flag, value = item.name.replace("_", "-"), getattr(section, item.name)
-        if isinstance(value, bool):
-            flags.append(f"--{flag}" if value else f"--no-{flag}")
-        else:
-            flags.append(f"--{flag}={value}")
-    return flags
+    return [to_flag(item.name, getattr(section, item.name)) for item in dataclasses.fields(section)]
+
+
+def to_flag(name: str, value: Any) -> str:
+    """Formats the value of a setting as the flag that produces it."""
+    flag = name.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{flag}" if value else f"--no-{flag}"
+    return f"--{flag}={value}"
 
 
 def load(configuration: type[T], program: str, description: str, arguments: list[str] | None = None) -> T:

@@ -83,24 +83,25 @@ class Server:
         gateway_id = secrets.token_hex(8)
         self.metrics = GatewayMetrics()
         self.generation = GenerationService(max_requests=configuration.service.max_requests)
-        self._links = {model_name(each): self._add_model(each, gateway_id, identity) for each in models}
+        for each in models:
+            self._add_model(each, gateway_id, identity)
         # Do not capture `self`: a server that cannot start would be kept alive until the interpreter ends.
-        generation, links = self.generation, self._links
+        generation = self.generation
         self.metrics.watch(
             num_requests=lambda: generation.num_requests,
             num_readers=lambda: generation.num_readers,
-            is_attached=lambda: all(link.takes_requests for link in links.values()),
+            is_attached=lambda: all(model.link.takes_requests for model in generation.served_models),
             is_ready=generation.is_ready,
             models=generation.models,
             num_waiting=lambda: {(model.name,): model.num_waiting_here for model in generation.served_models},
         )
-        self._readings = SchedulerReadings(self._links)
+        self._readings = SchedulerReadings({model.name: model.link for model in generation.served_models})
         self.metrics.watch_schedulers(self._readings)
         if configuration.service.vllm_metric_names:
             add_vllm_names(self.metrics, self._readings, model_name(configuration))
         certificates = {"public": self._access.files, "internal": identity.files}
         self.monitoring = Monitoring(self.metrics.registry, certificates, self.generation.is_ready)
-        administration = AdminServicer(self.generation, self._links, gateway_id=gateway_id)
+        administration = AdminServicer(self.generation, gateway_id=gateway_id)
         self._servers = self._make_servers(administration)
         app = make_http_app(self.generation)
         if configuration.public.enable_page:
@@ -109,10 +110,8 @@ class Server:
         self._admin_http = HttpFront(make_admin_app(administration), replace(self._access, api=self._access.admin))
         self._http = HttpFront(app, self._access, self.metrics, allowed_origins=configuration.public.allowed_origins)
 
-    def _add_model(
-        self, configuration: GatewayConfiguration, gateway_id: str, identity: InternalIdentity
-    ) -> SchedulerLink:
-        """Adds a model, and returns the link to its scheduler; raises BlockyardError MODEL_NOT_LOADED."""
+    def _add_model(self, configuration: GatewayConfiguration, gateway_id: str, identity: InternalIdentity) -> None:
+        """Adds a model with its tokenizer and a link to its scheduler; raises BlockyardError MODEL_NOT_LOADED."""
         text, service = configuration.text, configuration.service
         folder = resolve_model(configuration.model.model, configuration.model.revision, "tokenizer")
         template = Path(text.chat_template) if text.chat_template else None
@@ -141,7 +140,6 @@ class Server:
             starts_on_demand=service.starts_on_demand,
             max_wait_seconds=service.max_scheduler_wait_seconds,
         )
-        return link
 
     def _make_servers(self, administration: AdminServicer) -> tuple[grpc.aio.Server, grpc.aio.Server, grpc.aio.Server]:
         """Makes three gRPC servers: for the public APIs, for the admin API, and for all APIs on this machine alone."""
@@ -190,7 +188,7 @@ class Server:
         self._access.warn_if_exposed(host)
         log.info(
             "listening",
-            model=",".join(self._links),
+            model=",".join(model.name for model in self.generation.served_models),
             dialect=",".join(
                 dialect.name if (dialect := model.tokenizer.dialect) else "none"
                 for model in self.generation.served_models
@@ -199,7 +197,7 @@ class Server:
             http=join_address(host, self.http_port),
             admin=join_address(admin_host, self.admin_port),
             metrics=join_address(host, self.monitoring.metrics_port) if self.monitoring.metrics_port else None,
-            scheduler=",".join(link.address for link in self._links.values()),
+            scheduler=",".join(model.link.address for model in self.generation.served_models),
         )
 
     async def drain(self) -> None:
@@ -220,7 +218,7 @@ class Server:
         await asyncio.gather(
             self._http.stop(), self._admin_http.stop(), *(server.stop(_GRACE_SECONDS) for server in self._servers)
         )
-        await asyncio.gather(*(link.stop() for link in self._links.values()))
+        await asyncio.gather(*(model.link.stop() for model in self.generation.served_models))
         self.monitoring.stop()
 
 

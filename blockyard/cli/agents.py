@@ -1,4 +1,4 @@
-"""What coding agents need to know of a system, given by their environment and flags; their files stay as they are."""
+"""Points coding agents at a system through environment variables and flags; the agents' own files stay unchanged."""
 
 from __future__ import annotations
 

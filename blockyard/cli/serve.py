@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from blockyard.cli.progress import StartBars, download
-from blockyard.cli.system_settings import ConfigFile, Model, resolve_system, with_system_settings
+from blockyard.cli.system_settings import ConfigFile, Model, SystemName, resolve_system, with_system_settings
 from blockyard.client.asynchronous import AsyncClient
 from blockyard.configuration import LogSettings
 from blockyard.extras import require_services
@@ -32,7 +32,7 @@ log = EventLogger(__name__)
 def serve(
     model_or_folder: Model = "",
     config: ConfigFile = "",
-    name: Annotated[str, typer.Option(help="the system's name for ps, stop and logs; default: the model's")] = "",
+    name: SystemName = "",
     print_config: Annotated[bool, typer.Option("--print-config", help="print the settings and exit")] = False,
     background_log: Annotated[str, typer.Option(hidden=True, help="the file that `blockyard up` logs to")] = "",
     **settings: Any,

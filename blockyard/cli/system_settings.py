@@ -35,6 +35,7 @@ COMMON = (
 )
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help=f"folder or hub id; default: {DEMO}, the demo model")]
+SystemName = Annotated[str, typer.Option(help="the system's name for ps, stop and logs; default: the model's")]
 ConfigFile = Annotated[str, typer.Option(metavar="FILE", help="YAML file with settings", show_default=False)]
 
 
@@ -61,5 +62,5 @@ def resolve_system(model: str, config: str, settings: Mapping[str, Any]) -> Syst
 
 
 def given_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings that the command line gives."""
+    """Returns the settings without those that are None, which the command line does not name."""
     return {name: value for name, value in settings.items() if value is not None}

@@ -10,6 +10,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import asdict
+from itertools import starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +22,14 @@ from rich.console import Console
 from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
 from blockyard.cli.admin.tables import make_table
 from blockyard.cli.progress import INTERRUPTED, StartBars, download
-from blockyard.cli.system_settings import ConfigFile, Model, given_settings, resolve_system, with_system_settings
+from blockyard.cli.system_settings import (
+    ConfigFile,
+    Model,
+    SystemName,
+    given_settings,
+    resolve_system,
+    with_system_settings,
+)
 from blockyard.cli.units import span
 from blockyard.client.access import ClientAccess
 from blockyard.extras import require_services
@@ -29,6 +37,7 @@ from blockyard.local.local_system import check_model
 from blockyard.local.registry import Entry, RegistryError, find_process, find_system, free_name, list_systems
 from blockyard.local.supervisor import StartError, child_environment
 from blockyard.local.user_folders import logs_folder
+from blockyard.settings import to_flag
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,7 +51,6 @@ _PLAIN_WIDTH = 200
 Name = Annotated[str, typer.Argument(help="a name or process id of `blockyard ps`; default: the only one")]
 All = Annotated[bool, typer.Option("--all", help="all of them")]
 Now = Annotated[bool, typer.Option("--now", help="do not wait for answers under way")]
-SystemName = Annotated[str, typer.Option(help="the system's name for ps, stop and logs; default: the model's")]
 
 
 def ask_status(entry: Entry) -> admin_pb2.GetStatusResponse | None:
@@ -137,7 +145,7 @@ def up(model_or_folder: Model = "", config: ConfigFile = "", name: SystemName = 
     name = name or free_name(configuration.text.served_model_name or Path(configuration.model.model).name or "demo")
     log = logs_folder() / f"{name}.log"
     arguments = [*filter(None, [model_or_folder]), *(["--config", str(Path(config).resolve())] if config else [])]
-    arguments += [*_to_flags(given_settings(settings)), "--name", name, "--background-log", str(log)]
+    arguments += [*starmap(to_flag, given_settings(settings).items()), "--name", name, "--background-log", str(log)]
     with StartBars() as bars:
         download(configuration, bars)
         process = _start(arguments, log)
@@ -148,14 +156,6 @@ def up(model_or_folder: Model = "", config: ConfigFile = "", name: SystemName = 
             raise
     typer.echo(f"ready: {entry.name} at {entry.url}/v1, gRPC at {entry.grpc}")
     typer.echo(f"  blockyard logs {entry.name}\n  blockyard down {entry.name}")
-
-
-def _to_flags(settings: dict[str, Any]) -> list[str]:
-    flags: list[str] = []
-    for name, value in settings.items():
-        flag = name.replace("_", "-")
-        flags.append(f"--{'' if value else 'no-'}{flag}" if isinstance(value, bool) else f"--{flag}={value}")
-    return flags
 
 
 def _start(arguments: list[str], log: Path) -> subprocess.Popen[bytes]:

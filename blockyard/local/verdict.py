@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is known of a model.
+    """The verdict on a model.
 
     Attributes:
         model: its network, or an outline if transformers' code computes it; None: config.json is refused.

@@ -1,4 +1,4 @@
-"""Weights that a checkpoint has quantized, kept in its format, and their products: every backend gives the same bits.
+"""Products of quantized weights in a checkpoint's own format: every backend gives the same bits.
 
 4-bit weights: inputs form groups of 32, 64 or 128 neighbours. Rows are quantized group by group, as `int8` quantizes
 whole rows. A group's sum of `row level * (weight level - zero point)` is an integer below 2 ** 24, which float32 holds

@@ -171,7 +171,7 @@ def test_a_wheel_serves_the_demo_model_without_a_compiler(serving: Environment, 
 
 
 def test_without_compiled_kernels_and_a_compiler_it_says_so_and_serves(serving: Environment, tmp_path: Path) -> None:
-    """What a source distribution is where nothing can compile it."""
+    """A wheel of the source alone, as pip builds it on a machine without a compiler."""
     wheel, _ = build_wheel(tmp_path / "wheel", has_compiler=False)
     serving.install("--no-deps", "--force-reinstall", str(wheel))
     log = serve_once(serving, tmp_path)

@@ -20,7 +20,7 @@ from blockyard.telemetry import EventLogger
 from blockyard.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping
+    from collections.abc import AsyncIterator, Callable
 
     from blockyard.service.metrics import Histogram
     from gateway.generation import GenerationService
@@ -78,13 +78,11 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
 
     Args:
         generation: the core that all fronts use.
-        links: the connections to the schedulers, by the names of their models.
         gateway_id: a random id of this process.
     """
 
-    def __init__(self, generation: GenerationService, links: Mapping[str, SchedulerLink], *, gateway_id: str) -> None:
+    def __init__(self, generation: GenerationService, *, gateway_id: str) -> None:
         self._generation = generation
-        self._links = links
         self._gateway_id = gateway_id
         self._started_at = time.monotonic()
 
@@ -183,14 +181,14 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     def _link_of(self, model_name: str) -> SchedulerLink:
         """Returns the link to a model's scheduler; raises BlockyardError MODEL_NOT_FOUND."""
         self._generation.resolve_model(model_name)
-        return self._links[self._generation.model_of(model_name).name]
+        return self._generation.model_of(model_name).link
 
     async def LoadLora(self, request: admin_pb2.LoadLoraRequest, context: Any) -> Any:
         return await self.load_lora(request, model_name_of(context))
 
     async def load_lora(self, request: admin_pb2.LoadLoraRequest, model_name: str = "") -> admin_pb2.LoadLoraResponse:
         """Loads an adapter of a model; raises BlockyardError if its name is that of a model."""
-        if request.name in self._links:
+        if any(request.name == model.name for model in self._generation.served_models):
             raise invalid([Violation("name", f"must not be the name of a model itself, {request.name!r}")])
         link = self._link_of(model_name)
         await self._generation.model_of(model_name).check_tokenizer(request.name, request.path)

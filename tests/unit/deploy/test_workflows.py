@@ -26,7 +26,7 @@ RIGHTS = {
     ("release", "publish"): {"id-token"},
     ("release", "announce"): {"contents"},
 }
-"""What a job may write."""
+"""The permissions that a job has, by its name."""
 
 
 def read(path: Path) -> dict[str, Any]:

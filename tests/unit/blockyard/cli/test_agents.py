@@ -1,4 +1,4 @@
-"""What agents are told: their variables and flags."""
+"""`launch` sets an agent's variables and flags."""
 
 from __future__ import annotations
 
