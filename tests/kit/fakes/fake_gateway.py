@@ -163,10 +163,18 @@ class FakeGateway(inference_pb2_grpc.InferenceServiceServicer):
         try:
             yield self
         finally:
-            asyncio.run_coroutine_threadsafe(self.stop(), loop).result(10)
+            asyncio.run_coroutine_threadsafe(self._end_tasks(), loop).result(10)
             loop.call_soon_threadsafe(loop.stop)
             thread.join(10)
             loop.close()
+
+    async def _end_tasks(self) -> None:
+        """Stops, and waits for its calls: gRPC's stop may return before the tasks of cancelled calls have ended."""
+        await self.stop()
+        if tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
 
     def _receive(self, context: Any) -> None:
         metadata = dict(context.invocation_metadata())
