@@ -42,7 +42,7 @@ IMAGES = blockyard-control:$(IMAGE_TAG) $(if $(findstring cpu,$(PROFILES)),block
 # The oldest system that a wheel promises to run on, by its glibc; 2.31 is that of Debian 11 and Ubuntu 20.04.
 WHEEL_PLATFORM = manylinux_2_31_x86_64
 # The compiled kernels of this checkout, which a build in another folder finds by it.
-KERNELS_DIR = $(CURDIR)/kernels/cpu/built
+KERNELS_DIR = $(CURDIR)/blockyard_kernels/cpu/built
 
 COMPOSE = $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 
@@ -57,13 +57,13 @@ unexport PYTHONDONTWRITEBYTECODE
 
 setup: $(INSTALLED)
 
-$(INSTALLED): pyproject.toml protos/compiler.txt install_torch.sh $(wildcard kernels/cpu/csrc/*) kernels/cpu/build.py
+$(INSTALLED): pyproject.toml protos/compiler.txt install_torch.sh $(wildcard blockyard_kernels/cpu/csrc/*) blockyard_kernels/cpu/build.py
 	@$(PYTHON) -c 'import sys; sys.exit("Blockyard needs Python 3.11 or newer; set PYTHON=…" if sys.version_info < (3, 11) else 0)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	sh install_torch.sh $(BIN)/python "$(TORCH_INDEX_URL)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement protos/compiler.txt
-	$(BIN)/python -m kernels.cpu.build
+	$(BIN)/python -m blockyard_kernels.cpu.build
 	$(BIN)/pyright --version
 	touch $(INSTALLED)
 
@@ -170,4 +170,4 @@ e2e: setup
 	$(BIN)/python -m pytest -q -m e2e tests
 
 clean:
-	rm -rf $(VENV) build dist kernels/cpu/built .pytest_cache .ruff_cache .hypothesis .import_linter_cache .triton_cache
+	rm -rf $(VENV) build dist blockyard_kernels/cpu/built .pytest_cache .ruff_cache .hypothesis .import_linter_cache .triton_cache

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent
 FILES = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
-KERNELS = Path("kernels", "cpu")
+KERNELS = Path("blockyard_kernels", "cpu")
 
 
 def _load_builder() -> ModuleType:
-    """Imports kernels/cpu/build.py without its package, which needs torch."""
+    """Imports blockyard_kernels/cpu/build.py without its package, which needs torch."""
     spec = importlib.util.spec_from_file_location("kernels_build", ROOT / KERNELS / "build.py")
     assert spec is not None
     assert spec.loader is not None

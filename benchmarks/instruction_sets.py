@@ -34,8 +34,8 @@ from benchmarks.kernels.onednn import PackedProduct
 from benchmarks.kernels.phases import CONTEXT, PRODUCTS, Profile, Workload, bytes_and_operations, name_of, num_rows_of
 from benchmarks.kit import models, processor, record
 from benchmarks.kit.figures import Spread, number, round_figures, spread_of
-from kernels.cpu.library import Kind, Op, Rows
-from kernels.cpu.processors import available_instruction_sets
+from blockyard_kernels.cpu.library import Kind, Op, Rows
+from blockyard_kernels.cpu.processors import available_instruction_sets
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -339,7 +339,7 @@ def main() -> None:
     """Measures, prints, and writes with --write."""
     options = parse()
     if not available_instruction_sets():
-        raise SystemExit("the CPU kernels are not built, or not for this processor: python -m kernels.cpu.build")
+        raise SystemExit("the CPU kernels lack a build for this processor: python -m blockyard_kernels.cpu.build")
     print(f"{processor.name()}: {' '.join(processor.flags())}")
     all_results: list[dict[str, Any]] = []
     for name in options.models:

@@ -34,7 +34,7 @@ from benchmarks.kit.figures import number, round_figures, spread_of
 from benchmarks.kit.whole_system import Api, WholeSystem
 from benchmarks.kit.workload import FreshWorkloads, Workload, measure_rate
 from benchmarks.throughput import CEILING_SECONDS, WARM_UP_TOKENS, settings_for
-from kernels.select import CPU_KERNELS
+from blockyard_kernels.select import CPU_KERNELS
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator

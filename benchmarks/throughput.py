@@ -35,7 +35,7 @@ from benchmarks.kit.whole_system import Api, WholeSystem
 from benchmarks.kit.worker_alone import BLOCK_SIZE, Settings, WorkerAlone
 from benchmarks.kit.workload import FreshWorkloads, Workload, measure_rate
 from blockyard.service import grpc_environment
-from kernels.select import CPU_KERNELS
+from blockyard_kernels.select import CPU_KERNELS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,7 +11,7 @@ import sys
 from datetime import UTC, datetime
 from typing import Any
 
-_LOCAL = ("blockyard", "gateway", "scheduler_service", "worker_service", "kernels")
+_LOCAL = ("blockyard", "gateway", "scheduler_service", "worker_service", "blockyard_kernels")
 # Messages with stack traces that gRPC logs about its peers, by logger; gRPC cannot be told not to. The first is also
 # reported as a message of None, which Blockyard refuses and logs itself. The second is a client that left before its
 # last message was sent.

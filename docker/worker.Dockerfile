@@ -8,9 +8,9 @@ ARG BASE_IMAGE=python:3.12-slim
 FROM ${BASE_IMAGE} AS kernels
 RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 WORKDIR /opt/blockyard
-COPY kernels/cpu/build.py kernels/cpu/build.py
-COPY kernels/cpu/csrc kernels/cpu/csrc
-RUN python3 kernels/cpu/build.py && rm kernels/cpu/built/*/lock
+COPY blockyard_kernels/cpu/build.py blockyard_kernels/cpu/build.py
+COPY blockyard_kernels/cpu/csrc blockyard_kernels/cpu/csrc
+RUN python3 blockyard_kernels/cpu/build.py && rm blockyard_kernels/cpu/built/*/lock
 
 # What the worker imports. Neither pip nor what it was told stays in the image.
 FROM ${BASE_IMAGE} AS environment
@@ -51,10 +51,10 @@ WORKDIR /opt/blockyard
 COPY models/demo/*.json models/demo/*.safetensors /models/demo/
 COPY LICENSE ./
 COPY blockyard blockyard
-COPY kernels kernels
-COPY --from=kernels /opt/blockyard/kernels/cpu/built kernels/cpu/built
+COPY blockyard_kernels blockyard_kernels
+COPY --from=kernels /opt/blockyard/blockyard_kernels/cpu/built blockyard_kernels/cpu/built
 COPY worker_service worker_service
-RUN python -m compileall -q blockyard kernels worker_service
+RUN python -m compileall -q blockyard blockyard_kernels worker_service
 
 USER 65532:65532
 ENV BLOCKYARD_WORKER_ADDRESS=0.0.0.0:50070 BLOCKYARD_WORKER_HEALTH_PORT=50071

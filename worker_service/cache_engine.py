@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from kernels.cuda.swap import StepRows, Streams, SwapStreams, make_streams
-from kernels.ops import Backend, kv_pool_shape
-from kernels.select import make_arena
+from blockyard_kernels.cuda.swap import StepRows, Streams, SwapStreams, make_streams
+from blockyard_kernels.ops import Backend, kv_pool_shape
+from blockyard_kernels.select import make_arena
 from worker_service.device.registered import allocate_registered
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kernels.arena import Arena
+    from blockyard_kernels.arena import Arena
     from worker_service.models.decoder import DecoderModel
     from worker_service.step import Step
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kernels.select import get_backend
+from blockyard_kernels.select import get_backend
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,14 +36,14 @@ def _devices() -> Iterator[torch.device]:
 
 def _try(device: torch.device, kernels: str) -> dict[str, Any]:
     heard = _Warnings()
-    logging.getLogger("kernels").addHandler(heard)
+    logging.getLogger("blockyard_kernels").addHandler(heard)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else torch.backends.cpu.get_cpu_capability()
     try:
         backend = get_backend(device, torch.bfloat16, kernels if device.type == "cpu" else "auto")
     except (ValueError, OSError, RuntimeError) as error:
         return {"device": str(device), "name": name, "kernels": "", "warnings": [str(error)]}
     finally:
-        logging.getLogger("kernels").removeHandler(heard)
+        logging.getLogger("blockyard_kernels").removeHandler(heard)
     return {"device": str(device), "name": name, "kernels": backend.name, "warnings": heard.sentences}
 
 

@@ -19,7 +19,7 @@ from blockyard.service.signals import on_stop_signal
 from blockyard.settings import SettingsError
 from blockyard.telemetry import EventLogger
 from blockyard.worker.v1 import worker_pb2, worker_pb2_grpc
-from kernels.select import KernelChoice
+from blockyard_kernels.select import KernelChoice
 from worker_service.device.device import AllowedDevice
 from worker_service.groups.joining import GroupSettings
 from worker_service.groups.membership import Membership

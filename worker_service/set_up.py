@@ -29,8 +29,8 @@ from blockyard.errors import BlockyardError, Reason, Violation
 from blockyard.model_files import resolve_model
 from blockyard.service import faults
 from blockyard.telemetry import EventLogger
-from kernels.capture import CaptureSizes
-from kernels.select import KernelChoice
+from blockyard_kernels.capture import CaptureSizes
+from blockyard_kernels.select import KernelChoice
 from worker_service.batch.input_batch import BatchLimits, InputBatch
 from worker_service.cache_engine import BlockFormat, CacheEngine
 from worker_service.collectives.gathering import make_silence

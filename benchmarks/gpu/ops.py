@@ -16,12 +16,12 @@ from benchmarks.gpu.instructions import check, launched_kernels
 from benchmarks.gpu.machine import name_of
 from benchmarks.gpu.shapes import BLOCK_SIZE, block_tables, greedy, shape
 from benchmarks.gpu.stage import Stage, start
-from kernels.cuda import gemm
-from kernels.cuda.backend import CudaBackend
-from kernels.cuda.linear import Method, Way
-from kernels.cuda.plan import StepLengths, make_work_list
-from kernels.ops import kv_pool_shape
-from kernels.shapes import AttentionShape, LinearSpec
+from blockyard_kernels.cuda import gemm
+from blockyard_kernels.cuda.backend import CudaBackend
+from blockyard_kernels.cuda.linear import Method, Way
+from blockyard_kernels.cuda.plan import StepLengths, make_work_list
+from blockyard_kernels.ops import kv_pool_shape
+from blockyard_kernels.shapes import AttentionShape, LinearSpec
 from tests.kit.kernels.triton_interpreter import IS_INTERPRETED
 from worker_service.models.random_weights import random_tensor
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from kernels.cuda.linear import CudaLinear
+    from blockyard_kernels.cuda.linear import CudaLinear
     from worker_service.models.model_config import ModelConfig
 
 # Copies of what is read are so large together that no cache of the device holds them.

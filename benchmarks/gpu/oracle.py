@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.gpu.stage import Stage, start
 from blockyard.model_files import resolve_model
-from kernels.select import KernelChoice
+from blockyard_kernels.select import KernelChoice
 from tests.kit.kernels.tiny_adapters import make_tiny_adapter
 from tests.kit.oracles.device_oracle import WAYS, OracleWorker, differences, make_requests
 

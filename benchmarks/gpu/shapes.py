@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kernels.sampling import Choices
+from blockyard_kernels.sampling import Choices
 from worker_service.models.model_config import read_config
 
 if TYPE_CHECKING:

@@ -20,12 +20,12 @@ import torch
 from benchmarks.gpu.machine import name_of
 from benchmarks.gpu.shapes import BLOCK_SIZE, block_tables, greedy, shape
 from benchmarks.gpu.stage import Stage, start
-from kernels.capture import CaptureSizes, StepInputs
-from kernels.cuda.backend import CudaBackend
-from kernels.invariance import random_numbers
-from kernels.launching import upload
-from kernels.lora import LoraRows
-from kernels.ops import kv_pool_shape
+from blockyard_kernels.capture import CaptureSizes, StepInputs
+from blockyard_kernels.cuda.backend import CudaBackend
+from blockyard_kernels.invariance import random_numbers
+from blockyard_kernels.launching import upload
+from blockyard_kernels.lora import LoraRows
+from blockyard_kernels.ops import kv_pool_shape
 from tests.kit.kernels.strict_graphs import StrictRecording
 from tests.kit.kernels.triton_interpreter import IS_INTERPRETED
 from worker_service.lora.reader import find_sites
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from kernels.capture import CapturedStep
-    from kernels.cuda.linear import CudaLinear
-    from kernels.launching import Launched
+    from blockyard_kernels.capture import CapturedStep
+    from blockyard_kernels.cuda.linear import CudaLinear
+    from blockyard_kernels.launching import Launched
 
 # Of what the device has left, so that a step and graphs have room.
 POOL_SHARE = 0.7

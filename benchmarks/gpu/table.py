@@ -1,4 +1,4 @@
-"""Stage `table` of benchmarks/gpu_day.sh: other launches than those of kernels/cuda/launch_table.py, for the hottest.
+"""Stage `table` of gpu_day.sh: other launches than blockyard_kernels/cuda/launch_table.py has, for the hottest.
 
 What is faster is a proposal, for a person to put into the table: nothing is applied by itself. Keys that are multiplied
 at a time, and steps along the inner dimension, stay: they are part of a row's bits.
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.gpu.shapes import BLOCK_SIZE, block_tables, shape
 from benchmarks.gpu.stage import Stage, start
-from kernels.cuda import gemm, launch_table
-from kernels.cuda.backend import CudaBackend
-from kernels.cuda.launch_table import AttentionLaunch, GemmLaunch
-from kernels.ops import kv_pool_shape
-from kernels.shapes import AttentionShape
+from blockyard_kernels.cuda import gemm, launch_table
+from blockyard_kernels.cuda.backend import CudaBackend
+from blockyard_kernels.cuda.launch_table import AttentionLaunch, GemmLaunch
+from blockyard_kernels.ops import kv_pool_shape
+from blockyard_kernels.shapes import AttentionShape
 from tests.kit.kernels.triton_interpreter import IS_INTERPRETED
 from worker_service.models.random_weights import random_tensor
 

@@ -3,8 +3,8 @@
     python benchmarks/kernels/eight_bit_products.py [--num-rows 8] [--length 400] [--how WORD ...]
 
 A word has a letter for each kind of product: head, query-key-value, output, gate-up, down. Products are computed as
-`kernels.reference` defines, of the demo model, on text that it was not trained on. Prints the mean divergence from
-bfloat16 in nats, the same as a multiple of int8's (`iiiii`), and how often the same token is the likeliest.
+`blockyard_kernels.reference` defines, of the demo model, on text that it was not trained on. Prints the mean divergence
+from bfloat16 in nats, the same as a multiple of int8's (`iiiii`), and how often the same token is the likeliest.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.kernels.int8_accuracy import DEMO_MODEL, Divergence, held_out_text, token_rows
-from kernels.reference import fp8, int8
-from kernels.reference.backend import ReferenceBackend
+from blockyard_kernels.reference import fp8, int8
+from blockyard_kernels.reference.backend import ReferenceBackend
 from tests.kit.kernels.quantized_reference import QuantizedReference
 from tests.kit.kernels.step_runner import StepRunner
 

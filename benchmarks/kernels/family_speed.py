@@ -29,7 +29,7 @@ from benchmarks.kit.ideal import ITEM_BYTES
 
 if TYPE_CHECKING:
     from benchmarks.kit.ideal import Shape
-    from kernels.cpu.library import Op
+    from blockyard_kernels.cpu.library import Op
 
 _SIZES: dict[str, Any] = {
     "dtype": "bfloat16",

@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.kit import record
 from benchmarks.kit.figures import round_figures
-from kernels.ops import kv_pool_shape
+from blockyard_kernels.ops import kv_pool_shape
 from worker_service.models.loader import load_model
 
 if TYPE_CHECKING:

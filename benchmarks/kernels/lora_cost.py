@@ -29,8 +29,8 @@ from benchmarks.kernels.phases import BLOCK_SIZE, CONTEXT, Workload
 from benchmarks.kit import models, record
 from benchmarks.kit.figures import round_figures
 from blockyard.contract.workers import LoraLimits
-from kernels.capture import CaptureSizes
-from kernels.lora import LoraRows
+from blockyard_kernels.capture import CaptureSizes
+from blockyard_kernels.lora import LoraRows
 from tests.kit.kernels.tiny_adapters import make_tiny_adapter
 from worker_service.cache_engine import BlockFormat, allocate_pool
 from worker_service.lora.adapter import LoraRequest
@@ -39,7 +39,7 @@ from worker_service.lora.store import be_modest
 from worker_service.models.loader import load_model
 
 if TYPE_CHECKING:
-    from kernels.capture import CapturedStep, StepInputs
+    from blockyard_kernels.capture import CapturedStep, StepInputs
 
 # As large as an adapter usually is: 50 MB, for a model of 1.1 B.
 LOADED_RANK = 32

@@ -32,8 +32,8 @@ from benchmarks.kit import record
 from benchmarks.kit.figures import round_figures
 from blockyard.contract.parallel import ALONE
 from blockyard.model_config.share import Share
-from kernels.capture import CaptureSizes
-from kernels.select import get_backend, make_arena
+from blockyard_kernels.capture import CaptureSizes
+from blockyard_kernels.select import get_backend, make_arena
 from worker_service.cache_engine import BlockFormat, allocate_pool
 from worker_service.models.builder import NetworkBuilder
 from worker_service.models.mlp.mlp import MoE
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from kernels.capture import CapturedStep
-    from kernels.ops import Backend
+    from blockyard_kernels.capture import CapturedStep
+    from blockyard_kernels.ops import Backend
 
 CPU = torch.device("cpu")
 NUM_EXPERTS, TOP_K, INNER = 128, 8, 384

@@ -27,14 +27,14 @@ from benchmarks.kernels import ceilings
 from benchmarks.kit import ideal, models, record
 from benchmarks.kit.figures import round_figures
 from benchmarks.kit.ideal import ITEM_BYTES, Shape
-from kernels.capture import CaptureSizes, StepInputs
-from kernels.cpu.library import Kind, Rows
-from kernels.cpu.plan import CapturedPlan
+from blockyard_kernels.capture import CaptureSizes, StepInputs
+from blockyard_kernels.cpu.library import Kind, Rows
+from blockyard_kernels.cpu.plan import CapturedPlan
 from worker_service.cache_engine import BlockFormat, allocate_pool
 from worker_service.models.loader import RunnableModel, load_model
 
 if TYPE_CHECKING:
-    from kernels.cpu.library import Op
+    from blockyard_kernels.cpu.library import Op
 
 BLOCK_SIZE = 32
 CONTEXT = 192
@@ -124,7 +124,9 @@ class Profile:
         sizes = CaptureSizes(PROMPT_TOKENS, max_sequences, BLOCK_SIZE, self._loaded.config.sliding_window)
         captured = self._loaded.model.capture(self._pool, sizes)
         if not isinstance(captured, CapturedPlan):
-            raise SystemExit("the CPU kernels are not built, or not for this processor: python -m kernels.cpu.build")
+            raise SystemExit(
+                "the CPU kernels are not built, or not for this processor: python -m blockyard_kernels.cpu.build"
+            )
         self._plan = captured
 
     @property

@@ -25,12 +25,12 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.kernels.phases import BLOCK_SIZE, CONTEXT, Workload
 from benchmarks.kit import models, record
 from benchmarks.kit.figures import round_figures
-from kernels.capture import CaptureSizes
+from blockyard_kernels.capture import CaptureSizes
 from worker_service.cache_engine import BlockFormat, allocate_pool
 from worker_service.models.loader import load_model
 
 if TYPE_CHECKING:
-    from kernels.capture import StepInputs
+    from blockyard_kernels.capture import StepInputs
 
 _CHANNELS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
 _TOKENS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}

@@ -22,7 +22,7 @@ import torch
 import transformers
 
 from benchmarks.kit import record
-from kernels.capture import CaptureSizes
+from blockyard_kernels.capture import CaptureSizes
 from worker_service.cache_engine import BlockFormat, allocate_pool
 from worker_service.models.loader import load_model
 from worker_service.runner.dry_runs import dry_decode

@@ -6,7 +6,7 @@ import platform
 from functools import cache
 from pathlib import Path
 
-from kernels.cpu.processors import chosen_instruction_sets, this_processor
+from blockyard_kernels.cpu.processors import chosen_instruction_sets, this_processor
 
 # Those of /proc/cpuinfo that rates depend on.
 FLAGS = (

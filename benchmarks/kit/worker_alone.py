@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.kit.batch_process import BatchProcess, Line
 from blockyard.common.v1 import sampling_pb2
 from blockyard.contract.workers import CachePlan, ProfileRequest
-from kernels.select import KernelChoice
+from blockyard_kernels.select import KernelChoice
 from scheduler_service.core.scheduler import CoreConfig, Scheduler
 from scheduler_service.core.sequence import Group
 from scheduler_service.core.values import GroupSpec, SchedulerOutput, StepResult

@@ -1,6 +1,6 @@
 """Limits on the number and rank of LoRA adapters, and the memory that they take.
 
-The sizes equal those that the kernels allocate (`kernels.lora.LoraOps.make_room`); a test compares them.
+The sizes equal those that the kernels allocate (`blockyard_kernels.lora.LoraOps.make_room`); a test compares them.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def cpu_scratch(num_threads: int) -> SamplingScratch:
 
 
 def torch_scratch() -> SamplingScratch:
-    """Returns the scratch memory of torch's ops (`kernels.reference.sampling`); GPU kernels take about as much."""
+    """Returns the scratch memory of torch's ops (`blockyard_kernels.reference.sampling`); a GPU's takes as much."""
 
     def choose(num_rows: int, vocab_size: int) -> int:
         return SORTING_COPIES * min(num_rows * vocab_size, max(MAX_CHOSEN_LOGITS, vocab_size)) * FLOAT_BYTES
@@ -105,9 +105,9 @@ def least_step_bytes(network: DecoderConfig, size: StepSize, scratch: SamplingSc
 def arena_bytes(network: DecoderConfig, share: Share, held: WeightFormat, max_rows: int) -> int:
     """Returns an upper bound of a captured step's arena bytes and of the rows that its products quantize.
 
-    The arena places each buffer as low as it fits (`kernels.cpu.plan`). At the peak it holds hidden rows, plus the
-    largest of: projections and attention output, the MLP's inner rows, float32 sums that ranks add. Rotary angles are
-    always held.
+    The arena places each buffer as low as it fits (`blockyard_kernels.cpu.plan`). At the peak it holds hidden rows,
+    plus the largest of: projections and attention output, the MLP's inner rows, float32 sums that ranks add. Rotary
+    angles are always held.
     """
     item, hidden = ITEM_BYTES[network.dtype_name], network.hidden_size
     queries = len(share.heads) * network.head_dim

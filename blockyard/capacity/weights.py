@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 BYTE_BITS, WORD_BYTES = 8, 4
-# Per group or row of weights that a checkpoint has quantized (`kernels.cpu.quantized`, `kernels.reference.quantized`).
+# Per group or row of weights that a checkpoint has quantized (the modules `quantized` of `blockyard_kernels`).
 SCALE_BYTES, SUM_BYTES, CPU_ZERO_BYTES = 4, 4, 2
 
 

@@ -194,7 +194,7 @@ class LocalSystem:
         if not IS_INSTALLED or uses_gpu(configuration.device) or configuration.worker.cpu_kernels == "reference":
             return
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, str(ROOT / "kernels" / "cpu" / "build.py")),
+            *(sys.executable, str(ROOT / "blockyard_kernels" / "cpu" / "build.py")),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

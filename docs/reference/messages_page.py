@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("blockyard", "gateway", "scheduler_service", "worker_service", "kernels")
+PACKAGES = ("blockyard", "gateway", "scheduler_service", "worker_service", "blockyard_kernels")
 START, LIBRARY, HTTP, INTERNAL = "start", "library", "http", "internal"
 
 # Where a message and its reason stand in calls: their names, or a reason that all of them have.
@@ -262,7 +262,7 @@ PARTS = {
     "gateway": "The gateway",
     "scheduler_service": "The scheduler",
     "worker_service": "A worker",
-    "kernels": "The kernels",
+    "blockyard_kernels": "The kernels",
 }
 
 # The groups that have no reason: their title, what they are, and what helps.

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from kernels.cpu.build import INSTRUCTION_SETS
-from kernels.cpu.processors import this_processor
+from blockyard_kernels.cpu.build import INSTRUCTION_SETS
+from blockyard_kernels.cpu.processors import this_processor
 from tests.kit.fakes.fake_gateway import FakeGateway
 from tests.kit.processes.wheel import ROOT, build_wheel
 
@@ -146,12 +146,31 @@ def serving(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environmen
     return environment
 
 
+# A package of another maker, called `kernels`, which transformers looks for.
+OTHER_KERNELS = """
+import kernels
+import torch
+import transformers.utils
+from blockyard_kernels.select import get_backend
+backend = get_backend(torch.device("cpu"), torch.float32)
+print(kernels.get_kernel.__name__, transformers.utils.is_kernels_available(), backend.name)
+"""
+
+
+def test_it_shares_an_environment_with_the_kernels_of_hugging_face(serving: Environment, tmp_path: Path) -> None:
+    serving.install("kernels==0.17.2", "transformers")
+    assert serving.run("python", "-c", OTHER_KERNELS).startswith("get_kernel True cpu/")
+    assert serve_once(serving, tmp_path)
+    serving.run("python", "-m", "pip", "uninstall", "--yes", "kernels")
+    assert serve_once(serving, tmp_path)
+
+
 # Whether each set's kernels are those of the wheel, and whether those of this processor pass their self-test.
 KERNELS = """
 import torch
-from kernels.cpu.backend import CpuBackend
-from kernels.cpu.build import INSTRUCTION_SETS, library_path
-from kernels.cpu.processors import available_instruction_sets
+from blockyard_kernels.cpu.backend import CpuBackend
+from blockyard_kernels.cpu.build import INSTRUCTION_SETS, library_path
+from blockyard_kernels.cpu.processors import available_instruction_sets
 for name in INSTRUCTION_SETS:
     print(name, "site-packages" in str(library_path(name)), library_path(name).exists())
 for name in available_instruction_sets():

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from kernels.select import get_backend
+from blockyard_kernels.select import get_backend
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kernels.ops import Backend
+    from blockyard_kernels.ops import Backend
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 

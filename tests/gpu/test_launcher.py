@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.launching import IMMEDIATE, CudaLauncher, Launcher, upload
+from blockyard_kernels.launching import IMMEDIATE, CudaLauncher, Launcher, upload
 
 pytestmark = pytest.mark.gpu
 

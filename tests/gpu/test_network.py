@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels.select import get_backend
+from blockyard_kernels.select import get_backend
 from tests.kit.kernels.step_runner import StepRunner
 
 pytestmark = pytest.mark.gpu

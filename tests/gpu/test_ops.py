@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.ops import Backend, kv_pool_shape
-from kernels.sampling import Choices
-from kernels.select import get_backend
-from kernels.shapes import AttentionShape, LinearSpec
+from blockyard_kernels.ops import Backend, kv_pool_shape
+from blockyard_kernels.sampling import Choices
+from blockyard_kernels.select import get_backend
+from blockyard_kernels.shapes import AttentionShape, LinearSpec
 from worker_service.models.random_weights import random_tensor
 
 if TYPE_CHECKING:

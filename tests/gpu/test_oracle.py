@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from blockyard.model_files import resolve_model
-from kernels.select import KernelChoice
+from blockyard_kernels.select import KernelChoice
 from tests.kit.kernels.tiny_adapters import make_tiny_adapter
 from tests.kit.oracles.device_oracle import WAYS, Answers, OracleWorker, Run, Way, differences, make_requests
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.arena import LastingArena
-from kernels.cuda.swap import SwapStreams, make_streams
-from kernels.ops import kv_pool_shape
+from blockyard_kernels.arena import LastingArena
+from blockyard_kernels.cuda.swap import SwapStreams, make_streams
+from blockyard_kernels.ops import kv_pool_shape
 from tests.kit.kernels.late_streams import lazy_swaps
 from tests.kit.kernels.swap_traces import Pools, make_trace, run_in_order
 from worker_service.cache_engine import BlockFormat, allocate_host_pool

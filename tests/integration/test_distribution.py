@@ -15,7 +15,7 @@ import pytest
 
 import blockyard
 from blockyard import extras
-from kernels.cpu.build import INSTRUCTION_SETS, library_path
+from blockyard_kernels.cpu.build import INSTRUCTION_SETS, library_path
 from tests.kit.fakes.fake_gateway import FakeGateway
 from tests.kit.kernels.backends import build_kernels
 from tests.kit.processes.wheel import build_wheel
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
-PACKAGES = ("blockyard", "gateway", "scheduler_service", "worker_service", "kernels")
+PACKAGES = ("blockyard", "gateway", "scheduler_service", "worker_service", "blockyard_kernels")
 
 
 @pytest.fixture(scope="module")
@@ -49,15 +49,19 @@ def wheel(wheel_path: Path) -> set[str]:
 
 def is_made(name: str) -> bool:
     """Whether a file of a wheel comes from no package's folder."""
-    return bool(re.match(r"blockyard/demo_model/|blockyard-[\d.]+\.dist-info/|kernels/cpu/built/", name))
+    return bool(re.match(r"blockyard/demo_model/|blockyard-[\d.]+\.dist-info/|blockyard_kernels/cpu/built/", name))
 
 
 def test_a_wheel_has_the_compiled_kernels_of_its_source(wheel_path: Path, wheel: set[str]) -> None:
     build_kernels()
     assert wheel_path.name.endswith("-py3-none-linux_x86_64.whl")
-    sources = {f"kernels/cpu/csrc/{path.name}" for path in (ROOT / "kernels" / "cpu" / "csrc").iterdir()}
+    sources = {
+        f"blockyard_kernels/cpu/csrc/{path.name}" for path in (ROOT / "blockyard_kernels" / "cpu" / "csrc").iterdir()
+    }
     assert {name for name in wheel if "/csrc/" in name} == sources
-    libraries = {f"kernels/cpu/built/{library_path(name).parent.name}/{name}.so": name for name in INSTRUCTION_SETS}
+    libraries = {
+        f"blockyard_kernels/cpu/built/{library_path(name).parent.name}/{name}.so": name for name in INSTRUCTION_SETS
+    }
     assert {name for name in wheel if "/built/" in name} == set(libraries)
     with zipfile.ZipFile(wheel_path) as file:
         for path, name in libraries.items():
@@ -88,7 +92,7 @@ def test_a_wheel_has_the_packages_the_page_and_nothing_else(wheel: set[str]) -> 
         str(file.relative_to(ROOT)) for package in PACKAGES for file in (ROOT / package).rglob("*") if file.is_file()
     }
     packaged = {name for name in wheel if not is_made(name)}
-    assert packaged == {name for name in files if not re.search(r"__pycache__/|^kernels/cpu/built/", name)}
+    assert packaged == {name for name in files if not re.search(r"__pycache__/|^blockyard_kernels/cpu/built/", name)}
 
 
 # Refuses every import but of the standard library, grpcio, protobuf and what these two need.

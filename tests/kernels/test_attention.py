@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from kernels import planning
-from kernels.ops import BLOCK_SIZES, AttentionBatch, kv_pool_shape
-from kernels.reference import attention
-from kernels.shapes import AttentionShape
+from blockyard_kernels import planning
+from blockyard_kernels.ops import BLOCK_SIZES, AttentionBatch, kv_pool_shape
+from blockyard_kernels.reference import attention
+from blockyard_kernels.shapes import AttentionShape
 from tests.kit.kernels.backends import COMPILED, KERNELS, REFERENCE, Kernels, in_dtype, store
 
 FLOAT32 = in_dtype(KERNELS, torch.float32)

@@ -9,7 +9,7 @@ import torch
 import transformers
 
 from blockyard.contract.sampling import BeamSearch, EarlyStopping, FinishReason
-from kernels.select import get_backend
+from blockyard_kernels.select import get_backend
 from scheduler_service.core.scheduler import CoreConfig, Scheduler
 from scheduler_service.core.values import GroupSpec, SchedulerOutput, StepResult
 from tests.kit.kernels.step_runner import CPU, StepRunner

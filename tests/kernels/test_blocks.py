@@ -7,8 +7,8 @@ import random
 import pytest
 import torch
 
-from kernels.blocks import _runs
-from kernels.ops import BLOCK_SIZES, kv_pool_shape
+from blockyard_kernels.blocks import _runs
+from blockyard_kernels.ops import BLOCK_SIZES, kv_pool_shape
 from tests.kit.kernels.backends import KERNELS, Kernels
 
 for_all = pytest.mark.parametrize("kernels", KERNELS, ids=str)

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from kernels.cpu import backend, build, library, processors
-from kernels.cpu.build import INSTRUCTION_SETS, library_path
+from blockyard_kernels.cpu import backend, build, library, processors
+from blockyard_kernels.cpu.build import INSTRUCTION_SETS, library_path
 from tests.kit.kernels.backends import build_kernels
 from tests.kit.waiting import wait_until
 
@@ -55,7 +55,7 @@ class Workshop:
     def start(self) -> subprocess.Popen[str]:
         """Starts a build as `make setup` does."""
         process = subprocess.Popen(
-            [sys.executable, "-m", "kernels.cpu.build"],
+            [sys.executable, "-m", "blockyard_kernels.cpu.build"],
             cwd=ROOT,
             env=self.environment,
             stderr=subprocess.PIPE,
@@ -152,7 +152,7 @@ def test_a_compiler_that_refuses_fails_the_build_and_leaves_nothing(workshop: Wo
 def test_without_a_compiler_the_build_says_what_that_means(tmp_path: Path) -> None:
     environment = {"PATH": str(tmp_path), "BLOCKYARD_KERNELS_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-m", "kernels.cpu.build"],
+        [sys.executable, "-m", "blockyard_kernels.cpu.build"],
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False,
     )  # fmt: skip
     assert done.returncode == 0

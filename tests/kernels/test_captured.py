@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.capture import CapturedStep, CaptureSizes, StepInputs
-from kernels.ops import kv_pool_shape
+from blockyard_kernels.capture import CapturedStep, CaptureSizes, StepInputs
+from blockyard_kernels.ops import kv_pool_shape
 from tests.kit.kernels.backends import COMPILED, REFERENCE, Kernels, in_dtype
 from tests.kit.kernels.tiny_models import VOCAB_SIZE, tiny_model
 from worker_service.models.builder import build_decoder

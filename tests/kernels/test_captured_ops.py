@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.capture import CaptureSizes, StepInputs
-from kernels.ops import kv_pool_shape
-from kernels.shapes import Activation, AttentionShape, LinearSpec, LogitTransform, QueryKeyNorms
+from blockyard_kernels.capture import CaptureSizes, StepInputs
+from blockyard_kernels.ops import kv_pool_shape
+from blockyard_kernels.shapes import Activation, AttentionShape, LinearSpec, LogitTransform, QueryKeyNorms
 from tests.kit.kernels.backends import COMPILED, Kernels
 from tests.kit.kernels.random_tensors import random
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kernels.capture import CapturedStep
-    from kernels.ops import AttentionBatch
-    from kernels.packed import PackedLinear
+    from blockyard_kernels.capture import CapturedStep
+    from blockyard_kernels.ops import AttentionBatch
+    from blockyard_kernels.packed import PackedLinear
 
 HIDDEN, VOCAB_SIZE, BLOCK_SIZE, LAYERS = 48, 90, 16, 2
 SHAPE = AttentionShape(4, 2, 24, 0.2, softcap=3.0)

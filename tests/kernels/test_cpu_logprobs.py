@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.reference.sampling import ReferenceSampling
+from blockyard_kernels.reference.sampling import ReferenceSampling
 from tests.kit.kernels.backends import COMPILED, in_dtype
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.reference.sampling import ReferenceSampling
-from kernels.sampling import Choices
+from blockyard_kernels.reference.sampling import ReferenceSampling
+from blockyard_kernels.sampling import Choices
 from tests.kit.kernels.backends import COMPILED, KERNELS, in_dtype
 from tests.kit.kernels.choices import check_winners, choices, join, order_of, passing, random_logits, scores
 

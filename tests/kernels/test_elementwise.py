@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from kernels.lora import VirtualRows
-from kernels.ops import kv_pool_shape
-from kernels.shapes import Activation, AttentionShape, LinearSpec, QueryKeyNorms
+from blockyard_kernels.lora import VirtualRows
+from blockyard_kernels.ops import kv_pool_shape
+from blockyard_kernels.shapes import Activation, AttentionShape, LinearSpec, QueryKeyNorms
 from tests.kit.kernels.backends import COMPILED, KERNELS, REFERENCE, REFERENCES, Kernels, read_layer
 from tests.kit.kernels.random_tensors import random
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kernels.ops import kv_pool_shape
-from kernels.shapes import AttentionShape
+from blockyard_kernels.ops import kv_pool_shape
+from blockyard_kernels.shapes import AttentionShape
 from tests.kit.kernels.backends import COMPILED, REFERENCES, Kernels, in_dtype, store
 
 SHAPE = AttentionShape(4, 2, 24, 0.3, is_causal=False)

@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from blockyard.errors import BlockyardError, Reason
-from kernels.select import get_backend
+from blockyard_kernels.select import get_backend
 from tests.kernels.test_family_fields import cases, expected
 from tests.kit.kernels.pooling_models import RECIPES
 from tests.kit.kernels.step_runner import StepRunner

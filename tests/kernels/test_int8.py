@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, cast
 import pytest
 import torch
 
-from kernels.cpu.quantized import MAX_IN_FEATURES, Int8Linear
-from kernels.reference.int8 import linear_int8, quantize_rows
-from kernels.select import get_backend
-from kernels.shapes import Activation, LinearSpec, LogitTransform
+from blockyard_kernels.cpu.quantized import MAX_IN_FEATURES, Int8Linear
+from blockyard_kernels.reference.int8 import linear_int8, quantize_rows
+from blockyard_kernels.select import get_backend
+from blockyard_kernels.shapes import Activation, LinearSpec, LogitTransform
 from tests.kit.kernels.backends import INSTRUCTION_SETS, build_kernels
 from tests.kit.kernels.random_tensors import random
 
 if TYPE_CHECKING:
-    from kernels.cpu.backend import CpuBackend
+    from blockyard_kernels.cpu.backend import CpuBackend
 
 CPU = torch.device("cpu")
 DTYPES = [torch.bfloat16, torch.float32]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from kernels.select import get_backend
+from blockyard_kernels.select import get_backend
 from tests.kit.kernels.backends import INSTRUCTION_SETS, build_kernels
 from tests.kit.kernels.step_runner import StepRunner
 from tests.kit.kernels.tiny_models import VOCAB_SIZE, tiny_model

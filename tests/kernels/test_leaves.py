@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from blockyard.model_config.parallel_sizes import count_leaves
-from kernels.reference.int8 import linear_int8
-from kernels.select import get_backend
-from kernels.shapes import LinearSpec, add_leaves
+from blockyard_kernels.reference.int8 import linear_int8
+from blockyard_kernels.select import get_backend
+from blockyard_kernels.shapes import LinearSpec, add_leaves
 from tests.kit.kernels.backends import COMPILED, CPU, INSTRUCTION_SETS, KERNELS, Kernels, build_kernels
 from tests.kit.kernels.random_tensors import random
 
 if TYPE_CHECKING:
-    from kernels.ops import Backend
+    from blockyard_kernels.ops import Backend
 
 for_all = pytest.mark.parametrize("kernels", KERNELS, ids=str)
 ROWS = 45

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch.nn import functional
 
-from kernels.shapes import Activation, LinearSpec, LogitTransform
+from blockyard_kernels.shapes import Activation, LinearSpec, LogitTransform
 from tests.kit.kernels.backends import COMPILED, KERNELS, REFERENCE, Kernels
 from tests.kit.kernels.random_tensors import random
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kernels.cpu.packed import CpuLinear
+    from blockyard_kernels.cpu.packed import CpuLinear
 
 for_all = pytest.mark.parametrize("kernels", KERNELS, ids=str)
 for_compiled = pytest.mark.parametrize("kernels", COMPILED, ids=str)

@@ -1,4 +1,4 @@
-"""Products with LoRA adapters: near what is written down in `kernels.lora`, and row by row the same bits anywhere."""
+"""Products with LoRA adapters: near what `blockyard_kernels.lora` defines, and row by row the same bits anywhere."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.cpu.backend import CpuBackend
-from kernels.lora import LoraRows
-from kernels.shapes import Activation, AttentionShape, LinearSpec
+from blockyard_kernels.cpu.backend import CpuBackend
+from blockyard_kernels.lora import LoraRows
+from blockyard_kernels.shapes import Activation, AttentionShape, LinearSpec
 from tests.kernels.test_shares import KERNELS
 from tests.kit.kernels.backends import BEST, Kernels, build_kernels
 from tests.kit.kernels.random_tensors import random
 from tests.kit.kernels.ranks import new_backend
 
 if TYPE_CHECKING:
-    from kernels.ops import Backend, PackedLinear
+    from blockyard_kernels.ops import Backend, PackedLinear
 
 WIDTHS = (16, 6, 31)
 NUM_SLOTS, MAX_WIDTH = 4, 32

@@ -10,8 +10,8 @@ import torch
 import transformers
 
 from blockyard.lora.virtual_tokens import virtual_ids
-from kernels.cpu.library import Kind
-from kernels.cpu.plan import CapturedPlan
+from blockyard_kernels.cpu.library import Kind
+from blockyard_kernels.cpu.plan import CapturedPlan
 from tests.kernels.test_truth import random_ids
 from tests.kit.kernels.backends import BEST, EMULATED, REFERENCE, Kernels
 from tests.kit.kernels.ranks import Ranks, new_backend

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.cpu.backend import CpuBackend
-from kernels.mixture.ops import ExpertShape, ExpertWeights, Router
-from kernels.reference.int8 import linear_int8
-from kernels.shapes import Activation
+from blockyard_kernels.cpu.backend import CpuBackend
+from blockyard_kernels.mixture.ops import ExpertShape, ExpertWeights, Router
+from blockyard_kernels.reference.int8 import linear_int8
+from blockyard_kernels.shapes import Activation
 from tests.kit.kernels.backends import BEST, REFERENCE, Kernels
 from tests.kit.kernels.random_tensors import random
 

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from blockyard.capacity.weights import count_elements
 from blockyard.contract.parallel import ALONE, Parallel
 from blockyard.errors import BlockyardError
-from kernels.collectives import Ranks as JoinedRanks
-from kernels.cuda.backend import CudaBackend
+from blockyard_kernels.collectives import Ranks as JoinedRanks
+from blockyard_kernels.cuda.backend import CudaBackend
 from tests.kit.kernels.backends import BEST, CPU, Kernels, build_kernels
 from tests.kit.kernels.families import family_model
 from tests.kit.kernels.ranks import Ranks, new_backend

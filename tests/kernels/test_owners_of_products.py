@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-OWNERS = {"kernels/reference/linear.py": {"linear"}, "kernels/reference/attention.py": {"bmm"}}
+OWNERS = {"blockyard_kernels/reference/linear.py": {"linear"}, "blockyard_kernels/reference/attention.py": {"bmm"}}
 # Its products are of whole numbers, of which a sum has no order.
-OWNERS["kernels/reference/int8.py"] = {"mm"}
-OWNERS["kernels/reference/quantized.py"] = {"mm"}
+OWNERS["blockyard_kernels/reference/int8.py"] = {"mm"}
+OWNERS["blockyard_kernels/reference/quantized.py"] = {"mm"}
 # And so are sums in float64 of products of few digits: they are exact.
-OWNERS["kernels/reference/fp8.py"] = {"mm"}
+OWNERS["blockyard_kernels/reference/fp8.py"] = {"mm"}
 PRODUCTS = {
     "matmul", "mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "inner", "tensordot", "einsum",
     "linear", "bilinear", "scaled_dot_product_attention", "multi_head_attention_forward", "chain_matmul", "cdist",
@@ -21,7 +21,7 @@ PRODUCTS = {
 UNSAFE = {"silu", "sigmoid", "gelu", "softplus", "hardswish", "mish", "logsigmoid", "logsumexp", "compile", "autocast"}
 FILES = sorted(
     str(path.relative_to(ROOT))
-    for folder in ("kernels/reference", "worker_service/models")
+    for folder in ("blockyard_kernels/reference", "worker_service/models")
     for path in (ROOT / folder).glob("*.py")
 )
 

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.arena import ALIGNMENT, CHUNK_BYTES
-from kernels.cpu.huge_pages import HUGE_PAGE_BYTES, HostArena, allocate_huge
-from kernels.cpu.packed import CpuLinear, panel_columns, row_addresses
-from kernels.select import get_backend
-from kernels.shapes import LinearSpec
+from blockyard_kernels.arena import ALIGNMENT, CHUNK_BYTES
+from blockyard_kernels.cpu.huge_pages import HUGE_PAGE_BYTES, HostArena, allocate_huge
+from blockyard_kernels.cpu.packed import CpuLinear, panel_columns, row_addresses
+from blockyard_kernels.select import get_backend
+from blockyard_kernels.shapes import LinearSpec
 from tests.kit.kernels.backends import CPU, INSTRUCTION_SETS, build_kernels
 from tests.kit.kernels.random_tensors import random
 
 if TYPE_CHECKING:
-    from kernels.cpu.backend import CpuBackend
+    from blockyard_kernels.cpu.backend import CpuBackend
 
 DTYPES = (torch.float32, torch.bfloat16)
 

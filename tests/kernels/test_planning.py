@@ -10,12 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.planning import SPLIT, make_waves
-from kernels.select import get_backend
-from kernels.shapes import AttentionShape
+from blockyard_kernels.planning import SPLIT, make_waves
+from blockyard_kernels.select import get_backend
+from blockyard_kernels.shapes import AttentionShape
 
 if TYPE_CHECKING:
-    from kernels.ops import AttentionBatch
+    from blockyard_kernels.ops import AttentionBatch
 
 BACKEND = get_backend(torch.device("cpu"), torch.float32, "reference")
 SEQUENCES = st.lists(

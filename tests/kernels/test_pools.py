@@ -7,8 +7,8 @@ import mmap
 import pytest
 import torch
 
-from kernels.ops import BLOCK_SIZES, kv_pool_shape
-from kernels.shapes import AttentionShape
+from blockyard_kernels.ops import BLOCK_SIZES, kv_pool_shape
+from blockyard_kernels.shapes import AttentionShape
 from tests.kit.kernels.backends import KERNELS, Kernels, in_dtype
 
 # Linux; Python 3.11 does not name it.

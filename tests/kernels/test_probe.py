@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from kernels.reference import attention, elementwise, probe
-from kernels.reference.backend import ReferenceBackend
-from kernels.reference.linear import Method
-from kernels.shapes import AttentionShape, LinearSpec
+from blockyard_kernels.reference import attention, elementwise, probe
+from blockyard_kernels.reference.backend import ReferenceBackend
+from blockyard_kernels.reference.linear import Method
+from blockyard_kernels.shapes import AttentionShape, LinearSpec
 from tests.kit.kernels.processors import PROCESSORS, Processor
 from tests.kit.kernels.row_dependent import TiledLinear
 

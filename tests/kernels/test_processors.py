@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from kernels.cpu import processors
-from kernels.cpu.build import EMULATED_SETS, INSTRUCTION_SETS
-from kernels.cpu.processors import TABLE, Processor
-from kernels.select import CPU_KERNELS
+from blockyard_kernels.cpu import processors
+from blockyard_kernels.cpu.build import EMULATED_SETS, INSTRUCTION_SETS
+from blockyard_kernels.cpu.processors import TABLE, Processor
+from blockyard_kernels.select import CPU_KERNELS
 
 AVX2 = "avx2 fma f16c sse4_2"
 AVX512 = AVX2 + " avx512f avx512dq avx512vl avx512bw"

@@ -19,7 +19,7 @@ from blockyard.errors import BlockyardError, Reason
 from blockyard.model_config.fields import Fields
 from blockyard.model_config.share import Share
 from blockyard.model_config.stored_weights import StoredWeights, read_stored_weights
-from kernels.select import get_backend
+from blockyard_kernels.select import get_backend
 from tests.kit.kernels.backends import INSTRUCTION_SETS, build_kernels
 from tests.kit.kernels.compressed_tensors import PATH as MADE
 from tests.kit.kernels.compressed_tensors import SCHEMES, SHAPE

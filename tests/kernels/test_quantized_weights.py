@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, cast
 import pytest
 import torch
 
-from kernels.packed import QuantizedWeight
-from kernels.reference.int8 import linear_int8, quantize_rows
-from kernels.reference.quantized import linear_quantized
-from kernels.select import get_backend
-from kernels.shapes import LinearSpec
+from blockyard_kernels.packed import QuantizedWeight
+from blockyard_kernels.reference.int8 import linear_int8, quantize_rows
+from blockyard_kernels.reference.quantized import linear_quantized
+from blockyard_kernels.select import get_backend
+from blockyard_kernels.shapes import LinearSpec
 from tests.kit.kernels.backends import INSTRUCTION_SETS, build_kernels
 from tests.kit.kernels.random_tensors import random
 
 if TYPE_CHECKING:
-    from kernels.ops import Backend
+    from blockyard_kernels.ops import Backend
 
 CPU = torch.device("cpu")
 KERNELS = [*INSTRUCTION_SETS, "reference"]
@@ -208,7 +208,7 @@ def test_groups_that_a_leaf_would_cut_are_refused(kernels: str):
 
 
 def test_kernels_for_gpus_refuse_it():
-    backend_type = pytest.importorskip("kernels.cuda.backend").CudaBackend
+    backend_type = pytest.importorskip("blockyard_kernels.cuda.backend").CudaBackend
     backend = backend_type.__new__(backend_type)
     backend.name = "cuda"
     with pytest.raises(ValueError, match="has no products of weights that a checkpoint has quantized"):

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch.nn import functional
 
-from kernels.invariance import ROW_COUNTS
-from kernels.reference import probe
-from kernels.reference.linear import LADDER, Method, ReferenceLinear, can_prepack
-from kernels.reference.probe import columns_are_independent, rows_are_independent, settle_linears
-from kernels.select import get_backend
+from blockyard_kernels.invariance import ROW_COUNTS
+from blockyard_kernels.reference import probe
+from blockyard_kernels.reference.linear import LADDER, Method, ReferenceLinear, can_prepack
+from blockyard_kernels.reference.probe import columns_are_independent, rows_are_independent, settle_linears
+from blockyard_kernels.select import get_backend
 from tests.kit.kernels.random_tensors import random
 from tests.kit.kernels.row_dependent import TiledLinear, in_order
 
@@ -81,7 +81,7 @@ def test_rows_are_compared_before_they_are_rounded(monkeypatch: pytest.MonkeyPat
         def _products(self, hidden: torch.Tensor) -> torch.Tensor:
             return in_order(hidden, self._weights[0]) * (1 + 2**-23 * (len(hidden) % 8 == 4))
 
-    monkeypatch.setattr("kernels.reference.linear.can_prepack", lambda dtype: dtype is torch.float32)
+    monkeypatch.setattr("blockyard_kernels.reference.linear.can_prepack", lambda dtype: dtype is torch.float32)
     linear = Counted(random(8, 48, dtype=torch.bfloat16), None, Method.TILED)
     linear.method = Method.PADDED
     rows = random(8, 48, dtype=torch.bfloat16, seed=2)
@@ -165,7 +165,7 @@ def test_the_probe_steps_down_until_columns_are_independent(monkeypatch: pytest.
 
 
 def test_without_onednn_everything_is_padded(monkeypatch: pytest.MonkeyPatch):
-    from kernels.reference.backend import ReferenceBackend
+    from blockyard_kernels.reference.backend import ReferenceBackend
 
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     backend = ReferenceBackend(CPU)

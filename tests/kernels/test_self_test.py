@@ -7,13 +7,13 @@ from typing import cast
 import pytest
 import torch
 
-from kernels.cpu import self_test
-from kernels.cpu.backend import CpuBackend, choose_backend
-from kernels.cpu.library import Library
-from kernels.cpu.processors import chosen_instruction_sets
-from kernels.cpu.self_test import SHAPES, Arithmetic, Trial, candidates
-from kernels.packed import QuantizedWeight
-from kernels.shapes import AttentionShape, LinearSpec
+from blockyard_kernels.cpu import self_test
+from blockyard_kernels.cpu.backend import CpuBackend, choose_backend
+from blockyard_kernels.cpu.library import Library
+from blockyard_kernels.cpu.processors import chosen_instruction_sets
+from blockyard_kernels.cpu.self_test import SHAPES, Arithmetic, Trial, candidates
+from blockyard_kernels.packed import QuantizedWeight
+from blockyard_kernels.shapes import AttentionShape, LinearSpec
 from tests.kit.kernels.backends import BEST, COMPILED, INSTRUCTION_SETS, Kernels, build_kernels
 from tests.kit.kernels.random_tensors import random
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.cuda.swap import SwapStreams
+from blockyard_kernels.cuda.swap import SwapStreams
 from tests.kit.kernels.late_streams import LateDevice, lazy_swaps
 from tests.kit.kernels.swap_traces import Pairs, Pools, Rows, TraceStep, make_trace, run_in_order
 

@@ -17,8 +17,8 @@ from blockyard.contract.parallel import Parallel
 from blockyard.contract.workers import LoraLimits
 from blockyard.errors import BlockyardError
 from blockyard.model_config import fallback
+from blockyard_kernels.select import get_backend
 from gateway.text.tokenizer_files import load_tokenizer
-from kernels.select import get_backend
 from tests.kit.kernels.backends import BEST, CPU, REFERENCE
 from tests.kit.kernels.families import VOCAB_SIZE, family_model
 from tests.kit.kernels.foreign_families import REFUSED, SERVED, foreign_model, refused_model

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from blockyard.errors import BlockyardError
-    from kernels.sampling import Flags
+    from blockyard_kernels.sampling import Flags
     from worker_service.pooling.rows import PoolingRequest
 
 LayoutKey = tuple[bytes, bytes, bytes]

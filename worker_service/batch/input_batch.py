@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from blockyard.errors import BlockyardError
     from blockyard.model_config.pooling.rule import PoolingRule
-    from kernels.sampling import Flags
+    from blockyard_kernels.sampling import Flags
     from worker_service.batch.row_requests import Followers
     from worker_service.grammars.matchers import Grammars
     from worker_service.models.model_config import ModelConfig

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from kernels.collectives import Ranks
-from kernels.shapes import add_leaves
+from blockyard_kernels.collectives import Ranks
+from blockyard_kernels.shapes import add_leaves
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -26,7 +26,7 @@ _BITS = {2: torch.int16, 4: torch.int32}
 
 
 class GatheringCollectives(ABC):
-    """`kernels.collectives.Collectives`, except for the operations that each transport implements."""
+    """`blockyard_kernels.collectives.Collectives`, except for the operations that each transport implements."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank

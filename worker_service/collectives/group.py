@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from blockyard.errors import BlockyardError, Reason
 from blockyard.service import faults
 from blockyard.telemetry import EventLogger
-from kernels.collectives import Collectives, Ranks
+from blockyard_kernels.collectives import Collectives, Ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from blockyard.telemetry import EventLogger
-from kernels.cpu.huge_pages import map_huge
+from blockyard_kernels.cpu.huge_pages import map_huge
 
 if TYPE_CHECKING:
     from torch import Tensor

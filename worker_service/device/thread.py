@@ -21,7 +21,7 @@ from blockyard.telemetry import EventLogger
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kernels.launching import Launched
+    from blockyard_kernels.launching import Launched
 
 log = EventLogger(__name__)
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kernels.lora import PackedLora
+    from blockyard_kernels.lora import PackedLora
 
 
 @dataclass(frozen=True, slots=True)

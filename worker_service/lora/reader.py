@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from blockyard.contract.workers import LoraLimits
-    from kernels.arena import Arena
-    from kernels.lora import LoraOps, PackedLora
+    from blockyard_kernels.arena import Arena
+    from blockyard_kernels.lora import LoraOps, PackedLora
     from worker_service.models.decoder import DecoderModel
     from worker_service.models.projections import Projection
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from blockyard.errors import BlockyardError, Reason
 from blockyard.lora.virtual_tokens import FIRST_VIRTUAL_ID
-from kernels.lora import LoraRows
+from blockyard_kernels.lora import LoraRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -22,7 +22,7 @@ from blockyard.model_config.fields import unusable
 from blockyard.paths import find_below, wrong_name, wrong_path
 from blockyard.service import faults
 from blockyard.telemetry import EventLogger
-from kernels.select import make_arena
+from blockyard_kernels.select import make_arena
 from worker_service.lora.reader import AdapterReader
 from worker_service.lora.slots import AdapterSlots
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from kernels.arena import Arena
+    from blockyard_kernels.arena import Arena
     from worker_service.lora.adapter import AdapterWeights, LoraRequest
     from worker_service.models.loader import RunnableModel
 

@@ -13,10 +13,10 @@ from blockyard.model_config.decoder_config import Experts, Layer, is_widely_serv
 from blockyard.model_config.fields import unusable
 from blockyard.model_config.names import RowOrder
 from blockyard.model_config.share import Share
-from kernels.arena import Arena, keep
-from kernels.mixture.ops import ExpertShape, ExpertWeights, PackedExperts, Router
-from kernels.select import make_arena
-from kernels.shapes import PLAIN_LINEAR, Activation, LinearSpec, LogitTransform, QueryKeyNorms
+from blockyard_kernels.arena import Arena, keep
+from blockyard_kernels.mixture.ops import ExpertShape, ExpertWeights, PackedExperts, Router
+from blockyard_kernels.select import make_arena
+from blockyard_kernels.shapes import PLAIN_LINEAR, Activation, LinearSpec, LogitTransform, QueryKeyNorms
 from worker_service.models.decoder import DecoderModel
 from worker_service.models.layers import DecoderLayer, Embedding, LMHead, NormLayer, Norms
 from worker_service.models.mlp.mlp import MLP, Feed, MoE
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
     from blockyard.model_config import decoder_config
     from blockyard.model_config.stored_weights import StoredWeights
-    from kernels.ops import Backend
-    from kernels.packed import PackedLinear, WeightRows
+    from blockyard_kernels.ops import Backend
+    from blockyard_kernels.packed import PackedLinear, WeightRows
     from worker_service.models.model_config import ModelConfig
     from worker_service.models.weight_files import Weights
 

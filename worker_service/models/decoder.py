@@ -15,9 +15,9 @@ import torch
 
 from blockyard.lora.virtual_tokens import FIRST_VIRTUAL_ID
 from blockyard.model_config.kv_groups import KvGroups
-from kernels.lora import VirtualRows
-from kernels.ops import AttentionBatch, Backend, kv_pool_shape
-from kernels.shapes import AttentionShape
+from blockyard_kernels.lora import VirtualRows
+from blockyard_kernels.ops import AttentionBatch, Backend, kv_pool_shape
+from blockyard_kernels.shapes import AttentionShape
 from worker_service.models.description import Module, OtherModule, describe_modules, list_modules
 from worker_service.models.layers import DecoderLayer, Embedding, LMHead, SharedVocabulary, StepContext
 from worker_service.models.rotary import PART, rotary_table
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
     from blockyard.model_config.rotary import RotaryConfig
     from blockyard.model_config.share import Share
-    from kernels.capture import CapturedStep, CaptureSizes
-    from kernels.collectives import Ranks
-    from kernels.packed import PackedLinear
+    from blockyard_kernels.capture import CapturedStep, CaptureSizes
+    from blockyard_kernels.collectives import Ranks
+    from blockyard_kernels.packed import PackedLinear
     from worker_service.models.model_config import ModelConfig
     from worker_service.models.projections import ModuleNames
     from worker_service.pooling.head import PoolingHead
@@ -218,7 +218,7 @@ class DecoderModel:
     def probe(self) -> bool:
         """Tests on this machine whether results are independent of the batch. Call it before the first step.
 
-        See `kernels.ops.Backend.probe`: the test may choose a slower but exact way of computing.
+        See `blockyard_kernels.ops.Backend.probe`: the test may choose a slower but exact way of computing.
         """
         return self._backend.probe(self._linears(), self._shape)
 

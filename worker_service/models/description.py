@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from blockyard.model_config.share import Share
-    from kernels.packed import PackedLinear
+    from blockyard_kernels.packed import PackedLinear
     from worker_service.models.layers import DecoderLayer, Embedding, LMHead, NormLayer
     from worker_service.models.model_config import ModelConfig
     from worker_service.pooling.head import PoolingHead

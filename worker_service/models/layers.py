@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from kernels.collectives import Collectives
-    from kernels.lora import LoraRows
-    from kernels.ops import AttentionBatch, Backend, PackedLinear
-    from kernels.shapes import AttentionShape, QueryKeyNorms
+    from blockyard_kernels.collectives import Collectives
+    from blockyard_kernels.lora import LoraRows
+    from blockyard_kernels.ops import AttentionBatch, Backend, PackedLinear
+    from blockyard_kernels.shapes import AttentionShape, QueryKeyNorms
     from worker_service.models.mlp.mlp import Feed
     from worker_service.models.projections import Projection
     from worker_service.pooling.head import PoolingHead

@@ -17,7 +17,7 @@ from blockyard.model_config.parallel_sizes import check_sizes
 from blockyard.model_config.share import Share
 from blockyard.model_files import model_digest
 from blockyard.telemetry import EventLogger
-from kernels.select import get_backend, make_arena
+from blockyard_kernels.select import get_backend, make_arena
 from worker_service.device.memory import room_for_weights
 from worker_service.models.builder import build_decoder
 from worker_service.models.model_config import ModelConfig, read_config
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from kernels.arena import Arena
-    from kernels.ops import Backend
+    from blockyard_kernels.arena import Arena
+    from blockyard_kernels.ops import Backend
     from worker_service.models.decoder import DecoderModel
 
 __all__ = ["ModelConfig", "RunnableModel", "load_model"]
@@ -78,7 +78,7 @@ class RunnableModel:
     parameter_bytes: int
     """Bytes of the packed weights."""
     quantization: str
-    """The format of the products' weights: one of `kernels.select.QUANTIZATIONS`, or the checkpoint's format."""
+    """The format of the products' weights: of `blockyard_kernels.select.QUANTIZATIONS`, or the checkpoint's format."""
     folder: Path
     origin: WeightsOrigin
     parallel: Parallel
@@ -133,8 +133,8 @@ def load_model(
         dtype: the dtype to compute in; None: the dtype of config.json.
         device: the device to load to.
         on_progress: called with (bytes read, bytes in all) after each tensor.
-        kernels: one of `kernels.select.CPU_KERNELS` or `GPU_KERNELS`, by the device.
-        quantization: one of `kernels.select.QUANTIZATIONS`.
+        kernels: one of `blockyard_kernels.select.CPU_KERNELS` or `GPU_KERNELS`, by the device.
+        quantization: one of `blockyard_kernels.select.QUANTIZATIONS`.
         load_format: "auto"; "sharded" or "packed" for saved weights of this format; or "random" for random weights,
             made on the device, if the folder has none.
         parallel: this rank's place; its share of the weights is loaded.

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from blockyard.contract.parallel import Parallel
-    from kernels.arena import Arena
-    from kernels.ops import Backend
+    from blockyard_kernels.arena import Arena
+    from blockyard_kernels.ops import Backend
     from worker_service.models.model_config import ModelConfig
 
 # The number changes with the format.

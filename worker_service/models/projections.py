@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from blockyard.model_config.names import Names
-    from kernels.ops import PackedLinear
+    from blockyard_kernels.ops import PackedLinear
 
 WHOLE = (slice(None),)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from blockyard.capacity.weights import count_elements
-from kernels.reference.sampling import philox
+from blockyard_kernels.reference.sampling import philox
 from worker_service.models.mlp.tensors import BLOCKS
 from worker_service.models.weight_files import Numbers
 

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from blockyard.model_config.fields import unusable
 from blockyard.model_config.share import Share
 from blockyard.paths import open_file, read_file
-from kernels.shapes import PLAIN_LINEAR, LinearSpec
+from blockyard_kernels.shapes import PLAIN_LINEAR, LinearSpec
 from worker_service.models.builder import NetworkBuilder
 from worker_service.models.projections import take
 from worker_service.models.weight_files import Numbers, WeightFiles, Weights
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from blockyard.contract.parallel import Parallel
-    from kernels.arena import Arena
-    from kernels.mixture.ops import ExpertShape, ExpertWeights, PackedExperts
-    from kernels.ops import Backend, PackedLinear
-    from kernels.packed import WeightRows
+    from blockyard_kernels.arena import Arena
+    from blockyard_kernels.mixture.ops import ExpertShape, ExpertWeights, PackedExperts
+    from blockyard_kernels.ops import Backend, PackedLinear
+    from blockyard_kernels.packed import WeightRows
     from worker_service.models.model_config import ModelConfig
 
 FORMAT = 1

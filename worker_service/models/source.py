@@ -6,7 +6,7 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import kernels
+import blockyard_kernels
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,7 +18,7 @@ _WINGS = ("models", "sampling", "grammars", "pooling", "lora")
 
 def source_digest() -> str:
     """Hashes the source code that computes: kernels, networks, sampler, masks of grammars, heads, adapters."""
-    kernel_files = (path for root in kernels.__path__ for path in Path(root).rglob("*.py"))
+    kernel_files = (path for root in blockyard_kernels.__path__ for path in Path(root).rglob("*.py"))
     own_files = (path for wing in _WINGS for path in (_WORKER / wing).rglob("*.py"))
     return _digest([*kernel_files, *own_files])
 

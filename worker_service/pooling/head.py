@@ -12,7 +12,7 @@ import torch
 
 from blockyard.contract.pooling import PoolingKind
 from blockyard.model_config.pooling.rule import Finish, PoolingRule
-from kernels.shapes import AS_THEY_ARE, Activation, LinearSpec, LogitTransform
+from blockyard_kernels.shapes import AS_THEY_ARE, Activation, LinearSpec, LogitTransform
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
-    from kernels.ops import Backend
-    from kernels.packed import PackedLinear
+    from blockyard_kernels.ops import Backend
+    from blockyard_kernels.packed import PackedLinear
 
 # The most sets of label tokens whose rows of the table stay packed.
 MAX_TOKEN_SETS = 16

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from blockyard.capacity.steps import SamplingScratch, StepSize, least_step_bytes
-from kernels.capture import CaptureSizes, StepInputs
-from kernels.launching import upload
-from kernels.lora import LoraRows
+from blockyard_kernels.capture import CaptureSizes, StepInputs
+from blockyard_kernels.launching import upload
+from blockyard_kernels.lora import LoraRows
 from worker_service.cache_engine import BlockFormat, allocate_pool
 from worker_service.device.memory import read_peak_memory, reset_peak_memory
 from worker_service.sampling.sampler import worst_rows

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from blockyard.capacity.steps import max_prompt_rows
-from kernels.capture import CapturedStep, CaptureSizes, StepInputs, StepOutputs
-from kernels.launching import Launched, upload
+from blockyard_kernels.capture import CapturedStep, CaptureSizes, StepInputs, StepOutputs
+from blockyard_kernels.launching import Launched, upload
 from worker_service.batch.forward_batch import UNKNOWN, ForwardBatch, PromptRows, StepLayout
 from worker_service.lora.slots import AdapterSlots
 from worker_service.models.layers import SharedVocabulary
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from kernels.collectives import Collectives, Ranks
-    from kernels.lora import LoraRows
-    from kernels.ops import AttentionBatch, Backend
-    from kernels.sampling import Flags
+    from blockyard_kernels.collectives import Collectives, Ranks
+    from blockyard_kernels.lora import LoraRows
+    from blockyard_kernels.ops import AttentionBatch, Backend
+    from blockyard_kernels.sampling import Flags
     from worker_service.batch.input_batch import InputBatch
     from worker_service.cache_engine import CacheEngine
     from worker_service.grammars.matchers import Masks

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from kernels.sampling import SamplingOps, TokenLogprobs
+    from blockyard_kernels.sampling import SamplingOps, TokenLogprobs
 
 
 def of_tokens(ops: SamplingOps, logits: Tensor, rows: Array, token_ids: Array, num_best: Array) -> Logprobs:

@@ -1,7 +1,7 @@
 """Chooses the next token of each row, or finds its candidates: edits, penalties and filters in vLLM V1's order.
 
 Knows no sequence ids, no blocks and no arithmetic of filters. A row's token depends only on its own logits and
-parameters: each edit changes named tokens of named rows, and the ops of `kernels.sampling` keep rows independent.
+parameters: each edit changes named tokens of named rows, and `blockyard_kernels.sampling` keeps rows independent.
 
 Edits of logits, float32 [rows, vocabulary], are in place, in plain torch. Each takes columns of equal length whose
 entries name a row and a token, so that its cost grows with the named tokens only.
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from blockyard.contract.sampling import SamplingParams
-from kernels.launching import upload
-from kernels.sampling import Choices
+from blockyard_kernels.launching import upload
+from blockyard_kernels.sampling import Choices
 from worker_service.sampling import logprobs
 from worker_service.sampling.sampling_state import SAMPLING_FIELDS, SequenceLists, write_sampling
 from worker_service.step import MAX_LOGPROBS, NO_LOGPROBS, Array, Logprobs, NewRow, no_ids
@@ -27,7 +27,7 @@ from worker_service.step import MAX_LOGPROBS, NO_LOGPROBS, Array, Logprobs, NewR
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from kernels.ops import Backend
+    from blockyard_kernels.ops import Backend
     from worker_service.grammars.matchers import Masks
 
 

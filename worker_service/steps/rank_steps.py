@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from blockyard.contract.parallel import Parallel
-    from kernels.collectives import Ranks
+    from blockyard_kernels.collectives import Ranks
     from worker_service.batch.forward_batch import ForwardBatch
     from worker_service.collectives.group import RankGroup
     from worker_service.runner.model_runner import RunnerOutput

@@ -28,7 +28,7 @@ from worker_service.steps.validation import check_step
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kernels.launching import Launched
+    from blockyard_kernels.launching import Launched
     from worker_service.batch.forward_batch import ForwardBatch, LateRows
     from worker_service.batch.input_batch import InputBatch
     from worker_service.cache_engine import CacheEngine

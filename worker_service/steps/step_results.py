@@ -13,7 +13,7 @@ from worker_service.step import Pooled, Step, StepOutput, StepTimes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kernels.sampling import Flags
+    from blockyard_kernels.sampling import Flags
     from worker_service.batch.forward_batch import ForwardBatch
     from worker_service.batch.row_requests import RowRequests
     from worker_service.grammars.matchers import GrammarState

@@ -18,7 +18,7 @@ from worker_service.step import Step, StepOutput
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
-    from kernels.launching import Launched
+    from blockyard_kernels.launching import Launched
     from worker_service.steps.step_executor import StepExecutor
 
     OnStep = Callable[[Step, StepOutput], None]

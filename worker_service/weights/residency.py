@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from kernels.arena import Arena
+    from blockyard_kernels.arena import Arena
     from worker_service.models.loader import RunnableModel
     from worker_service.set_up import SetUp
     from worker_service.steps.step_executor import StepExecutor

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from blockyard.errors import BlockyardError, Reason, Violation
-from kernels.cpu.huge_pages import HUGE_PAGE_BYTES, allocate_huge
+from blockyard_kernels.cpu.huge_pages import HUGE_PAGE_BYTES, allocate_huge
 from worker_service.models.sharded_files import list_share
 from worker_service.models.weight_files import STORED_DTYPES, Numbers, sample_digest, weights_digest
 

@@ -42,7 +42,7 @@ def test_nobody_runs_it(engine: DockerClient, image: str) -> None:
 
 
 def test_the_control_plane_has_neither_torch_nor_tools(engine: DockerClient) -> None:
-    modules = ["torch", "numpy", "transformers", "pip", "setuptools", "kernels", "worker_service"]
+    modules = ["torch", "numpy", "transformers", "pip", "setuptools", "blockyard_kernels", "worker_service"]
     assert run(engine, CONTROL, NOT_FOUND.format(modules=modules)) == "[] None"
 
 
@@ -52,7 +52,8 @@ def test_the_worker_has_neither_text_nor_tools(engine: DockerClient) -> None:
 
 
 def test_the_worker_has_every_kernel(engine: DockerClient) -> None:
-    program = "from kernels.cpu.build import *; print(all(library_path(name).is_file() for name in INSTRUCTION_SETS))"
+    imports = "from blockyard_kernels.cpu.build import INSTRUCTION_SETS, library_path"
+    program = f"{imports}; print(all(library_path(name).is_file() for name in INSTRUCTION_SETS))"
     assert run(engine, WORKER, program) == "True"
 
 

@@ -9,7 +9,7 @@ from benchmarks.instruction_sets import TORCH, OurKernels, Summary
 from benchmarks.kernels.phases import CONTEXT, Profile, Workload, name_of
 from benchmarks.kit import models, processor
 from benchmarks.kit.figures import spread_of
-from kernels.cpu.processors import available_instruction_sets
+from blockyard_kernels.cpu.processors import available_instruction_sets
 
 RECIPE = models.Recipe(32, 3, 4, 2, 48, 320, tied=True, qkv_bias=False)
 OPS = {"linear 32x64", "attention", "linear 32x32", "linear_gated 32x96", "linear 48x32", "head 32x320"}

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.kernels import ceilings, phases
 from benchmarks.kernels.phases import CONTEXT, Profile, Workload
 from benchmarks.kit import ideal, models
-from kernels.cpu.library import Kind, Op
+from blockyard_kernels.cpu.library import Kind, Op
 
 RECIPE = models.Recipe(32, 2, 4, 2, 48, 320, tied=True, qkv_bias=False)
 BYTES = ideal.Machine(bandwidth=1.0, matrix_rate=1e30, attention_rate=1e30, weight_bytes=2, kv_bytes=2)

@@ -12,7 +12,7 @@ from benchmarks.kit.whole_system import Api, WholeSystem, make_requests
 from benchmarks.kit.worker_alone import Settings
 from benchmarks.kit.workload import FreshWorkloads, Workload
 from blockyard.local.supervisor import StartError
-from kernels.cpu.processors import available_instruction_sets
+from blockyard_kernels.cpu.processors import available_instruction_sets
 from tests.kit.processes.system import ROOT
 
 SIZE = (3, 40, 9)

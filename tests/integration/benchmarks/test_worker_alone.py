@@ -6,7 +6,7 @@ import pytest
 from benchmarks.kit import models
 from benchmarks.kit.worker_alone import EPOCH, Planner, Settings, WorkerAlone
 from benchmarks.kit.workload import FreshWorkloads, Workload
-from kernels.cpu.processors import available_instruction_sets
+from blockyard_kernels.cpu.processors import available_instruction_sets
 
 SETTINGS = Settings(
     model="", dtype="float32", num_device_blocks=40, max_num_seqs=4, max_num_batched_tokens=64, max_model_len=256

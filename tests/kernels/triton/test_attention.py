@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from kernels import planning
-from kernels.cuda import plan
-from kernels.cuda.attention import attend, paged_attention
-from kernels.ops import AttentionBatch, kv_pool_shape
-from kernels.reference import attention as reference
-from kernels.shapes import AttentionShape
+from blockyard_kernels import planning
+from blockyard_kernels.cuda import plan
+from blockyard_kernels.cuda.attention import attend, paged_attention
+from blockyard_kernels.ops import AttentionBatch, kv_pool_shape
+from blockyard_kernels.reference import attention as reference
+from blockyard_kernels.shapes import AttentionShape
 from tests.kit.kernels.guards import Guards
 from tests.kit.kernels.triton_interpreter import DEVICE, DTYPES, IS_INTERPRETED
 

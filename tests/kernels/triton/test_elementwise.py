@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.cuda import elementwise
-from kernels.lora import VirtualRows
-from kernels.reference import elementwise as reference
+from blockyard_kernels.cuda import elementwise
+from blockyard_kernels.lora import VirtualRows
+from blockyard_kernels.reference import elementwise as reference
 from tests.kit.kernels.exact_numbers import assert_equal_bits, assert_one_rounding
 from tests.kit.kernels.guards import Guards
 from tests.kit.kernels.random_tensors import random

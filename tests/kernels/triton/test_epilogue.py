@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.cuda.backend import CudaBackend
-from kernels.cuda.epilogue import Epilogue, finish
-from kernels.cuda.gemm import multiply
-from kernels.cuda.linear import CudaLinear, Method, Way
-from kernels.reference import elementwise as reference
-from kernels.reference.backend import ReferenceBackend
-from kernels.shapes import Activation, LinearSpec, LogitTransform
+from blockyard_kernels.cuda.backend import CudaBackend
+from blockyard_kernels.cuda.epilogue import Epilogue, finish
+from blockyard_kernels.cuda.gemm import multiply
+from blockyard_kernels.cuda.linear import CudaLinear, Method, Way
+from blockyard_kernels.reference import elementwise as reference
+from blockyard_kernels.reference.backend import ReferenceBackend
+from blockyard_kernels.shapes import Activation, LinearSpec, LogitTransform
 from tests.kit.kernels.random_tensors import random
 from tests.kit.kernels.triton_interpreter import DEVICE, DTYPES, IS_INTERPRETED
 

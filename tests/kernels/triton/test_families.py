@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from kernels.capture import CaptureSizes
-from kernels.select import get_backend
+from blockyard_kernels.capture import CaptureSizes
+from blockyard_kernels.select import get_backend
 from tests.kernels.test_families import TAKEN_AWAY
 from tests.kit.kernels.families import VOCAB_SIZE, family_model
 from tests.kit.kernels.step_runner import StepRunner
@@ -20,11 +20,11 @@ from worker_service.models.builder import build_decoder
 from worker_service.models.model_config import ModelConfig, read_config
 from worker_service.models.weight_files import WeightFiles
 
-from kernels.cuda import graphs  # isort: skip
-from kernels.cuda.backend import CudaBackend  # isort: skip
+from blockyard_kernels.cuda import graphs  # isort: skip
+from blockyard_kernels.cuda.backend import CudaBackend  # isort: skip
 
 if TYPE_CHECKING:
-    from kernels.ops import Backend
+    from blockyard_kernels.ops import Backend
 
 # Each has something that none before it has.
 NAMES = ("gemma2", "gemma3", "olmo2", "cohere", "gpt2", "gpt_neox", "stablelm", "granite", "nemotron")

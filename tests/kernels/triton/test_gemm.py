@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kernels.cuda.epilogue import PLAIN, Epilogue
-from kernels.cuda.gemm import multiply
-from kernels.cuda.launch_table import gemm_block_k
-from kernels.shapes import Activation, add_leaves
+from blockyard_kernels.cuda.epilogue import PLAIN, Epilogue
+from blockyard_kernels.cuda.gemm import multiply
+from blockyard_kernels.cuda.launch_table import gemm_block_k
+from blockyard_kernels.shapes import Activation, add_leaves
 from tests.kit.kernels.random_tensors import random
 from tests.kit.kernels.triton_interpreter import DEVICE, DTYPES, IS_INTERPRETED
 

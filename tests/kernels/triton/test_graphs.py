@@ -10,22 +10,22 @@ import numpy as np
 import pytest
 import torch
 
-from kernels import planning
-from kernels.capture import CaptureSizes, StepInputs
-from kernels.lora import LoraRows
+from blockyard_kernels import planning
+from blockyard_kernels.capture import CaptureSizes, StepInputs
+from blockyard_kernels.lora import LoraRows
 from tests.kit.kernels.strict_graphs import StrictRecording
 from tests.kit.kernels.triton_interpreter import DEVICE, IS_INTERPRETED
 
-from kernels.cuda import graphs  # isort: skip
-from kernels.cuda.linear import CudaLinear  # isort: skip
-from kernels.cuda.lora.slots import CudaLoraOps  # isort: skip
+from blockyard_kernels.cuda import graphs  # isort: skip
+from blockyard_kernels.cuda.linear import CudaLinear  # isort: skip
+from blockyard_kernels.cuda.lora.slots import CudaLoraOps  # isort: skip
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
 
-    from kernels.ops import AttentionBatch
+    from blockyard_kernels.ops import AttentionBatch
 
 BLOCK_SIZE = 16
 SIZES = CaptureSizes(126, 40, BLOCK_SIZE, None, 8 * BLOCK_SIZE)

@@ -11,10 +11,10 @@ ROOT = Path(__file__).parents[3]
 
 SCRIPT = """
 import torch
-from kernels.cuda.epilogue import PLAIN, Epilogue, finish
-from kernels.cuda.gemm import multiply
-from kernels.cuda.quantized import FP8, INT8, quantize
-from kernels.shapes import Activation, LogitTransform
+from blockyard_kernels.cuda.epilogue import PLAIN, Epilogue, finish
+from blockyard_kernels.cuda.gemm import multiply
+from blockyard_kernels.cuda.quantized import FP8, INT8, quantize
+from blockyard_kernels.shapes import Activation, LogitTransform
 from tests.kit.kernels.hopper import SHARED_BYTES, compiling
 
 def operands(rows, features, dtype):
@@ -63,14 +63,14 @@ assert not any("fma.rn.f32" in kernel.asm["ptx"] for kernel in compiled if kerne
 ROWS_SCRIPT = """
 from dataclasses import replace
 import torch
-from kernels import planning
-from kernels.cuda import elementwise
-from kernels.cuda.quantized import INT8
-from kernels.cuda.rows import norms, rotary
-from kernels.cuda.tokens import choice, last_tokens, logprobs
-from kernels.lora import VirtualRows
-from kernels.ops import kv_pool_shape
-from kernels.shapes import AttentionShape, QueryKeyNorms
+from blockyard_kernels import planning
+from blockyard_kernels.cuda import elementwise
+from blockyard_kernels.cuda.quantized import INT8
+from blockyard_kernels.cuda.rows import norms, rotary
+from blockyard_kernels.cuda.tokens import choice, last_tokens, logprobs
+from blockyard_kernels.lora import VirtualRows
+from blockyard_kernels.ops import kv_pool_shape
+from blockyard_kernels.shapes import AttentionShape, QueryKeyNorms
 from tests.kit.kernels.hopper import SHARED_BYTES, compiling
 
 torch.Tensor.new_empty = torch.Tensor.new_zeros  # what nothing writes is read as indexes
@@ -113,9 +113,9 @@ assert all(kernel.metadata.shared <= SHARED_BYTES for kernel in compiled)
 LORA_SCRIPT = """
 import numpy as np
 import torch
-from kernels.cuda.backend import CudaBackend
-from kernels.lora import LoraRows
-from kernels.shapes import Activation, LinearSpec
+from blockyard_kernels.cuda.backend import CudaBackend
+from blockyard_kernels.lora import LoraRows
+from blockyard_kernels.shapes import Activation, LinearSpec
 from tests.kit.kernels.hopper import SHARED_BYTES, compiling
 
 torch.Tensor.new_empty = torch.Tensor.new_zeros
@@ -145,10 +145,10 @@ for kernel in compiled[:6]:
 
 ATTENTION_SCRIPT = """
 import torch
-from kernels import planning
-from kernels.cuda.attention import paged_attention
-from kernels.ops import kv_pool_shape
-from kernels.shapes import AttentionShape
+from blockyard_kernels import planning
+from blockyard_kernels.cuda.attention import paged_attention
+from blockyard_kernels.ops import kv_pool_shape
+from blockyard_kernels.shapes import AttentionShape
 from tests.kit.kernels.hopper import SHARED_BYTES, compiling
 
 batch = planning.plan([1, 40], [900, 40], [list(range(57)), [0, 1, 2]], 16, None, torch.device("cpu"))

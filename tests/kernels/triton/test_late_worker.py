@@ -9,7 +9,7 @@ import torch
 
 from blockyard.contract.sampling import SamplingParams
 from blockyard.contract.workers import LoraLimits
-from kernels.reference.backend import ReferenceBackend
+from blockyard_kernels.reference.backend import ReferenceBackend
 from tests.kit.kernels.late import make_late
 from tests.kit.kernels.strict_graphs import StrictRecording
 from tests.kit.kernels.tiny_adapters import make_tiny_adapter
@@ -21,8 +21,8 @@ from worker_service.lora.reader import AdapterReader
 from worker_service.lora.slots import AdapterSlots
 from worker_service.models import loader
 
-from kernels.cuda import graphs  # isort: skip
-from kernels.cuda.backend import CudaBackend  # isort: skip
+from blockyard_kernels.cuda import graphs  # isort: skip
+from blockyard_kernels.cuda.backend import CudaBackend  # isort: skip
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from kernels.ops import Backend
+    from blockyard_kernels.ops import Backend
     from worker_service.steps.step_executor import StepExecutor
 
 NUM_OUTPUT = 4

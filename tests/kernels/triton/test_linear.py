@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from kernels.cuda import linear as linear_module
-from kernels.cuda.linear import FAST, LADDER, CudaLinear, Method, Way, settle
-from kernels.cuda.quantized import INT8
-from kernels.reference.int8 import quantize_rows
-from kernels.shapes import LinearSpec, add_leaves
+from blockyard_kernels.cuda import linear as linear_module
+from blockyard_kernels.cuda.linear import FAST, LADDER, CudaLinear, Method, Way, settle
+from blockyard_kernels.cuda.quantized import INT8
+from blockyard_kernels.reference.int8 import quantize_rows
+from blockyard_kernels.shapes import LinearSpec, add_leaves
 from tests.kit.kernels.random_tensors import random
 from tests.kit.kernels.row_dependent import by_pairs, in_order
 from tests.kit.kernels.triton_interpreter import DEVICE, DTYPES
@@ -19,7 +19,7 @@ from tests.kit.kernels.triton_interpreter import DEVICE, DTYPES
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kernels.cuda.quantized import Format
+    from blockyard_kernels.cuda.quantized import Format
 
     # (rows, weight) -> whether the product is summed in another order.
     Differs = Callable[[torch.Tensor, torch.Tensor], bool]

@@ -9,16 +9,16 @@ import pytest
 import torch
 
 from blockyard.contract.parallel import Parallel
-from kernels.cuda.backend import CudaBackend
-from kernels.cuda.epilogue import PLAIN, Epilogue
-from kernels.cuda.launch_table import shrink_launch
-from kernels.cuda.linear import FAST, CudaLinear, Method, Way
-from kernels.cuda.lora import products
-from kernels.cuda.lora.products import Factors
-from kernels.cuda.lora.segments import Segments, most_tiles, sort_rows
-from kernels.lora import LoraRows
-from kernels.reference.elementwise import activate
-from kernels.shapes import Activation, LinearSpec
+from blockyard_kernels.cuda.backend import CudaBackend
+from blockyard_kernels.cuda.epilogue import PLAIN, Epilogue
+from blockyard_kernels.cuda.launch_table import shrink_launch
+from blockyard_kernels.cuda.linear import FAST, CudaLinear, Method, Way
+from blockyard_kernels.cuda.lora import products
+from blockyard_kernels.cuda.lora.products import Factors
+from blockyard_kernels.cuda.lora.segments import Segments, most_tiles, sort_rows
+from blockyard_kernels.lora import LoraRows
+from blockyard_kernels.reference.elementwise import activate
+from blockyard_kernels.shapes import Activation, LinearSpec
 from tests.kit.kernels.random_tensors import random
 from tests.kit.kernels.triton_interpreter import DEVICE, DTYPES, IS_INTERPRETED, reverse_programs
 from worker_service.collectives.gathering import make_silence

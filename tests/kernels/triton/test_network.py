@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from kernels.capture import CaptureSizes
+from blockyard_kernels.capture import CaptureSizes
 from tests.kit.kernels.step_runner import StepRunner
 from tests.kit.kernels.strict_graphs import StrictRecording
 from tests.kit.kernels.tiny_adapters import make_tiny_adapter
 from tests.kit.kernels.tiny_models import VOCAB_SIZE, tiny_model
 from tests.kit.kernels.triton_interpreter import DEVICE, IS_INTERPRETED
 
-from kernels.cuda import graphs  # isort: skip
-from kernels.cuda.backend import CudaBackend  # isort: skip
+from blockyard_kernels.cuda import graphs  # isort: skip
+from blockyard_kernels.cuda.backend import CudaBackend  # isort: skip
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from kernels.cuda.rows import norms
-from kernels.reference import elementwise as reference
+from blockyard_kernels.cuda.rows import norms
+from blockyard_kernels.reference import elementwise as reference
 from tests.kit.kernels.exact_numbers import assert_equal_bits, assert_one_rounding, balanced_eighths
 from tests.kit.kernels.guards import Guards
 from tests.kit.kernels.random_tensors import random

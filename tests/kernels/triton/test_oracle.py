@@ -11,9 +11,9 @@ from tests.kit.kernels.triton_interpreter import IS_INTERPRETED
 from tests.kit.oracles.device_oracle import OracleWorker, Way, make_requests
 from worker_service.models import loader
 
-from kernels.cuda import backend, graphs  # isort: skip
-from kernels.cuda.linear import CudaLinear, Method  # isort: skip
-from kernels.cuda.linear import Way as ProductWay  # isort: skip
+from blockyard_kernels.cuda import backend, graphs  # isort: skip
+from blockyard_kernels.cuda.linear import CudaLinear, Method  # isort: skip
+from blockyard_kernels.cuda.linear import Way as ProductWay  # isort: skip
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

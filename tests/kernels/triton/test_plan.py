@@ -9,9 +9,9 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kernels.cuda import plan
-from kernels.cuda.launch_table import KEY_TILE, MIN_SPLIT
-from kernels.shapes import AttentionShape
+from blockyard_kernels.cuda import plan
+from blockyard_kernels.cuda.launch_table import KEY_TILE, MIN_SPLIT
+from blockyard_kernels.shapes import AttentionShape
 from tests.kit.kernels.guards import Guards
 from tests.kit.kernels.triton_interpreter import DEVICE
 

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from kernels.cuda import linear as linear_module
-from kernels.cuda.backend import CudaBackend
-from kernels.cuda.linear import CudaLinear, Method, Way
-from kernels.cuda.quantized import FP8, INT8, MAX_INT8_FEATURES, quantize
-from kernels.reference import fp8, int8
-from kernels.reference.elementwise import activate_and_mul
-from kernels.shapes import Activation, LinearSpec, add_leaves
+from blockyard_kernels.cuda import linear as linear_module
+from blockyard_kernels.cuda.backend import CudaBackend
+from blockyard_kernels.cuda.linear import CudaLinear, Method, Way
+from blockyard_kernels.cuda.quantized import FP8, INT8, MAX_INT8_FEATURES, quantize
+from blockyard_kernels.reference import fp8, int8
+from blockyard_kernels.reference.elementwise import activate_and_mul
+from blockyard_kernels.shapes import Activation, LinearSpec, add_leaves
 from tests.kit.kernels.random_tensors import random
 from tests.kit.kernels.triton_interpreter import DEVICE, DTYPES
 
 if TYPE_CHECKING:
-    from kernels.cuda.quantized import Format
+    from blockyard_kernels.cuda.quantized import Format
 
 for_dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
 for_formats = pytest.mark.parametrize("eight_bits", [INT8, FP8], ids=["int8", "fp8"])

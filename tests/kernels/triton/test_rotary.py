@@ -9,11 +9,11 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels import planning
-from kernels.cuda.rows.rotary import rotary_and_cache, slot_offset
-from kernels.ops import kv_pool_shape
-from kernels.reference import elementwise as reference
-from kernels.shapes import AttentionShape, QueryKeyNorms
+from blockyard_kernels import planning
+from blockyard_kernels.cuda.rows.rotary import rotary_and_cache, slot_offset
+from blockyard_kernels.ops import kv_pool_shape
+from blockyard_kernels.reference import elementwise as reference
+from blockyard_kernels.shapes import AttentionShape, QueryKeyNorms
 from tests.kit.kernels.exact_numbers import assert_equal_bits, eighths
 from tests.kit.kernels.guards import Guards
 from tests.kit.kernels.random_tensors import random

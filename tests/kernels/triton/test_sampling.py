@@ -13,17 +13,17 @@ import triton
 import triton.language as tl
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels.cuda import launch_table
-from kernels.cuda.sampling import CudaSampling
-from kernels.cuda.tokens.choice import noise_words, pack_choices
-from kernels.cuda.tokens.last_tokens import put_last_tokens, take_last_tokens
-from kernels.reference.sampling import ReferenceSampling, philox
+from blockyard_kernels.cuda import launch_table
+from blockyard_kernels.cuda.sampling import CudaSampling
+from blockyard_kernels.cuda.tokens.choice import noise_words, pack_choices
+from blockyard_kernels.cuda.tokens.last_tokens import put_last_tokens, take_last_tokens
+from blockyard_kernels.reference.sampling import ReferenceSampling, philox
 from tests.kit.kernels.choices import check_winners, choices, join, order_of, passing, random_logits
 from tests.kit.kernels.guards import Guards
 from tests.kit.kernels.triton_interpreter import DEVICE, reverse_programs
 
 if TYPE_CHECKING:
-    from kernels.sampling import Choices, Integers
+    from blockyard_kernels.sampling import Choices, Integers
 
 OPS = CudaSampling(DEVICE)
 REFERENCE = ReferenceSampling(torch.device("cpu"))

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from kernels import select
-from kernels.reference.backend import ReferenceBackend
+from blockyard_kernels import select
+from blockyard_kernels.reference.backend import ReferenceBackend
 from tests.kit.kernels.triton_interpreter import DEVICE
 
-from kernels.cuda.backend import CudaBackend  # isort: skip
-from kernels.cuda.self_test import first_difference  # isort: skip
+from blockyard_kernels.cuda.backend import CudaBackend  # isort: skip
+from blockyard_kernels.cuda.self_test import first_difference  # isort: skip
 
 if TYPE_CHECKING:
     from torch import Tensor

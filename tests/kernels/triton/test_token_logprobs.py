@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from kernels.cuda import sampling
+from blockyard_kernels.cuda import sampling
 from tests.kit.kernels.choices import order_of, random_logits
 from tests.kit.kernels.guards import Guards
 from tests.kit.kernels.triton_interpreter import DEVICE

@@ -10,12 +10,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 import numpy as np
 import torch
-from kernels.cuda import graphs, linear
-from kernels.cuda.backend import CudaBackend
-from kernels.cuda.warm_up import warm_up
-from kernels.capture import CaptureSizes
-from kernels.lora import LoraRows
-from kernels.sampling import Choices
+from blockyard_kernels.cuda import graphs, linear
+from blockyard_kernels.cuda.backend import CudaBackend
+from blockyard_kernels.cuda.warm_up import warm_up
+from blockyard_kernels.capture import CaptureSizes
+from blockyard_kernels.lora import LoraRows
+from blockyard_kernels.sampling import Choices
 from tests.kernels.test_captured_ops import Network
 from tests.kit.kernels.hopper import compiling
 from tests.kit.kernels.step_runner import StepRunner

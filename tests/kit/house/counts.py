@@ -15,7 +15,7 @@ import tempfile
 from collections import defaultdict
 from pathlib import Path
 
-PACKAGES = ("blockyard", "gateway", "scheduler_service", "worker_service", "kernels")
+PACKAGES = ("blockyard", "gateway", "scheduler_service", "worker_service", "blockyard_kernels")
 # A parameter that passes from the fronts to the sampler, as a new one would.
 PARAMETER = re.compile(r"\brepetition_penalty\b")
 CLASS = re.compile(r"^class ([A-Z]\w*)", re.MULTILINE)

@@ -23,7 +23,7 @@ from tests.kit.waiting import wait_until
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-PRODUCT = ("blockyard", "gateway", "scheduler_service", "worker_service", "kernels")
+PRODUCT = ("blockyard", "gateway", "scheduler_service", "worker_service", "blockyard_kernels")
 SERVICES = ("gateway", "scheduler", "worker")
 SAMPLER = "worker_service/sampling/sampler.py"
 NUM_TOKENS = 8

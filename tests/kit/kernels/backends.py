@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kernels.cpu.backend import CpuBackend
-from kernels.cpu.build import EMULATED_SETS, build, find_compiler
-from kernels.cpu.build import INSTRUCTION_SETS as ALL_SETS
-from kernels.cpu.processors import supported_instruction_sets, this_processor
-from kernels.select import get_backend
-from kernels.shapes import AttentionShape
+from blockyard_kernels.cpu.backend import CpuBackend
+from blockyard_kernels.cpu.build import EMULATED_SETS, build, find_compiler
+from blockyard_kernels.cpu.build import INSTRUCTION_SETS as ALL_SETS
+from blockyard_kernels.cpu.processors import supported_instruction_sets, this_processor
+from blockyard_kernels.select import get_backend
+from blockyard_kernels.shapes import AttentionShape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pytest
     from torch import Tensor
 
-    from kernels.ops import Backend
+    from blockyard_kernels.ops import Backend
 
 CPU = torch.device("cpu")
 REFERENCE = "reference"
@@ -116,7 +116,7 @@ def store(backend: Backend, pool: Tensor, layer: int, tables: list[list[int]], k
 
 
 def read_layer(kernels: Kernels, pool: Tensor, layer: int) -> Tensor:
-    """A layer of a pool as `kernels.ops` tells its shape: [num_blocks, 2, K, block_size, D], whatever the inner tile.
+    """A layer of a pool in the shape of `blockyard_kernels.ops`: [blocks, 2, K, block_size, D], whatever the tile.
 
     Ours lays keys out in words of 4 bytes [D words][block_size], values in [block_size words][D].
     """

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from kernels.reference.sampling import DrawKeys, exponential_noise
-from kernels.sampling import Choices
+from blockyard_kernels.reference.sampling import DrawKeys, exponential_noise
+from blockyard_kernels.sampling import Choices
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kernels.sampling import Integers
+    from blockyard_kernels.sampling import Integers
 
 
 def random_logits(num_rows: int, vocab_size: int, *, seed: int = 0, scale: float = 3.0) -> torch.Tensor:

@@ -1,7 +1,7 @@
 """Compiles kernels for a Hopper GPU where there is none: what they need of one, and which instructions they got.
 
-For a process of its own, in which nothing is interpreted: ops of `kernels.cuda` that are called within `compiling` on
-tensors of the processor compile what they would launch, and launch nothing.
+For a process of its own, in which nothing is interpreted: ops of `blockyard_kernels.cuda` that are called within
+`compiling` on tensors of the processor compile what they would launch, and launch nothing.
 """
 
 from __future__ import annotations

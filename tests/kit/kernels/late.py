@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kernels.launching import Results
-    from kernels.ops import Backend
+    from blockyard_kernels.launching import Results
+    from blockyard_kernels.ops import Backend
 
 # As long as a step of a GPU may take.
 STEP_SECONDS = 0.01
@@ -33,7 +33,7 @@ class LateWork:
 
     @property
     def is_ready(self) -> bool:
-        """See `kernels.launching.Launched`."""
+        """See `blockyard_kernels.launching.Launched`."""
         return self._results is not None or self._error is not None
 
     def wait(self) -> Results:
@@ -55,7 +55,7 @@ class LateWork:
 
 
 class LateLauncher:
-    """See `kernels.launching.Launcher`."""
+    """See `blockyard_kernels.launching.Launcher`."""
 
     def __init__(self, depth: int) -> None:
         self.depth = depth

@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kernels.cuda.swap import Streams
+from blockyard_kernels.cuda.swap import Streams
 
 if TYPE_CHECKING:
     import random
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class LateEvent:
-    """See `kernels.cuda.swap.Event`."""
+    """See `blockyard_kernels.cuda.swap.Event`."""
 
     stream: LateStream
     is_done: bool = False
@@ -29,7 +29,7 @@ class LateEvent:
 
 @dataclass(eq=False)
 class LateStream:
-    """See `kernels.cuda.swap.Stream`."""
+    """See `blockyard_kernels.cuda.swap.Stream`."""
 
     name: str
     queue: deque[Callable[[], None] | LateEvent] = field(default_factory=deque)

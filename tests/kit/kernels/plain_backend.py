@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch.nn import functional
 
-from kernels.packed import QuantizedWeight
-from kernels.reference.backend import ReferenceBackend
-from kernels.reference.linear import Method, join_rows
-from kernels.shapes import PLAIN_LINEAR, LinearSpec
+from blockyard_kernels.packed import QuantizedWeight
+from blockyard_kernels.reference.backend import ReferenceBackend
+from blockyard_kernels.reference.linear import Method, join_rows
+from blockyard_kernels.shapes import PLAIN_LINEAR, LinearSpec
 from tests.kit.kernels.row_dependent import CountedLinear
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from kernels.arena import Arena
-    from kernels.ops import AttentionBatch, PackedLinear
-    from kernels.packed import WeightRows
-    from kernels.shapes import AttentionShape
+    from blockyard_kernels.arena import Arena
+    from blockyard_kernels.ops import AttentionBatch, PackedLinear
+    from blockyard_kernels.packed import WeightRows
+    from blockyard_kernels.shapes import AttentionShape
 
 
 class PlainBackend(ReferenceBackend):

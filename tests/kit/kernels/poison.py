@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kernels.reference.backend import ReferenceBackend
-from kernels.reference.int8 import linear_int8
-from kernels.select import get_backend
+from blockyard_kernels.reference.backend import ReferenceBackend
+from blockyard_kernels.reference.int8 import linear_int8
+from blockyard_kernels.select import get_backend
 from tests.kit.kernels.backends import COMPILED, Kernels, build_kernels
 from tests.kit.kernels.quantized_reference import QuantizedReference
 from tests.kit.kernels.step_runner import StepRunner
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from kernels.ops import Backend
+    from blockyard_kernels.ops import Backend
 
 FAMILIES = ("llama_bias", "llama_tied", "mistral", "qwen2_window", "qwen3")
 VALUES = (float("nan"), float("inf"), float("-inf"))

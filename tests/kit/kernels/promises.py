@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kernels.ops import kv_pool_shape
-from kernels.reference.backend import ReferenceBackend
-from kernels.reference.linear import LADDER, ReferenceLinear
-from kernels.reference.probe import rows_are_independent
-from kernels.shapes import AttentionShape
+from blockyard_kernels.ops import kv_pool_shape
+from blockyard_kernels.reference.backend import ReferenceBackend
+from blockyard_kernels.reference.linear import LADDER, ReferenceLinear
+from blockyard_kernels.reference.probe import rows_are_independent
+from blockyard_kernels.shapes import AttentionShape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

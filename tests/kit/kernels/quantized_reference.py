@@ -1,4 +1,4 @@
-"""The reference backend with its products quantized, by the definitions of `kernels.reference`."""
+"""The reference backend with its products quantized, by the definitions of `blockyard_kernels.reference`."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from kernels.packed import QuantizedWeight
-from kernels.reference.backend import ReferenceBackend
-from kernels.reference.linear import join_rows
-from kernels.shapes import PLAIN_LINEAR, LinearSpec
+from blockyard_kernels.packed import QuantizedWeight
+from blockyard_kernels.reference.backend import ReferenceBackend
+from blockyard_kernels.reference.linear import join_rows
+from blockyard_kernels.shapes import PLAIN_LINEAR, LinearSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
 
-    from kernels.arena import Arena
-    from kernels.lora import LoraRows
-    from kernels.ops import PackedLinear
-    from kernels.packed import WeightRows
+    from blockyard_kernels.arena import Arena
+    from blockyard_kernels.lora import LoraRows
+    from blockyard_kernels.ops import PackedLinear
+    from blockyard_kernels.packed import WeightRows
 
     # (rows [R, K], weight [N, K], bias [N], leaves) -> [R, N] float32.
     Multiply = Callable[[Tensor, Tensor, Tensor | None, int], Tensor]

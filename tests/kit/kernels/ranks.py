@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from blockyard.contract.parallel import Parallel
-from kernels.collectives import Ranks as JoinedRanks
-from kernels.cpu.backend import CpuBackend
-from kernels.reference.backend import ReferenceBackend
+from blockyard_kernels.collectives import Ranks as JoinedRanks
+from blockyard_kernels.cpu.backend import CpuBackend
+from blockyard_kernels.reference.backend import ReferenceBackend
 from tests.kit.kernels.backends import CPU, Kernels, build_kernels
 from tests.kit.kernels.step_runner import StepRunner
 from tests.kit.kernels.thread_collectives import ThreadMeeting
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from kernels.ops import Backend
+    from blockyard_kernels.ops import Backend
 
 
 class Ranks:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional
 
-from kernels.reference.linear import Method, ReferenceLinear
+from blockyard_kernels.reference.linear import Method, ReferenceLinear
 
 if TYPE_CHECKING:
     from torch import Tensor

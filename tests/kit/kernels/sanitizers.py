@@ -14,7 +14,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernels.cpu.build import (
+from blockyard_kernels.cpu.build import (
     COMMON_FLAGS,
     EMULATED_SETS,
     INSTRUCTION_SETS,
@@ -23,7 +23,7 @@ from kernels.cpu.build import (
     built_folder,
     find_compiler,
 )
-from kernels.cpu.processors import supported_instruction_sets
+from blockyard_kernels.cpu.processors import supported_instruction_sets
 
 PROGRAMS = Path(__file__).parents[2] / "kernels" / "sanitized"
 MEMORY = "address,undefined"

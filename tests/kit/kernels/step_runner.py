@@ -11,8 +11,8 @@ import torch
 
 from blockyard.contract.parallel import ALONE, Parallel
 from blockyard.contract.workers import LoraLimits
-from kernels.capture import CaptureSizes, StepInputs
-from kernels.select import get_backend
+from blockyard_kernels.capture import CaptureSizes, StepInputs
+from blockyard_kernels.select import get_backend
 from worker_service.cache_engine import BlockFormat
 from worker_service.lora.adapter import LoraRequest
 from worker_service.lora.reader import AdapterReader
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from kernels.capture import CapturedStep
-    from kernels.ops import Backend
+    from blockyard_kernels.capture import CapturedStep
+    from blockyard_kernels.ops import Backend
     from worker_service.models.decoder import DecoderModel
 
 CPU = torch.device("cpu")

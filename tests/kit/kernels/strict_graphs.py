@@ -71,7 +71,7 @@ def _is_tensor(value: object) -> bool:
 
 
 class StrictRecording:
-    """See `kernels.cuda.graphs.Recording`."""
+    """See `blockyard_kernels.cuda.graphs.Recording`."""
 
     def __init__(self, work: Callable[[], Tensor], pool: Any) -> None:
         launches = _Launches()

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from kernels.blocks import copy_blocks, swap_blocks
-from kernels.launching import upload
+from blockyard_kernels.blocks import copy_blocks, swap_blocks
+from blockyard_kernels.launching import upload
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -24,7 +24,7 @@ Pairs = list[tuple[int, int]]
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """See `kernels.cuda.swap.StepRows`."""
+    """See `blockyard_kernels.cuda.swap.StepRows`."""
 
     num_new_tokens: npt.NDArray[np.int64]
     seq_lens: npt.NDArray[np.int64]

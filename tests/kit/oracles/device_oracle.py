@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from blockyard.common.v1 import sampling_pb2
 from blockyard.contract.workers import NO_LORAS, CachePlan, LoraLimits
-from kernels.select import KernelChoice
+from blockyard_kernels.select import KernelChoice
 from scheduler_service.core.config import CoreConfig
 from scheduler_service.core.scheduler import Scheduler
 from scheduler_service.core.values import GroupSpec, LoraSpec

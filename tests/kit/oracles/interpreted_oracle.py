@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from kernels.cuda.backend import CudaBackend
+from blockyard_kernels.cuda.backend import CudaBackend
 from tests.kit.kernels.late import make_late
 from tests.kit.kernels.strict_graphs import StrictRecording
 from tests.kit.kernels.tiny_adapters import make_tiny_adapter

@@ -8,10 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from kernels.cpu.build import built_folder
+from blockyard_kernels.cpu.build import built_folder
 
 ROOT = Path(__file__).parents[3]
-PARTS = ("blockyard", "gateway", "scheduler_service", "worker_service", "kernels", "models")
+PARTS = ("blockyard", "gateway", "scheduler_service", "worker_service", "blockyard_kernels", "models")
 FILES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE")
 
 

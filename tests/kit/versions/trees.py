@@ -12,7 +12,9 @@ from pathlib import Path
 from tests.kit.versions import run_service
 
 ROOT = Path(__file__).parents[3]
-PACKAGES = ("blockyard", "gateway", "kernels", "scheduler_service", "worker_service")
+PACKAGES = ("blockyard", "gateway", "blockyard_kernels", "scheduler_service", "worker_service")
+# Of commits from before it was renamed.
+FORMER_PACKAGES = ("kernels",)
 COMPILE_SECONDS = 1200
 _NUMBER = 500_000
 _MESSAGE = re.compile(r"^( *message \w+ \{)", re.MULTILINE)
@@ -47,16 +49,24 @@ def _add_to_proto(text: str) -> str:
 def unpack_commit(commit: str, folder: Path) -> Path:
     """Unpacks the product as it was at a commit; returns its folder. Compiles its kernels where they have changed."""
     folder.mkdir()
-    archive = subprocess.run(["git", "archive", commit, *PACKAGES], cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
+    listed = subprocess.run(
+        ["git", "ls-tree", "--name-only", commit], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
+    )
+    packages = {*PACKAGES, *FORMER_PACKAGES} & set(listed.stdout.split())
+    archive = subprocess.run(["git", "archive", commit, *packages], cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
     subprocess.run(["tar", "-x"], cwd=folder, input=archive, check=True)
     _complete(folder)
     environment = {**os.environ, "PYTHONPATH": str(folder)}
-    build = [sys.executable, "-P", "-m", "kernels.cpu.build"]
+    build = [sys.executable, "-P", "-m", f"{_kernels_of(folder).name}.cpu.build"]
     subprocess.run(build, cwd=folder, env=environment, check=True, timeout=COMPILE_SECONDS)
     return folder
 
 
 def _complete(folder: Path) -> None:
     """Adds the program that runs its services, and the compiled kernels: the folder of each is named by its source."""
-    (folder / "kernels" / "cpu" / "built").symlink_to(ROOT / "kernels" / "cpu" / "built")
+    (_kernels_of(folder) / "cpu" / "built").symlink_to(ROOT / "blockyard_kernels" / "cpu" / "built")
     shutil.copy(run_service.__file__, folder)
+
+
+def _kernels_of(folder: Path) -> Path:
+    return next(folder / name for name in (*PACKAGES, *FORMER_PACKAGES) if (folder / name / "cpu").is_dir())

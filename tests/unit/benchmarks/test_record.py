@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.kit import processor, record
-from kernels.cpu.processors import chosen_instruction_sets
+from blockyard_kernels.cpu.processors import chosen_instruction_sets
 
 
 @pytest.fixture

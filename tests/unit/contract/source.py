@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-PACKAGES = ("blockyard", "gateway", "scheduler_service", "worker_service", "kernels", "benchmarks")
+PACKAGES = ("blockyard", "gateway", "scheduler_service", "worker_service", "blockyard_kernels", "benchmarks")
 # Bindings: blockyard/gateway/v1, blockyard/google_rpc/google.
 _GENERATED = re.compile(r"/(v\d+|google)/")
 

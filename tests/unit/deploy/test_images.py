@@ -11,12 +11,12 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 from blockyard.settings import settings_of
-from kernels.cpu.build import built_folder
+from blockyard_kernels.cpu.build import built_folder
 from tests.unit.deploy.services import CONFIGURATIONS
 
 ROOT = Path(__file__).parents[3]
 DOCKERFILES = {"control": ("gateway", "scheduler_service"), "worker": ("worker_service",)}
-OURS = {"blockyard", "gateway", "scheduler_service", "worker_service", "kernels"}
+OURS = {"blockyard", "gateway", "scheduler_service", "worker_service", "blockyard_kernels"}
 
 
 def text_of(name: str) -> str:
@@ -61,7 +61,7 @@ def test_what_is_made_on_this_machine_stays_out() -> None:
     library = (built_folder() / "avx2.so").relative_to(ROOT).as_posix()
     for path in (library, ".venv/bin/python", "blockyard/__pycache__/rpc.cpython-311.pyc", ".git/HEAD", "tests/a.py"):
         assert is_ignored(path), path
-    assert not is_ignored("kernels/cpu/csrc/library.cpp")
+    assert not is_ignored("blockyard_kernels/cpu/csrc/library.cpp")
 
 
 @pytest.mark.parametrize("name", DOCKERFILES)

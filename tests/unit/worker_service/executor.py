@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kernels.capture import CaptureSizes
+from blockyard_kernels.capture import CaptureSizes
 from worker_service.batch.input_batch import BatchLimits, InputBatch
 from worker_service.cache_engine import BlockFormat, CacheEngine
 from worker_service.grammars.matchers import make_grammars

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from blockyard.contract.sampling import SamplingParams
-from kernels.select import get_backend
+from blockyard_kernels.select import get_backend
 from worker_service.batch.row_requests import ROW
 from worker_service.sampling.sampler import Sampler, SampleRows
 from worker_service.sampling.sampling_state import SequenceLists, write_sampling

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from kernels.ops import AttentionBatch, Backend
-    from kernels.shapes import AttentionShape
+    from blockyard_kernels.ops import AttentionBatch, Backend
+    from blockyard_kernels.shapes import AttentionShape
 
 IMPLEMENTATION = "blockyard"
 """The name under which transformers finds our attention and our experts."""

@@ -1,7 +1,7 @@
 """Batch-invariant versions of torch functions that a network calls directly, not through a module.
 
-torch's own activations use another formula for the last numbers of a tensor (`kernels.reference.elementwise`), and a
-product with a parameter is not a module that could be replaced.
+torch's own activations use another formula for the last numbers of a tensor
+(`blockyard_kernels.reference.elementwise`), and a product with a parameter is not a module that could be replaced.
 
 Also finds torch ops in a network whose results for a row may depend on other rows, and the modules that call them:
 products, which `Backend.linear` and `Backend.paged_attention` should compute, and functions for which torch uses
@@ -20,8 +20,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels.reference.elementwise import activate
-from kernels.shapes import Activation
+from blockyard_kernels.reference.elementwise import activate
+from blockyard_kernels.shapes import Activation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -45,7 +45,7 @@ _ALWAYS = frozenset(
     )
 )
 
-_OWNERS = ("kernels",)
+_OWNERS = ("blockyard_kernels",)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from kernels.invariance import random_numbers
-from kernels.reference.elementwise import activate
-from kernels.shapes import Activation
+from blockyard_kernels.invariance import random_numbers
+from blockyard_kernels.reference.elementwise import activate
+from blockyard_kernels.shapes import Activation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from kernels.ops import Backend
-    from kernels.packed import PackedLinear
+    from blockyard_kernels.ops import Backend
+    from blockyard_kernels.packed import PackedLinear
 
 MLP_PARTS = ("gate_proj", "up_proj", "down_proj")
 # The sizes of a small MLP with which the code of a large MLP is tried.

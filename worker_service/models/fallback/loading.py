@@ -20,7 +20,7 @@ from blockyard.capacity.weights import check_room
 from blockyard.model_config.decoder_config import DTYPES, Attention, Head, Layer, Mlp, Norm
 from blockyard.model_config.fallback import Outline, read_outline
 from blockyard.model_config.fields import unusable
-from kernels.select import get_backend, make_arena
+from blockyard_kernels.select import get_backend, make_arena
 from worker_service.device.memory import room_for_weights
 from worker_service.models.fallback.attention import IMPLEMENTATION
 from worker_service.models.fallback.model import Network, TransformersModel
@@ -32,8 +32,8 @@ from worker_service.models.weight_files import WeightFiles
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from kernels.arena import Arena
-    from kernels.ops import Backend
+    from blockyard_kernels.arena import Arena
+    from blockyard_kernels.ops import Backend
 
 # Our own code reports the progress of a load, so transformers' progress bars are off.
 transformers.utils.logging.disable_progress_bar()

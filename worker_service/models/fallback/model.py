@@ -13,7 +13,7 @@ from blockyard.model_config.kv_groups import KvGroups
 from blockyard.model_config.names import LLAMA_NAMES
 from blockyard.model_config.share import Share
 from blockyard.telemetry import EventLogger
-from kernels.ops import AttentionBatch, Backend, kv_pool_shape
+from blockyard_kernels.ops import AttentionBatch, Backend, kv_pool_shape
 from worker_service.models.decoder import DecoderModel
 from worker_service.models.description import Module, OtherModule
 from worker_service.models.fallback.attention import Site, StepAttention, attending
@@ -24,8 +24,8 @@ from worker_service.models.projections import ModuleNames, ProjectionRows
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from kernels.capture import CapturedStep, CaptureSizes
-    from kernels.packed import PackedLinear
+    from blockyard_kernels.capture import CapturedStep, CaptureSizes
+    from blockyard_kernels.packed import PackedLinear
     from worker_service.models.fallback.survey import Survey
     from worker_service.models.model_config import ModelConfig
 

@@ -14,18 +14,18 @@ from torch import Tensor, nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
-from kernels.invariance import random_numbers
-from kernels.select import get_backend
-from kernels.shapes import PLAIN_LINEAR, Activation, LinearSpec
+from blockyard_kernels.invariance import random_numbers
+from blockyard_kernels.select import get_backend
+from blockyard_kernels.shapes import PLAIN_LINEAR, Activation, LinearSpec
 from worker_service.models.fallback.attention import IMPLEMENTATION
 from worker_service.models.fallback.fusing import MLP_PARTS, GatedMlp, PartOfProduct, TogetherProduct, find_gated_mlp
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from kernels.arena import Arena
-    from kernels.ops import Backend
-    from kernels.packed import PackedLinear
+    from blockyard_kernels.arena import Arena
+    from blockyard_kernels.ops import Backend
+    from blockyard_kernels.packed import PackedLinear
 
 
 NUM_ROWS = 7

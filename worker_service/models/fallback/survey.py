@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from blockyard.model_config.fields import unusable
-from kernels.shapes import AttentionShape
+from blockyard_kernels.shapes import AttentionShape
 from worker_service.models.fallback.attention import IMPLEMENTATION, Site, attending
 from worker_service.models.fallback.fusing import FusedInputs
 

@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from kernels.lora import LoraRows
-    from kernels.mixture.ops import PackedExperts, Router
-    from kernels.ops import Backend
-    from kernels.packed import PackedLinear
+    from blockyard_kernels.lora import LoraRows
+    from blockyard_kernels.mixture.ops import PackedExperts, Router
+    from blockyard_kernels.ops import Backend
+    from blockyard_kernels.packed import PackedLinear
     from worker_service.models.mlp.tensors import ExpertTensors
     from worker_service.models.projections import Projection
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from blockyard.model_config.names import ExpertLayout, ExpertNames
-from kernels.mixture.ops import ExpertWeights
+from blockyard_kernels.mixture.ops import ExpertWeights
 from worker_service.models.projections import WHOLE, Cut, take
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from blockyard.model_config.decoder_config import Experts
-    from kernels.packed import PackedLinear
+    from blockyard_kernels.packed import PackedLinear
 
 BLOCKS, SCALES = "_blocks", "_scales"
 # MXFP4, of OCP Microscaling Formats (MX) 1.0: numbers of four bits with a scale for each 32 of them.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from kernels.packed import QuantizedWeight
+    from blockyard_kernels.packed import QuantizedWeight
 
 
 @dataclass(frozen=True, slots=True)

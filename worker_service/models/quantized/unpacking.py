@@ -11,7 +11,7 @@ import torch
 
 from blockyard.model_config.fields import unusable
 from blockyard.model_config.stored_weights import Packing, StoredWeights
-from kernels.packed import QuantizedWeight
+from blockyard_kernels.packed import QuantizedWeight
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

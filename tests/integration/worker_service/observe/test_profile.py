@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from blockyard.capacity.steps import SamplingScratch
-from kernels.reference.sampling import MAX_CHOSEN_LOGITS, ReferenceSampling
+from blockyard_kernels.reference.sampling import MAX_CHOSEN_LOGITS, ReferenceSampling
 from tests.kit.kernels.backends import build_kernels
 from tests.kit.kernels.tiny_models import tiny_model
 from worker_service.models.loader import load_model
@@ -28,7 +28,7 @@ MEASURE = """
 import sys
 from pathlib import Path
 import numpy as np, torch
-from kernels.capture import CaptureSizes, StepInputs
+from blockyard_kernels.capture import CaptureSizes, StepInputs
 from worker_service.cache_engine import BlockFormat, allocate_pool
 from worker_service.device.memory import read_peak_memory, reset_peak_memory
 from worker_service.models.loader import load_model

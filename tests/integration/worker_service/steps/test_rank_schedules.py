@@ -37,7 +37,7 @@ from worker_service.models import loader
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from kernels.ops import Backend
+    from blockyard_kernels.ops import Backend
     from scheduler_service.core.sequence import Group
     from worker_service.models.loader import RunnableModel
     from worker_service.steps.rank_steps import RankSteps

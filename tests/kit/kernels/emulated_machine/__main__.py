@@ -12,7 +12,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernels.cpu.build import INSTRUCTION_SETS, SOURCES, build, find_compiler
+from blockyard_kernels.cpu.build import INSTRUCTION_SETS, SOURCES, build, find_compiler
 
 HERE = Path(__file__).parent
 KERNEL_SUITE = "bookworm"

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from blockyard.model_config.parallel_sizes import MAX_LEAVES
-from kernels.shapes import add_leaves
+from blockyard_kernels.shapes import add_leaves
 from tests.unit.worker_service.collectives.ranks import all_ranks, gloo_groups, make_collectives
 from worker_service.collectives.gathering import SilentCollectives
 

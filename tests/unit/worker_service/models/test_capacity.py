@@ -18,9 +18,9 @@ from blockyard.contract.workers import NO_LORAS, LoraLimits
 from blockyard.errors import BlockyardError
 from blockyard.model_config.share import Share
 from blockyard.settings import settings_of
-from kernels import ops
-from kernels.capture import CaptureSizes
-from kernels.cpu.huge_pages import HostArena
+from blockyard_kernels import ops
+from blockyard_kernels.capture import CaptureSizes
+from blockyard_kernels.cpu.huge_pages import HostArena
 from tests.kit.kernels.backends import build_kernels
 from tests.kit.kernels.families import family_model
 from tests.kit.kernels.tiny_models import tiny_model
@@ -32,8 +32,8 @@ from worker_service.models.loader import RunnableModel, load_model
 from worker_service.models.model_config import read_config
 from worker_service.models.random_weights import RandomWeights
 
-from kernels.cuda.backend import CudaBackend  # isort: skip
-from kernels.cuda.lora.slots import CudaLoraOps  # isort: skip
+from blockyard_kernels.cuda.backend import CudaBackend  # isort: skip
+from blockyard_kernels.cuda.lora.slots import CudaLoraOps  # isort: skip
 
 if TYPE_CHECKING:
     from blockyard.capacity.weights import WeightFormat

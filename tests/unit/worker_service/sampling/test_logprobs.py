@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from blockyard.capacity import steps
 from blockyard.common.v1 import sampling_pb2
 from blockyard.contract.sampling import SamplingParams
-from kernels.reference import logprobs as arithmetic
-from kernels.select import get_backend
+from blockyard_kernels.reference import logprobs as arithmetic
+from blockyard_kernels.select import get_backend
 from tests.kit.kernels.tiny_models import tiny_model
 from tests.unit.worker_service import driver
 from tests.unit.worker_service.executor import Epoch, candidates_of, make_executor, new_sequence

@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.reference import sampling
-from kernels.reference.sampling import GREEDY, UNFILTERED, DrawKeys, Filters, numbers_of_candidates
-from kernels.sampling import Choices
+from blockyard_kernels.reference import sampling
+from blockyard_kernels.reference.sampling import GREEDY, UNFILTERED, DrawKeys, Filters, numbers_of_candidates
+from blockyard_kernels.sampling import Choices
 from worker_service.sampling import sampler as edits
 
 WORD = 0xFFFFFFFF

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from blockyard.common.v1 import administration_pb2
 from blockyard.errors import Reason
 from blockyard.worker.v1 import worker_pb2 as pb
-from kernels.cpu.huge_pages import HostArena
+from blockyard_kernels.cpu.huge_pages import HostArena
 from tests.unit.worker_service.driver import WorkerDriver, fails, new_sequence, running_worker
 
 if TYPE_CHECKING:
