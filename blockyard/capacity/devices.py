@@ -43,10 +43,23 @@ def check_gpu_dtype(dtype_name: str, name: str, capability: tuple[int, int]) -> 
         raise invalid([Violation("dtype", f"bfloat16 needs a GPU of capability 8.0 or more; {reason}: use float16")])
 
 
-@cache
 def has_avx512() -> bool:
     """Returns whether the processor has AVX512; the layout of weights depends on it. True if unknown."""
+    flags = _processor_flags()
+    return not flags or {"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= flags
+
+
+def multiplies(dtype_name: str) -> bool:
+    """Returns whether torch multiplies a dtype on this processor; else it holds and multiplies float32."""
+    if dtype_name == "bfloat16":
+        return has_avx512()
+    return dtype_name == "float32" or "avx512_fp16" in _processor_flags()
+
+
+@cache
+def _processor_flags() -> frozenset[str]:
+    """Returns what /proc/cpuinfo lists; empty if unknown."""
     if platform.machine() != "x86_64" or not (facts := Path("/proc/cpuinfo")).exists():
-        return True
-    flags = next((line for line in facts.read_text(errors="replace").splitlines() if line.startswith("flags")), "")
-    return {"avx512f", "avx512bw", "avx512vl", "avx512dq"} <= set(flags.split())
+        return frozenset()
+    lines = facts.read_text(errors="replace").splitlines()
+    return frozenset(next((line for line in lines if line.startswith("flags")), "").split())

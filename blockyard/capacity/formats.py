@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from blockyard.capacity.devices import has_avx512
+from blockyard.capacity.devices import has_avx512, multiplies
 from blockyard.capacity.weights import WeightFormat
 from blockyard.model_config.decoder_config import DecoderConfig, is_widely_served
 from blockyard.model_config.fields import unusable
@@ -80,9 +80,7 @@ def weight_format(
         holds_tables = kernels != "reference" and not is_quantized
         return WeightFormat(scale_bytes=scale_bytes, keeps_leaves=batch_invariant, holds_tables=holds_tables)
     if kernels == "reference" or dtype_name not in CPU_DTYPES:
-        # Few processors multiply float16, and those without AVX512 do not multiply bfloat16: torch holds it in float32.
-        is_wide = dtype_name not in CPU_DTYPES or (dtype_name == "bfloat16" and not has_avx512())
-        return WeightFormat(is_wide=is_wide, widens_leaves=True, holds_tables=False)
+        return WeightFormat(is_wide=not multiplies(dtype_name), widens_leaves=True, holds_tables=False)
     is_narrow = kernels == "avx2" or (kernels == "auto" and not has_avx512())
     columns = PANEL_COLUMNS // 2 if is_narrow else PANEL_COLUMNS
     if not is_quantized:

@@ -19,6 +19,8 @@ RUNS = [
 ]
 
 
+# It compiles for a minute and more, and beside other work for several.
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: f"{run.program}-{run.sanitizers}")
 def test_it_runs_clean(run: Sanitized) -> None:
     run.run()
