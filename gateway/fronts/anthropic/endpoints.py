@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
-from fastapi.routing import APIRoute, APIRouter
+from fastapi.routing import APIRouter
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
@@ -21,12 +21,11 @@ from gateway.fronts.anthropic.schema import CountBody, MessagesBody
 from gateway.fronts.http_calls.bodies import ANTHROPIC_VERSION, parse_body, read_json, read_tenant
 from gateway.fronts.http_calls.errors import client_error, naming_places
 from gateway.fronts.http_calls.openapi import EVENTS, JSON, TENANT, ApiBodies, documented
+from gateway.fronts.http_calls.routes import AnsweringRoute
 from gateway.fronts.http_calls.single_reader import read_all, started, typed_events
 from gateway.fronts.http_calls.streaming import Connection, EventStream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
     from starlette.types import Scope
 
     from blockyard.contract.models import Model
@@ -56,23 +55,16 @@ _COUNT_PATH = f"{PATH}/count_tokens"
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
 
 
-class AnsweringRoute(APIRoute):
+class MessagesRoute(AnsweringRoute):
     """A route that answers errors in Anthropic's form."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Makes the handler; FastAPI calls it once for each route."""
-        handle = super().get_route_handler()
-
-        async def answer(request: Request) -> Response:
-            try:
-                return await handle(request)
-            except HTTPException as error:
-                fields = {"type": errors.error_type(error.status_code), "message": str(error.detail)}
-                return errors.response({"type": "error", "error": fields}, error.status_code, error.headers or {})
-            except Exception as error:  # noqa: BLE001 - the boundary of this front
-                return errors.error_response(errors.rename(client_error(error)))
-
-        return answer
+    @staticmethod
+    def answer_error(error: Exception) -> Response:
+        """Makes the answer."""
+        if isinstance(error, HTTPException):
+            fields = {"type": errors.error_type(error.status_code), "message": str(error.detail)}
+            return errors.response({"type": "error", "error": fields}, error.status_code, error.headers or {})
+        return errors.error_response(errors.rename(client_error(error)))
 
 
 class MessageEndpoints:
@@ -128,7 +120,7 @@ async def _alive() -> Response:
 
 def add_messages(app: FastAPI, generation: GenerationService) -> None:
     endpoints = MessageEndpoints(generation)
-    router = APIRouter(route_class=AnsweringRoute)
+    router = APIRouter(route_class=MessagesRoute)
     router.add_api_route(PATH, endpoints.create, methods=["POST"], **MESSAGES)
     router.add_api_route(_COUNT_PATH, endpoints.count_tokens, methods=["POST"], **COUNT_TOKENS)
     for path in (PATH, PATH + "/{rest:path}"):
@@ -140,7 +132,7 @@ def add_messages(app: FastAPI, generation: GenerationService) -> None:
 _PATH = "/v1/models"
 
 
-class VersionedRoute(AnsweringRoute):
+class VersionedRoute(MessagesRoute):
     """A route for calls with the header that all Anthropic clients send. Other calls match the path's next route."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:

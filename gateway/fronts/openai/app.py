@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from blockyard.errors import BlockyardError, Reason
 from blockyard.version import __version__
 from gateway.fronts.http_calls.bodies import of_details
 from gateway.fronts.http_calls.errors import client_error
+from gateway.fronts.http_calls.routes import AnsweringRoute
 from gateway.fronts.openai import errors
 from gateway.fronts.openai.endpoints import CallEndpoints
 from gateway.fronts.openai.pooling.endpoints import PoolingEndpoints
@@ -22,8 +22,6 @@ from gateway.fronts.openai.schema import document
 from gateway.fronts.openai.tokenization import Tokenization
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
     from blockyard.contract.models import Model
     from gateway.generation import GenerationService
 
@@ -78,27 +76,20 @@ class Service:
 _CODES = {404: "unknown_url", 405: "method_not_allowed", 415: "unsupported_media_type"}
 
 
-class AnsweringRoute(APIRoute):
+class OpenAIRoute(AnsweringRoute):
     """A route that answers errors in OpenAI's form."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Makes the handler; FastAPI calls it once for each route."""
-        handle = super().get_route_handler()
-
-        async def answer(request: Request) -> Response:
-            try:
-                return await handle(request)
-            except (HTTPException, RequestValidationError):
-                raise
-            except Exception as error:  # noqa: BLE001 - the boundary of this front
-                return errors.error_response(client_error(error))
-
-        return answer
+    @staticmethod
+    def answer_error(error: Exception) -> Response:
+        """Makes the answer; raises HTTPException and RequestValidationError for the application's handlers."""
+        if isinstance(error, HTTPException | RequestValidationError):
+            raise error
+        return errors.error_response(client_error(error))
 
 
 def set_boundary(app: FastAPI) -> None:
     """Makes unknown paths, and all routes that are added after this call, answer errors in OpenAI's form."""
-    app.router.route_class = AnsweringRoute
+    app.router.route_class = OpenAIRoute
     app.add_exception_handler(HTTPException, _answer_http_exception)
     app.add_exception_handler(RequestValidationError, _answer_wrong_parameters)
 
