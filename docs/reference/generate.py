@@ -276,6 +276,11 @@ its values; each time all that is wrong is told at once.
 `max_tokens` is 16 when it is left out, or less where the model's length leaves less. `logprobs` is how many of the
 likeliest tokens are told beside each, 0 to 20; with `echo`, those of the prompt are told too.
 
+With `suffix` the model fills in what is between `prompt`, a text, and it, with the tokens that its tokenizer has for
+this: those of Qwen2.5-Coder and Qwen3-Coder, CodeGemma, Granite, StarCoder, SantaCoder, Code Llama, DeepSeek-Coder and
+Codestral are known. Such a token also ends the answer, and is its `stop_reason`. A model without them, `echo` and
+`truncate_prompt_tokens` are refused beside it.
+
 ## /v1/chat/completions
 
 {chat}

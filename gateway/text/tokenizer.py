@@ -10,11 +10,16 @@ from blockyard.panics import panics_as_errors
 from gateway.dialects.table import AUTO, choose_dialect
 from gateway.text.chat_template import ChatTemplate
 from gateway.text.detokenizer import Detokenizer, DetokenizerFactory, TokenTexts
+from gateway.text.fill_in_middle import FillTokens, find_fill_tokens
 from gateway.text.template_roles import TemplateRoles, arrange
 from gateway.text.vocabulary import Encoded, Steps, Vocabulary, encode_steps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+
+# A character of which no vocabulary has a longer piece.
+_MARK = "\u263a"
 
 
 class Tokenizer:
@@ -79,6 +84,28 @@ class Tokenizer:
     def num_ids(self) -> int:
         """The largest id that has a piece, plus 1."""
         return max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    @cached_property
+    def fill_tokens(self) -> FillTokens | None:
+        """The tokens with which the model fills in the middle of a text; None if it has none."""
+        return find_fill_tokens(self.backend.token_to_id)
+
+    @cached_property
+    def begin_token_ids(self) -> tuple[int, ...]:
+        """The special tokens before a text."""
+        plain, whole = self.encode(_MARK, False), self.encode(_MARK)
+        num_added = len(whole) - len(plain)
+        return tuple(whole[: next(n for n in range(num_added + 1) if whole[n : n + len(plain)] == plain)])
+
+    @cached_property
+    def inner_mark(self) -> tuple[str, int]:
+        """A text before which to encode a text that does not begin a line, and the number of the mark's tokens.
+
+        SentencePiece adds a space to each text that it encodes: a text behind other tokens is encoded behind a mark,
+        whose tokens are then dropped. Vocabularies that add no space need no mark, and have an empty one.
+        """
+        token_ids = self.encode(_MARK, False)
+        return (_MARK, len(token_ids)) if self.piece(token_ids[0]).startswith("▁") else ("", 0)
 
     @property
     def has_chat_template(self) -> bool:

@@ -191,7 +191,14 @@ class CompletionBody(GenerationBody):
     prompt: Annotated[Any, BeforeValidator(_check_prompt, json_schema_input_type=_PromptForms)]
     logprobs: int | None = None
     prompt_embeds: NotServed = None
-    suffix: Annotated[Any, Neutral("")] = None
+    suffix: str | None = None
+
+    @field_validator("suffix")
+    @classmethod
+    def _check_suffix(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value and info.data.get("echo"):
+            raise unsupported("is not supported with echo")
+        return value
 
 
 class ChatBody(GenerationBody, ChatShape):

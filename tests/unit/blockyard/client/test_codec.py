@@ -57,6 +57,7 @@ EVERY_OPTION: dict[str, Any] = {
     "bad_words": ["bad"],
     "add_special_tokens": False,
     "truncate_prompt_tokens": -1,
+    "suffix": "end",
 }
 
 
@@ -75,6 +76,7 @@ def test_every_option_reaches_its_field() -> None:
         skip_special_tokens=False,
         add_special_tokens=False,
         truncate_prompt_tokens=-1,
+        suffix="end",
         sampling=sampling_pb2.SamplingParams(
             temperature=0.5,
             top_p=0.75,

@@ -89,11 +89,14 @@ def test_a_full_spec_is_read_field_by_field() -> None:
         beam_search={"width": 4, "length_penalty": 0.5, "early_stopping": sampling_pb2.EARLY_STOPPING_NEVER},
         add_special_tokens=False,
         truncate_prompt_tokens=-1,
+        suffix="end",
         format={"json_schema": {"schema": "{}", "compact": True}},
     )
     other_prompts = {spec.DESCRIPTOR.fields_by_name[name] for name in ("text", "conversation")}
     assert set(dict(spec.ListFields())) == set(spec.DESCRIPTOR.fields) - other_prompts
-    assert decode_spec(spec, GenerationSpec) == replace(FULL, add_special_tokens=False, truncate_prompt_tokens=-1)
+    assert decode_spec(spec, GenerationSpec) == replace(
+        FULL, add_special_tokens=False, truncate_prompt_tokens=-1, suffix="end"
+    )
 
 
 FULL = GenerationSpec(
@@ -181,7 +184,7 @@ def test_a_zero_that_was_sent_is_not_silence(field: str) -> None:
     st.sampled_from(["", "once"]) | st.lists(_IDS, max_size=3).map(tuple), st.booleans(), st.none() | st.integers(-1, 9)
 )
 def test_a_prompt_survives_with_its_options(prompt: Any, adds: bool, truncates: int | None) -> None:
-    spec = GenerationSpec(prompt, add_special_tokens=adds, truncate_prompt_tokens=truncates)
+    spec = GenerationSpec(prompt, add_special_tokens=adds, truncate_prompt_tokens=truncates, suffix="end")
     assert decode_spec(encode_spec(spec), GenerationSpec) == spec
 
 

@@ -46,6 +46,8 @@ RULES = [
         reason=Reason.PROMPT_TOO_LONG,
     ),
     rule("a cut that leaves nothing", {"truncate_prompt_tokens": 0}),
+    rule("a suffix", {"suffix": "end"}, reason=Reason.UNSUPPORTED_PARAMETER, family="text"),
+    rule("a suffix of ids", {"prompt": [9, 9], "suffix": "end"}, "suffix"),
     # Ranges.
     rule("no sequences", {"n": 0}),
     rule("too many sequences", {"n": validation.MAX_N + 1}),
