@@ -100,6 +100,8 @@ class GenerationOptions(TypedDict, total=False):
     """Return each token's log probability and those of this many likeliest tokens, 0 to 20. [none]"""
     prompt_logprobs: int
     """Return log probabilities for the prompt's tokens, as `logprobs` does for the answer's. [none]"""
+    thinking_token_budget: int
+    """The most tokens of reasoning; then the token that ends it is chosen. [no limit]"""
     allowed_token_ids: Sequence[int]
     """The only tokens that may be chosen. [all]"""
     bad_words: Sequence[str]

@@ -320,6 +320,7 @@ spelling of each. `/detokenize` takes `tokens` and answers their text as `prompt
 - `return_tokens_as_token_ids`: `logprobs` name tokens `token_id:17`, since two tokens may have one text.
 - `prompt_logprobs` (0 to 20): how likely each token of the prompt was, by id as vLLM tells it: in each choice of a
   completion, once in a chat, and in a stream before the first text.
+- `thinking_token_budget`: the most tokens of reasoning ([how](../guides/tools.md)); `-1`: no limit.
 - `use_beam_search`: beam search instead of sampling. `best_of` is its width (default `n`), `n` of its answers are
   returned, each with its `score`; `length_penalty` and `early_stopping` (`false`, `true`, `"never"`) are those of
   transformers. Temperature, `top_p`, `top_k`, `min_p` and `seed` have no effect on it. Without it, `best_of` has to

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from blockyard.contract.sampling import ThinkingTokens
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.panics import panics_as_errors
 from gateway.dialects.table import AUTO, choose_dialect
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+# White space before the marker that begins reasoning at an answer's beginning.
+_SPACES = ("", "\n", "\n\n", " ")
 # A character of which no vocabulary has a longer piece.
 _MARK = "\u263a"
 
@@ -76,9 +79,13 @@ class Tokenizer:
 
     @cached_property
     def special_ids(self) -> dict[str, int]:
-        """The ids of special tokens by their texts."""
+        """The ids of the tokens that a grammar can only allow as tokens, by their texts.
+
+        These are special tokens, and added tokens in angle brackets: llguidance takes the latter for special, too, and
+        Qwen's `<tool_call>` and `</think>` are such tokens.
+        """
         added = self.backend.get_added_tokens_decoder()
-        return {token.content: token_id for token_id, token in added.items() if token.special}
+        return {token.content: token_id for token_id, token in added.items() if token.special or _is_tag(token.content)}
 
     @cached_property
     def num_ids(self) -> int:
@@ -106,6 +113,23 @@ class Tokenizer:
         """
         token_ids = self.encode(_MARK, False)
         return (_MARK, len(token_ids)) if self.piece(token_ids[0]).startswith("▁") else ("", 0)
+
+    def encode_inner(self, text: str) -> tuple[int, ...]:
+        """Turns a text that stands behind other tokens into ids."""
+        mark, num_mark_tokens = self.inner_mark
+        return tuple(self.encode(mark + text, False)[num_mark_tokens:])
+
+    @cached_property
+    def thinking_tokens(self) -> ThinkingTokens | None:
+        """The tokens around reasoning; None if the model does not reason, or ends it with more than one token."""
+        reasoning = self.dialect.reasoning if self.dialect else None
+        ends = [ids for ids in map(self.encode_inner, reasoning.ends if reasoning else ()) if len(ids) == 1]
+        if self.dialect is None or reasoning is None or not ends:
+            return None
+        anywhere = self.dialect.reasons_anywhere
+        spaces = ("",) if anywhere else _SPACES
+        begins = [self.encode_inner(space + begin) for begin in reasoning.begins for space in spaces]
+        return ThinkingTokens(ends[0][0], tuple(dict.fromkeys(begins)), begins_anywhere=anywhere)
 
     @property
     def has_chat_template(self) -> bool:
@@ -238,6 +262,10 @@ class Tokenizer:
             tools=tools,
             add_generation_prompt=add_generation_prompt,
         )
+
+
+def _is_tag(text: str) -> bool:
+    return text.startswith("<") and text.endswith(">")
 
 
 def _half_a_pair(field: str) -> BlockyardError:

@@ -107,7 +107,12 @@ def understand(body: MessagesBody, tenant: str) -> MessageCall:
         prompt=conversation_of(body),
         request_id=f"msg_{uuid.uuid4().hex}",
         model=body.model,
-        sampling=SamplingParams(temperature=body.temperature, top_p=body.top_p, top_k=body.top_k),
+        sampling=SamplingParams(
+            temperature=body.temperature,
+            top_p=body.top_p,
+            top_k=body.top_k,
+            thinking_token_budget=body.thinking.budget_tokens if body.thinking else None,
+        ),
         stop=StopCriteria(max_tokens=body.max_tokens, stop_strings=tuple(body.stop_sequences or ())),
         format=_format(body),
         tenant=tenant,

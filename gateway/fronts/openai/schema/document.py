@@ -65,8 +65,9 @@ def _bounds(values: Range) -> dict[str, float]:
 
 def tell_lengths(properties: dict[str, Any]) -> None:
     """Adds the limits other than ranges to the parameters of a completion or a chat, in place."""
-    # Over HTTP, -1 also turns top_k off.
-    _form(properties["top_k"], "integer")["minimum"] = -1
+    # Over HTTP, -1 also turns these off.
+    for name in ("top_k", "thinking_token_budget"):
+        _form(properties[name], "integer")["minimum"] = -1
     _form(properties["truncate_prompt_tokens"], "integer").update({"minimum": -1, "not": {"const": 0}})
     stop = {"minLength": 1, "maxLength": MAX_STOP_STRING_CHARACTERS}
     word = {"minLength": 1, "maxLength": MAX_BAD_WORD_CHARACTERS}

@@ -71,7 +71,6 @@ class NotServedYet(Shape):
     spaces_between_special_tokens: Annotated[Any, Neutral(True)] = None
     stream_interval: Annotated[Any, Neutral(1)] = None
     structural_tag: NotServed = None
-    thinking_token_budget: Annotated[Any, Neutral(-1)] = None
     truncation_side: Annotated[Any, Neutral("left")] = None
     vllm_xargs: NotServed = None
     watermarking: Annotated[Any, Neutral(False)] = None
@@ -113,6 +112,7 @@ class GenerationBody(NotServedYet, FormatShape):
     allowed_token_ids: Annotated[list[int], Field(min_length=1, fail_fast=True)] | None = None
     bad_words: Annotated[list[str], Field(fail_fast=True)] | None = None
     prompt_logprobs: int | None = None
+    thinking_token_budget: int | None = None
     priority: int | None = None
     use_beam_search: bool | None = None
     # The width of a beam search. Without beam search it must equal n.
