@@ -307,9 +307,10 @@ it begins with the text of that message.
 
 ## /tokenize and /detokenize
 
-vLLM's: `/tokenize` takes a `prompt` (and `add_special_tokens`) or the `messages`, `tools` and template arguments of a
-chat, and answers `tokens`, their `count`, the model's `max_model_len`, and with `return_token_strs` the vocabulary's
-spelling of each. `/detokenize` takes `tokens` and answers their text as `prompt`, special tokens too.
+vLLM's: `/tokenize` takes a `prompt` (and `add_special_tokens`) or a whole body of `/v1/chat/completions`,
+`/v1/responses`, or, with the header `anthropic-version`, of `/v1/messages`, whatever else that asks for. It answers
+`tokens`, their `count`, the model's `max_model_len`, and with `return_token_strs` the vocabulary's spelling of each.
+`/detokenize` takes `tokens` and answers their text as `prompt`, special tokens too.
 
 ## Beyond OpenAI
 

@@ -17,13 +17,14 @@ from blockyard.errors import BlockyardError, Reason
 from gateway.fronts.anthropic import errors
 from gateway.fronts.anthropic.answer import MessageAnswer
 from gateway.fronts.anthropic.call import placed_messages, understand, understand_count
-from gateway.fronts.anthropic.schema import CountBody, MessagesBody
+from gateway.fronts.anthropic.schema import CountBody, MessagesBody, TokenizeMessagesBody
 from gateway.fronts.http_calls.bodies import ANTHROPIC_VERSION, parse_body, read_json, read_tenant
 from gateway.fronts.http_calls.errors import client_error, naming_places
 from gateway.fronts.http_calls.openapi import EVENTS, JSON, TENANT, ApiBodies, documented
 from gateway.fronts.http_calls.routes import AnsweringRoute
 from gateway.fronts.http_calls.single_reader import read_all, started, typed_events
 from gateway.fronts.http_calls.streaming import Connection, EventStream
+from gateway.fronts.openai.tokenization import TokenForm, tokenize
 
 if TYPE_CHECKING:
     from starlette.types import Scope
@@ -100,6 +101,19 @@ class MessageEndpoints:
             token_ids = await self._generation.prompt_of(understand_count(body, tenant))
         return JSONResponse({"input_tokens": len(token_ids)})
 
+    async def tokenize(self, request: Request) -> Response:
+        """Turns the prompt of a conversation into token ids."""
+        return await tokenize(self._generation, await read_json(request), read_tenant(request), _MESSAGES_FORM)
+
+
+# Calls of /tokenize with a body of this API.
+_MESSAGES_FORM = TokenForm(
+    "messages",
+    TokenizeMessagesBody,
+    lambda body: understand_count(body, ""),
+    lambda body: naming_places(lambda: placed_messages(body)),
+)
+
 
 def _fail(error: BlockyardError) -> list[dict[str, Any]]:
     return [errors.error_object(errors.rename(error))]
@@ -126,6 +140,8 @@ def add_messages(app: FastAPI, generation: GenerationService) -> None:
     for path in (PATH, PATH + "/{rest:path}"):
         router.add_api_route(path, _not_served, methods=_METHODS, include_in_schema=False)
     app.include_router(router)
+    tokenize_route = VersionedRoute("/tokenize", endpoints.tokenize, methods=["POST"], include_in_schema=False)
+    app.router.routes.insert(0, tokenize_route)
     app.add_api_route("/", _alive, methods=["HEAD"], include_in_schema=False)
 
 

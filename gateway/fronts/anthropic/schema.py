@@ -187,3 +187,9 @@ class MessagesBody(PromptShape):
 
 class CountBody(PromptShape):
     """The body of /v1/messages/count_tokens."""
+
+
+class TokenizeMessagesBody(MessagesBody):
+    """The body of /tokenize for messages: any body of /v1/messages."""
+
+    return_token_strs: bool | None = None

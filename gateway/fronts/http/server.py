@@ -26,7 +26,7 @@ from gateway.fronts.open_inference.endpoints import add_open_inference
 from gateway.fronts.openai.app import make_app
 from gateway.fronts.openai.schema.document import describe
 from gateway.fronts.responses.endpoints import BODIES as RESPONSES_BODIES
-from gateway.fronts.responses.endpoints import add_responses
+from gateway.fronts.responses.endpoints import INPUT_FORM, add_responses
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 def make_http_app(generation: GenerationService) -> FastAPI:
     """Makes the application of all HTTP APIs for inference. An API without errors of its own uses OpenAI's form."""
-    app = make_app(generation)
+    app = make_app(generation, (INPUT_FORM,))
     add_messages(app, generation)
     add_models(app, generation)
     add_responses(app, generation)

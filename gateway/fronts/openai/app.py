@@ -22,7 +22,10 @@ from gateway.fronts.openai.schema import document
 from gateway.fronts.openai.tokenization import Tokenization
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from blockyard.contract.models import Model
+    from gateway.fronts.openai.tokenization import TokenForm
     from gateway.generation import GenerationService
 
 
@@ -112,8 +115,11 @@ async def _answer_wrong_parameters(_request: Request, error: Exception) -> Respo
     return errors.error_response(of_details(error.errors(), skip=1))
 
 
-def make_app(generation: GenerationService) -> FastAPI:
-    """Makes the application. Its readiness is that of `generation`; it starts and stops nothing itself."""
+def make_app(generation: GenerationService, token_forms: Sequence[TokenForm] = ()) -> FastAPI:
+    """Makes the application. Its readiness is that of `generation`; it starts and stops nothing itself.
+
+    `token_forms`: forms of bodies that /tokenize takes from other APIs.
+    """
     app = FastAPI(
         title="Blockyard",
         version=__version__,
@@ -125,7 +131,7 @@ def make_app(generation: GenerationService) -> FastAPI:
     set_boundary(app)
     _add_calls(app, CallEndpoints(generation))
     _add_pooling(app, PoolingEndpoints(generation))
-    _add_tokenization(app, Tokenization(generation))
+    _add_tokenization(app, Tokenization(generation, token_forms))
     _add_service(app, Service(generation))
     document.describe(app)
     return app
@@ -148,7 +154,8 @@ def _add_pooling(app: FastAPI, pooling: PoolingEndpoints) -> None:
 
 
 def _add_tokenization(app: FastAPI, tokenization: Tokenization) -> None:
-    app.add_api_route("/tokenize", tokenization.tokenize, methods=["POST"], **document.TOKENIZE)
+    described = document.describe_tokenize(form.body for form in tokenization.forms)
+    app.add_api_route("/tokenize", tokenization.tokenize, methods=["POST"], **described)
     app.add_api_route("/detokenize", tokenization.detokenize, methods=["POST"], **document.DETOKENIZE)
 
 

@@ -30,7 +30,7 @@ from gateway.validation import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from gateway.fronts.http_calls.body_types import Shape
 
@@ -160,11 +160,12 @@ MODELS = documented(f"OpenAI's [list of models]({_PAGES}/models/list)", ALWAYS, 
 
 MODEL = documented(f"OpenAI's [model]({_PAGES}/models/object)", (*ALWAYS, Reason.MODEL_NOT_FOUND), parameters=(_FORM,))
 
-TOKENIZE = documented(
-    f"vLLM's [token ids]({_VLLM})",
-    (*_READING, Reason.UNSUPPORTED_PARAMETER, Reason.MODEL_NOT_FOUND, Reason.FEATURE_DISABLED, Reason.NO_READY_WORKER),
-    bodies=(TokenizeBody, TokenizeChatBody),
-)
+
+def describe_tokenize(bodies: Iterable[type[Shape]]) -> dict[str, Any]:
+    """Documents /tokenize. `bodies`: the types of the bodies that it takes."""
+    reasons = (Reason.UNSUPPORTED_PARAMETER, Reason.MODEL_NOT_FOUND, Reason.FEATURE_DISABLED, Reason.NO_READY_WORKER)
+    return documented(f"vLLM's [token ids]({_VLLM})", (*_READING, *reasons), bodies=tuple(bodies))
+
 
 DETOKENIZE = documented(f"vLLM's [text]({_VLLM})", (*_READING, Reason.MODEL_NOT_FOUND), bodies=(DetokenizeBody,))
 

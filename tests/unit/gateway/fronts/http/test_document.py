@@ -228,6 +228,12 @@ def test_it_holds_all_apis(document: dict[str, Any]) -> None:
     assert names <= schemas.keys()
 
 
+def test_the_forms_of_tokenize_are_those_of_all_apis(document: dict[str, Any]) -> None:
+    body = document["paths"]["/tokenize"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    names = [each["$ref"].rpartition("/")[2] for each in body["oneOf"]]
+    assert names == ["TokenizeChatBody", "TokenizeInputBody", "TokenizeBody"]
+
+
 def test_bodies_are_told_as_they_are_taken(document: dict[str, Any]) -> None:
     schemas = document["components"]["schemas"]
     for name, field in (("ResponseBody", "temperature"), ("MessagesBody", "temperature")):
