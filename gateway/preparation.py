@@ -18,6 +18,8 @@ from gateway.live.request_state import Origin, RequestState
 from gateway.request import wire_id
 from gateway.text.adapter_tokenizers import require_vocabulary
 from gateway.text.answer_parsing import answer_context_of, parsers_of, with_parsing
+from gateway.text.encoding import with_fill_ends
+from gateway.text.thinking import with_thinking
 from gateway.validation import (
     MAX_BAD_WORD_CHARACTERS,
     MAX_BAD_WORDS,
@@ -147,6 +149,8 @@ class Preparation:
         )
         if isinstance(request.prompt, Conversation):
             request = with_parsing(request, tokenizer.dialect)
+        if request.sampling.thinking_token_budget is not None:
+            request = with_thinking(request, token_ids or (), tokenizer)
         grammar, wrong_grammar = "", []
         if request.has_form:
             context = answer_context_of(request, token_ids or (), tokenizer)
@@ -171,6 +175,7 @@ class Preparation:
         if violations := [*wrong, *wrong_words, *wrong_grammar, *found]:
             raise invalid(violations)
         assert token_ids is not None
+        request = with_fill_ends(request, tokenizer)
         submission = complete(
             request,
             token_ids,

@@ -103,6 +103,7 @@ RULES = (
     *(_sampling_rule(name, number) for name, number in NUMBERS.items()),
     _sampling_rule("seed", Range(0, _MAX_UINT64, "from 0 to 2^64 - 1")),
     _sampling_rule("logprobs", _LOGPROBS),
+    _sampling_rule("thinking_token_budget", Range(0, _MAX_UINT32, "from 0 to 2^32 - 1")),
     _sampling_rule("prompt_logprobs", _LOGPROBS),
     _Rule("stop.max_tokens", lambda r: r.stop.max_tokens, Range(1, _MAX_UINT32, "at least 1")),
     _Rule("stop.min_tokens", lambda r: r.stop.min_tokens, Range(0, _MAX_UINT32, "at least 0")),
@@ -146,6 +147,7 @@ def find_violations(
         *_allowed_token_ids(request, bad_word_ids, limits),
         *_stop(request, limits),
         *_length(request, len(prompt_token_ids or ()), limits),
+        *_thinking(request),
         *_beams(request),
         *_rows(request, limits),
     ]
@@ -240,6 +242,17 @@ def _allowed_token_ids(
     bad = {sequence for sequence in (*request.sampling.bad_token_sequences, *bad_word_ids) if len(sequence) == 1}
     if allowed and all((token_id,) in bad for token_id in allowed):
         yield Violation("sampling.allowed_token_ids", "must allow a token that bad_words does not forbid")
+
+
+def _thinking(request: GenerationRequest) -> Iterator[Violation]:
+    if request.sampling.thinking_token_budget is None:
+        return
+    if request.beam_search is not None:
+        description = "is not supported with a beam search"
+        yield Violation("sampling.thinking_token_budget", description, Reason.UNSUPPORTED_PARAMETER)
+    if request.sampling.grammar:
+        description = "is not supported with sampling.grammar, which constrains reasoning, too: use format"
+        yield Violation("sampling.thinking_token_budget", description, Reason.UNSUPPORTED_PARAMETER)
 
 
 def _beams(request: GenerationRequest) -> Iterator[Violation]:
@@ -369,5 +382,7 @@ def _complete_sampling(
         # A client may repeat an id a million times.
         allowed_token_ids=tuple(dict.fromkeys(own.allowed_token_ids)),
         bad_words=(),
+        # Without a budget the gateway has not set them.
+        thinking_tokens=None if own.thinking_token_budget is None else own.thinking_tokens,
         bad_token_sequences=tuple(dict.fromkeys((*own.bad_token_sequences, *bad_word_ids))),
     )

@@ -80,6 +80,8 @@ class GenerationOptions(TypedDict, total=False):
     """Tokenize a text with the model's special tokens, a begin token for one. [True]"""
     truncate_prompt_tokens: int
     """Keep only this many of the prompt's last tokens; -1: as many as leave room for max_tokens. [not cut]"""
+    suffix: str
+    """The text behind the answer, which fills in the middle between the prompt and it. [none]"""
     on_disconnect: Literal["keep", "abort"]
     """keep: the answer outlives its connection, and the client reads on by itself at this gateway or another. abort: it
     ends with its connection. [keep]"""
@@ -98,6 +100,8 @@ class GenerationOptions(TypedDict, total=False):
     """Return each token's log probability and those of this many likeliest tokens, 0 to 20. [none]"""
     prompt_logprobs: int
     """Return log probabilities for the prompt's tokens, as `logprobs` does for the answer's. [none]"""
+    thinking_token_budget: int
+    """The most tokens of reasoning; then the token that ends it is chosen. [no limit]"""
     allowed_token_ids: Sequence[int]
     """The only tokens that may be chosen. [all]"""
     bad_words: Sequence[str]

@@ -75,6 +75,8 @@ class GenerationSpec:
         return_token_ids: return token ids beside the text.
         skip_special_tokens: leave special tokens out of the text.
         add_special_tokens: tokenize a text with the model's special tokens; false for a text that holds them already.
+        suffix: the text behind the answer, which fills in what is between the prompt and the suffix; empty: the answer
+            just continues the prompt.
         truncate_prompt_tokens: how many of the prompt's last tokens are kept; -1: as many as leave room for max_tokens,
             or for one token; None: all.
         on_disconnect: what happens when the connection is lost.
@@ -95,6 +97,7 @@ class GenerationSpec:
     skip_special_tokens: bool = True
     add_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
+    suffix: str = ""
     on_disconnect: OnDisconnect = OnDisconnect.ABORT
     on_update: OnUpdate = OnUpdate.CONTINUE
     priority: int = 0

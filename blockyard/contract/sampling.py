@@ -84,6 +84,24 @@ an int as its neutral value."""
 
 
 @dataclass(frozen=True, slots=True)
+class ThinkingTokens:
+    """The tokens around reasoning in an output.
+
+    Attributes:
+        end_token_id: the token that ends reasoning.
+        begins: the sequences of which one begins reasoning.
+        is_open: whether the prompt has begun reasoning.
+        begins_anywhere: whether reasoning may begin anywhere in the output, also several times; else it begins at the
+            output's beginning, or not at all.
+    """
+
+    end_token_id: int
+    begins: tuple[tuple[int, ...], ...] = ()
+    is_open: bool = False
+    begins_anywhere: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How tokens are chosen. None: the model's default, then the neutral value of `NUMBERS`."""
 
@@ -103,6 +121,10 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     grammar: str = ""
     """An llguidance grammar that the gateway compiles from the request's format. Empty: none."""
+    thinking_token_budget: int | None = None
+    """The most tokens of reasoning. None: no limit."""
+    thinking_tokens: ThinkingTokens | None = None
+    """The tokens of the model's reasoning, which the gateway finds for the budget."""
 
     def value(self, name: str) -> float:
         """Returns a parameter of `NUMBERS`, or its neutral value if it is None."""

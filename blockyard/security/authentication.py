@@ -31,6 +31,7 @@ OPEN = (
     "/grpc.health.v1.Health/*",
     "/health",
     "/health/*",
+    "/v2/health/*",
     # The page and its files; the data that it shows needs a key.
     "/",
     "/page/*",

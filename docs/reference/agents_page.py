@@ -31,9 +31,9 @@ that nobody knows with `FIELD_INVALID`.
 - `system` is a system message before the others. What becomes of system messages in places where the model's chat
   template takes none: [the guide](../guides/agents.md#system-messages-behind-others).
 - `thinking` sets the template's `enable_thinking`, `output_config.effort` its `reasoning_effort`. What the model thinks
-  comes in `thinking` blocks, whose `signature` is empty; with `display: "omitted"` they are empty. `budget_tokens` and
-  `cache_control` are taken without effect: the prefix cache works by itself, and `cache_read_input_tokens` says how
-  much it found.
+  comes in `thinking` blocks, whose `signature` is empty; with `display: "omitted"` they are empty.
+  `budget_tokens` is [the most tokens of it](../guides/tools.md); any number is taken. `cache_control` is taken without
+  effect: the prefix cache works by itself, and `cache_read_input_tokens` says how much it found.
 - `is_error` of a `tool_result` and `eager_input_streaming` of a tool are taken without effect: the text of an error
   says so, and arguments always come as they are written. `display` of `thinking` and `output_config.format` do not
   change what `count_tokens` counts.

@@ -276,6 +276,11 @@ its values; each time all that is wrong is told at once.
 `max_tokens` is 16 when it is left out, or less where the model's length leaves less. `logprobs` is how many of the
 likeliest tokens are told beside each, 0 to 20; with `echo`, those of the prompt are told too.
 
+With `suffix` the model fills in what is between `prompt`, a text, and it, with the tokens that its tokenizer has for
+this: those of Qwen2.5-Coder and Qwen3-Coder, CodeGemma, Granite, StarCoder, SantaCoder, Code Llama, DeepSeek-Coder and
+Codestral are known. Such a token also ends the answer, and is its `stop_reason`. A model without them, `echo` and
+`truncate_prompt_tokens` are refused beside it.
+
 ## /v1/chat/completions
 
 {chat}
@@ -302,9 +307,10 @@ it begins with the text of that message.
 
 ## /tokenize and /detokenize
 
-vLLM's: `/tokenize` takes a `prompt` (and `add_special_tokens`) or the `messages`, `tools` and template arguments of a
-chat, and answers `tokens`, their `count`, the model's `max_model_len`, and with `return_token_strs` the vocabulary's
-spelling of each. `/detokenize` takes `tokens` and answers their text as `prompt`, special tokens too.
+vLLM's: `/tokenize` takes a `prompt` (and `add_special_tokens`) or a whole body of `/v1/chat/completions`,
+`/v1/responses`, or, with the header `anthropic-version`, of `/v1/messages`, whatever else that asks for. It answers
+`tokens`, their `count`, the model's `max_model_len`, and with `return_token_strs` the vocabulary's spelling of each.
+`/detokenize` takes `tokens` and answers their text as `prompt`, special tokens too.
 
 ## Beyond OpenAI
 
@@ -315,6 +321,7 @@ spelling of each. `/detokenize` takes `tokens` and answers their text as `prompt
 - `return_tokens_as_token_ids`: `logprobs` name tokens `token_id:17`, since two tokens may have one text.
 - `prompt_logprobs` (0 to 20): how likely each token of the prompt was, by id as vLLM tells it: in each choice of a
   completion, once in a chat, and in a stream before the first text.
+- `thinking_token_budget`: the most tokens of reasoning ([how](../guides/tools.md)); `-1`: no limit.
 - `use_beam_search`: beam search instead of sampling. `best_of` is its width (default `n`), `n` of its answers are
   returned, each with its `score`; `length_penalty` and `early_stopping` (`false`, `true`, `"never"`) are those of
   transformers. Temperature, `top_p`, `top_k`, `min_p` and `seed` have no effect on it. Without it, `best_of` has to

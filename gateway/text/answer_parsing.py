@@ -43,13 +43,14 @@ def with_parsing(request: GenerationRequest, dialect: Dialect | None) -> Generat
     return replace(request, parsing=rule) if name or rule.needs_grammar else request
 
 
-def _end_of(prompt_token_ids: Sequence[int], tokenizer: Tokenizer) -> str:
+def end_of(prompt_token_ids: Sequence[int], tokenizer: Tokenizer) -> str:
+    """Returns the text of a prompt's last tokens, without white space at its end."""
     return tokenizer.decode(prompt_token_ids[-_NUM_LAST_TOKENS:], skip_special_tokens=False).rstrip()
 
 
 def _is_reasoning_open(dialect: Dialect, prompt_token_ids: Sequence[int], tokenizer: Tokenizer) -> bool:
     begins = dialect.reasoning.begins if dialect.reasoning else ()
-    return _end_of(prompt_token_ids, tokenizer).endswith(begins)
+    return end_of(prompt_token_ids, tokenizer).endswith(begins)
 
 
 def answer_context_of(
@@ -62,7 +63,7 @@ def answer_context_of(
     is_open = _is_reasoning_open(dialect, prompt_token_ids, tokenizer)
     # If the prompt ends with the end of reasoning, the answer has no reasoning.
     ends = dialect.reasoning.ends if dialect.reasoning else ()
-    may_think = tokenizer.shows_reasoning and not _end_of(prompt_token_ids, tokenizer).endswith(ends)
+    may_think = tokenizer.shows_reasoning and not end_of(prompt_token_ids, tokenizer).endswith(ends)
     return AnswerContext(dialect, is_open, tokenizer.special_ids, may_think=is_open or may_think)
 
 

@@ -5,10 +5,11 @@ A prompt with too many characters to fit the model is refused at once, without a
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
 from blockyard.contract.chat import Conversation
-from blockyard.errors import invalid
+from blockyard.errors import Reason, Violation, invalid
 from blockyard.panics import panics_as_errors
 from gateway.chat import count_characters, prompt_of
 from gateway.text.turns import Turns
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from blockyard.contract.scheduling import Adapter
     from gateway.request import GenerationRequest
     from gateway.text.adapter_tokenizers import AdapterTokenizers
+    from gateway.text.fill_in_middle import FillTokens
     from gateway.text.tokenizer import Tokenizer
     from gateway.text.vocabulary import Steps
 
@@ -57,8 +59,11 @@ class Encoding:
             last: the number of ids at the prompt's end to return; None: all ids.
 
         Raises BlockyardError: FIELD_INVALID for a conversation that cannot be rendered; PROMPT_TOO_LONG for a text so
-        long that it was not encoded completely; TENANT_QUOTA, QUEUE_FULL.
+        long that it was not encoded completely; UNSUPPORTED_PARAMETER for a suffix that the model has no tokens for;
+        TENANT_QUOTA, QUEUE_FULL.
         """
+        if request.suffix:
+            return await self._fill_prompt_of(request, tokenizer, max_model_len)
         text, specials = request.prompt, request.add_special_tokens
         if isinstance(text, tuple):
             return text if last is None else text[-last:]
@@ -68,6 +73,23 @@ class Encoding:
         _require_short(text, tokenizer, max_model_len, last)
         steps = _encode(text, specials, tokenizer, max_model_len, last)
         return await self.take(request.tenant, len(text), steps)
+
+    async def _fill_prompt_of(
+        self, request: GenerationRequest, tokenizer: Tokenizer, max_model_len: int | None
+    ) -> Sequence[int]:
+        """Returns the ids of a prompt to fill in the text between a prefix and a suffix."""
+        prefix, suffix, tokens = request.prompt, request.suffix, tokenizer.fill_tokens
+        if not isinstance(prefix, str):
+            raise invalid([Violation("suffix", "is allowed only with a text as prompt")])
+        if request.truncate_prompt_tokens is not None:
+            description = "is not supported with truncate_prompt_tokens, which would cut off what it stands behind"
+            raise invalid([Violation("suffix", description, Reason.UNSUPPORTED_PARAMETER)])
+        if tokens is None:
+            description = "is not supported: the model's tokenizer has no tokens for filling in the middle"
+            raise invalid([Violation("suffix", description, Reason.UNSUPPORTED_PARAMETER)])
+        begin = tokenizer.begin_token_ids if request.add_special_tokens else ()
+        steps = _encode_fill(prefix, suffix, tokens, begin, tokenizer, max_model_len)
+        return await self.take(request.tenant, len(prefix) + len(suffix), steps)
 
     async def _render(self, conversation: Conversation, tokenizer: Tokenizer, tenant: str) -> str:
         """Renders a conversation, which is fast and therefore counts as a shorter job than encoding its text."""
@@ -165,3 +187,32 @@ def _encode(
     if not encoded.is_whole and max_model_len is not None:
         raise invalid([prompt_too_long(size_of(len(text), len(encoded.token_ids)), max_model_len)])
     return encoded.token_ids if last is None else encoded.token_ids[-last:]
+
+
+def with_fill_ends(request: GenerationRequest, tokenizer: Tokenizer) -> GenerationRequest:
+    """Adds the tokens that end a filled-in middle to a request with a suffix, and drops the suffix.
+
+    To be called when the prompt has become ids, which hold the suffix.
+    """
+    if not request.suffix or tokenizer.fill_tokens is None:
+        return request
+    ends = () if request.stop.ignore_eos else tokenizer.fill_tokens.end_token_ids
+    stop = replace(request.stop, stop_token_ids=(*request.stop.stop_token_ids, *ends))
+    return replace(request, suffix="", stop=stop)
+
+
+def _encode_fill(
+    prefix: str,
+    suffix: str,
+    tokens: FillTokens,
+    begin: Sequence[int],
+    tokenizer: Tokenizer,
+    max_model_len: int | None,
+) -> Steps[array[int]]:
+    """Encodes a prompt to fill in the middle; raises BlockyardError PROMPT_TOO_LONG for texts that are too long."""
+    mark, num_mark_tokens = tokenizer.inner_mark
+    for text in (prefix, suffix):
+        _require_short(text, tokenizer, max_model_len, None)
+    before = yield from _encode(prefix, False, tokenizer, max_model_len, None)
+    behind = yield from _encode(mark + suffix, False, tokenizer, max_model_len, None)
+    return tokens.join(begin, before, behind[num_mark_tokens:])

@@ -5,16 +5,24 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from blockyard.contract.sampling import ThinkingTokens
 from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.panics import panics_as_errors
 from gateway.dialects.table import AUTO, choose_dialect
 from gateway.text.chat_template import ChatTemplate
 from gateway.text.detokenizer import Detokenizer, DetokenizerFactory, TokenTexts
+from gateway.text.fill_in_middle import FillTokens, find_fill_tokens
 from gateway.text.template_roles import TemplateRoles, arrange
 from gateway.text.vocabulary import Encoded, Steps, Vocabulary, encode_steps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+
+# White space before the marker that begins reasoning at an answer's beginning.
+_SPACES = ("", "\n", "\n\n", " ")
+# A character of which no vocabulary has a longer piece.
+_MARK = "\u263a"
 
 
 class Tokenizer:
@@ -71,14 +79,57 @@ class Tokenizer:
 
     @cached_property
     def special_ids(self) -> dict[str, int]:
-        """The ids of special tokens by their texts."""
+        """The ids of the tokens that a grammar can only allow as tokens, by their texts.
+
+        These are special tokens, and added tokens in angle brackets: llguidance takes the latter for special, too, and
+        Qwen's `<tool_call>` and `</think>` are such tokens.
+        """
         added = self.backend.get_added_tokens_decoder()
-        return {token.content: token_id for token_id, token in added.items() if token.special}
+        return {token.content: token_id for token_id, token in added.items() if token.special or _is_tag(token.content)}
 
     @cached_property
     def num_ids(self) -> int:
         """The largest id that has a piece, plus 1."""
         return max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    @cached_property
+    def fill_tokens(self) -> FillTokens | None:
+        """The tokens with which the model fills in the middle of a text; None if it has none."""
+        return find_fill_tokens(self.backend.token_to_id)
+
+    @cached_property
+    def begin_token_ids(self) -> tuple[int, ...]:
+        """The special tokens before a text."""
+        plain, whole = self.encode(_MARK, False), self.encode(_MARK)
+        num_added = len(whole) - len(plain)
+        return tuple(whole[: next(n for n in range(num_added + 1) if whole[n : n + len(plain)] == plain)])
+
+    @cached_property
+    def inner_mark(self) -> tuple[str, int]:
+        """A text before which to encode a text that does not begin a line, and the number of the mark's tokens.
+
+        SentencePiece adds a space to each text that it encodes: a text behind other tokens is encoded behind a mark,
+        whose tokens are then dropped. Vocabularies that add no space need no mark, and have an empty one.
+        """
+        token_ids = self.encode(_MARK, False)
+        return (_MARK, len(token_ids)) if self.piece(token_ids[0]).startswith("▁") else ("", 0)
+
+    def encode_inner(self, text: str) -> tuple[int, ...]:
+        """Turns a text that stands behind other tokens into ids."""
+        mark, num_mark_tokens = self.inner_mark
+        return tuple(self.encode(mark + text, False)[num_mark_tokens:])
+
+    @cached_property
+    def thinking_tokens(self) -> ThinkingTokens | None:
+        """The tokens around reasoning; None if the model does not reason, or ends it with more than one token."""
+        reasoning = self.dialect.reasoning if self.dialect else None
+        ends = [ids for ids in map(self.encode_inner, reasoning.ends if reasoning else ()) if len(ids) == 1]
+        if self.dialect is None or reasoning is None or not ends:
+            return None
+        anywhere = self.dialect.reasons_anywhere
+        spaces = ("",) if anywhere else _SPACES
+        begins = [self.encode_inner(space + begin) for begin in reasoning.begins for space in spaces]
+        return ThinkingTokens(ends[0][0], tuple(dict.fromkeys(begins)), begins_anywhere=anywhere)
 
     @property
     def has_chat_template(self) -> bool:
@@ -211,6 +262,10 @@ class Tokenizer:
             tools=tools,
             add_generation_prompt=add_generation_prompt,
         )
+
+
+def _is_tag(text: str) -> bool:
+    return text.startswith("<") and text.endswith(">")
 
 
 def _half_a_pair(field: str) -> BlockyardError:

@@ -35,6 +35,7 @@ ANSWERS = {
     "/v1/completions": r'"text":\s?"[^"]',
     "/v1/chat/completions": r"(?s)\nid: 0:\d+:\d+\n.*\ndata: \[DONE\]\n",
     "/v1/models": r'"id":\s?"demo"',
+    "/generate": r'"text_output":\s?"def read_lines',
     "/status": r'"replicas":',
     "/metrics": r"(?m)^blockyard_ready(\{.*\})? 1(\.0)?$",
     "admin status --json": r'"incarnation":',

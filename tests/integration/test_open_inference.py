@@ -1,4 +1,4 @@
-"""The Open Inference Protocol on the real services, by raw gRPC and by Triton's own client."""
+"""The Open Inference Protocol on the real services: by raw gRPC, over HTTP, and by Triton's own clients."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
+import httpx
 import pytest
 
 from blockyard import Client
@@ -22,7 +23,7 @@ from tests.kit.processes.system import ROOT
 from tests.unit.gateway.fronts.open_inference.harness import infer, is_final, tensors
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
     from tests.kit.processes.system import System
@@ -110,6 +111,56 @@ async def test_calls_that_are_cancelled_leave_nothing_behind(stub: Any, demo: Sy
     await wait_until_idle(demo)
 
 
+@pytest.fixture
+def http(demo: System) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=demo.http_url, timeout=60) as client:
+        yield client
+
+
+def test_over_http_the_server_and_its_model_are_ready(http: httpx.Client) -> None:
+    assert http.get("/v2/health/live").json() == {"live": True}
+    assert http.get("/v2/health/ready").json() == {"ready": True}
+    assert http.get("/v2/models/demo/ready").json() == {"name": "demo", "ready": True}
+    assert http.get("/v2/models/demo").json()["inputs"][0]["name"] == "text_input"
+    other = http.get("/v2/models/other/ready")
+    assert (other.status_code, list(other.json())) == (404, ["error"])
+
+
+def test_over_http_prompts_have_the_answers_of_the_client_library(http: httpx.Client, greedy: dict[str, str]) -> None:
+    prompts = {"name": "text_input", "datatype": "BYTES", "shape": [len(greedy)], "data": list(greedy)}
+    parameters = {**GREEDY, "exclude_input_in_output": True}
+    answer = http.post("/v2/models/demo/infer", json={"inputs": [prompts], "parameters": parameters}).json()
+    assert answer["outputs"][0]["data"] == list(greedy.values())
+    for number, (prompt, text) in enumerate(greedy.items()):
+        asked = {"text_input": prompt, "parameters": GREEDY, "id": f"generate-{number}"}
+        assert http.post("/v2/models/demo/generate", json=asked).json()["text_output"] == prompt + text
+        stream = http.post("/v2/models/demo/generate_stream", json=asked | {"id": f"stream-{number}"}).text
+        events = [json.loads(event.removeprefix("data: ")) for event in stream.split("\n\n") if event]
+        assert "".join(event["text_output"] for event in events) == text
+        assert len(events) > 1
+
+
+def test_over_http_errors_have_the_statuses_of_the_table(http: httpx.Client) -> None:
+    for path, fields, status, told in (
+        ("demo/generate", {"top_p": 2}, 400, "FIELD_INVALID: top_p: must be above 0"),
+        ("demo/generate_stream", {"lora_name": "x"}, 400, "UNSUPPORTED_PARAMETER: lora_name: "),
+        ("other/generate", {}, 404, "MODEL_NOT_FOUND: model_name: "),
+    ):
+        response = http.post(f"/v2/models/{path}", json={"text_input": PROMPT, **fields})
+        assert response.status_code == status
+        assert response.json()["error"].startswith(told)
+
+
+async def test_over_http_a_stream_that_is_left_leaves_nothing_behind(demo: System) -> None:
+    endless = {"text_input": PROMPT, "max_tokens": 900, "ignore_eos": True}
+    async with (
+        httpx.AsyncClient(base_url=demo.http_url, timeout=60) as http,
+        http.stream("POST", "/v2/models/demo/generate_stream", json=endless) as response,
+    ):
+        assert "error" not in await anext(response.aiter_text())
+    await wait_until_idle(demo)
+
+
 def python_with(package: str, folder: Path) -> Path:
     """Makes an environment with a package in it, whose pins are not ours to keep."""
     venv.create(folder, with_pip=True)
@@ -120,7 +171,7 @@ def python_with(package: str, folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def triton_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return python_with("tritonclient[grpc]", tmp_path_factory.mktemp("tritonclient") / "environment")
+    return python_with("tritonclient[grpc,http]", tmp_path_factory.mktemp("tritonclient") / "environment")
 
 
 def run(python: Path, *arguments: str) -> str:
@@ -145,7 +196,7 @@ def check_wire(theirs: dict[str, Any]) -> None:
 @pytest.mark.timeout(300)
 def test_tritonclient(demo: System, greedy: dict[str, str], triton_python: Path) -> None:
     program = ROOT / "tests" / "integration" / "triton_client.py"
-    told = json.loads(run(triton_python, str(program), demo.grpc_target, PROMPT))
+    told = json.loads(run(triton_python, str(program), demo.grpc_target, demo.http_url.removeprefix("http://"), PROMPT))
     check_wire(told.pop("wire"))
     assert told["server"] == {
         "live": True,
@@ -170,6 +221,12 @@ def test_tritonclient(demo: System, greedy: dict[str, str], triton_python: Path)
     assert told["refusal"]["status"] == "StatusCode.INVALID_ARGUMENT"
     assert told["refusal"]["message"].startswith("top_p: must be above 0")
     assert "".join(told["aio"]) == greedy[PROMPT]
+    over_http = told["http"]
+    assert {name: over_http[name] for name in told["server"]} == told["server"]
+    assert over_http["texts"] == over_http["mixed"] == told["whole"]["texts"]
+    assert (over_http["id"], over_http["num_output_tokens"]) == ("mixed", told["whole"]["num_output_tokens"])
+    assert over_http["refusal"]["message"].startswith("FIELD_INVALID: top_p: must be above 0")
+    assert over_http["refusal"]["status"] == "400"
 
 
 @pytest.mark.e2e

@@ -1,4 +1,6 @@
-"""What a program with tritonclient does, run in an environment of its own: python triton_client.py HOST:PORT PROMPT
+"""What a program with tritonclient does, run in an environment of its own:
+
+    python triton_client.py GRPC_ADDRESS HTTP_ADDRESS PROMPT
 
 Imports nothing of ours. Writes what it was told as a JSON object.
 """
@@ -15,14 +17,15 @@ from typing import Any
 import numpy as np
 import tritonclient.grpc
 import tritonclient.grpc.aio
+import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 MODEL = "demo"
 SAMPLING = {"temperature": "0", "max_tokens": "24"}
 
 
-def inputs_of(*prompts: str, stream: bool = False, **flags: bool) -> list[Any]:
-    """Tensors as the client of Triton's vLLM backend makes them."""
+def inputs_of(*prompts: str, stream: bool = False, form: Any = tritonclient.grpc, **flags: bool) -> list[Any]:
+    """Tensors as the client of Triton's vLLM backend makes them. `form`: the client's module."""
     tensors = {
         "text_input": np.array([prompt.encode() for prompt in prompts], dtype=np.object_),
         "sampling_parameters": np.array([json.dumps(SAMPLING).encode()], dtype=np.object_),
@@ -31,7 +34,7 @@ def inputs_of(*prompts: str, stream: bool = False, **flags: bool) -> list[Any]:
     inputs = []
     for name, array in tensors.items():
         datatype = "BOOL" if array.dtype == bool else "BYTES"
-        inputs.append(tritonclient.grpc.InferInput(name, list(array.shape), datatype))
+        inputs.append(form.InferInput(name, list(array.shape), datatype))
         inputs[-1].set_data_from_numpy(array)
     return inputs
 
@@ -62,6 +65,34 @@ def infer(client: Any, *prompts: str) -> dict[str, Any]:
         "finish_reasons": [reason.decode() for reason in result.as_numpy("finish_reason")],
         "num_output_tokens": result.as_numpy("num_output_tokens").tolist(),
     }
+
+
+def infer_over_http(address: str, *prompts: str) -> dict[str, Any]:
+    """Asks twice: with binary tensors, which are the client's default, and for one of two outputs as JSON."""
+    with tritonclient.http.InferenceServerClient(address) as client:
+        inputs = inputs_of(*prompts, form=tritonclient.http, exclude_input_in_output=True)
+        outputs = [
+            tritonclient.http.InferRequestedOutput("text_output", binary_data=False),
+            tritonclient.http.InferRequestedOutput("num_output_tokens"),
+        ]
+        binary, mixed = client.infer(MODEL, inputs), client.infer(MODEL, inputs, outputs=outputs, request_id="mixed")
+        try:
+            client.infer(MODEL, inputs, parameters={"top_p": 2.5})
+        except InferenceServerException as error:
+            refusal = {"status": error.status(), "message": error.message()}
+        return {
+            "live": client.is_server_live(),
+            "ready": client.is_server_ready(),
+            "model_ready": client.is_model_ready(MODEL),
+            "other_ready": client.is_model_ready("other"),
+            "server": client.get_server_metadata()["name"],
+            "outputs": [tensor["name"] for tensor in client.get_model_metadata(MODEL)["outputs"]],
+            "texts": [text.decode() for text in binary.as_numpy("text_output")],
+            "mixed": [text if isinstance(text, str) else text.decode() for text in mixed.as_numpy("text_output")],
+            "num_output_tokens": mixed.as_numpy("num_output_tokens").tolist(),
+            "id": mixed.get_response()["id"],
+            "refusal": refusal,
+        }
 
 
 def stream(client: Any, prompt: str) -> dict[str, Any]:
@@ -127,7 +158,7 @@ def wire() -> dict[str, Any]:
     }
 
 
-def main(target: str, prompt: str) -> None:
+def main(target: str, http_address: str, prompt: str) -> None:
     with tritonclient.grpc.InferenceServerClient(target) as client:
         told = {
             "version": importlib.metadata.version("tritonclient"),
@@ -137,6 +168,7 @@ def main(target: str, prompt: str) -> None:
             "stream": stream(client, prompt),
             "refusal": refusal(client, prompt),
         }
+    told["http"] = infer_over_http(http_address, prompt, "x = 1\n")
     told["aio"] = asyncio.run(stream_with_asyncio(target, prompt))
     json.dump(told, sys.stdout)
 

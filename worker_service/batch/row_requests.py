@@ -14,14 +14,15 @@ import numpy.typing as npt
 
 from blockyard.contract.pooling import PoolingKind
 from worker_service.pooling.rows import PooledRows, PoolingRequest
-from worker_service.sampling.sampling_state import SAMPLING_FIELDS, PenaltyCounts, SequenceLists, write_sampling
+from worker_service.sampling.sampling_state import SAMPLING_FIELDS, SequenceLists, write_sampling
 
 if TYPE_CHECKING:
     from blockyard.model_config.pooling.rule import PoolingRule
     from worker_service.grammars.matchers import Grammars, GrammarState
+    from worker_service.sampling.sampling_state import Follower
     from worker_service.step import Array, NewRow
 
-    Followers = list[tuple[int, PenaltyCounts | GrammarState]]
+    Followers = list[tuple[int, Follower]]
 
 ROW = np.dtype(
     [
@@ -44,7 +45,7 @@ ROW = np.dtype(
 class RowRequests:
     """Rows [R] that a step samples: their sequences, the last hidden row of each, and their sampling parameters.
 
-    `columns` are records ROW. `followers` are the counts and grammar states that take a row's tokens, `has_bad_words`
+    `columns` are records ROW. `followers` are the states that take a row's tokens, `has_bad_words`
     the rows that have bad words, both by place among the R.
     """
 
@@ -99,7 +100,7 @@ class RequestTable:
         record["lora_id"] = sequence.lora_id
         record["num_virtual_tokens"] = sequence.num_virtual_tokens
         asks = max(record["logprobs"], record["prompt_logprobs"]) >= 0 or record["num_beam_candidates"] > 0
-        follows = lists.counts is not None or bool(lists.bad_words) or bool(sequence.sampling.grammar)
+        follows = bool(lists.followers or lists.bad_words or sequence.sampling.grammar)
         record["must_wait"] = asks or follows
         if sequence.pooling is not None and self.rule is not None:
             makes_vectors = sequence.pooling.kind not in (PoolingKind.CLASSIFY, PoolingKind.LABEL_LOGITS, None)
@@ -126,7 +127,7 @@ class RequestTable:
         self.poolings.pop(row, None)
 
     def followers_of(self, rows: Array) -> Followers:
-        """Returns the token counts and grammar states to which the rows' tokens are appended, by place."""
+        """Returns the states to which the rows' tokens are appended, by place."""
         lists = enumerate(map(self._lists.__getitem__, rows.tolist()))
         return [(place, follower) for place, each in lists for follower in each.followers]
 

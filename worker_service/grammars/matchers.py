@@ -323,11 +323,22 @@ class Masks:
         self._done.result()
         return self._words
 
+    def allows(self, row: int, token_id: int) -> bool:
+        """Returns whether a row has no mask, or one that allows a token."""
+        words = self._words_of(row)
+        return words is None or bool(words[token_id // WORD_BITS] >> np.uint32(token_id % WORD_BITS) & np.uint32(1))
+
     def leaves_only(self, row: int, token_ids: Ids) -> bool:
         """Returns whether a row has a mask that allows no tokens except some of these."""
-        place = int(np.searchsorted(self.rows, row))
-        if place == len(self.rows) or self.rows[place] != row:
+        words = self._words_of(row)
+        if words is None:
             return False
-        others = self.join()[place].copy()
+        others = words.copy()
         _clear(others, bits_of(token_ids))
         return not others.any()
+
+    def _words_of(self, row: int) -> Words | None:
+        place = int(np.searchsorted(self.rows, row))
+        if place == len(self.rows) or self.rows[place] != row:
+            return None
+        return self.join()[place]

@@ -25,7 +25,7 @@ from worker_service.sampling.sampling_state import SAMPLING_FIELDS, SequenceList
 from worker_service.step import MAX_LOGPROBS, NO_LOGPROBS, Array, Logprobs, NewRow, no_ids
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from blockyard_kernels.ops import Backend
     from worker_service.grammars.matchers import Masks
@@ -227,19 +227,21 @@ class Sampler:
         """Applies grammars, allowed tokens, masks, biases and penalties in this order, each to all rows.
 
         Tokens that would complete a bad word are masked, and stop tokens before min_tokens, unless a grammar allows
-        nothing else.
+        nothing else. The token that ends reasoning is the only one possible when the reasoning's budget is spent.
         """
         if rows.masks is not None:
             self._ops.apply_masks(logits, rows.masks.rows, rows.masks.join())
         allowed, masked, biased, penalized = _FlatColumns(), _FlatColumns(), _FlatColumns(), _FlatColumns()
         for row in np.flatnonzero(rows.columns["edits_logits"]).tolist():
             columns, lists = rows.columns[row], rows.lists[row]
+            if (forced := _forced_token_ids(rows, row)) is not None:
+                # No other edit concerns the only token that is possible.
+                allowed.add(row, forced)
+                continue
             if len(lists.allowed_token_ids):
                 allowed.add(row, lists.allowed_token_ids)
-            if lists.bad_words:
-                masked.add(row, lists.bad_words.completing(rows.outputs[row]))
-            if rows.positions[row] < columns["min_tokens"] and not _must_end(rows, row):
-                masked.add(row, lists.stop_token_ids)
+            for token_ids in _masked_token_ids(rows, row):
+                masked.add(row, token_ids)
             if len(lists.bias_token_ids):
                 biased.add(row, lists.bias_token_ids, lists.bias_values)
             if lists.counts is not None:
@@ -256,6 +258,26 @@ class Sampler:
             at_rows, token_ids, counts, *penalties = penalized.tensors(self._device)
             repetition, frequency, presence = penalties
             apply_penalties(logits, at_rows, token_ids, counts, (repetition, frequency, presence))
+
+
+def _forced_token_ids(rows: SampleRows, row: int) -> Array | None:
+    """Returns the token that must end the row's reasoning now; None if several tokens are possible.
+
+    A grammar allows no end within a character whose bytes are several tokens: the end then waits for its last byte.
+    """
+    forced = rows.lists[row].forced_token_ids
+    if forced is None or (rows.masks is not None and not rows.masks.allows(row, int(forced[0]))):
+        return None
+    return forced
+
+
+def _masked_token_ids(rows: SampleRows, row: int) -> Iterator[Array]:
+    """Yields the tokens that would complete a bad word, and the stop tokens if the row must not end yet."""
+    lists = rows.lists[row]
+    if lists.bad_words:
+        yield lists.bad_words.completing(rows.outputs[row])
+    if rows.positions[row] < rows.columns[row]["min_tokens"] and not _must_end(rows, row):
+        yield lists.stop_token_ids
 
 
 def _must_end(rows: SampleRows, row: int) -> bool:

@@ -12,12 +12,19 @@ import numpy as np
 import numpy.typing as npt
 
 from blockyard.contract.sampling import NUMBERS
+from worker_service.sampling.thinking import ThinkingState
 from worker_service.step import Array, NewRow, no_ids
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from typing import Protocol
 
     from worker_service.grammars.matchers import Grammars, GrammarState
+
+    class Follower(Protocol):
+        """A state that takes each token of a sequence's output."""
+
+        def add(self, token_id: int) -> None: ...
 
 
 _NONE = no_ids()
@@ -127,6 +134,10 @@ class SequenceLists:
         if sequence.sampling.has_penalties:
             ids, first = sequence.token_ids, sequence.num_virtual_tokens
             self.counts = PenaltyCounts(ids[first : sequence.prompt_length], ids[sequence.prompt_length :])
+        budget, tokens = sequence.sampling.thinking_token_budget, sequence.sampling.thinking_tokens
+        self.thinking: ThinkingState | None = None
+        if budget is not None and tokens is not None:
+            self.thinking = ThinkingState(budget, tokens, sequence.token_ids[sequence.prompt_length :].tolist())
         # All ranks must decide this in the same way, whether they sample or not.
         self._has_grammar = bool(sequence.sampling.grammar)
         self.grammar: GrammarState | None = None
@@ -138,17 +149,23 @@ class SequenceLists:
     def edit_logits(self) -> bool:
         """Whether logits are changed for longer than min_tokens."""
         some_lists = len(self.bias_token_ids) > 0 or len(self.allowed_token_ids) > 0 or bool(self.bad_words)
-        return some_lists or self.counts is not None or self._has_grammar
+        return some_lists or self.counts is not None or self._has_grammar or self.thinking is not None
 
     @property
-    def followers(self) -> list[PenaltyCounts | GrammarState]:
-        """The token counts and the grammar state, to which each token of the output must be added."""
-        return [each for each in (self.counts, self.grammar) if each is not None]
+    def forced_token_ids(self) -> Array | None:
+        """The only token that may come next: int64 [1]; None if several may."""
+        return self.thinking.forced_token_ids if self.thinking is not None else None
+
+    @property
+    def followers(self) -> list[Follower]:
+        """The states to which each token of the output must be added."""
+        return [each for each in (self.counts, self.grammar, self.thinking) if each is not None]
 
     def copy(self) -> SequenceLists:
         twin = copy(self)
         twin.counts = self.counts.copy() if self.counts else None
         twin.grammar = self.grammar.copy() if self.grammar else None
+        twin.thinking = self.thinking.copy() if self.thinking else None
         return twin
 
 

@@ -24,6 +24,7 @@ from worker_service.step import MAX_BEAMS, MAX_LOGPROBS, MAX_VIOLATIONS, NewRow,
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
+    from blockyard.contract.sampling import ThinkingTokens
     from worker_service.batch.input_batch import BatchLimits
 
 log = EventLogger(__name__)
@@ -105,10 +106,19 @@ def wrong_sampling(sampling: SamplingParams, vocab_size: int) -> Iterable[tuple[
         yield "bad_token_sequences", "none may be empty"
     elif max(map(max, sampling.bad_token_sequences), default=0) >= vocab_size:
         yield "bad_token_sequences", f"token ids must be below {vocab_size}"
+    if sampling.thinking_tokens is not None:
+        yield from _wrong_thinking(sampling.thinking_tokens, vocab_size)
     for name in ("logprobs", "prompt_logprobs"):
         asked = getattr(sampling, name)
         if asked is not None and asked > MAX_LOGPROBS:
             yield name, f"{asked} is more than {MAX_LOGPROBS}"
+
+
+def _wrong_thinking(tokens: ThinkingTokens, vocab_size: int) -> Iterator[tuple[str, str]]:
+    if not all(tokens.begins):
+        yield "thinking_tokens.begins", "none may be empty"
+    elif max(tokens.end_token_id, max(map(max, tokens.begins), default=0)) >= vocab_size:
+        yield "thinking_tokens", f"token ids must be below {vocab_size}"
 
 
 def _wrong_lora(new: NewRow, slots: AdapterSlots, activated: Collection[int]) -> Iterator[tuple[str, str]]:

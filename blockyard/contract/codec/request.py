@@ -53,6 +53,7 @@ def encode_spec(spec: GenerationSpec) -> inference_pb2.GenerationSpec:
         message.add_special_tokens = spec.add_special_tokens
     if spec.truncate_prompt_tokens is not None:
         message.truncate_prompt_tokens = spec.truncate_prompt_tokens
+    message.suffix = spec.suffix
     return message
 
 
@@ -94,6 +95,7 @@ def decode_spec(message: inference_pb2.GenerationSpec, kind: type[Spec]) -> Spec
         skip_special_tokens=message.skip_special_tokens if message.HasField("skip_special_tokens") else True,
         add_special_tokens=message.add_special_tokens if message.HasField("add_special_tokens") else True,
         truncate_prompt_tokens=message.truncate_prompt_tokens if message.HasField("truncate_prompt_tokens") else None,
+        suffix=message.suffix,
         on_disconnect=_ON_DISCONNECT.decode(message.on_disconnect),
         on_update=_ON_UPDATE.decode(message.on_update),
         priority=message.priority,

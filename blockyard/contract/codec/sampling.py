@@ -20,6 +20,7 @@ from blockyard.contract.sampling import (
     PromptPiece,
     SamplingParams,
     StopCriteria,
+    ThinkingTokens,
 )
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ _REASONS = EnumCodec(FinishReason, sampling_pb2.FinishReason.items(), "FINISH_RE
 EARLY_STOPPING = EnumCodec(
     EarlyStopping, sampling_pb2.EarlyStopping.items(), "EARLY_STOPPING_", zero=EarlyStopping.HEURISTIC
 )
-_OPTIONAL: tuple[Any, ...] = (*NUMBERS, "seed", "logprobs", "prompt_logprobs")
+_OPTIONAL: tuple[Any, ...] = (*NUMBERS, "seed", "logprobs", "prompt_logprobs", "thinking_token_budget")
 
 
 def encode_reason(reason: FinishReason | None) -> sampling_pb2.FinishReason.ValueType:
@@ -50,7 +51,8 @@ def encode_sampling(params: SamplingParams) -> sampling_pb2.SamplingParams:
         allowed_token_ids=params.allowed_token_ids,
         grammar=params.grammar,
         bad_words=params.bad_words,
-        bad_token_sequences=[sampling_pb2.TokenSequence(token_ids=ids) for ids in params.bad_token_sequences],
+        bad_token_sequences=_encode_sequences(params.bad_token_sequences),
+        thinking_tokens=_encode_thinking(params.thinking_tokens) if params.thinking_tokens else None,
     )
 
 
@@ -62,7 +64,31 @@ def decode_sampling(message: sampling_pb2.SamplingParams) -> SamplingParams:
         allowed_token_ids=tuple(message.allowed_token_ids[:]),
         grammar=message.grammar,
         bad_words=tuple(message.bad_words),
-        bad_token_sequences=tuple(tuple(sequence.token_ids[:]) for sequence in message.bad_token_sequences),
+        bad_token_sequences=_decode_sequences(message.bad_token_sequences),
+        thinking_tokens=_decode_thinking(message.thinking_tokens) if message.HasField("thinking_tokens") else None,
+    )
+
+
+def _encode_sequences(sequences: Iterable[Iterable[int]]) -> list[sampling_pb2.TokenSequence]:
+    return [sampling_pb2.TokenSequence(token_ids=ids) for ids in sequences]
+
+
+def _decode_sequences(messages: Iterable[sampling_pb2.TokenSequence]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(sequence.token_ids[:]) for sequence in messages)
+
+
+def _encode_thinking(tokens: ThinkingTokens) -> sampling_pb2.ThinkingTokens:
+    return sampling_pb2.ThinkingTokens(
+        end_token_id=tokens.end_token_id,
+        begins=_encode_sequences(tokens.begins),
+        is_open=tokens.is_open,
+        begins_anywhere=tokens.begins_anywhere,
+    )
+
+
+def _decode_thinking(message: sampling_pb2.ThinkingTokens) -> ThinkingTokens:
+    return ThinkingTokens(
+        message.end_token_id, _decode_sequences(message.begins), message.is_open, message.begins_anywhere
     )
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from blockyard.contract.request import OutputFormat
-    from gateway.fronts.anthropic.schema import CountBody, MessagesBody, MessageShape, PromptShape
+    from gateway.fronts.anthropic.schema import MessagesBody, MessageShape, PromptShape
 
 
 _CHOICES = {
@@ -107,7 +107,12 @@ def understand(body: MessagesBody, tenant: str) -> MessageCall:
         prompt=conversation_of(body),
         request_id=f"msg_{uuid.uuid4().hex}",
         model=body.model,
-        sampling=SamplingParams(temperature=body.temperature, top_p=body.top_p, top_k=body.top_k),
+        sampling=SamplingParams(
+            temperature=body.temperature,
+            top_p=body.top_p,
+            top_k=body.top_k,
+            thinking_token_budget=body.thinking.budget_tokens if body.thinking else None,
+        ),
         stop=StopCriteria(max_tokens=body.max_tokens, stop_strings=tuple(body.stop_sequences or ())),
         format=_format(body),
         tenant=tenant,
@@ -121,6 +126,6 @@ def _format(body: MessagesBody) -> OutputFormat | None:
     return schema_format(asked.json_schema) if asked else None
 
 
-def understand_count(body: CountBody, tenant: str) -> GenerationRequest:
-    """Makes a request from a body of /v1/messages/count_tokens, to count the tokens of its prompt."""
+def understand_count(body: PromptShape, tenant: str) -> GenerationRequest:
+    """Makes a request from a body, to count the tokens of its prompt."""
     return GenerationRequest(prompt=conversation_of(body), model=body.model, tenant=tenant)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
-from fastapi.routing import APIRoute, APIRouter
+from fastapi.routing import APIRouter
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
@@ -17,16 +17,16 @@ from blockyard.errors import BlockyardError, Reason
 from gateway.fronts.anthropic import errors
 from gateway.fronts.anthropic.answer import MessageAnswer
 from gateway.fronts.anthropic.call import placed_messages, understand, understand_count
-from gateway.fronts.anthropic.schema import CountBody, MessagesBody
+from gateway.fronts.anthropic.schema import CountBody, MessagesBody, TokenizeMessagesBody
 from gateway.fronts.http_calls.bodies import ANTHROPIC_VERSION, parse_body, read_json, read_tenant
 from gateway.fronts.http_calls.errors import client_error, naming_places
 from gateway.fronts.http_calls.openapi import EVENTS, JSON, TENANT, ApiBodies, documented
+from gateway.fronts.http_calls.routes import AnsweringRoute
 from gateway.fronts.http_calls.single_reader import read_all, started, typed_events
 from gateway.fronts.http_calls.streaming import Connection, EventStream
+from gateway.fronts.openai.tokenization import TokenForm, tokenize
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
-
     from starlette.types import Scope
 
     from blockyard.contract.models import Model
@@ -56,23 +56,16 @@ _COUNT_PATH = f"{PATH}/count_tokens"
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
 
 
-class AnsweringRoute(APIRoute):
+class MessagesRoute(AnsweringRoute):
     """A route that answers errors in Anthropic's form."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Makes the handler; FastAPI calls it once for each route."""
-        handle = super().get_route_handler()
-
-        async def answer(request: Request) -> Response:
-            try:
-                return await handle(request)
-            except HTTPException as error:
-                fields = {"type": errors.error_type(error.status_code), "message": str(error.detail)}
-                return errors.response({"type": "error", "error": fields}, error.status_code, error.headers or {})
-            except Exception as error:  # noqa: BLE001 - the boundary of this front
-                return errors.error_response(errors.rename(client_error(error)))
-
-        return answer
+    @staticmethod
+    def answer_error(error: Exception) -> Response:
+        """Makes the answer."""
+        if isinstance(error, HTTPException):
+            fields = {"type": errors.error_type(error.status_code), "message": str(error.detail)}
+            return errors.response({"type": "error", "error": fields}, error.status_code, error.headers or {})
+        return errors.error_response(errors.rename(client_error(error)))
 
 
 class MessageEndpoints:
@@ -108,6 +101,19 @@ class MessageEndpoints:
             token_ids = await self._generation.prompt_of(understand_count(body, tenant))
         return JSONResponse({"input_tokens": len(token_ids)})
 
+    async def tokenize(self, request: Request) -> Response:
+        """Turns the prompt of a conversation into token ids."""
+        return await tokenize(self._generation, await read_json(request), read_tenant(request), _MESSAGES_FORM)
+
+
+# Calls of /tokenize with a body of this API.
+_MESSAGES_FORM = TokenForm(
+    "messages",
+    TokenizeMessagesBody,
+    lambda body: understand_count(body, ""),
+    lambda body: naming_places(lambda: placed_messages(body)),
+)
+
 
 def _fail(error: BlockyardError) -> list[dict[str, Any]]:
     return [errors.error_object(errors.rename(error))]
@@ -128,19 +134,21 @@ async def _alive() -> Response:
 
 def add_messages(app: FastAPI, generation: GenerationService) -> None:
     endpoints = MessageEndpoints(generation)
-    router = APIRouter(route_class=AnsweringRoute)
+    router = APIRouter(route_class=MessagesRoute)
     router.add_api_route(PATH, endpoints.create, methods=["POST"], **MESSAGES)
     router.add_api_route(_COUNT_PATH, endpoints.count_tokens, methods=["POST"], **COUNT_TOKENS)
     for path in (PATH, PATH + "/{rest:path}"):
         router.add_api_route(path, _not_served, methods=_METHODS, include_in_schema=False)
     app.include_router(router)
+    tokenize_route = VersionedRoute("/tokenize", endpoints.tokenize, methods=["POST"], include_in_schema=False)
+    app.router.routes.insert(0, tokenize_route)
     app.add_api_route("/", _alive, methods=["HEAD"], include_in_schema=False)
 
 
 _PATH = "/v1/models"
 
 
-class VersionedRoute(AnsweringRoute):
+class VersionedRoute(MessagesRoute):
     """A route for calls with the header that all Anthropic clients send. Other calls match the path's next route."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:

@@ -33,7 +33,7 @@ _TYPES = {
 }
 # Agents shorten a conversation when an error's message contains this text.
 _PREFIXES = {Reason.PROMPT_TOO_LONG: "prompt is too long: "}
-_NAMES = {"prompt": "messages", "stop": "stop_sequences"}
+_NAMES = {"prompt": "messages", "stop": "stop_sequences", "thinking_token_budget": "thinking.budget_tokens"}
 # A tool's `parameters` are called `input_schema` in this API.
 _OF_TOOL = re.compile(r"(tools\[\d+\])\.parameters")
 

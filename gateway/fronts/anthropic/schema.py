@@ -85,7 +85,7 @@ def _check_display(value: Any) -> Any:
 
 
 class ThinkingShape(Shape):
-    """Whether the model reasons before it answers. `budget_tokens` has no effect: models here take no budget."""
+    """Whether the model reasons before it answers, and the most tokens of its reasoning."""
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: int | None = None
@@ -187,3 +187,9 @@ class MessagesBody(PromptShape):
 
 class CountBody(PromptShape):
     """The body of /v1/messages/count_tokens."""
+
+
+class TokenizeMessagesBody(MessagesBody):
+    """The body of /tokenize for messages: any body of /v1/messages."""
+
+    return_token_strs: bool | None = None

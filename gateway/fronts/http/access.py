@@ -18,11 +18,15 @@ from blockyard.telemetry import EventLogger
 from gateway.fronts.anthropic import errors as anthropic_errors
 from gateway.fronts.anthropic.endpoints import PATH as MESSAGES_PATH
 from gateway.fronts.http_calls.bodies import ANTHROPIC_VERSION
+from gateway.fronts.open_inference import errors as inference_errors
+from gateway.fronts.open_inference.endpoints import is_path as is_inference_path
 from gateway.fronts.openai.errors import error_response, response
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
 
+    from fastapi import Response
     from starlette.types import ASGIApp, Receive, Scope, Send
 
 
@@ -92,13 +96,19 @@ def _credentials(scope: Scope) -> Credentials:
 
 
 async def _refuse(error: BlockyardError, scope: Scope, receive: Receive, send: Send) -> None:
-    is_anthropic = scope["path"].startswith(MESSAGES_PATH) or ANTHROPIC_VERSION in Headers(scope=scope)
-    refusal = (anthropic_errors.error_response if is_anthropic else error_response)(error)
+    refusal = _error_response_for(scope)(error)
     if error.reason is Reason.UNAUTHENTICATED:
         refusal.headers["www-authenticate"] = "Bearer"
     # The rest of the request is not read.
     refusal.headers["connection"] = "close"
     await refusal(scope, receive, send)
+
+
+def _error_response_for(scope: Scope) -> Callable[[BlockyardError], Response]:
+    """Returns the function that answers an error in the form of the API that was called."""
+    if scope["path"].startswith(MESSAGES_PATH) or ANTHROPIC_VERSION in Headers(scope=scope):
+        return anthropic_errors.error_response
+    return inference_errors.error_response if is_inference_path(scope["path"]) else error_response
 
 
 async def _refuse_connection(scope: Scope, receive: Receive, send: Send) -> None:

@@ -20,10 +20,13 @@ from gateway.fronts.anthropic.endpoints import add_messages, add_models
 from gateway.fronts.http.access import MAX_HEADER_BYTES, bounded_protocol, with_authentication, with_bounded_head
 from gateway.fronts.http.body_places import with_body_places
 from gateway.fronts.http.metrics import with_request_counts
+from gateway.fronts.open_inference.bodies import HEADER_LENGTH
+from gateway.fronts.open_inference.endpoints import BODIES as INFERENCE_BODIES
+from gateway.fronts.open_inference.endpoints import add_open_inference
 from gateway.fronts.openai.app import make_app
 from gateway.fronts.openai.schema.document import describe
 from gateway.fronts.responses.endpoints import BODIES as RESPONSES_BODIES
-from gateway.fronts.responses.endpoints import add_responses
+from gateway.fronts.responses.endpoints import INPUT_FORM, add_responses
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -37,18 +40,27 @@ if TYPE_CHECKING:
 
 def make_http_app(generation: GenerationService) -> FastAPI:
     """Makes the application of all HTTP APIs for inference. An API without errors of its own uses OpenAI's form."""
-    app = make_app(generation)
+    app = make_app(generation, (INPUT_FORM,))
     add_messages(app, generation)
     add_models(app, generation)
     add_responses(app, generation)
-    describe(app, (MESSAGES_BODIES, RESPONSES_BODIES))
+    add_open_inference(app, generation)
+    describe(app, (MESSAGES_BODIES, RESPONSES_BODIES, INFERENCE_BODIES))
     return app
 
 
 _METHODS = ("GET", "POST", "DELETE")
 
 # Headers of an answer that scripts may read, in addition to those that CORS always allows.
-_EXPOSED = ("x-request-id", "request-id", "retry-after", "retry-after-ms", "x-should-retry", "www-authenticate")
+_EXPOSED = (
+    "x-request-id",
+    "request-id",
+    "retry-after",
+    "retry-after-ms",
+    "x-should-retry",
+    "www-authenticate",
+    HEADER_LENGTH,
+)
 
 _PREFLIGHT_SECONDS = 600
 

@@ -6,18 +6,21 @@ Each element of a tensor belongs to one choice: element `prompt * n + index` to 
 from __future__ import annotations
 
 import json
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from blockyard.contract.events import Accepted, Delta, Event, Finished, TokenLogprobs
 from gateway.fronts.open_inference.call import MODEL_VERSION, OUTPUTS, InferCall
-from gateway.fronts.open_inference.codec import InferResponse, Output
+from gateway.fronts.open_inference.tensors import InferResponse, Output
 from gateway.fronts.openai import logprobs as shapes
+from gateway.fronts.openai.call_readers import CallReaders
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import AsyncGenerator, Sequence
 
     from blockyard.errors import BlockyardError
+    from gateway.generation import GenerationService
 
 # The finish reason that Triton's vLLM backend returns for a choice that has not ended.
 _UNFINISHED = b"None"
@@ -117,3 +120,33 @@ class Answer:
     @property
     def is_whole(self) -> bool:
         return not self._num_unfinished
+
+
+@asynccontextmanager
+async def started(
+    generation: GenerationService, call: InferCall
+) -> AsyncGenerator[AsyncGenerator[InferResponse, None], None]:
+    """Starts a request, waits until it is queued, and gives its responses: one at its end, or for a stream, several.
+
+    At the end, closes the request's readers. Raises BlockyardError, and so do the responses.
+    """
+    readers = CallReaders(generation)
+    try:
+        await readers.start(call.call)
+        async with aclosing(_responses(call, readers)) as responses:
+            yield responses
+    finally:
+        await readers.aclose()
+
+
+async def _responses(call: InferCall, readers: CallReaders) -> AsyncGenerator[InferResponse, None]:
+    answer = Answer(call, readers.accepted)
+    if not call.stream:
+        readers.be_patient()
+    async with aclosing(readers.events()) as events:
+        async for prompt, event in events:
+            # If all choices failed, the error replaces the last response.
+            if answer.add(prompt, event) and call.stream and not answer.has_failed:
+                yield answer.take()
+    if not call.stream:
+        yield answer.take()

@@ -21,7 +21,7 @@ from gateway.fronts.openai.errors import rename
 from gateway.fronts.openai.schema.requests import CompletionBody
 
 if TYPE_CHECKING:
-    from gateway.fronts.open_inference.codec import InferRequest
+    from gateway.fronts.open_inference.tensors import InferRequest
 
 MODEL_VERSION = "1"
 

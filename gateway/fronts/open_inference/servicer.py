@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 
-from blockyard.errors import BlockyardError, Reason, Violation, invalid, quote
+from blockyard.errors import BlockyardError, Reason, Violation, invalid
 from blockyard.open_inference.v2 import open_inference_pb2 as messages
 from blockyard.telemetry import EventLogger
-from blockyard.version import __version__
 from gateway.fronts.grpc_api.handlers import add_service, tenant_of
-from gateway.fronts.open_inference.answer import Answer
-from gateway.fronts.open_inference.call import INPUTS, MODEL_VERSION, OUTPUTS, InferCall, is_version, understand
+from gateway.fronts.open_inference.answer import started
+from gateway.fronts.open_inference.call import INPUTS, OUTPUTS, InferCall, is_version, understand
 from gateway.fronts.open_inference.codec import decode_request, encode_response
-from gateway.fronts.openai.call_readers import CallReaders
+from gateway.fronts.open_inference.metadata import model_metadata, server_metadata
 from gateway.fronts.openai.schema.requests import MAX_PROMPTS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable
 
     from gateway.generation import GenerationService
 
 log = EventLogger(__name__)
 SERVICE = messages.DESCRIPTOR.services_by_name["GRPCInferenceService"]
-NAME = "blockyard"
 # The most concurrent requests of one stream. The next request is read when one of them has ended.
 MAX_REQUESTS_OF_STREAM = 1024
 # A stream with this metadata, which is Triton's, ends at the first failed request, with its status.
@@ -50,31 +48,17 @@ class OpenInferenceServicer:
         return messages.ModelReadyResponse(ready=is_served and generation.is_ready(generation.model_of(name)))
 
     async def ServerMetadata(self, request: messages.ServerMetadataRequest, context: Any) -> Any:
-        return messages.ServerMetadataResponse(name=NAME, version=__version__, extensions=["parameters"])
+        return messages.ServerMetadataResponse(**server_metadata("parameters"))
 
     async def ModelMetadata(self, request: messages.ModelMetadataRequest, context: Any) -> Any:
-        self._generation.resolve_model(request.name)
-        if not is_version(request.version):
-            description = f"{quote(request.version)} is not served; {MODEL_VERSION!r} is"
-            raise invalid([Violation("version", description, Reason.MODEL_NOT_FOUND)])
-        tensor = messages.ModelMetadataResponse.TensorMetadata
-        return messages.ModelMetadataResponse(
-            name=request.name or self._generation.model_of("").name,
-            versions=[MODEL_VERSION],
-            platform=NAME,
-            inputs=[
-                tensor(name=name, datatype=datatype, shape=[-1 if name == "text_input" else 1])
-                for name, datatype in INPUTS.items()
-            ],
-            outputs=[tensor(name=name, datatype=kind.datatype, shape=[-1]) for name, kind in OUTPUTS.items()],
-        )
+        return messages.ModelMetadataResponse(**model_metadata(self._generation, request.name, request.version))
 
     async def ModelInfer(self, request: messages.ModelInferRequest, context: Any) -> Any:
         call = self._understand(request, context)
         if call.stream:
             raise invalid([Violation("stream", "must be false for ModelInfer; ModelStreamInfer streams")])
-        async with aclosing(self._responses(call)) as responses:
-            return await anext(responses)
+        async with started(self._generation, call) as responses:
+            return encode_response(await anext(responses))
 
     async def ModelStreamInfer(
         self, request_iterator: AsyncIterator[messages.ModelInferRequest | BlockyardError], context: Any
@@ -97,9 +81,10 @@ class OpenInferenceServicer:
             if isinstance(request, BlockyardError):
                 raise request
             name = request.id
-            async with aclosing(self._responses(self._understand(request, stream.context))) as responses:
+            async with started(self._generation, self._understand(request, stream.context)) as responses:
                 async for response in responses:
-                    await stream.write(messages.ModelStreamInferResponse(infer_response=response))
+                    written = messages.ModelStreamInferResponse(infer_response=encode_response(response))
+                    await stream.write(written)
         except Exception as error:  # noqa: BLE001 - the boundary of a request among others
             await stream.fail(name, error)
 
@@ -107,22 +92,6 @@ class OpenInferenceServicer:
         decoded = decode_request(request, INPUTS, max_elements=MAX_PROMPTS, max_outputs=len(OUTPUTS))
         call = understand(decoded)
         return call.of_caller(tenant_of(context), context.time_remaining())
-
-    async def _responses(self, call: InferCall) -> AsyncGenerator[messages.ModelInferResponse, None]:
-        """Runs a request and yields its responses: one at its end, or for a stream, one for each event."""
-        readers = CallReaders(self._generation)
-        try:
-            await readers.start(call.call)
-            answer = Answer(call, readers.accepted)
-            async with aclosing(readers.events()) as events:
-                async for prompt, event in events:
-                    # If all choices failed, the error replaces the last response.
-                    if answer.add(prompt, event) and call.stream and not answer.has_failed:
-                        yield encode_response(answer.take())
-            if not call.stream:
-                yield encode_response(answer.take())
-        finally:
-            await readers.aclose()
 
 
 class _Stream:

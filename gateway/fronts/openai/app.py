@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from blockyard.errors import BlockyardError, Reason
 from blockyard.version import __version__
 from gateway.fronts.http_calls.bodies import of_details
 from gateway.fronts.http_calls.errors import client_error
+from gateway.fronts.http_calls.routes import AnsweringRoute
 from gateway.fronts.openai import errors
 from gateway.fronts.openai.endpoints import CallEndpoints
 from gateway.fronts.openai.pooling.endpoints import PoolingEndpoints
@@ -22,9 +22,10 @@ from gateway.fronts.openai.schema import document
 from gateway.fronts.openai.tokenization import Tokenization
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Sequence
 
     from blockyard.contract.models import Model
+    from gateway.fronts.openai.tokenization import TokenForm
     from gateway.generation import GenerationService
 
 
@@ -78,27 +79,20 @@ class Service:
 _CODES = {404: "unknown_url", 405: "method_not_allowed", 415: "unsupported_media_type"}
 
 
-class AnsweringRoute(APIRoute):
+class OpenAIRoute(AnsweringRoute):
     """A route that answers errors in OpenAI's form."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Makes the handler; FastAPI calls it once for each route."""
-        handle = super().get_route_handler()
-
-        async def answer(request: Request) -> Response:
-            try:
-                return await handle(request)
-            except (HTTPException, RequestValidationError):
-                raise
-            except Exception as error:  # noqa: BLE001 - the boundary of this front
-                return errors.error_response(client_error(error))
-
-        return answer
+    @staticmethod
+    def answer_error(error: Exception) -> Response:
+        """Makes the answer; raises HTTPException and RequestValidationError for the application's handlers."""
+        if isinstance(error, HTTPException | RequestValidationError):
+            raise error
+        return errors.error_response(client_error(error))
 
 
 def set_boundary(app: FastAPI) -> None:
     """Makes unknown paths, and all routes that are added after this call, answer errors in OpenAI's form."""
-    app.router.route_class = AnsweringRoute
+    app.router.route_class = OpenAIRoute
     app.add_exception_handler(HTTPException, _answer_http_exception)
     app.add_exception_handler(RequestValidationError, _answer_wrong_parameters)
 
@@ -121,8 +115,11 @@ async def _answer_wrong_parameters(_request: Request, error: Exception) -> Respo
     return errors.error_response(of_details(error.errors(), skip=1))
 
 
-def make_app(generation: GenerationService) -> FastAPI:
-    """Makes the application. Its readiness is that of `generation`; it starts and stops nothing itself."""
+def make_app(generation: GenerationService, token_forms: Sequence[TokenForm] = ()) -> FastAPI:
+    """Makes the application. Its readiness is that of `generation`; it starts and stops nothing itself.
+
+    `token_forms`: forms of bodies that /tokenize takes from other APIs.
+    """
     app = FastAPI(
         title="Blockyard",
         version=__version__,
@@ -134,7 +131,7 @@ def make_app(generation: GenerationService) -> FastAPI:
     set_boundary(app)
     _add_calls(app, CallEndpoints(generation))
     _add_pooling(app, PoolingEndpoints(generation))
-    _add_tokenization(app, Tokenization(generation))
+    _add_tokenization(app, Tokenization(generation, token_forms))
     _add_service(app, Service(generation))
     document.describe(app)
     return app
@@ -157,7 +154,8 @@ def _add_pooling(app: FastAPI, pooling: PoolingEndpoints) -> None:
 
 
 def _add_tokenization(app: FastAPI, tokenization: Tokenization) -> None:
-    app.add_api_route("/tokenize", tokenization.tokenize, methods=["POST"], **document.TOKENIZE)
+    described = document.describe_tokenize(form.body for form in tokenization.forms)
+    app.add_api_route("/tokenize", tokenization.tokenize, methods=["POST"], **described)
     app.add_api_route("/detokenize", tokenization.detokenize, methods=["POST"], **document.DETOKENIZE)
 
 

@@ -14,6 +14,7 @@ from gateway.fronts.openai.schema.formats import read_format
 from gateway.fronts.openai.schema.requests import ChatBody, CompletionBody, GenerationBody, StreamOptions
 from gateway.request import GenerationRequest
 from gateway.text.answer_parsing import with_parsing
+from gateway.text.encoding import with_fill_ends
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -95,7 +96,7 @@ def understand_completion(body: CompletionBody) -> CallSpec:
     prompts: list[str | tuple[int, ...]] = body.prompt
     max_tokens = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     request = _with_logprobs(_request(body, max_tokens), body.logprobs, for_prompt=bool(body.echo))
-    request = replace(request, add_special_tokens=body.add_special_tokens is not False)
+    request = replace(request, add_special_tokens=body.add_special_tokens is not False, suffix=body.suffix or "")
     ids = [call_id] if len(prompts) == 1 else [f"{call_id}-{number}" for number in range(len(prompts))]
     return CallSpec(
         call_id,
@@ -147,8 +148,8 @@ async def with_token_ids(call: CallSpec, service: GenerationService) -> CallSpec
     return replace(
         call,
         requests=tuple(
-            # The prompt becomes ids here: set the parser now, while its tools are still known.
-            replace(with_parsing(request, tokenizer.dialect), prompt=prompt)
+            # The prompt becomes ids here: set what depends on its tools and its suffix now, while these are known.
+            replace(with_fill_ends(with_parsing(request, tokenizer.dialect), tokenizer), prompt=prompt)
             for request, prompt in zip(call.requests, prompts, strict=True)
         ),
         # Validation refuses an empty prompt, or ids outside the vocabulary, later, with all other violations.
@@ -179,6 +180,7 @@ def _request(body: GenerationBody, max_tokens: int | None) -> GenerationRequest:
             allowed_token_ids=tuple(body.allowed_token_ids or ()),
             bad_words=tuple(body.bad_words or ()),
             prompt_logprobs=body.prompt_logprobs,
+            thinking_token_budget=None if body.thinking_token_budget == -1 else body.thinking_token_budget,
         ),
         stop=StopCriteria(
             max_tokens=max_tokens,

@@ -1,32 +1,33 @@
-"""Serves /tokenize and /detokenize in vLLM's form: a prompt or a chat to token ids, and token ids to text."""
+"""Serves /tokenize and /detokenize in vLLM's form: a prompt or the body of a call to ids, and ids to text."""
 
 from __future__ import annotations
 
 import json
 import re
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from blockyard.errors import BlockyardError
 from gateway.fronts.http_calls.bodies import parse_body, read_json, read_tenant
-from gateway.fronts.http_calls.body_types import Neutral, Shape
+from gateway.fronts.http_calls.body_types import Shape
 from gateway.fronts.openai import errors
-from gateway.fronts.openai.schema.messages import ChatShape
+from gateway.fronts.openai.call_spec import understand_chat
+from gateway.fronts.openai.schema.requests import ChatBody
 from gateway.request import GenerationRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from gateway.generation import GenerationService
 
 # The number of tokens that are encoded in one call.
 _BATCH = 4096
-# Finds the key `messages`. It cannot match inside a string, where the quotes would be escaped.
-_MESSAGES = re.compile(rb'"messages"\s*:')
 
 
 class TokenizeBody(Shape):
@@ -38,11 +39,9 @@ class TokenizeBody(Shape):
     return_token_strs: bool | None = None
 
 
-class TokenizeChatBody(ChatShape):
-    """The body of /tokenize for a chat."""
+class TokenizeChatBody(ChatBody):
+    """The body of /tokenize for a chat: any body of /v1/chat/completions."""
 
-    model: str | None = None
-    add_special_tokens: Annotated[Any, Neutral(False)] = None
     return_token_strs: bool | None = None
 
 
@@ -53,30 +52,54 @@ class DetokenizeBody(Shape):
     tokens: Annotated[list[Annotated[int, Field(ge=0, lt=2**32)]], Field(fail_fast=True)]
 
 
+class TokenForm(NamedTuple):
+    """A form of the bodies of /tokenize.
+
+    Attributes:
+        key: the parameter that only bodies of this form have.
+        body: the type of the bodies, with fields `model` and `return_token_strs`.
+        understand: makes the request whose prompt is tokenized.
+        naming: returns a context that renames the errors of the core to the parameters of a body.
+    """
+
+    key: str
+    body: type[Shape]
+    understand: Callable[[Any], GenerationRequest]
+    naming: Callable[[Any], AbstractContextManager[None]]
+
+
+class _Keys(Shape):
+    """The keys by which the forms of bodies are known."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    prompt: Any = None
+    messages: Any = None
+    input: Any = None
+
+
+def _form_of(raw: bytes, forms: Sequence[TokenForm]) -> TokenForm:
+    """Returns the form of a body, by default the last one."""
+    # A key cannot match inside a string, where the quotes would be escaped.
+    found = [form for form in forms if re.search(rf'"{form.key}"\s*:'.encode(), raw)]
+    if len(found) > 1:
+        # A tool's schema may have such a key, too.
+        keys = parse_body(_Keys, raw).model_fields_set
+        found = [form for form in found if form.key in keys]
+    return found[0] if found else forms[-1]
+
+
 class Tokenization:
-    def __init__(self, generation: GenerationService) -> None:
+    """Turns the prompts of bodies into token ids. `forms`: further forms of bodies, of other APIs."""
+
+    def __init__(self, generation: GenerationService, forms: Sequence[TokenForm] = ()) -> None:
         self._generation = generation
+        self.forms = (_CHAT, *forms, _PROMPT)
 
     async def tokenize(self, request: Request) -> Response:
-        """Turns a prompt or a chat into token ids, exactly as for generation."""
+        """Turns a prompt, or the body of a call, into token ids, exactly as for generation."""
         tenant, raw = read_tenant(request), await read_json(request)
-        body = parse_body(TokenizeChatBody if _MESSAGES.search(raw) else TokenizeBody, raw)
-        model = body.model or ""
-        self._generation.resolve_model(model)
-        tokenizer = await self._generation.find_tokenizer(model)
-        try:
-            token_ids = await self._generation.prompt_of(replace(_prompt(body), model=model, tenant=tenant))
-        except BlockyardError as error:
-            raise errors.rename(error, {}) from None
-        facts, has_pieces = self._generation.model_of(model).link.facts, bool(body.return_token_strs)
-        max_model_len = facts.max_model_len if facts else None
-
-        def write() -> bytes:
-            pieces = [tokenizer.piece(token_id) for token_id in token_ids] if has_pieces else None
-            return b"".join(_write_tokens(token_ids, max_model_len, pieces))
-
-        content = await self._generation.run(write, tenant, len(token_ids) * (8 if has_pieces else 1))
-        return Response(content, media_type="application/json")
+        return await tokenize(self._generation, raw, tenant, _form_of(raw, self.forms))
 
     async def detokenize(self, request: Request) -> JSONResponse:
         """Turns token ids into text, including special tokens."""
@@ -88,6 +111,25 @@ class Tokenization:
         except BlockyardError as error:
             raise errors.rename(error, {"prompt": "tokens"}) from None
         return JSONResponse({"prompt": text})
+
+
+async def tokenize(generation: GenerationService, raw: bytes, tenant: str, form: TokenForm) -> Response:
+    """Answers /tokenize for a body; raises BlockyardError."""
+    body: Any = parse_body(form.body, raw)
+    model = body.model or ""
+    generation.resolve_model(model)
+    tokenizer = await generation.find_tokenizer(model)
+    with form.naming(body):
+        token_ids = await generation.prompt_of(replace(form.understand(body), model=model, tenant=tenant))
+    facts, has_pieces = generation.model_of(model).link.facts, bool(body.return_token_strs)
+    max_model_len = facts.max_model_len if facts else None
+
+    def write() -> bytes:
+        pieces = [tokenizer.piece(token_id) for token_id in token_ids] if has_pieces else None
+        return b"".join(_write_tokens(token_ids, max_model_len, pieces))
+
+    content = await generation.run(write, tenant, len(token_ids) * (8 if has_pieces else 1))
+    return Response(content, media_type="application/json")
 
 
 def _write_tokens(token_ids: Sequence[int], max_model_len: int | None, pieces: list[str] | None) -> Iterator[bytes]:
@@ -108,7 +150,21 @@ def _write_items(items: Sequence[int] | Sequence[str]) -> Iterator[bytes]:
         yield (b"," if start else b"") + batch[1:-1].encode()
 
 
-def _prompt(body: TokenizeBody | TokenizeChatBody) -> GenerationRequest:
-    if isinstance(body, TokenizeChatBody):
-        return GenerationRequest(body.conversation())
+def _understand_prompt(body: TokenizeBody) -> GenerationRequest:
     return GenerationRequest(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+
+
+def _understand_chat(body: TokenizeChatBody) -> GenerationRequest:
+    return understand_chat(body).requests[0]
+
+
+@contextmanager
+def _naming(_body: Any) -> Generator[None]:
+    try:
+        yield
+    except BlockyardError as error:
+        raise errors.rename(error, {}) from None
+
+
+_CHAT = TokenForm("messages", TokenizeChatBody, _understand_chat, _naming)
+_PROMPT = TokenForm("prompt", TokenizeBody, _understand_prompt, _naming)

@@ -76,8 +76,8 @@ def understand(body: ResponseBody, tenant: str, created: int) -> ResponseCall:
     return _kept(call) if call.background else call
 
 
-def understand_count(body: InputTokensBody, tenant: str) -> GenerationRequest:
-    """Makes a request from a body of /v1/responses/input_tokens, to count its prompt's tokens.
+def understand_count(body: ResponseBody | InputTokensBody, tenant: str) -> GenerationRequest:
+    """Makes a request from a body, to count its prompt's tokens.
 
     Raises BlockyardError.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request, Response
@@ -16,14 +16,15 @@ from gateway.fronts.http_calls.bodies import parse_body, read_json, read_tenant
 from gateway.fronts.http_calls.openapi import EVENTS, JSON, TENANT, ApiBodies, call_id, documented
 from gateway.fronts.http_calls.single_reader import read_all, resumed, started, typed_events
 from gateway.fronts.http_calls.streaming import Connection, EventStream, ServerSentEvent, encode_json
+from gateway.fronts.openai.tokenization import TokenForm
 from gateway.fronts.responses.answer import FROM_THE_BEGINNING, ResponseAnswer
 from gateway.fronts.responses.call import call_of, naming_body_places, rename, understand, understand_count
-from gateway.fronts.responses.schema import InputTokensBody, ResponseBody
+from gateway.fronts.responses.schema import InputTokensBody, ResponseBody, TokenizeInputBody
 from gateway.observe.metrics import note_error
 from gateway.request import ResumeRequest
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterator
 
     from blockyard.contract.events import Accepted
     from gateway.fronts.responses.call import ResponseCall
@@ -41,7 +42,9 @@ _RESPONSE_ID = call_id("response_id", "the id of a response in the background")
 
 _streamed = functools.partial(documented, _STREAMED, Reason, forms=(JSON, EVENTS))
 
-BODIES = ApiBodies((ResponseBody, InputTokensBody), {ResponseBody: {"max_tokens": "max_output_tokens"}})
+BODIES = ApiBodies(
+    (ResponseBody, InputTokensBody, TokenizeInputBody), {ResponseBody: {"max_tokens": "max_output_tokens"}}
+)
 
 CREATE = _streamed(bodies=(ResponseBody,), parameters=(TENANT,))
 
@@ -79,12 +82,9 @@ class ResponseEndpoints:
         async with AsyncExitStack() as resources:
             connection = Connection(request.receive)
             resources.push_async_callback(connection.aclose)
-            try:
-                starting = resources.enter_async_context(started(self._generation, call.request))
-                with naming_body_places(body):
-                    reader, accepted = await connection.run(starting)
-            except BlockyardError as error:
-                raise rename(error) from None
+            starting = resources.enter_async_context(started(self._generation, call.request))
+            with _naming(body):
+                reader, accepted = await connection.run(starting)
             answer = await self._make_answer(call, accepted)
             headers = {"x-request-id": accepted.request_id}
             if call.stream:
@@ -98,11 +98,8 @@ class ResponseEndpoints:
         tenant = read_tenant(request)
         body = parse_body(InputTokensBody, await read_json(request))
         self._generation.resolve_model(body.model or "")
-        try:
-            with naming_body_places(body):
-                token_ids = await self._generation.prompt_of(understand_count(body, tenant))
-        except BlockyardError as error:
-            raise rename(error) from None
+        with _naming(body):
+            token_ids = await self._generation.prompt_of(understand_count(body, tenant))
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(token_ids)})
 
     async def retrieve(
@@ -137,6 +134,20 @@ class ResponseEndpoints:
     ) -> ResponseAnswer:
         count = await self._generation.token_counter(call.request.model)
         return ResponseAnswer(call, accepted, count, starting_after)
+
+
+@contextmanager
+def _naming(body: ResponseBody | InputTokensBody) -> Generator[None]:
+    """Renames the fields in an error of the core to the parameters and places of a body."""
+    try:
+        with naming_body_places(body):
+            yield
+    except BlockyardError as error:
+        raise rename(error) from None
+
+
+# Calls of /tokenize with a body of this API.
+INPUT_FORM = TokenForm("input", TokenizeInputBody, lambda body: understand_count(body, ""), _naming)
 
 
 def _stream(answer: ResponseAnswer, reader: Reader) -> AsyncGenerator[ServerSentEvent, None]:

@@ -144,3 +144,9 @@ class ResponseBody(PromptShape):
     image: NotServed = None
     moderation: NotServed = None
     prompt: NotServed = None
+
+
+class TokenizeInputBody(ResponseBody):
+    """The body of /tokenize for a response: any body of /v1/responses."""
+
+    return_token_strs: bool | None = None

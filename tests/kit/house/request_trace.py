@@ -34,11 +34,13 @@ FEATURES = (
     "beam",
     "bad_words",
     "dialect",
+    "fill_in_middle",
     "grammar",
     "lora",
     "pooling",
     "responses",
     "tenant",
+    "thinking",
     "virtual_tokens",
     "windows",
 )

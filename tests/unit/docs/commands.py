@@ -281,6 +281,7 @@ HOLDERS: dict[str, dict[str, By | NotRun]] = {
         ),
     },
     "docs/guides/open-inference.md": {
+        "curl http://127.0.0.1:8000/v2/models/demo/generate -H 'Content-Type: application/json'": AT_SERVICES,
         "import json": By("tests/integration/test_open_inference.py::test_the_programs_of_the_guide"),
     },
     "docs/guides/tools.md": {

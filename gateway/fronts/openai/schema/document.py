@@ -30,7 +30,7 @@ from gateway.validation import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from gateway.fronts.http_calls.body_types import Shape
 
@@ -65,8 +65,9 @@ def _bounds(values: Range) -> dict[str, float]:
 
 def tell_lengths(properties: dict[str, Any]) -> None:
     """Adds the limits other than ranges to the parameters of a completion or a chat, in place."""
-    # Over HTTP, -1 also turns top_k off.
-    _form(properties["top_k"], "integer")["minimum"] = -1
+    # Over HTTP, -1 also turns these off.
+    for name in ("top_k", "thinking_token_budget"):
+        _form(properties[name], "integer")["minimum"] = -1
     _form(properties["truncate_prompt_tokens"], "integer").update({"minimum": -1, "not": {"const": 0}})
     stop = {"minLength": 1, "maxLength": MAX_STOP_STRING_CHARACTERS}
     word = {"minLength": 1, "maxLength": MAX_BAD_WORD_CHARACTERS}
@@ -159,11 +160,12 @@ MODELS = documented(f"OpenAI's [list of models]({_PAGES}/models/list)", ALWAYS, 
 
 MODEL = documented(f"OpenAI's [model]({_PAGES}/models/object)", (*ALWAYS, Reason.MODEL_NOT_FOUND), parameters=(_FORM,))
 
-TOKENIZE = documented(
-    f"vLLM's [token ids]({_VLLM})",
-    (*_READING, Reason.UNSUPPORTED_PARAMETER, Reason.MODEL_NOT_FOUND, Reason.FEATURE_DISABLED, Reason.NO_READY_WORKER),
-    bodies=(TokenizeBody, TokenizeChatBody),
-)
+
+def describe_tokenize(bodies: Iterable[type[Shape]]) -> dict[str, Any]:
+    """Documents /tokenize. `bodies`: the types of the bodies that it takes."""
+    reasons = (Reason.UNSUPPORTED_PARAMETER, Reason.MODEL_NOT_FOUND, Reason.FEATURE_DISABLED, Reason.NO_READY_WORKER)
+    return documented(f"vLLM's [token ids]({_VLLM})", (*_READING, *reasons), bodies=tuple(bodies))
+
 
 DETOKENIZE = documented(f"vLLM's [text]({_VLLM})", (*_READING, Reason.MODEL_NOT_FOUND), bodies=(DetokenizeBody,))
 

@@ -71,7 +71,6 @@ class NotServedYet(Shape):
     spaces_between_special_tokens: Annotated[Any, Neutral(True)] = None
     stream_interval: Annotated[Any, Neutral(1)] = None
     structural_tag: NotServed = None
-    thinking_token_budget: Annotated[Any, Neutral(-1)] = None
     truncation_side: Annotated[Any, Neutral("left")] = None
     vllm_xargs: NotServed = None
     watermarking: Annotated[Any, Neutral(False)] = None
@@ -113,6 +112,7 @@ class GenerationBody(NotServedYet, FormatShape):
     allowed_token_ids: Annotated[list[int], Field(min_length=1, fail_fast=True)] | None = None
     bad_words: Annotated[list[str], Field(fail_fast=True)] | None = None
     prompt_logprobs: int | None = None
+    thinking_token_budget: int | None = None
     priority: int | None = None
     use_beam_search: bool | None = None
     # The width of a beam search. Without beam search it must equal n.
@@ -191,7 +191,14 @@ class CompletionBody(GenerationBody):
     prompt: Annotated[Any, BeforeValidator(_check_prompt, json_schema_input_type=_PromptForms)]
     logprobs: int | None = None
     prompt_embeds: NotServed = None
-    suffix: Annotated[Any, Neutral("")] = None
+    suffix: str | None = None
+
+    @field_validator("suffix")
+    @classmethod
+    def _check_suffix(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value and info.data.get("echo"):
+            raise unsupported("is not supported with echo")
+        return value
 
 
 class ChatBody(GenerationBody, ChatShape):

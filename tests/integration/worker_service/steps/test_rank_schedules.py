@@ -62,6 +62,7 @@ SAMPLINGS = [
         presence_penalty=1.5,
         bad_token_sequences=[{"token_ids": (i, i % 7)} for i in range(200)],
     ),
+    SamplingParams(seed=6, thinking_token_budget=3, thinking_tokens={"end_token_id": 9, "is_open": True}, logprobs=1),
     SamplingParams(seed=5, temperature=1.5, grammar="start: /([a-z]{1,3}[ ,]){99}/", logprobs=1),
 ]
 

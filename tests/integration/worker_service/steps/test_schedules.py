@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from blockyard.contract.sampling import SamplingParams
+from blockyard.contract.sampling import SamplingParams, ThinkingTokens
 from tests.kit.kernels.late_streams import lazy_swaps
 from tests.kit.kernels.tiny_models import tiny_model
 from tests.unit.worker_service.executor import BLOCK_SIZE, candidates_of, make_executor
@@ -42,6 +42,7 @@ SAMPLINGS = (
         presence_penalty=1.5,
         bad_token_sequences=tuple((i, i % 7) for i in range(200)),
     ),
+    SamplingParams(seed=6, thinking_token_budget=3, thinking_tokens=ThinkingTokens(9, is_open=True), logprobs=1),
     SamplingParams(seed=5, temperature=1.5, grammar="start: /([a-z]{1,3}[ ,]){99}/", logprobs=1),
 )
 

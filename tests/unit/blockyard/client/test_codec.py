@@ -53,10 +53,12 @@ EVERY_OPTION: dict[str, Any] = {
     "structured_outputs": StructuredOutputsParams(json={"type": "object"}, disable_any_whitespace=True),
     "logprobs": 0,
     "prompt_logprobs": 2,
+    "thinking_token_budget": 5,
     "allowed_token_ids": [3, 4],
     "bad_words": ["bad"],
     "add_special_tokens": False,
     "truncate_prompt_tokens": -1,
+    "suffix": "end",
 }
 
 
@@ -75,6 +77,7 @@ def test_every_option_reaches_its_field() -> None:
         skip_special_tokens=False,
         add_special_tokens=False,
         truncate_prompt_tokens=-1,
+        suffix="end",
         sampling=sampling_pb2.SamplingParams(
             temperature=0.5,
             top_p=0.75,
@@ -87,6 +90,7 @@ def test_every_option_reaches_its_field() -> None:
             logit_bias={7: -1.0},
             logprobs=0,
             prompt_logprobs=2,
+            thinking_token_budget=5,
             allowed_token_ids=[3, 4],
             bad_words=["bad"],
         ),

@@ -25,7 +25,15 @@ from blockyard.contract.codec.scheduling import (
 )
 from blockyard.contract.models import Task
 from blockyard.contract.pooling import Pooling, PoolingKind
-from blockyard.contract.sampling import BeamSearch, Candidates, EarlyStopping, FinishReason, PromptPiece, SamplingParams
+from blockyard.contract.sampling import (
+    BeamSearch,
+    Candidates,
+    EarlyStopping,
+    FinishReason,
+    PromptPiece,
+    SamplingParams,
+    ThinkingTokens,
+)
 from blockyard.contract.scheduling import (
     Abort,
     AbortReason,
@@ -66,6 +74,8 @@ SAMPLING = SamplingParams(
     logprobs=2,
     prompt_logprobs=0,
     grammar="start: /a/",
+    thinking_token_budget=9,
+    thinking_tokens=ThinkingTokens(5, ((6,), (7, 8)), is_open=True),
 )
 ADAPTER = Adapter(3, "a", "/loras/a", "ab" * 32, pinned=True, num_virtual_tokens=4)
 WHOLE = Submission(

@@ -186,13 +186,26 @@ def test_what_is_open_is_what_is_listed() -> None:
         "/grpc.health.v1.Health/Watch",
         "/health",
         "/health/live",
+        "/v2/health/ready",
         "/",
         "/page/a.js",
     ):
         assert Authenticator.is_open(path), path
     for path in (METHOD, "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", "/v1/models", "/metrics"):
         assert not Authenticator.is_open(path), path
-    for path in ("", "//", "/healthy", "/page", "/HEALTH", "/status", "/docs", "/openapi.json", "/version"):
+    for path in (
+        "",
+        "//",
+        "/healthy",
+        "/page",
+        "/HEALTH",
+        "/v2",
+        "/v2/models/demo/ready",
+        "/status",
+        "/docs",
+        "/openapi.json",
+        "/version",
+    ):
         assert not Authenticator.is_open(path), path
 
 

@@ -23,7 +23,7 @@ from blockyard.contract.request import (
     Position,
     Regex,
 )
-from blockyard.contract.sampling import BeamSearch, EarlyStopping, SamplingParams, StopCriteria
+from blockyard.contract.sampling import BeamSearch, EarlyStopping, SamplingParams, StopCriteria, ThinkingTokens
 from blockyard.inference.v1 import inference_pb2
 
 SAMPLING = SamplingParams(
@@ -42,6 +42,8 @@ SAMPLING = SamplingParams(
     logprobs=2,
     prompt_logprobs=0,
     grammar='start: "a"',
+    thinking_token_budget=0,
+    thinking_tokens=ThinkingTokens(5, ((6,), (7, 8)), is_open=True, begins_anywhere=True),
 )
 
 
@@ -70,6 +72,13 @@ def test_a_full_spec_is_read_field_by_field() -> None:
             logprobs=2,
             prompt_logprobs=0,
             grammar='start: "a"',
+            thinking_token_budget=0,
+            thinking_tokens={
+                "end_token_id": 5,
+                "begins": [{"token_ids": [6]}, {"token_ids": [7, 8]}],
+                "is_open": True,
+                "begins_anywhere": True,
+            },
         ),
         stop=sampling_pb2.StopCriteria(
             max_tokens=9,
@@ -89,11 +98,14 @@ def test_a_full_spec_is_read_field_by_field() -> None:
         beam_search={"width": 4, "length_penalty": 0.5, "early_stopping": sampling_pb2.EARLY_STOPPING_NEVER},
         add_special_tokens=False,
         truncate_prompt_tokens=-1,
+        suffix="end",
         format={"json_schema": {"schema": "{}", "compact": True}},
     )
     other_prompts = {spec.DESCRIPTOR.fields_by_name[name] for name in ("text", "conversation")}
     assert set(dict(spec.ListFields())) == set(spec.DESCRIPTOR.fields) - other_prompts
-    assert decode_spec(spec, GenerationSpec) == replace(FULL, add_special_tokens=False, truncate_prompt_tokens=-1)
+    assert decode_spec(spec, GenerationSpec) == replace(
+        FULL, add_special_tokens=False, truncate_prompt_tokens=-1, suffix="end"
+    )
 
 
 FULL = GenerationSpec(
@@ -133,15 +145,17 @@ def test_a_request_survives_as_a_spec_without_its_prompt(request_: GenerationSpe
 
 _IDS = st.integers(0, 2**32 - 1)
 _FLOATS = st.floats(width=32, allow_nan=False)
+_SEQUENCES = st.lists(st.lists(_IDS, max_size=3).map(tuple), max_size=3).map(tuple)
 _SAMPLING = st.builds(
     SamplingParams,
     **dict.fromkeys(("temperature", "top_p", "min_p", "repetition_penalty"), st.none() | _FLOATS),
-    **dict.fromkeys(("top_k", "logprobs", "prompt_logprobs"), st.none() | _IDS),
+    **dict.fromkeys(("top_k", "logprobs", "prompt_logprobs", "thinking_token_budget"), st.none() | _IDS),
     seed=st.none() | st.integers(0, 2**64 - 1),
     logit_bias=st.dictionaries(_IDS, _FLOATS, max_size=3),
     allowed_token_ids=st.lists(_IDS, max_size=3).map(tuple),
     bad_words=st.lists(st.text(max_size=5), max_size=3).map(tuple),
-    bad_token_sequences=st.lists(st.lists(_IDS, max_size=3).map(tuple), max_size=3).map(tuple),
+    bad_token_sequences=_SEQUENCES,
+    thinking_tokens=st.none() | st.builds(ThinkingTokens, _IDS, _SEQUENCES, st.booleans(), st.booleans()),
 )
 _REQUESTS = st.builds(
     GenerationSpec,
@@ -181,7 +195,7 @@ def test_a_zero_that_was_sent_is_not_silence(field: str) -> None:
     st.sampled_from(["", "once"]) | st.lists(_IDS, max_size=3).map(tuple), st.booleans(), st.none() | st.integers(-1, 9)
 )
 def test_a_prompt_survives_with_its_options(prompt: Any, adds: bool, truncates: int | None) -> None:
-    spec = GenerationSpec(prompt, add_special_tokens=adds, truncate_prompt_tokens=truncates)
+    spec = GenerationSpec(prompt, add_special_tokens=adds, truncate_prompt_tokens=truncates, suffix="end")
     assert decode_spec(encode_spec(spec), GenerationSpec) == spec
 
 

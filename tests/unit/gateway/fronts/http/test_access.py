@@ -100,6 +100,10 @@ async def test_a_refusal_has_the_form_of_the_api_that_was_called(tmp_path: Path,
         for path in ("/v1/messages", "/v1/messages/count_tokens"):
             body = (await http.post(path, headers={"x-api-key": "x"})).json()
             assert (body["type"], body["error"]["type"]) == ("error", "authentication_error"), path
+        for path in ("/v2", "/v2/models/demo/infer"):
+            refusal = await http.post(path, headers={"x-api-key": "x"})
+            assert (refusal.status_code, refusal.json()["error"][:17]) == (401, "UNAUTHENTICATED: "), path
+        assert (await http.post("/v2/rerank")).json()["error"]["code"] == "UNAUTHENTICATED"
         versioned = {"anthropic-version": "2023-06-01"}
         assert (await http.get("/v1/models", headers=versioned)).json()["type"] == "error"
         assert "type" not in (await http.get("/v1/models")).json()

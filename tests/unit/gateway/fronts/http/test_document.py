@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 MESSAGES, COUNT, RESPONSES = "/v1/messages", "/v1/messages/count_tokens", "/v1/responses"
 INPUT_TOKENS = "/v1/responses/input_tokens"
 OF_ONE, CANCEL = "/v1/responses/{response_id}", "/v1/responses/{response_id}/cancel"
+INFERENCE_CALLS = ("", "/ready", "/infer", "/generate", "/generate_stream")
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
 TOOL: dict[str, Any] = {"name": "read", "description": "Reads.", "strict": False}
 CALLS: list[tuple[str, dict[str, Any]]] = [
@@ -204,13 +205,19 @@ async def test_a_response_in_the_background_is_as_it_says(document: dict[str, An
 
 def test_it_holds_all_apis(document: dict[str, Any]) -> None:
     of_openai: dict[str, Any] = make_app(ScriptedService()).openapi()  # type: ignore[arg-type]
-    assert document["paths"].keys() - of_openai["paths"].keys() == {
+    added = document["paths"].keys() - of_openai["paths"].keys()
+    assert {path for path in added if not path.startswith("/v2")} == {
         MESSAGES,
         COUNT,
         RESPONSES,
         INPUT_TOKENS,
         OF_ONE,
         CANCEL,
+    }
+    model = "/v2/models/{name}"
+    assert {path for path in added if path.startswith("/v2")} == {
+        *("/v2", "/v2/health/live", "/v2/health/ready"),
+        *(f"{model}{version}{call}" for version in ("", "/versions/{version}") for call in INFERENCE_CALLS),
     }
     for schema in document["components"]["schemas"].values():
         jsonschema.Draft202012Validator.check_schema(schema)
@@ -219,6 +226,12 @@ def test_it_holds_all_apis(document: dict[str, Any]) -> None:
     schemas = document["components"]["schemas"]
     names = {line.split('"')[0] for line in json.dumps(document).split('"#/components/schemas/')[1:]}
     assert names <= schemas.keys()
+
+
+def test_the_forms_of_tokenize_are_those_of_all_apis(document: dict[str, Any]) -> None:
+    body = document["paths"]["/tokenize"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    names = [each["$ref"].rpartition("/")[2] for each in body["oneOf"]]
+    assert names == ["TokenizeChatBody", "TokenizeInputBody", "TokenizeBody"]
 
 
 def test_bodies_are_told_as_they_are_taken(document: dict[str, Any]) -> None:

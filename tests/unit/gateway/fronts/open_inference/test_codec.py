@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from blockyard.errors import BlockyardError, Reason
 from blockyard.open_inference.v2 import open_inference_pb2 as messages
-from gateway.fronts.open_inference.codec import Output, read_inputs, write_outputs
+from gateway.fronts.open_inference.codec import read_inputs, write_outputs
+from gateway.fronts.open_inference.tensors import Output
 from tests.unit.gateway.fronts.open_inference.harness import add, tensors
 
 DATATYPES = {"texts": "BYTES", "flag": "BOOL"}

@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 
 
 async def test_all_of_a_bodys_shape_is_told_at_once(http: httpx.AsyncClient) -> None:
-    body = {"prompt": 5, "n": "x", "temprature": 1, "suffix": "x", "stream_options": {"include_usage": True, "x": 1}}
+    body = {
+        "prompt": 5,
+        "n": "x",
+        "temprature": 1,
+        "cache_salt": "x",
+        "stream_options": {"include_usage": True, "x": 1},
+    }
     response = await post(http, {**body, "stream": True})
     assert response.status_code == 400
     error = response.json()["error"]
@@ -31,7 +37,7 @@ async def test_all_of_a_bodys_shape_is_told_at_once(http: httpx.AsyncClient) -> 
         "prompt": "FIELD_INVALID",
         "n": "FIELD_INVALID",
         "temprature": "FIELD_INVALID",
-        "suffix": "UNSUPPORTED_PARAMETER",
+        "cache_salt": "UNSUPPORTED_PARAMETER",
         "stream_options.x": "FIELD_INVALID",
     }
 
@@ -110,7 +116,6 @@ async def test_a_body_full_of_errors_is_not_told_all_of_them(
 @pytest.mark.parametrize(
     ("path", "name", "value"),
     [
-        ("/v1/completions", "suffix", "x"),
         ("/v1/completions", "best_of", 2),
         ("/v1/completions", "cache_salt", "x"),
         ("/v1/completions", "guided_whitespace_pattern", "x"),

@@ -36,6 +36,25 @@ async def test_tokenizes_a_chat_as_it_would_be_answered(http: httpx.AsyncClient,
     assert told["tokens"] == ids_of(str(service.requests[0].prompt))
 
 
+async def test_whatever_a_chat_asks_for_it_has_the_same_tokens(http: httpx.AsyncClient) -> None:
+    asked = {"temperature": 0.5, "max_tokens": 9, "stream": True, "n": 2, "user": "me", "stop": ["x"]}
+    plain = (await http.post("/tokenize", json={"messages": HELLO})).json()
+    assert (await http.post("/tokenize", json={"messages": HELLO, **asked})).json() == plain
+    error = (await http.post("/tokenize", json={"messages": HELLO, "mood": "good"})).json()["error"]
+    assert (error["code"], error["param"]) == ("FIELD_INVALID", "mood")
+
+
+async def test_a_form_is_known_by_a_key_of_the_body_itself(http: httpx.AsyncClient) -> None:
+    """A tool's schema may have the keys of other forms."""
+    schema = {"type": "object", "properties": {"messages": {}, "input": {}, "prompt": {}}}
+    chat = {"messages": HELLO, "tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}]}
+    response = {"input": "Hi", "tools": [{"type": "function", "name": "f", "parameters": schema}]}
+    for body in (chat, response):
+        told = await http.post("/tokenize", json=body)
+        assert told.status_code == 200, told.text
+        assert told.json()["tokens"]
+
+
 async def test_a_chat_may_end_where_its_final_message_does(http: httpx.AsyncClient) -> None:
     body = {"messages": HELLO, "continue_final_message": True, "add_generation_prompt": False}
     assert (await http.post("/tokenize", json=body)).json()["tokens"] == ids_of("user:Hi")

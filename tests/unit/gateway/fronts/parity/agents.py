@@ -184,6 +184,11 @@ FEATURES: dict[str, Columns] = {
         {"output_config": {"effort": "high"}},
         {"reasoning": {"effort": "high"}},
     ),
+    "a budget of thoughts": (
+        {"thinking_token_budget": 9, "chat_template_kwargs": {"enable_thinking": True}},
+        {"thinking": {"type": "enabled", "budget_tokens": 9}},
+        None,
+    ),
     "no thoughts": (
         {"reasoning_effort": "none"},
         {"thinking": {"type": "disabled"}, "output_config": {}},

@@ -6,6 +6,7 @@ only these are told here.
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -106,9 +107,10 @@ def _put_tools(spec: Any, _path: str, tools: list[dict[str, Any]]) -> None:
         )
 
 
-def _put_sequences(spec: Any, _path: str, sequences: list[list[int]]) -> None:
+def _put_sequences(spec: Any, path: str, sequences: list[list[int]]) -> None:
+    field = functools.reduce(getattr, path.split("."), spec)
     for sequence in sequences:
-        spec.sampling.bad_token_sequences.add(token_ids=sequence)
+        field.add(token_ids=sequence)
 
 
 _PUT = {
@@ -121,6 +123,7 @@ _PUT = {
     "beam_search.early_stopping": _put_enum,
     "max_queue_time": _put_seconds,
     "sampling.bad_token_sequences": _put_sequences,
+    "sampling.thinking_tokens.begins": _put_sequences,
 }
 
 

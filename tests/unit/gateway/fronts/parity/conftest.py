@@ -19,12 +19,12 @@ from gateway import chat, validation
 from gateway.codec import public as codec
 from gateway.text import chat_template
 from gateway.text.tokenizer_files import load_tokenizer
+from tests.kit.demo_tokens import write_demo_with
 from tests.unit.gateway.fronts.parity import scenarios
 from tests.unit.gateway.fronts.parity.case import TEMPLATE, named
 from tests.unit.gateway.fronts.parity.cases import BASES, cases_of
 from tests.unit.gateway.fronts.parity.fronts import FRONTS, Front, Outcome
 from tests.unit.gateway.fronts.parity.scenarios import Gateway, running_gateway
-from tests.unit.gateway.harness import DEMO_MODEL
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,7 +99,9 @@ def nameless(added: Submission) -> tuple[Submission, state_pb2.RequestState]:
 
 async def run_all(results: Results, template: Path) -> None:
     """Asks everything."""
-    async with running_gateway(load_tokenizer(DEMO_MODEL, chat_template_file=template)) as gateway:
+    # Codestral's tokens, so that there is a suffix to ask for.
+    folder = write_demo_with(template.with_name("model"), ("[SUFFIX]", "[PREFIX]"))
+    async with running_gateway(load_tokenizer(folder, chat_template_file=template)) as gateway:
         await asyncio.gather(*(results.ask_all(gateway, front) for front in FRONTS))
         results.cancelled = await scenarios.cancelled(gateway)
         results.left = await scenarios.left(gateway)

@@ -109,6 +109,34 @@ async def test_each_api_asks_the_same_of_a_feature_that_it_has() -> None:
             assert told[0] != plain, name
 
 
+async def test_the_body_of_each_api_is_tokenized_as_it_is_answered() -> None:
+    async with gateway_that_answers("Done.") as gateway:
+        for api in APIS:
+            headers = {"anthropic-version": "2023-06-01"} if api is MESSAGES else {}
+            assert (await gateway.post(api)).status_code == 200
+            told = await gateway.http.post("/tokenize", json=api.body, headers=headers)
+            assert told.status_code == 200, told.text
+            assert told.json()["tokens"] == list(gateway.scheduler.added[-1].prompt_token_ids), api.path
+            assert told.json()["count"] == len(told.json()["tokens"])
+            spelled = await gateway.http.post("/tokenize", json=api.body | {"return_token_strs": True}, headers=headers)
+            assert len(spelled.json()["token_strs"]) == told.json()["count"]
+
+
+async def test_a_body_that_is_tokenized_is_refused_in_the_form_of_its_api() -> None:
+    num_refused = 0
+    async with gateway_that_answers("Done.") as gateway:
+        for rule in RULES.values():
+            for api, fields in zip(APIS, rule.bodies, strict=True):
+                headers = {"anthropic-version": "2023-06-01"} if api is MESSAGES else {}
+                told = await gateway.http.post("/tokenize", json=api.body | (fields or {}), headers=headers)
+                # What does not concern the prompt is not checked.
+                if told.status_code != 200:
+                    answered = await gateway.post(api, **(fields or {}))
+                    assert (told.status_code, told.json()) == (answered.status_code, answered.json()), (rule, api.path)
+                    num_refused += 1
+    assert num_refused > len(RULES)
+
+
 async def test_each_api_refuses_the_same_at_its_own_place() -> None:
     async with gateway_that_answers("Done.") as gateway:
         for name, rule in RULES.items():
