@@ -67,6 +67,7 @@ class GenerationService:
         read_rule: RuleReader = lambda _: None,
         starts_on_demand: bool = False,
         max_wait_seconds: float = 300.0,
+        shares_prefixes: bool = False,
     ) -> ServedModel:
         """Adds a model; see ServedModel. Requests that name no model are those of the first one."""
         model = ServedModel(
@@ -83,6 +84,7 @@ class GenerationService:
             served=self._names,
             starts_on_demand=starts_on_demand,
             max_wait_seconds=max_wait_seconds,
+            shares_prefixes=shares_prefixes,
         )
         self._models.append(model)
         self._names.append(name)

@@ -139,6 +139,7 @@ class Server:
             read_rule=lambda task: read_model_rule(folder, task),
             starts_on_demand=service.starts_on_demand,
             max_wait_seconds=service.max_scheduler_wait_seconds,
+            shares_prefixes=configuration.security.share_prefixes,
         )
 
     def _make_servers(self, administration: AdminServicer) -> tuple[grpc.aio.Server, grpc.aio.Server, grpc.aio.Server]:
