@@ -67,8 +67,9 @@ With the variable `OTEL_SEMCONV_STABILITY_OPT_IN=gen_ai_latest_experimental` the
 for servers of generative AI too, under the names that Prometheus has for them, with the bounds and, as labels, the
 attributes that the [conventions](https://github.com/open-telemetry/semantic-conventions-genai) advise.
 `gen_ai_provider_name` is `blockyard`, `gen_ai_operation_name` is `chat` or `text_completion`, and the model's name is
-that of the adapter where a request has one. Only generations are measured: texts that become vectors, scores or labels are not. The address of the
-server is Prometheus' `instance`. The conventions may still change, and these metrics with them.
+that of the adapter where a request has one. Only generations are measured: texts that become vectors, scores or labels
+are not. The address of the server is Prometheus' `instance`. The conventions may still change, and these metrics with
+them.
 
 | OpenTelemetry | here | labels | what it is |
 |---|---|---|---|
