@@ -171,6 +171,11 @@ class SecuritySettings:
     api_keys_file: str = option(
         "", "clients have to send a key of this file, see `blockyard keys`; empty: they need none"
     )
+    share_prefixes: bool = option(
+        False,
+        "let tenants find each other's prompts in the prefix cache: what they have in common is computed once, and how"
+        " fast an answer begins tells a tenant what others asked",
+    )
     max_connections: Positive = option(4096, "connections at once, on each public port")
 
 

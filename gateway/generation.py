@@ -15,6 +15,7 @@ from gateway.codec import state as state_codec
 from gateway.live.continuation import NOWHERE, check_positions
 from gateway.live.live_requests import Admission, LiveRequests
 from gateway.live.scheduler_link import Cancelled, SchedulerLink
+from gateway.observe.gen_ai_metrics import CHAT, TEXT_COMPLETION
 from gateway.observe.request_log import begin_request_log
 from gateway.request import check_request_id, is_request_id, wire_id
 from gateway.served_model import ServedModel
@@ -67,6 +68,7 @@ class GenerationService:
         read_rule: RuleReader = lambda _: None,
         starts_on_demand: bool = False,
         max_wait_seconds: float = 300.0,
+        shares_prefixes: bool = False,
     ) -> ServedModel:
         """Adds a model; see ServedModel. Requests that name no model are those of the first one."""
         model = ServedModel(
@@ -83,6 +85,7 @@ class GenerationService:
             served=self._names,
             starts_on_demand=starts_on_demand,
             max_wait_seconds=max_wait_seconds,
+            shares_prefixes=shares_prefixes,
         )
         self._models.append(model)
         self._names.append(name)
@@ -203,7 +206,7 @@ class GenerationService:
     ) -> tuple[ServedModel, RequestState]:
         """Begins a request, or continues it after the tokens that its client sent back."""
         model, name = self.model_of(request.model), wire_id(request.tenant, request.request_id)
-        operation = "text_completion" if isinstance(request.prompt, str | tuple) else "chat"
+        operation = TEXT_COMPLETION if isinstance(request.prompt, str | tuple) else CHAT
         request_log = begin_request_log(request.tenant, request.request_id, model.name, operation)
         known = self._find_here(name)
         if known is not None and known[0] is not model:

@@ -15,7 +15,7 @@ from gateway.codec import state as state_codec
 from gateway.grammars.checking import GrammarChecks, wrong_format
 from gateway.live.answer import AnswerRules, PromptAnswer, SequenceAnswer
 from gateway.live.request_state import Origin, RequestState
-from gateway.request import wire_id
+from gateway.request import derive_cache_salt, wire_id
 from gateway.text.adapter_tokenizers import require_vocabulary
 from gateway.text.answer_parsing import answer_context_of, parsers_of, with_parsing
 from gateway.text.encoding import with_fill_ends
@@ -73,6 +73,7 @@ class Preparation:
         seed: the gateway's seed, from which the seeds of requests without a seed are derived.
         clamps_max_tokens: whether a max_tokens that exceeds the room after the prompt is reduced instead of refused.
         served: the names of all models of the gateway.
+        shares_prefixes: whether tenants find each other's prefixes in the prefix cache.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class Preparation:
         seed: int,
         clamps_max_tokens: bool = False,
         served: Sequence[str] = (),
+        shares_prefixes: bool = False,
     ) -> None:
         self._tokenizers = tokenizers
         self._encoding = encoding
@@ -92,6 +94,7 @@ class Preparation:
         self._seed = seed
         self._clamps_max_tokens = clamps_max_tokens
         self._served = served
+        self._shares_prefixes = shares_prefixes
 
     def close(self) -> None:
         """Stops the threads and processes that check grammars, but not the threads of `encoding`."""
@@ -185,7 +188,12 @@ class Preparation:
             bad_word_ids=bad_word_ids,
             grammar=grammar or "",
         )
-        submission = replace(submission, request_id=wire_id(request.tenant, request.request_id), lora=adapter)
+        submission = replace(
+            submission,
+            request_id=wire_id(request.tenant, request.request_id),
+            lora=adapter,
+            cache_salt=derive_cache_salt("" if self._shares_prefixes else request.tenant, request.cache_salt),
+        )
         return Prepared(request, state_codec.with_state(submission, request))
 
     def make_state(

@@ -1,7 +1,11 @@
-"""A client's request with the fields that only the gateway uses, and the ids of requests. Knows no messages."""
+"""A client's request with the fields that only the gateway uses, the ids of requests, and their cache salts.
+
+Knows no messages.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -17,6 +21,7 @@ if TYPE_CHECKING:
 
 REQUEST_ID_RULE = "must be 1 to 128 characters of A-Z a-z 0-9 . _ : -"
 REQUEST_ID_PATTERN = r"[A-Za-z0-9._:-]{1,128}"
+MAX_SALT_CHARACTERS = 256
 _REQUEST_ID = re.compile(REQUEST_ID_PATTERN)
 
 
@@ -89,3 +94,13 @@ def check_request_id(name: str) -> None:
 def wire_id(tenant: str, request_id: str) -> str:
     """Returns a request's name for the scheduler: `tenant/id`, or the id without a tenant. Tenants contain no slash."""
     return f"{tenant}/{request_id}" if tenant else request_id
+
+
+def derive_cache_salt(tenant: str, cache_salt: str) -> bytes:
+    """Returns the salt by which the scheduler parts prefixes; empty if there is neither a tenant nor a client's salt.
+
+    `tenant`: the tenant whose requests share prefixes; empty: the tenants share them.
+    """
+    # A tenant has no slash: no client's salt looks like that of a tenant.
+    text = f"{tenant}/{cache_salt}"
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest() if tenant or cache_salt else b""

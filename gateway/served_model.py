@@ -53,6 +53,7 @@ class ServedModel:
         served: the names of all models of the gateway.
         starts_on_demand: whether waiting requests start a scheduler or a worker; the model is ready without them.
         max_wait_seconds: the time for which requests wait for the facts of a model that starts on demand.
+        shares_prefixes: whether tenants find each other's prefixes in the prefix cache.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class ServedModel:
         served: Sequence[str] = (),
         starts_on_demand: bool = False,
         max_wait_seconds: float = 300.0,
+        shares_prefixes: bool = False,
     ) -> None:
         self.name = name
         self.tokenizer = tokenizer
@@ -91,6 +93,7 @@ class ServedModel:
             seed=seed,
             clamps_max_tokens=clamps_max_tokens,
             served=served,
+            shares_prefixes=shares_prefixes,
         )
         self.pooling = PoolingService(
             tokenizer,
@@ -101,6 +104,7 @@ class ServedModel:
             find_facts=self.await_facts,
             resolve_model=self.resolve,
             read_rule=read_rule,
+            shares_prefixes=shares_prefixes,
         )
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +36,7 @@ from gateway.fronts.page.routes import StatusBoard, add_page
 from gateway.generation import GenerationService
 from gateway.live.live_requests import LiveRequests
 from gateway.live.scheduler_link import SchedulerLink
+from gateway.observe.gen_ai_metrics import GenAiMetrics, is_opted_in
 from gateway.observe.metrics import GatewayMetrics
 from gateway.observe.scheduler_readings import SchedulerReadings
 from gateway.observe.vllm_metrics import add_vllm_names
@@ -99,6 +101,9 @@ class Server:
         self.metrics.watch_schedulers(self._readings)
         if configuration.service.vllm_metric_names:
             add_vllm_names(self.metrics, self._readings, model_name(configuration))
+        if is_opted_in(os.environ):
+            names = [model.name for model in generation.served_models]
+            self.metrics.gen_ai = GenAiMetrics(self.metrics.registry, names)
         certificates = {"public": self._access.files, "internal": identity.files}
         self.monitoring = Monitoring(self.metrics.registry, certificates, self.generation.is_ready)
         administration = AdminServicer(self.generation, gateway_id=gateway_id)
@@ -139,6 +144,7 @@ class Server:
             read_rule=lambda task: read_model_rule(folder, task),
             starts_on_demand=service.starts_on_demand,
             max_wait_seconds=service.max_scheduler_wait_seconds,
+            shares_prefixes=configuration.security.share_prefixes,
         )
 
     def _make_servers(self, administration: AdminServicer) -> tuple[grpc.aio.Server, grpc.aio.Server, grpc.aio.Server]:

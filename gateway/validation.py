@@ -20,7 +20,7 @@ from blockyard.contract.request import OnUpdate
 from blockyard.contract.sampling import MAX_FLOAT32, NUMBERS, Range
 from blockyard.contract.scheduling import Submission
 from blockyard.errors import Reason, Violation, quote
-from gateway.request import REQUEST_ID_RULE, is_request_id
+from gateway.request import MAX_SALT_CHARACTERS, REQUEST_ID_RULE, is_request_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -158,6 +158,8 @@ def _identity(request: GenerationRequest, limits: ModelLimits) -> Iterator[Viola
         yield unknown_model(request.model, limits.served or (limits.name,))
     if request.request_id and not is_request_id(request.request_id):
         yield Violation("request_id", REQUEST_ID_RULE)
+    if (length := len(request.cache_salt)) > MAX_SALT_CHARACTERS:
+        yield Violation("cache_salt", f"must have at most {MAX_SALT_CHARACTERS} characters, not {length}")
 
 
 def unknown_model(name: str, served: Sequence[str]) -> Violation:

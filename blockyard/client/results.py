@@ -92,6 +92,8 @@ class GenerationOptions(TypedDict, total=False):
     """The lowest number runs first, if the scheduler's policy is priority. [0]"""
     max_queue_time: float
     """Seconds that it may wait for its first step before it fails with QUEUE_DEADLINE. [no limit]"""
+    cache_salt: str
+    """Share prefixes in the prefix cache only with requests of the same salt. [shared by all of the tenant]"""
     structured_outputs: StructuredOutputsParams
     """The form that the answer must have, such as JSON that follows a schema. [any]"""
     beam_search: BeamSearch

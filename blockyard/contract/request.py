@@ -85,6 +85,7 @@ class GenerationSpec:
         max_queue_seconds: how long the request may wait for its first step; None: no limit.
         beam_search: search instead of sampling.
         format: the form that the answer must have; None: any.
+        cache_salt: only requests of the same salt and the same tenant share prefixes in the prefix cache.
     """
 
     prompt: str | tuple[int, ...] | Conversation
@@ -104,6 +105,7 @@ class GenerationSpec:
     max_queue_seconds: float | None = None
     beam_search: BeamSearch | None = None
     format: OutputFormat | None = None
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,8 @@ class Submission:
     """A validated request. Every number of `sampling` is set; its bad words are token ids.
 
     `request_id` contains the tenant. `gateway_state` lets another gateway take the request over.
-    Submissions with the same `digest` are the same request.
+    Submissions with the same `digest` are the same request. Only submissions with the same `cache_salt` share blocks
+    of the prefix cache.
     """
 
     request_id: str
@@ -110,6 +111,7 @@ class Submission:
     lora: Adapter | None = None
     fails_on_update: bool = False
     pooling: Pooling | None = None
+    cache_salt: bytes = b""
 
     @property
     def num_virtual_tokens(self) -> int:

@@ -9,6 +9,7 @@ Contains no service's metrics and no HTTP.
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from dataclasses import dataclass
 from enum import StrEnum
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.samples import Exemplar
 from prometheus_client.utils import floatToGoString
 
 from blockyard.telemetry import EventLogger
@@ -127,16 +129,22 @@ class Counter:
 class Histogram:
     """A histogram of one combination of labels. Written by one thread."""
 
-    __slots__ = ("_counts", "bounds", "sum")
+    __slots__ = ("_counts", "_exemplars", "bounds", "sum")
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
         self._counts = [0] * (len(bounds) + 1)
+        # By bucket: the last value that belongs to a trace.
+        self._exemplars: dict[int, Exemplar] = {}
         self.sum = 0.0
 
-    def observe(self, value: float, count: int = 1) -> None:
-        self._counts[bisect_left(self.bounds, value)] += count
+    def observe(self, value: float, count: int = 1, *, trace_id: str | None = None) -> None:
+        """Counts a value. `trace_id`: the trace of its request, of which it becomes the bucket's exemplar."""
+        bucket = bisect_left(self.bounds, value)
+        self._counts[bucket] += count
         self.sum += value * count
+        if trace_id:
+            self._exemplars[bucket] = Exemplar({"trace_id": trace_id}, value, time.time())
 
     @property
     def count(self) -> int:
@@ -147,10 +155,11 @@ class Histogram:
         """The number of values in each bucket, not cumulative; the last bucket is above all bounds."""
         return tuple(self._counts)
 
-    def buckets(self) -> list[tuple[str, float]]:
-        """Returns cumulative counts by upper bound. May be called from any thread."""
+    def buckets(self) -> list[tuple[str, float, Exemplar | None]]:
+        """Returns cumulative counts by upper bound, with exemplars. May be called from any thread."""
         ends = map(floatToGoString, (*self.bounds, inf))
-        return list(zip(ends, accumulate(self._counts.copy()), strict=True))
+        exemplars = map(self._exemplars.get, range(len(self._counts)))
+        return list(zip(ends, accumulate(self._counts.copy()), exemplars, strict=True))
 
 
 class Registry:
@@ -177,10 +186,9 @@ class Registry:
         return made
 
     def histogram(self, metric: Metric, *labels: str) -> Histogram:
-        """Creates a histogram's values for one combination of labels."""
-        made = Histogram(metric.bounds)
-        self._histograms.setdefault(metric.name, {})[labels] = made
-        return made
+        """Returns a histogram's values for one combination of labels; creates them at the first call."""
+        known = self._histograms.setdefault(metric.name, {})
+        return known.get(labels) or known.setdefault(labels, Histogram(metric.bounds))
 
     def extend(self, catalogue: Iterable[Metric]) -> None:
         self.catalogue = (*self.catalogue, *catalogue)
@@ -214,7 +222,7 @@ class Registry:
     def _family(self, metric: Metric) -> Family:
         if metric.kind is Kind.HISTOGRAM:
             family = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
-            for labels, values in self._histograms.get(metric.name, {}).items():
+            for labels, values in self._histograms.get(metric.name, {}).copy().items():
                 family.add_metric(labels, values.buckets(), values.sum)
             return family
         make = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
@@ -224,7 +232,10 @@ class Registry:
         return family
 
     def encode(self, accept: str = "") -> tuple[bytes, str]:
-        """Encodes all values in the format of the Accept header; returns them and the content type. From any thread."""
+        """Encodes all values in the format of the Accept header; returns them and the content type. From any thread.
+
+        Exemplars are only part of OpenMetrics.
+        """
         self.before_scrape()
         encode, content_type = choose_encoder(accept)
         return encode(self._prometheus), content_type

@@ -326,6 +326,8 @@ vLLM's: `/tokenize` takes a `prompt` (and `add_special_tokens`) or a whole body 
   returned, each with its `score`; `length_penalty` and `early_stopping` (`false`, `true`, `"never"`) are those of
   transformers. Temperature, `top_p`, `top_k`, `min_p` and `seed` have no effect on it. Without it, `best_of` has to
   equal `n`.
+- `cache_salt`, as vLLM has it: only requests with the same salt and of the same tenant find each other's prompts in the
+  [prefix cache](../guides/security.md#the-prefix-cache).
 - `max_queue_time`: seconds that a request may wait for its first step; then it fails with `QUEUE_DEADLINE`.
 - `on_disconnect`: `"abort"` (the default) or `"keep"`: what a lost connection means for the request.
 - `on_update`: `"continue"` (the default) or `"fail"`: whether an answer that has begun may go on with other weights.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from blockyard.service.metrics import COMMON, PROCESS, Kind, Metric
+from gateway.observe.gen_ai_metrics import CATALOGUE as GEN_AI_METRICS
 from gateway.observe.metrics import CATALOGUE as GATEWAY_METRICS
 from gateway.observe.vllm_metrics import CATALOGUE as VLLM_METRICS
 from scheduler_service.catalogue import CATALOGUE as SCHEDULER_METRICS
@@ -59,6 +60,26 @@ there under its name.
 The model's name is a label of `blockyard_model_info` and of the scheduler's state at a gateway. Join it elsewhere:
 `rate(blockyard_output_tokens_total[1m]) * on(instance) group_left(model) blockyard_model_info`.
 """
+GEN_AI = """
+## From OpenTelemetry
+
+With the variable `OTEL_SEMCONV_STABILITY_OPT_IN=gen_ai_latest_experimental` the gateway gives OpenTelemetry's metrics
+for servers of generative AI too, under the names that Prometheus has for them, with the bounds and, as labels, the
+attributes that the [conventions](https://github.com/open-telemetry/semantic-conventions-genai) advise.
+`gen_ai_provider_name` is `blockyard`, `gen_ai_operation_name` is `chat` or `text_completion`, and the model's name is
+that of the adapter where a request has one. Only generations are measured: texts that become vectors, scores or labels
+are not. The address of the server is Prometheus' `instance`. The conventions may still change, and these metrics with
+them.
+
+| OpenTelemetry | here | labels | what it is |
+|---|---|---|---|
+{rows}
+"""
+OPENTELEMETRY = (
+    "gen_ai.server.request.duration",
+    "gen_ai.server.time_per_output_token",
+    "gen_ai.server.time_to_first_token",
+)
 # What its users look for, and what they find here.
 EQUIVALENTS = (
     ("vllm:num_requests_running", 'blockyard_requests{state="running"}'),
@@ -110,4 +131,7 @@ def metrics_page(note: str) -> str:
     rows = "\n".join(f"| `{theirs}` | `{ours}` |" for theirs, ours in EQUIVALENTS)
     told = ", ".join(f"`{metric.name}`" for metric in VLLM_METRICS)
     sections.append(VLLM.format(rows=rows, told=told))
+    pairs = zip(OPENTELEMETRY, GEN_AI_METRICS, strict=True)
+    rows = "\n".join(f"| `{theirs}` {_metric_row(metric)}" for theirs, metric in pairs)
+    sections.append(GEN_AI.format(rows=rows))
     return METRICS.format(note=note, sections="".join(sections))

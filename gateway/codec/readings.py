@@ -19,6 +19,7 @@ def decode_reading(message: status_pb2.SchedulerStatus) -> SchedulerReading:
         replicas=tuple(
             ReplicaReading(
                 each.replica_id,
+                each.device_blocks.num_blocks,
                 _used_share(each.device_blocks),
                 each.num_queried_tokens,
                 each.num_cached_tokens,
@@ -28,6 +29,10 @@ def decode_reading(message: status_pb2.SchedulerStatus) -> SchedulerReading:
             # A replica without block pools has no readings yet.
             if each.device_blocks.num_blocks
         ),
+        block_size=max((each.block_size for each in message.replicas), default=0),
+        max_loras=message.max_loras,
+        running_loras=tuple(message.running_loras),
+        waiting_loras=tuple(message.waiting_loras),
     )
 
 

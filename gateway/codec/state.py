@@ -39,6 +39,7 @@ _NOT_ASKED = frozenset(
         "prompt",
         "front_state",
         "warnings",
+        "cache_salt",
     )
 )
 
@@ -56,6 +57,7 @@ def with_state(submission: Submission, request: GenerationRequest) -> Submission
         beam_search=None,
         format=None,
         on_update=OnUpdate.CONTINUE,
+        cache_salt="",
     )
     state = state_pb2.RequestState(
         spec=encode_options(bare),

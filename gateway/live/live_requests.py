@@ -11,7 +11,7 @@ from blockyard.telemetry import EventLogger
 from gateway.live.outstanding import RETRY_SECONDS, OutstandingRequests, TokenRouter
 from gateway.live.reader import Reader
 from gateway.live.registry import Registry, Timers
-from gateway.observe.metrics import GatewayMetrics
+from gateway.observe.metrics import GatewayMetrics, MeasuredRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping
@@ -107,9 +107,9 @@ class LiveRequests:
         """Begins a request, or continues a request that no server knows any more."""
         self.adopt(state)
         if not state.origin.is_known:
-            state.meter = self.metrics.begin_request(
-                state.origin.accepted.num_prompt_tokens, state.request_log.arrived_at
-            )
+            accepted, log = state.origin.accepted, state.request_log
+            request = MeasuredRequest(log.operation, accepted.model, log.span.trace_id)
+            state.meter = self.metrics.begin_request(accepted.num_prompt_tokens, log.arrived_at, request)
         self._outstanding.send(state)
         if state.has_ended:
             # The answer is complete. The scheduler was sent the request to keep it for other gateways.
@@ -118,7 +118,7 @@ class LiveRequests:
 
     def adopt(self, state: RequestState) -> None:
         """Registers a request, and starts the timer for its first reader."""
-        state.meter = self.metrics.resume_request()
+        state.meter = self.metrics.resume_request(state.request_log.span.trace_id)
         self._registry.add(state)
         self._await_reader(state)
 

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import time
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from blockyard.contract.sampling import FinishReason
 from blockyard.errors import Reason
 from blockyard.service.metrics import READY, Registry, counter, declared_in, gauge, geometric, histogram
+from gateway.observe import gen_ai_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from blockyard.contract.models import Model
     from blockyard.contract.request import Position
+    from blockyard.service.metrics import Metric
     from gateway.observe.scheduler_readings import SchedulerReadings
     from gateway.readings import ReplicaReading
 
@@ -153,16 +155,33 @@ def note_error(reason: Reason) -> None:
         errors.append(reason)
 
 
+class MeasuredRequest(NamedTuple):
+    """What the metrics tell of a request.
+
+    `operation`: its name in OpenTelemetry's conventions; empty for an input of a pooling call, and for a request that
+    another gateway served before. `trace_id`: the trace for exemplars; None if the request is not traced.
+    """
+
+    operation: str = ""
+    model: str = ""
+    trace_id: str | None = None
+
+
+_PLAIN = MeasuredRequest()
+
+
 class GatewayMetrics:
     """Holds the values of the metrics. Only the event loop writes them.
 
     Attributes:
         registry: renders the metrics for scrapes.
+        gen_ai: the metrics under OpenTelemetry's names; None: they are off.
         time_to_first_token, inter_token_latency, time_per_output_token, request_latency: histograms, in seconds.
     """
 
     def __init__(self) -> None:
         self.registry = registry = Registry("gateway", CATALOGUE)
+        self.gen_ai: gen_ai_metrics.GenAiMetrics | None = None
         self.requests = registry.counter(REQUESTS)
         # Create the series of all reasons at 0: an alert only sees a first error as an increase from 0.
         self.finished = registry.counter(FINISHED_REQUESTS, (WHOLE,), *((str(reason),) for reason in Reason))
@@ -222,15 +241,17 @@ class GatewayMetrics:
         read(MODEL_QUERY_TOKENS, of_replicas(lambda replica: replica.num_queried_tokens))
         read(MODEL_HIT_TOKENS, of_replicas(lambda replica: replica.num_cached_tokens))
 
-    def begin_request(self, num_prompt_tokens: int, arrived_at: float) -> RequestMeter:
+    def begin_request(
+        self, num_prompt_tokens: int, arrived_at: float, request: MeasuredRequest = _PLAIN
+    ) -> RequestMeter:
         """Counts a request that begins here, and returns its meter. `arrived_at`: by time.monotonic()."""
         self.requests.add()
-        self.prompt_tokens.observe(num_prompt_tokens)
-        return RequestMeter(self, arrived_at)
+        self.prompt_tokens.observe(num_prompt_tokens, trace_id=request.trace_id)
+        return RequestMeter(self, arrived_at, request)
 
-    def resume_request(self) -> RequestMeter:
+    def resume_request(self, trace_id: str | None = None) -> RequestMeter:
         """Returns the meter of a request that another gateway served before. Its latency is unknown here."""
-        return RequestMeter(self, None)
+        return RequestMeter(self, None, MeasuredRequest(trace_id=trace_id))
 
     def on_grpc_error(self, reason: Reason) -> None:
         self.errors.add("grpc", str(reason))
@@ -242,12 +263,14 @@ class RequestMeter:
     Args:
         metrics: the metrics to write to.
         began_at: the request's arrival by time.monotonic(); None if another gateway served the request before.
+        request: what the metrics tell of the request.
     """
 
-    __slots__ = ("_began_at", "_first_at", "_metrics", "_num_read", "_parsed", "_read_at")
+    __slots__ = ("_began_at", "_first_at", "_metrics", "_num_read", "_parsed", "_read_at", "_request")
 
-    def __init__(self, metrics: GatewayMetrics, began_at: float | None) -> None:
+    def __init__(self, metrics: GatewayMetrics, began_at: float | None, request: MeasuredRequest = _PLAIN) -> None:
         self._metrics = metrics
+        self._request = request
         self._began_at = began_at
         self._first_at: float | None = None
         # By sequence index: the number of tokens read, and the time at which the last one was read.
@@ -267,7 +290,8 @@ class RequestMeter:
         if self._first_at is None:
             self._first_at = time.monotonic()
             if self._began_at is not None:
-                self._metrics.time_to_first_token.observe(self._first_at - self._began_at)
+                seconds = self._first_at - self._began_at
+                self._metrics.time_to_first_token.observe(seconds, trace_id=self._request.trace_id)
 
     def on_tokens_read(self, index: int, num_tokens: int) -> None:
         """Counts the new tokens of the sequence `index`, and measures the time since the last one.
@@ -282,20 +306,27 @@ class RequestMeter:
         self._read_at[index] = now
         metrics.output_tokens.add(count=num_new)
         if before is not None:
-            metrics.inter_token_latency.observe((now - before) / num_new, num_new)
+            trace_id = self._request.trace_id
+            metrics.inter_token_latency.observe((now - before) / num_new, num_new, trace_id=trace_id)
 
     def on_finished(self, lengths: Sequence[int], reasons: Sequence[FinishReason]) -> None:
         """Counts a complete answer. `lengths`: tokens of each sequence; `reasons`: why each sequence ended."""
-        metrics, now = self._metrics, time.monotonic()
+        metrics, now, trace_id = self._metrics, time.monotonic(), self._request.trace_id
         metrics.finished.add(WHOLE)
-        metrics.answer_tokens.observe(sum(lengths))
+        metrics.answer_tokens.observe(sum(lengths), trace_id=trace_id)
         for reason in reasons:
             metrics.sequences.add(reason.value)
         if self._began_at is None:
             return
-        metrics.request_latency.observe(now - self._began_at)
-        if self._first_at is not None and max(lengths) > 1:
-            metrics.time_per_output_token.observe((now - self._first_at) / (max(lengths) - 1))
+        metrics.request_latency.observe(now - self._began_at, trace_id=trace_id)
+        self._observe_gen_ai(gen_ai_metrics.REQUEST_DURATION, now - self._began_at)
+        if self._first_at is None:
+            return
+        self._observe_gen_ai(gen_ai_metrics.TIME_TO_FIRST_TOKEN, self._first_at - self._began_at)
+        if max(lengths) > 1:
+            seconds = (now - self._first_at) / (max(lengths) - 1)
+            metrics.time_per_output_token.observe(seconds, trace_id=trace_id)
+            self._observe_gen_ai(gen_ai_metrics.TIME_PER_OUTPUT_TOKEN, seconds)
 
     def on_parsed(self, index: int, dialect: str, num_invalid_calls: int) -> None:
         """Counts the invalid tool calls of the complete sequence `index`. Idempotent."""
@@ -305,3 +336,12 @@ class RequestMeter:
 
     def on_failed(self, reason: Reason) -> None:
         self._metrics.finished.add(str(reason))
+        if self._began_at is not None:
+            seconds = time.monotonic() - self._began_at
+            self._observe_gen_ai(gen_ai_metrics.REQUEST_DURATION, seconds, str(reason))
+
+    def _observe_gen_ai(self, metric: Metric, seconds: float, error: str = "") -> None:
+        """Measures a generation under OpenTelemetry's names, if these are on."""
+        operation, model, trace_id = self._request
+        if self._metrics.gen_ai is not None and operation:
+            self._metrics.gen_ai.of(metric, operation, model, error).observe(seconds, trace_id=trace_id)

@@ -59,6 +59,7 @@ class RequestLog:
         span: the request's span; NO_SPAN if it is not traced.
         is_taken_over: whether another gateway served the request before; durations count from the takeover.
         is_part: whether the request is one input of a pooling call, which has its own log line.
+        operation: the operation under OpenTelemetry's name; empty for a part, and if another gateway knows it.
 
     Attributes:
         arrived_at: the request's arrival, by time.monotonic().
@@ -73,13 +74,21 @@ class RequestLog:
         "_recovery",
         "_request_id",
         "arrived_at",
+        "operation",
         "span",
     )
 
     def __init__(
-        self, request_id: str, span: Span = NO_SPAN, *, is_taken_over: bool = False, is_part: bool = False
+        self,
+        request_id: str,
+        span: Span = NO_SPAN,
+        *,
+        is_taken_over: bool = False,
+        is_part: bool = False,
+        operation: str = "",
     ) -> None:
         self.span = span
+        self.operation = operation
         self._is_part = is_part
         self._is_taken_over = is_taken_over
         # The id is not validated yet, and may be long.
@@ -238,11 +247,11 @@ def begin_request_log(tenant: str, name: str, model: str, operation: str) -> Req
     name_request(name)
     request_id = wire_id(tenant, name)
     if not is_tracing():
-        return RequestLog(request_id)
+        return RequestLog(request_id, operation=operation)
     call = current_call()
     attributes: dict[str, Any] = {"method": call.method, _MODEL: model, _OPERATION: operation}
     span = begin_server_span("request", call.trace_context, request_id=request_id[:_MAX_NAME], **attributes)
-    return RequestLog(request_id, span)
+    return RequestLog(request_id, span, operation=operation)
 
 
 def take_over_request_log(request_id: str, context: TraceContext | None) -> RequestLog:

@@ -1,11 +1,13 @@
 """Serves the gateway's metrics under vLLM's names and labels too, for dashboards made for vLLM. Measures nothing.
 
 The histograms have Blockyard's bounds. The label `engine` is the number of a replica; it is 0 for metrics that belong
-to no single replica.
+to no single replica. The metrics that an endpoint picker of the Gateway API's inference extension reads have one series
+each, since it takes one series a pod: those of the load, and `vllm:lora_requests_info` and `vllm:cache_config_info`.
 """
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from blockyard.service.metrics import Histogram, Metric, counter, declared_in, gauge, histogram
@@ -22,8 +24,19 @@ _WHOLE = "0"
 
 RUNNING = gauge("vllm:num_requests_running", "Requests that a replica has taken.", *_LABELS)
 WAITING = gauge("vllm:num_requests_waiting", "Requests that wait for a replica.", *_LABELS)
-KV_USAGE = gauge("vllm:kv_cache_usage_perc", "Share of the device's KV blocks in use, 0 to 1.", *_LABELS)
+KV_USAGE = gauge("vllm:kv_cache_usage_perc", "Share of all replicas' KV blocks on devices in use, 0 to 1.", *_LABELS)
 GPU_KV_USAGE = gauge("vllm:gpu_cache_usage_perc", "The same under its former name.", *_LABELS)
+CACHE_CONFIG = gauge(
+    "vllm:cache_config_info",
+    "Always 1; tokens per KV block, and the number of blocks on the devices of all replicas.",
+    *(*_LABELS, "block_size", "num_gpu_blocks"),
+)
+LORA_REQUESTS = gauge(
+    "vllm:lora_requests_info",
+    "When this was read, in seconds since 1970; adapters of requests that replicas have taken and of requests that"
+    " wait, with commas between them, and the most adapters that fit into a step of all replicas.",
+    *("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
+)
 QUERIES = counter("vllm:prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache.", *_LABELS)
 HITS = counter("vllm:prefix_cache_hits_total", "Prompt tokens found in the prefix cache.", *_LABELS)
 PREEMPTIONS = counter("vllm:num_preemptions_total", "Preemptions.", *_LABELS)
@@ -52,6 +65,11 @@ CATALOGUE = (*declared_in(globals()), *_OF_HISTOGRAMS)
 Labelled = dict[tuple[str, ...], float]
 
 
+def _lora_labels(reading: SchedulerReading) -> tuple[str, ...]:
+    max_loras = reading.max_loras * len(reading.replicas)
+    return str(max_loras), ",".join(reading.running_loras), ",".join(reading.waiting_loras)
+
+
 def add_vllm_names(metrics: ours.GatewayMetrics, readings: SchedulerReadings, model_name: str) -> None:
     registry, whole = metrics.registry, (model_name, _WHOLE)
     registry.extend(CATALOGUE)
@@ -68,8 +86,19 @@ def add_vllm_names(metrics: ours.GatewayMetrics, readings: SchedulerReadings, mo
 
     registry.read(RUNNING, total(lambda reading: reading.num_running_requests))
     registry.read(WAITING, total(lambda reading: reading.num_waiting_requests))
-    registry.read(KV_USAGE, of_replicas(lambda replica: replica.kv_usage))
-    registry.read(GPU_KV_USAGE, of_replicas(lambda replica: replica.kv_usage))
+    registry.read(KV_USAGE, total(lambda reading: reading.kv_usage))
+    registry.read(GPU_KV_USAGE, total(lambda reading: reading.kv_usage))
+    registry.read(
+        CACHE_CONFIG,
+        lambda: {
+            (name, _WHOLE, str(reading.block_size), str(reading.num_blocks)): 1.0
+            for name, reading in readings.by_model.items()
+        },
+    )
+    registry.read(
+        LORA_REQUESTS,
+        lambda: {_lora_labels(reading): time.time() for reading in readings.by_model.values()},
+    )
     registry.read(QUERIES, of_replicas(lambda replica: replica.num_queried_tokens))
     registry.read(HITS, of_replicas(lambda replica: replica.num_cached_tokens))
     registry.read(PREEMPTIONS, of_replicas(lambda replica: replica.num_preemptions))

@@ -22,7 +22,7 @@ from gateway.codec import state as state_codec
 from gateway.live.answer import AnswerRules, SequenceAnswer
 from gateway.live.request_state import Origin, RequestState
 from gateway.observe.request_log import RequestLog
-from gateway.request import GenerationRequest, wire_id
+from gateway.request import GenerationRequest, derive_cache_salt, wire_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,12 +66,16 @@ class Parts:
         live: runs the requests.
         tokenizer: the model's tokenizer.
         model_name: the model's name in requests.
+        shares_prefixes: whether tenants find each other's prefixes in the prefix cache.
     """
 
-    def __init__(self, live: LiveRequests, tokenizer: Tokenizer, model_name: str) -> None:
+    def __init__(
+        self, live: LiveRequests, tokenizer: Tokenizer, model_name: str, *, shares_prefixes: bool = False
+    ) -> None:
         self._live = live
         self._tokenizer = tokenizer
         self._model_name = model_name
+        self._shares_prefixes = shares_prefixes
         # The readers of running calls, by the calls' ids on the wire.
         self._calls: dict[str, list[Reader]] = {}
 
@@ -117,7 +121,8 @@ class Parts:
 
         Raises BlockyardError REQUEST_ID_CONFLICT if the id belongs to a different request.
         """
-        submission = _submit(name, part, options, context)
+        salt = derive_cache_salt("" if self._shares_prefixes else options.tenant, "")
+        submission = replace(_submit(name, part, options, context), cache_salt=salt)
         known = self._live.find(name)
         if known is not None and known.submission.digest != submission.digest:
             message = f"request_id {options.request_id!r} belongs to another request: choose another id"

@@ -68,6 +68,7 @@ class PoolingService:
         find_facts: Callable[[], Awaitable[ModelFacts]],
         resolve_model: Callable[[str], None],
         read_rule: RuleReader,
+        shares_prefixes: bool = False,
     ) -> None:
         self._encoding = encoding
         self._admission = admission
@@ -75,7 +76,7 @@ class PoolingService:
         self._find_facts = find_facts
         self._resolve_model = resolve_model
         self._models = PooledModels(tokenizer, read_rule)
-        self._parts = Parts(live, tokenizer, model_name)
+        self._parts = Parts(live, tokenizer, model_name, shares_prefixes=shares_prefixes)
 
     def cancel(self, wire_ids: Sequence[str]) -> list[str]:
         return self._parts.cancel(wire_ids)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 def encode_status(service: SchedulerService) -> status_pb2.SchedulerStatus:
     stats, dispatcher, now = service.stats(), service.dispatcher, service.now
+    running_loras, waiting_loras = service.loras.find_in_use()
     return status_pb2.SchedulerStatus(
         replicas=map(encode_replica, service.engines),
         num_gateways=len(service.requests.outboxes),
@@ -39,6 +40,9 @@ def encode_status(service: SchedulerService) -> status_pb2.SchedulerStatus:
         num_waiting_tokens=service.backlog.num_tokens,
         num_requests=len(service.requests.live),
         recoveries=[_encode_recovery(record, now) for record in dispatcher.recovery_log.latest],
+        max_loras=service.loras.max_loras,
+        running_loras=running_loras,
+        waiting_loras=waiting_loras,
     )
 
 

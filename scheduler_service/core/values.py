@@ -31,7 +31,8 @@ class GroupSpec:
     `computes_prompt`: the whole prompt is computed, even if it is cached, for its log probabilities. `priority`: lower
     is sooner. `beams`: the sequences are the `n` best of a beam search instead of samples. `trace_context`: goes unread
     to the worker. `lora`: the adapter of all sequences. `pooling`: how to pool the prompt into numbers instead of
-    generating, also unread; None: the request generates.
+    generating, also unread; None: the request generates. `cache_salt`: only requests with the same salt share blocks of
+    the prefix cache.
     """
 
     request_id: str
@@ -49,6 +50,7 @@ class GroupSpec:
     trace_context: Any = None
     lora: LoraSpec | None = None
     pooling: bytes | None = None
+    cache_salt: bytes = b""
 
     @property
     def lora_id(self) -> int:

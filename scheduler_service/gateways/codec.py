@@ -144,6 +144,7 @@ def _decode_group(message: scheduler_pb2.Submission, owner: str, adapter: Adapte
         trace_context=decode_trace_context(message.trace_context) if message.HasField("trace_context") else None,
         lora=LoraSpec(adapter.lora_id, bytes.fromhex(adapter.digest), adapter.name) if adapter else None,
         pooling=message.pooling or None,
+        cache_salt=message.cache_salt,
     )
 
 

@@ -56,8 +56,24 @@ class Loras:
         self._loading: list[Adapter] = []
 
     @property
+    def max_loras(self) -> int:
+        """The most adapters in one step of a replica; 0: adapters are not enabled."""
+        return self._settings.max_loras
+
+    @property
     def is_enabled(self) -> bool:
-        return self._settings.max_loras > 0
+        return self.max_loras > 0
+
+    def find_in_use(self) -> tuple[list[str], list[str]]:
+        """Returns the names of the adapters of requests that a replica has taken, and of requests that wait for one."""
+        if not self.is_enabled:
+            return [], []
+        names = {adapter.lora_id: adapter.name for adapter in self.registry.all}
+        running, waiting = set[str](), set[str]()
+        for request in self._requests.live.values():
+            if lora_id := request.group.spec.lora_id:
+                (waiting if request.engine is None else running).add(names[lora_id])
+        return sorted(running), sorted(waiting)
 
     def attach(self, engine: Engine) -> None:
         engine.loras.find_wanted = lambda: [*self.registry.all, *self._loading]

@@ -6,7 +6,9 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any
 
+import httpx
 from opentelemetry.sdk.trace import TracerProvider
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from blockyard import AsyncClient
 from blockyard.contract.events import Delta
@@ -99,7 +101,7 @@ async def test_one_trace_over_all_services_and_the_death_of_each(
         async with cluster:
             await cluster.wait_until_ready()
             async with AsyncClient(cluster.targets) as client:
-                await check_undisturbed(client, collector)
+                await check_undisturbed(client, collector, cluster)
                 await check_worker_death(client, collector, cluster)
                 await check_scheduler_death(client, collector, cluster)
                 await check_gateway_death(client, collector, cluster)
@@ -110,7 +112,7 @@ async def test_one_trace_over_all_services_and_the_death_of_each(
         assert not [text for text in told if SECRET in text]
 
 
-async def check_undisturbed(client: AsyncClient, collector: Collector) -> None:
+async def check_undisturbed(client: AsyncClient, collector: Collector, cluster: Cluster) -> None:
     stream, trace_id = ask(client, "undisturbed")
     await finish(stream)
     seen = await spans_of(collector, trace_id, is_whole)
@@ -122,6 +124,18 @@ async def check_undisturbed(client: AsyncClient, collector: Collector) -> None:
     assert seen.one("decode steps").attributes["num_steps"] == NUM_TOKENS - 1
     assert request.start_seconds <= seen.one("queue").start_seconds <= seen.one("prefill step").start_seconds
     assert not [span.error for span in seen.spans if span.error]
+    # From a bucket of a histogram one comes to the trace of a request that fell into it.
+    accept = {"Accept": "application/openmetrics-text; version=1.0.0"}
+    async with httpx.AsyncClient(headers=accept) as http:
+        scrapes = [(await http.get(f"{url}/metrics")).text for url in cluster.http_urls]
+    found = {sample.name for text in scrapes for sample in _exemplary(text, trace_id)}
+    assert "blockyard_time_to_first_token_seconds_bucket" in found
+
+
+def _exemplary(text: str, trace_id: str) -> list[Any]:
+    """Finds the samples of a scrape whose exemplar is of a trace."""
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    return [each for each in samples if each.exemplar and each.exemplar.labels == {"trace_id": trace_id}]
 
 
 async def check_worker_death(client: AsyncClient, collector: Collector, cluster: Cluster) -> None:

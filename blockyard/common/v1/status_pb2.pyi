@@ -499,6 +499,9 @@ class SchedulerStatus(_message.Message):
     NUM_WAITING_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_REQUESTS_FIELD_NUMBER: _builtins.int
     RECOVERIES_FIELD_NUMBER: _builtins.int
+    MAX_LORAS_FIELD_NUMBER: _builtins.int
+    RUNNING_LORAS_FIELD_NUMBER: _builtins.int
+    WAITING_LORAS_FIELD_NUMBER: _builtins.int
     num_waiting_requests: _builtins.int
     """Number of requests that wait to be admitted."""
     num_gateways: _builtins.int
@@ -521,6 +524,8 @@ class SchedulerStatus(_message.Message):
     """Number of prompt tokens of the requests that wait for a replica."""
     num_requests: _builtins.int
     """Number of live requests: waiting, running or preempted."""
+    max_loras: _builtins.int
+    """Most adapters whose sequences one step of a replica may have (--max-loras); 0: adapters are not enabled."""
     @_builtins.property
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaStatus]:
         """The replicas."""
@@ -534,6 +539,14 @@ class SchedulerStatus(_message.Message):
     @_builtins.property
     def recoveries(self) -> _containers.RepeatedCompositeFieldContainer[Global___RecoveryStatus]:
         """The most recent recoveries, latest first; at most sixteen."""
+
+    @_builtins.property
+    def running_loras(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of the adapters of requests that a replica has taken, sorted."""
+
+    @_builtins.property
+    def waiting_loras(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of the adapters of requests that wait for a replica, sorted."""
 
     def __init__(
         self,
@@ -552,10 +565,13 @@ class SchedulerStatus(_message.Message):
         num_waiting_tokens: _builtins.int = ...,
         num_requests: _builtins.int = ...,
         recoveries: _abc.Iterable[Global___RecoveryStatus] | None = ...,
+        max_loras: _builtins.int = ...,
+        running_loras: _abc.Iterable[_builtins.str] | None = ...,
+        waiting_loras: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["uptime", b"uptime"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_cached_tokens", b"num_cached_tokens", "num_completion_tokens", b"num_completion_tokens", "num_gateways", b"num_gateways", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens", "num_recoveries", b"num_recoveries", "num_replayed_tokens", b"num_replayed_tokens", "num_requests", b"num_requests", "num_waiting_requests", b"num_waiting_requests", "num_waiting_tokens", b"num_waiting_tokens", "recoveries", b"recoveries", "replicas", b"replicas", "uptime", b"uptime", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_loras", b"max_loras", "num_cached_tokens", b"num_cached_tokens", "num_completion_tokens", b"num_completion_tokens", "num_gateways", b"num_gateways", "num_preemptions", b"num_preemptions", "num_prompt_tokens", b"num_prompt_tokens", "num_recoveries", b"num_recoveries", "num_replayed_tokens", b"num_replayed_tokens", "num_requests", b"num_requests", "num_waiting_requests", b"num_waiting_requests", "num_waiting_tokens", b"num_waiting_tokens", "recoveries", b"recoveries", "replicas", b"replicas", "running_loras", b"running_loras", "uptime", b"uptime", "version", b"version", "waiting_loras", b"waiting_loras"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

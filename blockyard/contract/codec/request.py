@@ -73,6 +73,7 @@ def encode_options(spec: GenerationSpec) -> inference_pb2.GenerationSpec:
         max_queue_time=encode_seconds(spec.max_queue_seconds),
         beam_search=encode_beams(spec.beam_search) if spec.beam_search is not None else None,
         format=encode_format(spec.format) if spec.format is not None else None,
+        cache_salt=spec.cache_salt,
     )
 
 
@@ -102,6 +103,7 @@ def decode_spec(message: inference_pb2.GenerationSpec, kind: type[Spec]) -> Spec
         max_queue_seconds=decode_seconds(message, "max_queue_time"),
         beam_search=decode_beams(message.beam_search) if message.HasField("beam_search") else None,
         format=decode_format(message.format) if message.HasField("format") else None,
+        cache_salt=message.cache_salt,
     )
 
 

@@ -68,6 +68,7 @@ def encode_submission(submission: Submission) -> bytes:
         computes_whole_prompt=submission.computes_whole_prompt,
         lora=encode_adapter(submission.lora) if submission.lora else None,
         fails_on_update=submission.fails_on_update,
+        cache_salt=submission.cache_salt,
     ).SerializeToString()
 
 
@@ -93,6 +94,7 @@ def decode_submission(encoded: bytes) -> Submission:
         pooling=decode_pooling(pooling_pb2.Pooling.FromString(message.pooling)) if message.pooling else None,
         lora=decode_adapter(message.lora) if message.HasField("lora") else None,
         fails_on_update=message.fails_on_update,
+        cache_salt=message.cache_salt,
     )
 
 

@@ -402,6 +402,7 @@ class GenerationSpec(_message.Message):
     ON_UPDATE_FIELD_NUMBER: _builtins.int
     FORMAT_FIELD_NUMBER: _builtins.int
     SUFFIX_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's id, chosen by the client: at most 128 of [A-Za-z0-9._:-]. Default: chosen by the gateway. An
     identical request with the same id attaches to the answer and reads it from its beginning, while the request runs
@@ -434,6 +435,10 @@ class GenerationSpec(_message.Message):
     suffix: _builtins.str
     """The text behind the answer: the model fills in what is between the prompt, which must be a text, and the suffix.
     Refused if the model's tokenizer has no tokens for this. Default: the answer continues the prompt.
+    """
+    cache_salt: _builtins.str
+    """Find only the prefixes of requests with the same salt in the prefix cache, and let only these find this one's. At
+    most 256 characters. Default: no salt, which all requests of a tenant share.
     """
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
@@ -487,10 +492,11 @@ class GenerationSpec(_message.Message):
         on_update: Global___OnUpdate.ValueType = ...,
         format: Global___OutputFormat | None = ...,
         suffix: _builtins.str = ...,
+        cache_salt: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_n", b"_n", "_skip_special_tokens", b"_skip_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "beam_search", b"beam_search", "conversation", b"conversation", "format", b"format", "max_queue_time", b"max_queue_time", "n", b"n", "prompt", b"prompt", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "text", b"text", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_n", b"_n", "_skip_special_tokens", b"_skip_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "beam_search", b"beam_search", "conversation", b"conversation", "format", b"format", "max_queue_time", b"max_queue_time", "model", b"model", "n", b"n", "on_disconnect", b"on_disconnect", "on_update", b"on_update", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "return_token_ids", b"return_token_ids", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "suffix", b"suffix", "text", b"text", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens", "_n", b"_n", "_skip_special_tokens", b"_skip_special_tokens", "_truncate_prompt_tokens", b"_truncate_prompt_tokens", "add_special_tokens", b"add_special_tokens", "beam_search", b"beam_search", "cache_salt", b"cache_salt", "conversation", b"conversation", "format", b"format", "max_queue_time", b"max_queue_time", "model", b"model", "n", b"n", "on_disconnect", b"on_disconnect", "on_update", b"on_update", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "return_token_ids", b"return_token_ids", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "stop", b"stop", "suffix", b"suffix", "text", b"text", "token_ids", b"token_ids", "truncate_prompt_tokens", b"truncate_prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_special_tokens: _TypeAlias = _typing.Literal["add_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__add_special_tokens: _TypeAlias = _typing.Literal["_add_special_tokens", b"_add_special_tokens"]  # noqa: Y015

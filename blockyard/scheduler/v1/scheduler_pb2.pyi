@@ -257,6 +257,7 @@ class Submission(_message.Message):
     COMPUTES_WHOLE_PROMPT_FIELD_NUMBER: _builtins.int
     LORA_FIELD_NUMBER: _builtins.int
     FAILS_ON_UPDATE_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """The request's id, unique among the live requests of the scheduler: the tenant's name, "/" and the client's id;
     without a tenant, the client's id alone.
@@ -287,6 +288,8 @@ class Submission(_message.Message):
     """
     fails_on_update: _builtins.bool
     """Once the request has begun, it fails with SLEEPING instead of continuing with other weights."""
+    cache_salt: _builtins.bytes
+    """Only requests with the same salt share blocks of the prefix cache. Empty: no salt, which is shared too."""
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt; not empty."""
@@ -337,10 +340,11 @@ class Submission(_message.Message):
         computes_whole_prompt: _builtins.bool = ...,
         lora: Global___LoraAdapter | None = ...,
         fails_on_update: _builtins.bool = ...,
+        cache_salt: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["beam_search", b"beam_search", "lora", b"lora", "max_queue_time", b"max_queue_time", "remaining_time", b"remaining_time", "trace_context", b"trace_context"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["beam_search", b"beam_search", "computes_whole_prompt", b"computes_whole_prompt", "digest", b"digest", "fails_on_update", b"fails_on_update", "gateway_state", b"gateway_state", "lora", b"lora", "max_queue_time", b"max_queue_time", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "n", b"n", "pooling", b"pooling", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "remaining_time", b"remaining_time", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "trace_context", b"trace_context"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["beam_search", b"beam_search", "cache_salt", b"cache_salt", "computes_whole_prompt", b"computes_whole_prompt", "digest", b"digest", "fails_on_update", b"fails_on_update", "gateway_state", b"gateway_state", "lora", b"lora", "max_queue_time", b"max_queue_time", "max_tokens", b"max_tokens", "min_tokens", b"min_tokens", "n", b"n", "pooling", b"pooling", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "remaining_time", b"remaining_time", "request_id", b"request_id", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tenant", b"tenant", "trace_context", b"trace_context"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

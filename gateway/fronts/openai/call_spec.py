@@ -195,6 +195,7 @@ def _request(body: GenerationBody, max_tokens: int | None) -> GenerationRequest:
         skip_special_tokens=body.skip_special_tokens is not False,
         on_disconnect=OnDisconnect(body.on_disconnect or "abort"),
         on_update=OnUpdate(body.on_update or "continue"),
+        cache_salt=body.cache_salt or "",
         truncate_prompt_tokens=body.truncate_prompt_tokens,
         priority=body.priority or 0,
         max_queue_seconds=body.max_queue_time,

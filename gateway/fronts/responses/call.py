@@ -71,6 +71,7 @@ def understand(body: ResponseBody, tenant: str, created: int) -> ResponseCall:
         stop=StopCriteria(max_tokens=body.max_output_tokens),
         format=body.text.format.as_format() if body.text and body.text.format else None,
         tenant=tenant,
+        cache_salt=body.cache_salt or "",
     )
     call = ResponseCall(request, created, _echo(body), bool(body.stream), bool(body.background))
     return _kept(call) if call.background else call
@@ -133,7 +134,7 @@ def _chosen(choice: Any, tools: Sequence[PlacedTool]) -> tuple[ToolChoice, str, 
 
 def _echo(body: ResponseBody) -> dict[str, Any]:
     """Returns the fields of the answer that repeat the body; missing fields have the API's defaults."""
-    not_repeated = {"client_metadata", "include", "input", "stream", "stream_options"}
+    not_repeated = {"cache_salt", "client_metadata", "include", "input", "stream", "stream_options"}
     repeated = body.model_dump(by_alias=True, exclude_unset=True, exclude=not_repeated)
     return {
         "background": False,

@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from blockyard.contract.request import JsonObject, OutputFormat
 from gateway.fronts.http_calls.body_types import Neutral, NotServed, Shape, at_most, schema_format, unsupported
-from gateway.fronts.openai.schema.requests import MAX_METADATA
+from gateway.fronts.openai.schema.requests import MAX_METADATA, CacheSalt
 from gateway.fronts.responses.items import Items  # noqa: TC001 - pydantic reads the annotations
 from gateway.fronts.responses.tools import Tools, check_tool_choice
 
@@ -126,6 +126,8 @@ class ResponseBody(PromptShape):
     temperature: float | None = None
     top_logprobs: int | None = None
     top_p: float | None = None
+    # vLLM's parameter.
+    cache_salt: CacheSalt | None = None
 
     # Parameters that label a request, tune features that work automatically here, or limit tools that are not
     # supported. Codex sends client_metadata.

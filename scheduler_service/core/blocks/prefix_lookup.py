@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from hashlib import sha256
+from hashlib import blake2b, sha256
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -19,9 +19,17 @@ if TYPE_CHECKING:
 def hash_block(parent: bytes, token_ids: Many[int], extra_keys: bytes = b"") -> bytes:
     """Hashes a full block with all that precedes it: hashes are equal only if all tokens are.
 
-    `parent`: the hash of the block before, empty for the first. `extra_keys`: what else the KV depends on.
+    `parent`: the hash of the block before, or `root_hash` for the first. `extra_keys`: what else the KV depends on.
     """
     return sha256(parent + extra_keys + array("I", token_ids).tobytes()).digest()
+
+
+def root_hash(cache_salt: bytes) -> bytes:
+    """Returns the parent of a first block; empty without a salt.
+
+    It is another hash function than that of blocks, so that no salt can be chosen whose blocks look like others.
+    """
+    return blake2b(cache_salt, digest_size=32, person=b"cache salt").digest() if cache_salt else b""
 
 
 def name_of_group(block_hash: bytes, group: int) -> bytes:
@@ -157,13 +165,13 @@ class PrefixLookup:
 
     def hash(self, sequence: Sequence, place: int) -> bytes:
         """Hashes the content of a place, a full block of known tokens, once."""
-        hashes, lora = sequence.block_hashes, sequence.group.spec.lora
+        hashes, spec = sequence.block_hashes, sequence.group.spec
         num_groups, block_size = self._num_groups, self._block_size
         # The content and not the name: another adapter may be loaded under the same name.
-        extra_keys = self.weights_version.encode() + (lora.digest if lora else b"")
+        extra_keys = self.weights_version.encode() + (spec.lora.digest if spec.lora else b"")
         while len(hashes) <= place:
             start = len(hashes) // num_groups * block_size
-            parent = hashes[-num_groups] if hashes else b""
+            parent = hashes[-num_groups] if hashes else root_hash(spec.cache_salt)
             content = hash_block(parent, sequence.token_ids[start : start + block_size], extra_keys)
             hashes.append(content)
             if num_groups > 1:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 
 from blockyard.settings import settings_of
 from tests.unit.deploy import manifests
+from tests.unit.deploy.labels import is_labelled
 from tests.unit.deploy.manifests import COMPONENTS, HAS_KUBECTL, K8S, ROOT
 from tests.unit.deploy.policies import RULES, lets_the_protocol_through, num_bytes
 from tests.unit.deploy.reachability import ADDED
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 GUIDE = (ROOT / "docs" / "guides" / "kubernetes.md").read_text()
+KUSTOMIZATION, *ADDITIONS = re.findall(r"```yaml\n(.*?)```", GUIDE, re.DOTALL)
 BASE = manifests.base()
 needs_kubectl = [] if HAS_KUBECTL else [pytest.mark.e2e]
 
@@ -25,12 +28,11 @@ needs_kubectl = [] if HAS_KUBECTL else [pytest.mark.e2e]
 @pytest.fixture(params=[pytest.param("own", marks=needs_kubectl)])
 def rendered(tmp_path: Path) -> manifests.Manifests:
     """The kustomization of the guide, beside a checkout."""
-    (block,) = re.findall(r"```yaml\n(.*?)```", GUIDE, re.DOTALL)
     own, checkout = tmp_path / "own", tmp_path / "blockyard"
     own.mkdir()
     checkout.mkdir()
     (checkout / "k8s").symlink_to(K8S)
-    (own / "kustomization.yaml").write_text(block)
+    (own / "kustomization.yaml").write_text(KUSTOMIZATION)
     return manifests.render(own)
 
 
@@ -45,6 +47,20 @@ def test_its_kustomization_says_everything_that_it_changes(rendered: manifests.M
     images = {container["image"] for name in rendered.workloads for container in rendered.containers(name)}
     assert images == {"registry.example/blockyard-control:0.1", "registry.example/blockyard-worker:0.1-cuda"}
     assert rendered.configured(rendered.container("scheduler"))["BLOCKYARD_MAX_NUM_SEQS"] == "128"
+
+
+@pytest.mark.parametrize("overlay", [pytest.param("cpu", marks=needs_kubectl)])
+def test_labels_and_patches_that_it_shows_reach_their_objects(overlay: str, tmp_path: Path) -> None:
+    fields: dict[str, Any] = {}
+    for block in ADDITIONS:
+        fields |= yaml.safe_load(block)
+    rendered = manifests.render_with(overlay, ("inference-pool",), tmp_path, **fields)
+    assert {rule.__name__: told for rule in RULES if (told := list(rule(rendered)))} == {}
+    assert not list(is_labelled(rendered, instance="production", version="0.1.0-ours"))
+    (pool,) = rendered.of_kind("InferencePool").values()
+    assert pool["spec"]["endpointPickerRef"]["name"] == "our-picker"
+    route = rendered.of_kind("HTTPRoute")["blockyard-pool"]["spec"]
+    assert (route["parentRefs"][0]["name"], route["hostnames"]) == ("our-gateway", ["llm.our.example"])
 
 
 @pytest.mark.parametrize("overlay", [pytest.param("cpu", marks=needs_kubectl)])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from tests.unit.deploy.inference_pool import API_GROUP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,16 +35,13 @@ def has_files_that_are_mounted(manifests: Manifests) -> Iterator[str]:
 
 
 def routes_to_what_there_is(manifests: Manifests) -> Iterator[str]:
-    """Routes lead to ports of Services, streams may take their time, and no host has routes of two kinds."""
+    """Routes lead to Services' ports or to pools, streams may take their time, and no host has routes of two kinds."""
     hosts: set[str] = set()
     for kind, port_name in (("HTTPRoute", "http"), ("GRPCRoute", "grpc")):
         for name, route in manifests.of_kind(kind).items():
             for rule in route["spec"]["rules"]:
                 for target in rule["backendRefs"]:
-                    service = manifests.of_kind("Service").get(target["name"], {"spec": {"ports": []}})
-                    if (port_name, target["port"]) not in {
-                        (port["name"], port["port"]) for port in service["spec"]["ports"]
-                    }:
+                    if not _is_there(manifests, port_name, target):
                         yield f"{kind} {name}: leads to {target}"
                 if kind == "HTTPRoute" and set(rule.get("timeouts", {"": "default"}).values()) != {"0s"}:
                     yield f"{kind} {name}: ends streams after {rule.get('timeouts')}"
@@ -51,9 +50,11 @@ def routes_to_what_there_is(manifests: Manifests) -> Iterator[str]:
             hosts.update(route["spec"]["hostnames"])
 
 
-def _ports(manifests: Manifests, service: str) -> set[tuple[str, int]]:
-    found = manifests.of_kind("Service").get(service, {"spec": {"ports": []}})
-    return {(port["name"], port["port"]) for port in found["spec"]["ports"]}
+def _is_there(manifests: Manifests, port_name: str, target: dict[str, Any]) -> bool:
+    if target.get("kind") == "InferencePool":
+        return target.get("group") == API_GROUP and target["name"] in manifests.of_kind("InferencePool")
+    service = manifests.of_kind("Service").get(target["name"], {"spec": {"ports": []}})
+    return (port_name, target["port"]) in {(port["name"], port["port"]) for port in service["spec"]["ports"]}
 
 
 def speaks_as_it_says(manifests: Manifests) -> Iterator[str]:

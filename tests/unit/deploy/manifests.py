@@ -143,13 +143,14 @@ def render(folder: Path) -> Manifests:
     return Manifests(tuple(yaml.load_all(done.stdout, yaml.CSafeLoader)))
 
 
-def render_with(overlay: str, components: tuple[str, ...], folder: Path) -> Manifests:
-    """An overlay with components, put together in a kustomization of its own as a user does."""
+def render_with(overlay: str, components: tuple[str, ...], folder: Path, **others: Any) -> Manifests:
+    """An overlay with components, put together in a kustomization of its own as a user does, with its other fields."""
     made = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
         "resources": [_relative(K8S / "overlays" / overlay, folder)],
         "components": [_relative(K8S / "components" / name, folder) for name in components],
+        **others,
     }
     (folder / "kustomization.yaml").write_text(yaml.safe_dump(made))
     return render(folder)

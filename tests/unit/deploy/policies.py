@@ -18,6 +18,7 @@ from blockyard.service.health import Heartbeat
 from blockyard.settings import SettingsError, make_parser, resolve, settings_of
 from tests.unit.deploy.exposure import has_files_that_are_mounted, routes_to_what_there_is, speaks_as_it_says
 from tests.unit.deploy.groups import makes_whole_groups
+from tests.unit.deploy.inference_pool import API_GROUP, is_inference_pool, pools_what_serves
 from tests.unit.deploy.leader_worker_set import is_leader_worker_set
 from tests.unit.deploy.manifests import NAME_LABEL, ROOT, template_of
 from tests.unit.deploy.reachability import PROTOCOL, arrows, selects
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 # The oldest version that takes them (preStop.sleep), and the newest that is known.
 VERSIONS = ("1.30.0", kubernetes_validate.latest_version())
-CUSTOM = ("monitoring.coreos.com/", "keda.sh/", "gateway.networking.k8s.io/")
+CUSTOM = ("monitoring.coreos.com/", "keda.sh/", "gateway.networking.k8s.io/", f"{API_GROUP}/")
 USER = 65532
 IMAGES = {"gateway": "blockyard-control", "scheduler": "blockyard-control", "worker": "blockyard-worker"}
 # What the standard "restricted" of Pod Security lets a pod mount, of what there is here.
@@ -51,6 +52,9 @@ def is_valid(manifests: Manifests) -> Iterator[str]:
             yield from is_leader_worker_set(item)
             # Its pods are Kubernetes' own.
             built_in = {"apiVersion": "v1", "kind": "PodTemplate", "template": template_of(item)}
+        elif item["kind"] == "InferencePool":
+            yield from is_inference_pool(item)
+            continue
         elif item["apiVersion"].startswith(CUSTOM):
             continue
         else:
@@ -158,12 +162,13 @@ def is_probed(manifests: Manifests) -> Iterator[str]:
 
 
 def selects_its_pods(manifests: Manifests) -> Iterator[str]:
-    """Every selector finds the pods of the service in its resource's name, and of no other."""
+    """Every selector finds the pods of the service that its object's label names, and of no other."""
     for item in manifests.resources:
         where, name = f"{item['kind']} {item['metadata']['name']}", item["metadata"].get("labels", {}).get(NAME_LABEL)
+        is_shared = name in (None, "blockyard")
         for selector in _selectors(item):
             found = {service for service in manifests.workloads if selects(selector, manifests.labels(service))}
-            if not found or (name and found != {name.removeprefix("blockyard-")}):
+            if not found or not (is_shared or found == {name.removeprefix("blockyard-")}):
                 yield f"{where}: {selector} selects {found or 'nothing'}"
     for item in manifests.of_kind("StatefulSet").values():
         if (headless := item["spec"].get("serviceName")) not in manifests.of_kind("Service"):
@@ -407,4 +412,5 @@ RULES: tuple[Rule, ...] = (
     speaks_as_it_says,
     waits_for_the_load,
     makes_whole_groups,
+    pools_what_serves,
 )

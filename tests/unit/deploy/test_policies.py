@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.unit.deploy import manifests
+from tests.unit.deploy.inference_pool import ENGINE_LABEL
 from tests.unit.deploy.policies import RULES, lets_the_protocol_through, seconds_in, stop_seconds
 from tests.unit.deploy.reachability import PROTOCOL
 from tests.unit.deploy.services import CONFIGURATIONS
@@ -17,13 +18,19 @@ if TYPE_CHECKING:
 
 BASE = manifests.base()
 ROUTES = manifests.read_yaml(manifests.K8S / "components" / "gateway-api" / "routes.yaml")
-ALL = manifests.Manifests((*BASE.resources, *ROUTES))
+POOL = manifests.read_yaml(manifests.K8S / "components" / "inference-pool" / "pool.yaml")
+ENGINE = f"spec.template.metadata.labels.{ENGINE_LABEL.replace('.', '~')}"
 EVERY_RULE = [*RULES, lets_the_protocol_through]
 POD = "spec.template.spec"
 CONTAINER = f"{POD}.containers.0"
 LABEL = "app~kubernetes~io/name"
 GATEWAY, SCHEDULER, WORKER = "blockyard-gateway", "blockyard-scheduler", "blockyard-worker"
 ANY_POD = {"podSelector": {}, "namespaceSelector": {}}
+ALL = (
+    manifests.Manifests((*BASE.resources, *ROUTES, *POOL))
+    .changed("Deployment", GATEWAY, ENGINE, "vllm")
+    .changed("ConfigMap", GATEWAY, "data.BLOCKYARD_VLLM_METRIC_NAMES", "true")
+)
 
 # By rule: kind, name, path and new value (None: taken away) of something that must not pass.
 MUTATIONS: dict[str, list[tuple[str, str, str, Any]]] = {
@@ -37,6 +44,14 @@ MUTATIONS: dict[str, list[tuple[str, str, str, Any]]] = {
         ("HorizontalPodAutoscaler", GATEWAY, "spec.maxReplicas", None),
         ("Service", WORKER, "spec.ports.0.port", "grpc-worker"),
         ("ConfigMap", WORKER, "data.BLOCKYARD_NUM_THREADS", 4),
+        ("InferencePool", "blockyard", "apiVersion", "inference.networking.k8s.io/v1alpha2"),
+        ("InferencePool", "blockyard", "spec.selector", {"app~kubernetes~io/name": GATEWAY}),
+        ("InferencePool", "blockyard", "spec.targetPorts", [{"number": 8000}, {"number": 8001}]),
+        ("InferencePool", "blockyard", "spec.targetPortNumber", 8000),
+        ("InferencePool", "blockyard", "spec.extensionRef", {"name": "blockyard-epp"}),
+        ("InferencePool", "blockyard", "spec.endpointPickerRef.port", 9002),
+        ("InferencePool", "blockyard", "spec.endpointPickerRef.port", None),
+        ("InferencePool", "blockyard", "spec.endpointPickerRef.failureMode", "Open"),
     ],
     "has_few_rights": [
         ("Deployment", GATEWAY, f"{POD}.securityContext.runAsNonRoot", False),
@@ -175,6 +190,8 @@ MUTATIONS: dict[str, list[tuple[str, str, str, Any]]] = {
         ("HTTPRoute", "blockyard", "spec.rules.0.timeouts.request", "60s"),
         ("GRPCRoute", "blockyard", "spec.rules.0.backendRefs.0.port", 50052),
         ("GRPCRoute", "blockyard", "spec.hostnames", ["llm.example.com"]),
+        ("HTTPRoute", "blockyard-pool", "spec.rules.0.backendRefs.0.name", GATEWAY),
+        ("HTTPRoute", "blockyard-pool", "spec.rules.0.backendRefs.0.group", "inference.networking.x-k8s.io"),
     ],
     "speaks_as_it_says": [
         ("Service", GATEWAY, "spec.ports.0.appProtocol", None),
@@ -189,6 +206,13 @@ MUTATIONS: dict[str, list[tuple[str, str, str, Any]]] = {
     "makes_whole_groups": [
         ("ConfigMap", SCHEDULER, "data.BLOCKYARD_TENSOR_PARALLEL_SIZE", "2"),
         ("ConfigMap", SCHEDULER, "data.BLOCKYARD_PIPELINE_PARALLEL_SIZE", "3"),
+    ],
+    "pools_what_serves": [
+        ("InferencePool", "blockyard", f"spec.selector.matchLabels.{LABEL}", WORKER),
+        ("InferencePool", "blockyard", "spec.targetPorts.0.number", 50051),
+        ("Deployment", GATEWAY, ENGINE, None),
+        ("Deployment", GATEWAY, ENGINE, "sglang"),
+        ("ConfigMap", GATEWAY, "data.BLOCKYARD_VLLM_METRIC_NAMES", None),
     ],
     "lets_the_protocol_through": [
         ("NetworkPolicy", GATEWAY, "spec.ingress.0.from", None),
@@ -221,6 +245,11 @@ def mutations() -> Iterator[Any]:
 def test_every_rule_is_shown_to_fail() -> None:
     assert list(MUTATIONS) == [rule.__name__ for rule in EVERY_RULE]
     assert all(MUTATIONS.values())
+
+
+@pytest.mark.parametrize("rule", EVERY_RULE, ids=lambda rule: rule.__name__)
+def test_what_is_right_is_not_told(rule: Any) -> None:
+    assert not list(rule(ALL))
 
 
 @pytest.mark.parametrize(("rule", "mutation"), list(mutations()))

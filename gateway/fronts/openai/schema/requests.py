@@ -37,6 +37,8 @@ def _check_stop(value: Any) -> Any:
     return value
 
 
+# As in vLLM, an empty salt is refused.
+CacheSalt = Annotated[str, Field(min_length=1)]
 Stop = Annotated[list[str], BeforeValidator(_check_stop, json_schema_input_type=str | list[str])]
 
 
@@ -59,7 +61,6 @@ class StreamOptions(Shape):
 class NotServedYet(Shape):
     """vLLM's parameters, under present and former names, that are not supported yet."""
 
-    cache_salt: NotServed = None
     ec_transfer_params: NotServed = None
     guided_decoding_backend: NotServed = None
     guided_whitespace_pattern: NotServed = None
@@ -119,6 +120,7 @@ class GenerationBody(NotServedYet, FormatShape):
     best_of: int | None = None
     length_penalty: float | None = None
     early_stopping: Annotated[bool | Literal["never"] | None, BeforeValidator(_check_early_stopping)] = None
+    cache_salt: CacheSalt | None = None
 
     # Blockyard's own parameters.
     max_queue_time: float | None = None

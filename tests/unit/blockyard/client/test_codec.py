@@ -59,6 +59,7 @@ EVERY_OPTION: dict[str, Any] = {
     "add_special_tokens": False,
     "truncate_prompt_tokens": -1,
     "suffix": "end",
+    "cache_salt": "salt",
 }
 
 
@@ -102,6 +103,7 @@ def test_every_option_reaches_its_field() -> None:
             width=4, length_penalty=0.5, early_stopping=sampling_pb2.EARLY_STOPPING_NEVER
         ),
         format={"json_schema": {"schema": '{"type": "object"}', "compact": True}},
+        cache_salt="salt",
         stop=sampling_pb2.StopCriteria(
             max_tokens=5,
             min_tokens=1,

@@ -97,6 +97,7 @@ WHOLE = Submission(
     lora=ADAPTER,
     fails_on_update=True,
     pooling=Pooling(PoolingKind.LABEL_LOGITS, (3, 4), True, 5, True, 2),
+    cache_salt=b"salt",
 )
 ENTRIES = [Candidates([4, 5, 4], [-2.0, -0.5, -2.0], [2, 1, 2]), Candidates([6], [-1.5], [3])]
 FAILURE = SequenceError("NOT_FINITE", "row 3")

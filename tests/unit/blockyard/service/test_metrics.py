@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -54,7 +55,7 @@ def test_a_histogram_counts_what_is_up_to_a_bound() -> None:
     for value in (0.05, 0.1, 0.5, 1.0, 7.0):
         values.observe(value)
     values.observe(0.5, 10)
-    assert values.buckets() == [("0.1", 2), ("1.0", 14), ("+Inf", 15)]
+    assert [bucket[:2] for bucket in values.buckets()] == [("0.1", 2), ("1.0", 14), ("+Inf", 15)]
     assert values.count == 15
     assert values.sum == pytest.approx(0.05 + 0.1 + 0.5 + 1.0 + 7.0 + 5.0)
 
@@ -63,7 +64,7 @@ def test_a_value_beyond_all_bounds_and_one_below_zero_count() -> None:
     values = Histogram((1.0,))
     values.observe(-1e-9)
     values.observe(float("inf"))
-    assert values.buckets() == [("1.0", 1), ("+Inf", 2)]
+    assert [bucket[:2] for bucket in values.buckets()] == [("1.0", 1), ("+Inf", 2)]
 
 
 @pytest.mark.parametrize(
@@ -154,6 +155,30 @@ def test_a_scraper_that_asks_for_openmetrics_gets_it(registry: Registry) -> None
     names = {family.name for family in parse_openmetrics(content.decode())}
     assert {"test_served", "test_seconds", "blockyard_build_info"} <= names
     assert registry.encode("text/html")[1].startswith("text/plain")
+
+
+def test_a_bucket_tells_the_trace_of_its_last_value_that_has_one(registry: Registry) -> None:
+    seconds = registry.histogram(SECONDS, "fast")
+    assert registry.histogram(SECONDS, "fast") is seconds
+    before = time.time()
+    for value, trace_id in ((0.5, "a" * 32), (0.6, "b" * 32), (0.7, None), (7.0, "c" * 32), (0.05, "")):
+        seconds.observe(value, trace_id=trace_id)
+    content, _ = registry.encode("application/openmetrics-text; version=1.0.0")
+    samples = [
+        sample
+        for family in parse_openmetrics(content.decode())
+        if family.name == SECONDS.name
+        for sample in family.samples
+        if sample.name.endswith("_bucket")
+    ]
+    found = {sample.labels["le"]: sample.exemplar for sample in samples}
+    assert found["0.1"] is None
+    told = {end: (exemplar.labels, exemplar.value) for end, exemplar in found.items() if exemplar}
+    assert told == {"1.0": ({"trace_id": "b" * 32}, 0.6), "+Inf": ({"trace_id": "c" * 32}, 7.0)}
+    assert all(before - 1 <= float(each.timestamp) <= time.time() + 1 for each in found.values() if each)
+    # The older format has no place for them.
+    assert b"trace_id" not in registry.encode()[0]
+    assert Scrape.of(registry).sum("test_seconds_count", phase="fast") == 5
 
 
 def test_values_are_read_while_they_are_written(registry: Registry) -> None:

@@ -57,6 +57,7 @@ SUBMISSION = Submission(
     priority=-3,
     max_queue_seconds=2.5,
     fails_on_update=True,
+    cache_salt=b"salted",
 )
 
 
@@ -65,6 +66,15 @@ def test_another_gateway_reads_the_request_again() -> None:
     arrived = state_codec.read_submission(encode_submission(submission))
     assert arrived == submission
     assert state_codec.request_of(arrived) == REQUEST
+
+
+def test_a_salt_is_no_part_of_what_was_asked_and_is_not_kept_as_it_was_given() -> None:
+    """It changes no answer, and whoever reads a scheduler's memory learns no salt."""
+    submission = state_codec.with_state(SUBMISSION, REQUEST)
+    salted = state_codec.with_state(replace(SUBMISSION, cache_salt=b"other"), replace(REQUEST, cache_salt="my salt"))
+    assert salted.digest == submission.digest
+    assert salted.gateway_state == submission.gateway_state
+    assert salted.cache_salt == b"other"
 
 
 def test_the_state_holds_no_prompt_and_nothing_twice() -> None:

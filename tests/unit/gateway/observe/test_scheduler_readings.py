@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING
 
 import grpc
@@ -21,7 +22,7 @@ from tests.unit.gateway.harness import configuration, demo_tokenizer
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-READING = SchedulerReading(3, 5, (ReplicaReading(0, 0.25, 100, 40, 2),))
+READING = SchedulerReading(3, 5, (ReplicaReading(0, 200, 0.25, 100, 40, 2),))
 STATUS = status_pb2.SchedulerStatus(
     num_requests=8,
     num_waiting_requests=4,
@@ -29,13 +30,22 @@ STATUS = status_pb2.SchedulerStatus(
         status_pb2.ReplicaStatus(
             replica_id=1,
             device_blocks=status_pb2.BlockPoolStatus(num_blocks=200, num_free_blocks=150, num_cached_blocks=20),
+            block_size=16,
             num_waiting_sequences=1,
             num_queried_tokens=100,
             num_cached_tokens=40,
             num_preemptions=2,
         ),
         status_pb2.ReplicaStatus(replica_id=2),
+        status_pb2.ReplicaStatus(
+            replica_id=3,
+            device_blocks=status_pb2.BlockPoolStatus(num_blocks=600, num_free_blocks=0),
+            block_size=16,
+        ),
     ],
+    max_loras=4,
+    running_loras=["poet", "sailor"],
+    waiting_loras=["sailor"],
 )
 
 
@@ -66,8 +76,15 @@ class Clock:
 
 
 def test_what_waits_at_replicas_has_been_taken() -> None:
-    assert decode_reading(STATUS) == SchedulerReading(3, 5, (ReplicaReading(1, 0.25, 100, 40, 2),))
+    replicas = (ReplicaReading(1, 200, 0.25, 100, 40, 2), ReplicaReading(3, 600, 1.0, 0, 0, 0))
+    assert decode_reading(STATUS) == SchedulerReading(3, 5, replicas, 16, 4, ("poet", "sailor"), ("sailor",))
     assert decode_reading(status_pb2.SchedulerStatus()) == SchedulerReading(0, 0, ())
+
+
+def test_the_use_of_all_blocks_weighs_replicas_by_their_size() -> None:
+    reading = decode_reading(STATUS)
+    assert (reading.num_blocks, reading.kv_usage) == (800, (50 + 600) / 800)
+    assert (SchedulerReading(0, 0, ()).num_blocks, SchedulerReading(0, 0, ()).kv_usage) == (0, 0.0)
 
 
 async def test_who_comes_together_or_soon_gets_one_answer() -> None:
@@ -172,7 +189,7 @@ async def test_vllms_names_are_told_beside_ours_where_they_are_asked_for(schedul
     assert seen.sum("vllm:num_requests_running", **whole) == 5
     assert seen.sum("vllm:num_requests_waiting", **whole) == 3
     for name in ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"):
-        assert seen.sum(name, **replica) == 0.25
+        assert seen.sum(name, **whole) == (50 + 600) / 800
     assert seen.sum("vllm:prefix_cache_queries_total", **replica) == 100
     assert seen.sum("vllm:prefix_cache_hits_total", **replica) == 40
     assert seen.sum("vllm:num_preemptions_total", **replica) == 2
@@ -180,3 +197,32 @@ async def test_vllms_names_are_told_beside_ours_where_they_are_asked_for(schedul
     assert seen.sum("vllm:request_success_total", **whole, finished_reason="stop") == 1
     assert seen.sum("vllm:time_to_first_token_seconds_count", **whole) == 1
     assert seen.sum("vllm:time_to_first_token_seconds_sum", **whole) == 0.5
+
+
+# What the reference endpoint picker reads of a pod whose label `engine-type` is `vllm`, and which labels it needs: the
+# plugin core-metrics-extractor of github.com/llm-d/llm-d-router, May 2026, which came from the inference extension.
+PICKED = {
+    "vllm:num_requests_waiting": set[str](),
+    "vllm:num_requests_running": set[str](),
+    "vllm:kv_cache_usage_perc": set[str](),
+    "vllm:lora_requests_info": {"max_lora", "running_lora_adapters", "waiting_lora_adapters"},
+    "vllm:cache_config_info": {"block_size", "num_gpu_blocks"},
+}
+
+
+async def test_an_endpoint_picker_finds_one_series_of_each_metric(scheduler: FakeScheduler) -> None:
+    gateway = Server(configuration(scheduler, vllm_metric_names=True))
+    await gateway.start()
+    try:
+        await attached(gateway)
+        before = time.time()
+        seen = await scrape(gateway.http_port)
+    finally:
+        await gateway.stop()
+    found = {name: seen.labels(name) for name in PICKED}
+    assert {name: len(series) for name, series in found.items()} == dict.fromkeys(PICKED, 1)
+    assert {name: labels for name, labels in PICKED.items() if not labels <= found[name][0].keys()} == {}
+    cache, loras = found["vllm:cache_config_info"][0], found["vllm:lora_requests_info"][0]
+    assert (cache["block_size"], cache["num_gpu_blocks"]) == ("16", "800")
+    assert loras == {"max_lora": "8", "running_lora_adapters": "poet,sailor", "waiting_lora_adapters": "sailor"}
+    assert before <= seen.sum("vllm:lora_requests_info") <= time.time()

@@ -61,6 +61,32 @@ async def test_status_tells_totals_that_grow(harness: Harness) -> None:
     assert now.version
 
 
+async def test_status_tells_the_adapters_of_requests_that_run_and_that_wait(
+    harness: Harness, settings: Settings
+) -> None:
+    await harness.worker(step_seconds=0.002)
+    # One slot: the replica takes one request whose adapter waits for it, and the next one stays in the queue.
+    await harness.scheduler(settings(max_loras=1, lora_patience_seconds=1000.0))
+    client, operator = await harness.client(), await harness.operator()
+    names = ("poet", "sailor", "unused")
+    for name in names:
+        await operator.load_lora(name, f"/adapters/{name}")
+    await client.wait_until(lambda: client.loras.keys() == {*names})
+    running = await client.add("running", [1] * 20, max_tokens=10_000, lora=client.loras["sailor"])
+    await client.wait_until(lambda: running.token_ids[0])
+    taken = await client.add("taken", [1] * 20, max_tokens=3, lora=client.loras["poet"])
+    waiting = await client.add("waiting", [1] * 20, max_tokens=3, lora=client.loras["poet"])
+    await client.wait_until(lambda: waiting.first_sequence_id is not None)
+    status = (await operator.status()).scheduler
+    assert status.max_loras == 1
+    assert (list(status.running_loras), list(status.waiting_loras)) == (["poet", "sailor"], ["poet"])
+    await client.cancel("running")
+    await client.result(taken)
+    await client.result(waiting)
+    status = (await operator.status()).scheduler
+    assert (list(status.running_loras), list(status.waiting_loras)) == ([], [])
+
+
 async def test_status_tells_how_far_the_start_of_a_worker_is(harness: Harness) -> None:
     worker = await harness.worker()
     worker.pause_at = 500

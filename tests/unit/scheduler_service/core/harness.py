@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from blockyard.common.v1 import pooling_pb2
-from scheduler_service.core.blocks.prefix_lookup import hash_block, name_of_group
+from scheduler_service.core.blocks.prefix_lookup import hash_block, name_of_group, root_hash
 from scheduler_service.core.scheduler import CoreConfig, Scheduler
 from scheduler_service.core.values import GroupSpec, LoraSpec, OwnerUpdate, SchedulerOutput, StepResult
 from tests.kit.oracles.core_requests import add_request
@@ -62,6 +62,7 @@ def make_spec(
     beams: BeamSearch | None = None,
     lora_id: int = 0,
     pooling: bytes | None = None,
+    cache_salt: bytes = b"",
 ) -> GroupSpec:
     """A request. A prompt given as a length differs from those of all other request ids."""
     if isinstance(prompt, int):
@@ -80,6 +81,7 @@ def make_spec(
         lora=make_lora(lora_id) if lora_id else None,
         pooling=pooling,
         computes_prompt=pooling == MEAN,
+        cache_salt=cache_salt,
     )
 
 
@@ -246,7 +248,7 @@ class Bench:
         assert not self.in_flight
         size = self.config.block_size
         for spec, tokens in self._walk_prefixes():
-            block_hash, names = b"", [root_of(spec)]
+            block_hash, names = root_hash(spec.cache_salt), [root_of(spec)]
             for start in range(0, len(tokens) - size + 1, size):
                 extra_keys = spec.lora.digest if spec.lora else b""
                 block_hash = hash_block(block_hash, tokens[start : start + size], extra_keys)

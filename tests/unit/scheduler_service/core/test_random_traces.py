@@ -81,6 +81,7 @@ class Traces(RuleBasedStateMachine):
         beams=beams,
         lora_id=st.sampled_from([0, 0, 1, 2, 3]),
         pooling=st.sampled_from([None, None, LAST, MEAN]),
+        cache_salt=st.sampled_from([b"", b"", b"one", b"two"]),
     )
     def add(self, prompt, **others) -> None:
         if not self.bench.config.max_loras:

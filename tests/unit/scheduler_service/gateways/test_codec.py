@@ -47,11 +47,13 @@ def test_a_request_is_decoded_whole() -> None:
         max_queue_seconds=1.5,
         fails_on_update=True,
         beam_search=BeamSearch(4),
+        cache_salt=b"salt",
     )
     before = Resubmission(2.5, [SequenceRecord([1], FinishReason.STOP), SequenceRecord([]), SequenceRecord([])], 3)
     message = encode_add(Add(7, submission, before, age_seconds=0.5))
     payload = sampling_pb2.SamplingParams(temperature=0.7, prompt_logprobs=1).SerializeToString()
-    spec = GroupSpec("a", "o", [5, 6], 3, 4, 2, frozenset({7, 8}), payload, True, "t", -2, BeamSearch(4))
+    own = (payload, True, "t", -2, BeamSearch(4))
+    spec = GroupSpec("a", "o", [5, 6], 3, 4, 2, frozenset({7, 8}), *own, cache_salt=b"salt")
     addition = decode(message)
     assert addition.resubmission is not None and list(addition.resubmission.sequences[0].token_ids) == [1]
     assert addition == Addition(

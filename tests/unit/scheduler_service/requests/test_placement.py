@@ -122,3 +122,18 @@ def test_one_that_waits_for_slots_where_it_is_loaded_is_loaded_where_one_is_free
     free.load(1)
     assert system.assign() == [(1, "2")]
     assert other_full.asked == []
+
+
+def test_a_prompt_goes_where_it_is_cached_with_its_salt() -> None:
+    system = System(2)
+    prompt = tuple(range(3, 15))
+    for place, salt in zip(system.places, (b"one", b"two"), strict=True):
+        place.bench.add(make_spec("before", prompt, 1, cache_salt=salt))
+        place.bench.run()
+    placed: list[tuple[bytes, str]] = []
+    for salt in (b"two", b"one", b"two"):
+        system.num_requests += 1
+        spec = make_spec(f"r{system.num_requests}", prompt, cache_salt=salt)
+        system.backlog.push(Group(spec, 1000 + system.num_requests, 100, 0.0), float(system.num_requests))
+        placed += [(salt, name) for _, name in system.assign()]
+    assert placed == [(b"two", "1"), (b"one", "0"), (b"two", "1")]

@@ -100,6 +100,7 @@ def test_a_full_spec_is_read_field_by_field() -> None:
         truncate_prompt_tokens=-1,
         suffix="end",
         format={"json_schema": {"schema": "{}", "compact": True}},
+        cache_salt="salt",
     )
     other_prompts = {spec.DESCRIPTOR.fields_by_name[name] for name in ("text", "conversation")}
     assert set(dict(spec.ListFields())) == set(spec.DESCRIPTOR.fields) - other_prompts
@@ -123,6 +124,7 @@ FULL = GenerationSpec(
     max_queue_seconds=2.5,
     beam_search=BeamSearch(4, 0.5, EarlyStopping.NEVER),
     format=JsonSchema("{}", compact=True),
+    cache_salt="salt",
 )
 FORMATS = JsonObject(), JsonSchema("{}"), Regex("a+"), Choices(("a", "b")), Lark('start: "a"')
 

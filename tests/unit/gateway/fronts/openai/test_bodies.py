@@ -117,7 +117,6 @@ async def test_a_body_full_of_errors_is_not_told_all_of_them(
     ("path", "name", "value"),
     [
         ("/v1/completions", "best_of", 2),
-        ("/v1/completions", "cache_salt", "x"),
         ("/v1/completions", "guided_whitespace_pattern", "x"),
         ("/v1/completions", "truncation_side", "right"),
         ("/v1/completions", "prompt_embeds", "x"),

@@ -35,6 +35,7 @@ FEATURES = [
     Case("several sequences", {"n": 3}),
     Case("token ids beside the text", {"return_token_ids": True}),
     Case("special tokens in the text", {"skip_special_tokens": False}),
+    Case("a salt for the prefix cache", {"cache_salt": "x"}),
     Case("a request that is kept", {"on_disconnect": "keep"}),
     Case("a request that is not kept", {"on_disconnect": "abort"}, has_effect=False),
     Case("a request that fails with its weights", {"on_update": "fail"}),

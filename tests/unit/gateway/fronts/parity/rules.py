@@ -165,6 +165,7 @@ RULES = [
         "format",
         reason=Reason.UNSUPPORTED_PARAMETER,
     ),
+    rule("a salt that is too long", {"cache_salt": "x" * 257}),
     rule("a way to leave that is none", {"on_disconnect": "sometimes"}),
     rule("an end of weights that is none", {"on_update": "sometimes"}),
     # Conversations.

@@ -7,7 +7,7 @@ import hashlib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scheduler_service.core.blocks.prefix_lookup import hash_block
+from scheduler_service.core.blocks.prefix_lookup import hash_block, root_hash
 from tests.unit.scheduler_service.core.harness import Bench, configure, make_spec
 
 PROMPT = tuple(range(3, 15))  # three blocks
@@ -226,3 +226,32 @@ def test_a_reset_leaves_what_runs_and_its_names() -> None:
     bench.run()
     assert bench.prefilled["second"] == 12
     bench.check_tokens()
+
+
+# Salts.
+
+
+def test_requests_share_blocks_only_with_those_of_their_salt() -> None:
+    bench = Bench()
+    for name, salt in (("first", b"one"), ("other", b"two"), ("none", b""), ("same", b"one"), ("again", b"")):
+        bench.add(make_spec(name, PROMPT, 9, cache_salt=salt))
+        bench.run()
+    assert bench.prefilled == {"first": 0, "other": 0, "none": 0, "same": 11, "again": 11}
+    # What is found of an answer has its request's salt too.
+    longer = PROMPT + tuple(bench.tokens["first", 0])
+    for name, salt in (("longer", b"one"), ("longer other", b"three")):
+        bench.add(make_spec(name, longer, 1, cache_salt=salt))
+        bench.run()
+    assert (bench.prefilled["longer"], bench.prefilled["longer other"]) == (20, 0)
+    bench.check_tokens()
+    bench.check_cached()
+
+
+def test_a_salt_is_no_beginning_of_a_prompt() -> None:
+    """Nobody may choose a salt with which a prompt looks like what stands behind another prompt's beginning."""
+    head = PROMPT[:4]
+    content = b"".join(token.to_bytes(4, "little") for token in head)
+    for salt in (content, hash_block(b"", head), root_hash(b"one")):
+        assert hash_block(root_hash(salt), PROMPT[4:8]) != hash_block(hash_block(b"", head), PROMPT[4:8])
+        assert len(root_hash(salt)) == 32
+    assert root_hash(b"") == b""
