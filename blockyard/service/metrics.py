@@ -155,11 +155,14 @@ class Histogram:
         """The number of values in each bucket, not cumulative; the last bucket is above all bounds."""
         return tuple(self._counts)
 
-    def buckets(self) -> list[tuple[str, float, Exemplar | None]]:
-        """Returns cumulative counts by upper bound, with exemplars. May be called from any thread."""
+    def buckets(self) -> list[tuple[str, float] | tuple[str, float, Exemplar]]:
+        """Returns cumulative counts by upper bound, with exemplars if there are. May be called from any thread."""
         ends = map(floatToGoString, (*self.bounds, inf))
-        exemplars = map(self._exemplars.get, range(len(self._counts)))
-        return list(zip(ends, accumulate(self._counts.copy()), exemplars, strict=True))
+        counts = zip(ends, accumulate(self._counts.copy()), strict=True)
+        return [
+            (*each, exemplar) if (exemplar := self._exemplars.get(bucket)) else each
+            for bucket, each in enumerate(counts)
+        ]
 
 
 class Registry:

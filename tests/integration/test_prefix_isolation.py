@@ -27,14 +27,14 @@ TENANTS = ("acme", "emca")
 @contextmanager
 def keyed_system(folder: Path, *gateway_flags: str) -> Iterator[System]:
     for tenant in TENANTS:
-        add_key(folder / "keys.yaml", Key(name=tenant, sha256=digest(f"key of {tenant}"), tenant=tenant))
+        add_key(folder / "keys.yaml", Key(name=tenant, sha256=digest(f"key-of-{tenant}"), tenant=tenant))
     flags = [f"--api-keys-file={folder / 'keys.yaml'}", *gateway_flags]
     with System(DEMO, folder / "logs", FLAGS, gateway_flags=flags) as system:
         yield system
 
 
 def ask(system: System, tenant: str = "", path: str = "completions", **fields: Any) -> httpx.Response:
-    headers = {"Authorization": f"Bearer key of {tenant}"} if tenant else {}
+    headers = {"Authorization": f"Bearer key-of-{tenant}"} if tenant else {}
     body = {"model": "demo", "temperature": 0, **fields}
     return httpx.post(f"{system.http_url}/v1/{path}", json=body, headers=headers, timeout=60)
 
@@ -53,7 +53,7 @@ def test_tenants_find_their_own_prefixes_and_not_those_of_others(tmp_path: Path)
         # A salt that two tenants give is two salts.
         assert [cached_tokens(system, tenant, cache_salt="x") for tenant in TENANTS] == [0, 0]
         assert cached_tokens(system, "acme", cache_salt="x") == NUM_CACHED
-        with Client(system.grpc_target, api_key="key of acme") as client:
+        with Client(system.grpc_target, api_key="key-of-acme") as client:
             found = [
                 client.generate(PROMPT, max_tokens=1, cache_salt=salt).choices[0].usage.num_cached_tokens
                 for salt in ("x", "y", "y")

@@ -55,7 +55,7 @@ def test_a_histogram_counts_what_is_up_to_a_bound() -> None:
     for value in (0.05, 0.1, 0.5, 1.0, 7.0):
         values.observe(value)
     values.observe(0.5, 10)
-    assert [bucket[:2] for bucket in values.buckets()] == [("0.1", 2), ("1.0", 14), ("+Inf", 15)]
+    assert values.buckets() == [("0.1", 2), ("1.0", 14), ("+Inf", 15)]
     assert values.count == 15
     assert values.sum == pytest.approx(0.05 + 0.1 + 0.5 + 1.0 + 7.0 + 5.0)
 
@@ -64,7 +64,7 @@ def test_a_value_beyond_all_bounds_and_one_below_zero_count() -> None:
     values = Histogram((1.0,))
     values.observe(-1e-9)
     values.observe(float("inf"))
-    assert [bucket[:2] for bucket in values.buckets()] == [("1.0", 1), ("+Inf", 2)]
+    assert values.buckets() == [("1.0", 1), ("+Inf", 2)]
 
 
 @pytest.mark.parametrize(

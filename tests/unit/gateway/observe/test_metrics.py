@@ -226,7 +226,7 @@ def test_tokens_told_at_once_share_the_time_before_them(monkeypatch: pytest.Monk
     assert metrics.time_to_first_token.sum == 10.0
     assert metrics.inter_token_latency.count == 6
     assert metrics.inter_token_latency.sum == pytest.approx(0.5 + 0.25)
-    buckets = {end: count for end, count, _ in metrics.inter_token_latency.buckets()}
+    buckets = {bucket[0]: bucket[1] for bucket in metrics.inter_token_latency.buckets()}
     assert buckets["0.1"] - buckets["0.075"] == 5
     assert dict(metrics.output_tokens.samples()) == {(): 6 + 4}
 
