@@ -154,11 +154,7 @@ class Preparation:
             request = with_parsing(request, tokenizer.dialect)
         if request.sampling.thinking_token_budget is not None:
             request = with_thinking(request, token_ids or (), tokenizer)
-        grammar, wrong_grammar = "", []
-        if request.has_form:
-            context = answer_context_of(request, token_ids or (), tokenizer)
-            grammar, wrong_grammar = await _result_or_violations(self._grammars.grammar_of(request, context))
-            wrong_grammar = [*wrong_grammar, *wrong_format(request, tokenizer, self._tokenizers.model)]
+        grammar, wrong_grammar = await self._grammar_of(request, token_ids or (), tokenizer)
         known = facts_of_adapter()
         if adapter is not None and tokenizer is not self._tokenizers.model:
             require_vocabulary(adapter.name, tokenizer, known.vocab_size)
@@ -186,7 +182,7 @@ class Preparation:
             generation_defaults=tokenizer.generation_defaults,
             gateway_seed=self._seed,
             bad_word_ids=bad_word_ids,
-            grammar=grammar or "",
+            grammar=grammar,
         )
         submission = replace(
             submission,
@@ -195,6 +191,16 @@ class Preparation:
             cache_salt=derive_cache_salt("" if self._shares_prefixes else request.tenant, request.cache_salt),
         )
         return Prepared(request, state_codec.with_state(submission, request))
+
+    async def _grammar_of(
+        self, request: GenerationRequest, token_ids: Sequence[int], tokenizer: Tokenizer
+    ) -> tuple[str, list[Violation]]:
+        """Returns the compiled grammar of the answer, empty if it may have any form, and what is wrong with it."""
+        if not request.has_form:
+            return "", []
+        context = answer_context_of(request, token_ids, tokenizer)
+        grammar, wrong = await _result_or_violations(self._grammars.grammar_of(request, context))
+        return grammar or "", [*wrong, *wrong_format(request, tokenizer, self._tokenizers.model)]
 
     def make_state(
         self, prepared: Prepared, determinism_id: str, request_log: RequestLog, *, is_known: bool = False

@@ -25,7 +25,7 @@ async def test_all_of_a_bodys_shape_is_told_at_once(http: httpx.AsyncClient) -> 
         "prompt": 5,
         "n": "x",
         "temprature": 1,
-        "cache_salt": "x",
+        "ec_transfer_params": "x",
         "stream_options": {"include_usage": True, "x": 1},
     }
     response = await post(http, {**body, "stream": True})
@@ -37,7 +37,7 @@ async def test_all_of_a_bodys_shape_is_told_at_once(http: httpx.AsyncClient) -> 
         "prompt": "FIELD_INVALID",
         "n": "FIELD_INVALID",
         "temprature": "FIELD_INVALID",
-        "cache_salt": "UNSUPPORTED_PARAMETER",
+        "ec_transfer_params": "UNSUPPORTED_PARAMETER",
         "stream_options.x": "FIELD_INVALID",
     }
 
