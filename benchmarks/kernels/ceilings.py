@@ -5,8 +5,6 @@
 Bandwidth is that of the best of several plain read loops over memory in 2 MiB pages, well past any cache; the rates are
 those of loops that multiply within registers, one for each instruction that this processor has for it. The loops are
 C++, compiled when a process first asks. benchmarks/kernels/onednn.py measures what oneDNN reaches on a model.
-
-The loops of AMX's tiles have been assembled and disassembled, but never run: no machine at hand had AMX.
 """
 
 from __future__ import annotations

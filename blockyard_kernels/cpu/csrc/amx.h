@@ -190,7 +190,7 @@ inline bool request_tiles() { return true; }
 template <class E>
 constexpr bool ON_TILES = sizeof(E) < 4;
 
-// The sums of up to 32 rows by one panel. Holds the tiles of its thread, and gives them back when it goes.
+// The sums of up to 32 rows by two vectors of columns. Holds the tiles of its thread, and gives them back when it goes.
 template <class T = Tiles>
 class TileProduct {
    public:
@@ -205,49 +205,65 @@ class TileProduct {
     // Writes sums [rows][32]: of `rows` rows of words by the words of a panel.
     template <class E>
     void compute(const uint32_t* left, int64_t left_stride, int rows, const uint32_t* right, int64_t words, uint32_t* sums) {
-        configure(rows);
-        if (rows > TILE_ROWS)
-            compute<E, true>(left, left_stride, rows, right, words, sums);
+        begin(rows);
+        add<E>(left, left_stride, {right, right + VL, TILE_COLUMNS}, words);
+        store(sums, TILE_COLUMNS);
+    }
+
+    // Begins sums of so many rows.
+    void begin(int rows) {
+        if (rows != rows_) {
+            tiles_.configure(TileShapes::of(std::min(rows, TILE_ROWS), std::max(0, rows - TILE_ROWS)));
+            rows_ = rows;
+        }
+        tiles_.template clear<SUM00>(), tiles_.template clear<SUM01>();
+        if (rows > TILE_ROWS) tiles_.template clear<SUM10>(), tiles_.template clear<SUM11>();
+    }
+
+    // Adds the products of so many words. All runs of words but the last one have to be multiples of 16.
+    template <class E>
+    void add(const uint32_t* left, int64_t left_stride, Right right, int64_t words) {
+        if (rows_ > TILE_ROWS)
+            add<E, true>(left, left_stride, right, words);
         else
-            compute<E, false>(left, left_stride, rows, right, words, sums);
+            add<E, false>(left, left_stride, right, words);
+    }
+
+    // Writes what was summed, to rows that are `stride` words apart: the second vector of columns behind the first.
+    void store(void* sums, int64_t stride) const {
+        uint32_t* place = (uint32_t*)sums;
+        tiles_.template store<SUM00>(place, 4 * stride), tiles_.template store<SUM01>(place + VL, 4 * stride);
+        if (rows_ <= TILE_ROWS) return;
+        place += TILE_ROWS * stride;
+        tiles_.template store<SUM10>(place, 4 * stride), tiles_.template store<SUM11>(place + VL, 4 * stride);
     }
 
    private:
-    void configure(int rows) {
-        if (rows == rows_) return;
-        tiles_.configure(TileShapes::of(std::min(rows, TILE_ROWS), std::max(0, rows - TILE_ROWS)));
-        rows_ = rows;
-    }
-
     template <class E, bool TWO>
-    void compute(const uint32_t* left, int64_t left_stride, int rows, const uint32_t* right, int64_t words, uint32_t* sums) {
-        tiles_.template clear<SUM00>(), tiles_.template clear<SUM01>();
-        if constexpr (TWO) tiles_.template clear<SUM10>(), tiles_.template clear<SUM11>();
+    void add(const uint32_t* left, int64_t left_stride, Right right, int64_t words) {
         const int64_t whole = words / TILE_WORDS * TILE_WORDS;
-        for (int64_t k = 0; k < whole; k += TILE_WORDS) add_piece<E, TWO>(left + k, left_stride, right + k * TILE_COLUMNS);
-        if (whole < words) {
-            alignas(64) uint32_t last_left[BLOCK_ROWS][TILE_WORDS] = {}, last_right[TILE_WORDS][TILE_COLUMNS] = {};
-            for (int row = 0; row < rows; row++) memcpy(last_left[row], left + row * left_stride + whole, 4 * (words - whole));
-            memcpy(last_right, right + whole * TILE_COLUMNS, 4 * (words - whole) * TILE_COLUMNS);
-            add_piece<E, TWO>(last_left[0], TILE_WORDS, last_right[0]);
+        for (int64_t k = 0; k < whole; k += TILE_WORDS)
+            add_piece<E, TWO>(
+                left + k, left_stride, {right.first + k * right.stride, right.second + k * right.stride, right.stride});
+        if (whole == words) return;
+        alignas(64) uint32_t last_left[BLOCK_ROWS][TILE_WORDS] = {}, last_right[TILE_WORDS][TILE_COLUMNS] = {};
+        for (int row = 0; row < rows_; row++) memcpy(last_left[row], left + row * left_stride + whole, 4 * (words - whole));
+        for (int64_t k = whole; k < words; k++) {
+            store_words(last_right[k - whole], load_words(right.first + k * right.stride));
+            store_words(last_right[k - whole] + VL, load_words(right.second + k * right.stride));
         }
-        constexpr int64_t STRIDE = 4 * TILE_COLUMNS;
-        tiles_.template store<SUM00>(sums, STRIDE), tiles_.template store<SUM01>(sums + VL, STRIDE);
-        if constexpr (TWO) {
-            sums += TILE_ROWS * TILE_COLUMNS;
-            tiles_.template store<SUM10>(sums, STRIDE), tiles_.template store<SUM11>(sums + VL, STRIDE);
-        }
+        add_piece<E, TWO>(last_left[0], TILE_WORDS, {last_right[0], last_right[0] + VL, TILE_COLUMNS});
     }
 
     template <class E, bool TWO>
-    INLINE void add_piece(const uint32_t* left, int64_t left_stride, const uint32_t* right) {
+    INLINE void add_piece(const uint32_t* left, int64_t left_stride, Right right) {
         if (next_) {
             constexpr int64_t PIECE_BYTES = TILE_WORDS * TILE_COLUMNS * 4;
             UNROLL for (int64_t line = 0; line < PIECE_BYTES; line += LINE_BYTES) _mm_prefetch(next_ + line, _MM_HINT_T1);
             next_ += PIECE_BYTES;
         }
-        tiles_.template load<HALF0>(right, 4 * TILE_COLUMNS);
-        tiles_.template load<HALF1>(right + VL, 4 * TILE_COLUMNS);
+        tiles_.template load<HALF0>(right.first, 4 * right.stride);
+        tiles_.template load<HALF1>(right.second, 4 * right.stride);
         tiles_.template load<ROWS0>(left, 4 * left_stride);
         tiles_.template multiply<E, SUM00, ROWS0, HALF0>();
         tiles_.template multiply<E, SUM01, ROWS0, HALF1>();

@@ -1,7 +1,7 @@
 // Paged attention over one pool: each row to its sequence's keys, up to its own position or all of them.
 //
 // The inner layout of a (block, layer, head): keys [D words][block_size] words, values [block_size words][D] words, so
-// that both products read them as packed right sides. Keys are cut at multiples of 256 positions. Within a cut a row
+// that both products read them as packed right sides, of vectors or of AMX's tiles. Keys are cut at multiples of 256 positions. Within a cut a row
 // takes the maximum of its own scores, exponentials rounded to the type of the values, their sum and product; cuts are
 // merged in order with a running maximum (Milakov and Gimelshein, arXiv 1805.02867). What a row does not see counts as an
 // exact zero, so neither its neighbours nor how the step was cut can change a bit.
@@ -138,12 +138,28 @@ class AttentionRunner {
     template <int LINES>
     void run_cut(const Cut& cut) {
         find_blocks(cut);
-        for (int row = 0; row < num_rows_; row += MAX_TILE_ROWS)
-            choose_scores<LINES, MAX_TILE_ROWS>(std::min(num_rows_ - row, MAX_TILE_ROWS), row, cut.num_keys);
+        for (int row = 0; row < num_rows_; row += ROWS_AT_ONCE) scores_of<LINES>(row, cut.num_keys);
         for (int row = 0; row < num_rows_; row++) weigh(row, cut.first_key, cut.num_keys);
-        for (int row = 0; row < num_rows_; row += MAX_TILE_ROWS)
-            choose_products<LINES, MAX_TILE_ROWS>(std::min(num_rows_ - row, MAX_TILE_ROWS), row, cut.num_keys);
+        for (int row = 0; row < num_rows_; row += ROWS_AT_ONCE) products_of<LINES>(row, cut.num_keys);
         for (int row = 0; row < num_rows_; row++) merge(row);
+    }
+
+    template <int LINES>
+    INLINE void scores_of(int row, int64_t num_keys) {
+        const int num_rows = std::min(num_rows_ - row, ROWS_AT_ONCE);
+#if defined(HAS_TILES)
+        if constexpr (ON_TILES<E>) return compute_scores_on_tiles<LINES>(num_rows, row, num_keys);
+#endif
+        choose_scores<LINES, ROWS_AT_ONCE>(num_rows, row, num_keys);
+    }
+
+    template <int LINES>
+    INLINE void products_of(int row, int64_t num_keys) {
+        const int num_rows = std::min(num_rows_ - row, ROWS_AT_ONCE);
+#if defined(HAS_TILES)
+        if constexpr (ON_TILES<E>) return compute_products_on_tiles<LINES>(num_rows, row, num_keys);
+#endif
+        choose_products<LINES, ROWS_AT_ONCE>(num_rows, row, num_keys);
     }
 
     // Finds where the words of keys and values lie, by runs that both products can read in whole vectors.
@@ -155,9 +171,10 @@ class AttentionRunner {
             values_[i] = (const uint32_t*)pool_.values<E>(op_.pool, block, head_);
         }
         key_run_ = op_.block_size;
+        value_run_ = op_.block_size / PER_WORD<E>;
         value_stride_ = op_.head_dim;
         if (op_.block_size < VL) gather_keys();
-        if (op_.head_dim % VL) pad_values();
+        if (op_.head_dim % VL || value_run_ % PIECE_WORDS) gather_values();
     }
 
     // Blocks shorter than a vector: their keys side by side, as if in one block of 256.
@@ -171,8 +188,9 @@ class AttentionRunner {
         key_run_ = CUT;
     }
 
-    // Values narrower than whole vectors: padded rows, which hold zeros past the head's dimensions.
-    void pad_values() {
+    // Values narrower than whole vectors, or of blocks with fewer words than are multiplied at once: rows side by side, as
+    // if in one block of 256, padded with zeros past the head's dimensions.
+    void gather_values() {
         const int64_t rows = op_.block_size / PER_WORD<E>, stride = scratch_.padded;
         scratch_.values.resize(CUT * stride);
         uint32_t* all = (uint32_t*)scratch_.values.data();
@@ -182,8 +200,9 @@ class AttentionRunner {
                 memcpy(place + row * stride, values_[i] + row * op_.head_dim, 4 * op_.head_dim);
                 memset(place + row * stride + op_.head_dim, 0, 4 * (stride - op_.head_dim));
             }
-            values_[i] = place;
         }
+        values_[0] = all;
+        value_run_ = CUT / PER_WORD<E>;
         value_stride_ = stride;
     }
 
@@ -308,15 +327,15 @@ class AttentionRunner {
     __attribute__((noinline)) void compute_products(int row, int64_t num_keys) {
         constexpr int64_t WIDTH = CUT / PER_WORD<E>;
         const uint32_t* left = (const uint32_t*)scratch_.weights.data() + row * WIDTH;
-        const int64_t block_words = op_.block_size / PER_WORD<E>, num_words = words_of<E>(num_keys);
+        const int64_t num_words = words_of<E>(num_keys);
         for (int64_t column = 0; column < scratch_.padded; column += TILE_COLUMNS) {
             const int64_t next = column + VL < scratch_.padded ? VL : 0;
             Floats sums[R][2];
             UNROLL for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = zero();
-            for (int64_t word = 0, block = 0; word < num_words; word += block_words, block++) {
+            for (int64_t word = 0, block = 0; word < num_words; word += value_run_, block++) {
                 const uint32_t* right = values_[block] + column;
                 multiply<E, R, LINES>(
-                    sums, left + word, WIDTH, {right, right + next, value_stride_}, std::min(block_words, num_words - word),
+                    sums, left + word, WIDTH, {right, right + next, value_stride_}, std::min(value_run_, num_words - word),
                     LINES > 0 ? next_lines(block, column, right) : nullptr);
             }
             UNROLL for (int r = 0; r < R; r++) {
@@ -326,6 +345,47 @@ class AttentionRunner {
             }
         }
     }
+
+#if defined(HAS_TILES)
+    template <int LINES>
+    void compute_scores_on_tiles(int num_rows, int row, int64_t num_keys) {
+        const uint32_t* left = (const uint32_t*)scratch_.query.data() + row * dim_words_;
+        for (int64_t key = 0; key < num_keys; key += TILE_COLUMNS) {
+            const int64_t next = key + VL < num_keys ? key + VL : key;
+            product_.fetch(LINES > 0 ? value_lines(key) : nullptr);
+            product_.begin(num_rows);
+            product_.template add<E>(left, dim_words_, {key_words(key), key_words(next), key_run_}, dim_words_);
+            product_.store(scratch_.scores.data() + row * CUT + key, CUT);
+        }
+    }
+
+    template <int LINES>
+    void compute_products_on_tiles(int num_rows, int row, int64_t num_keys) {
+        constexpr int64_t WIDTH = CUT / PER_WORD<E>;
+        const uint32_t* left = (const uint32_t*)scratch_.weights.data() + row * WIDTH;
+        const int64_t num_words = words_of<E>(num_keys);
+        alignas(64) float sums[BLOCK_ROWS][TILE_COLUMNS];
+        for (int64_t column = 0; column < scratch_.padded; column += TILE_COLUMNS) {
+            const int64_t next = column + VL < scratch_.padded ? VL : 0;
+            product_.begin(num_rows);
+            for (int64_t word = 0, block = 0; word < num_words; word += value_run_, block++) {
+                const uint32_t* right = values_[block] + column;
+                product_.fetch(LINES > 0 ? next_lines(block, column, right) : nullptr);
+                product_.template add<E>(
+                    left + word, WIDTH, {right, right + next, value_stride_}, std::min(value_run_, num_words - word));
+            }
+            float* place = scratch_.products.data() + row * scratch_.padded + column;
+            if (next) {
+                product_.store(place, scratch_.padded);
+                continue;
+            }
+            product_.store(sums, TILE_COLUMNS);
+            for (int r = 0; r < num_rows; r++) ::store(place + r * scratch_.padded, load(sums[r]));
+        }
+    }
+
+    TileProduct<> product_;
+#endif
 
     void merge(int row) {
         const float before = scratch_.maxima[row], here = scratch_.cut_maxima[row];
@@ -359,6 +419,13 @@ class AttentionRunner {
         }
     }
 
+#if defined(HAS_TILES)
+    static constexpr int ROWS_AT_ONCE = ON_TILES<E> ? BLOCK_ROWS : MAX_TILE_ROWS;
+    static constexpr int64_t PIECE_WORDS = ON_TILES<E> ? TILE_WORDS : 1;
+#else
+    static constexpr int ROWS_AT_ONCE = MAX_TILE_ROWS;
+    static constexpr int64_t PIECE_WORDS = 1;
+#endif
     static constexpr float INFINITY_ = std::numeric_limits<float>::infinity();
 
     const Op& op_;
@@ -373,7 +440,7 @@ class AttentionRunner {
     // What is read after this cut, and after this tile.
     Cut next_, after_;
     int num_rows_ = 0, num_blocks_ = 0;
-    int64_t key_run_ = 0, value_stride_ = 0;
+    int64_t key_run_ = 0, value_run_ = 0, value_stride_ = 0;
     const uint32_t* keys_[CUT / 8];
     const uint32_t* values_[CUT / 8];
 };
