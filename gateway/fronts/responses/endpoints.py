@@ -13,8 +13,9 @@ from starlette.exceptions import HTTPException
 
 from blockyard.errors import BlockyardError, Reason
 from gateway.fronts.http_calls.bodies import parse_body, read_json, read_tenant
+from gateway.fronts.http_calls.loading import answer_stream
 from gateway.fronts.http_calls.openapi import EVENTS, JSON, TENANT, ApiBodies, call_id, documented
-from gateway.fronts.http_calls.single_reader import read_all, resumed, started, typed_events
+from gateway.fronts.http_calls.single_reader import read_all, resumed, started, typed, typed_events
 from gateway.fronts.http_calls.streaming import Connection, EventStream, ServerSentEvent, encode_json
 from gateway.fronts.responses.answer import FROM_THE_BEGINNING, ResponseAnswer
 from gateway.fronts.responses.call import call_of, naming_body_places, rename, understand, understand_count
@@ -75,7 +76,12 @@ class ResponseEndpoints:
         tenant = read_tenant(request)
         body = parse_body(ResponseBody, await read_json(request))
         self._generation.resolve_model(body.model or "")
-        call = understand(body, tenant, int(time.time()))
+        answering = self._answer(request, body, understand(body, tenant, int(time.time())))
+        if not body.stream:
+            return await answering
+        return await answer_stream(self._generation, body.model or "", answering, _fail)
+
+    async def _answer(self, request: Request, body: ResponseBody, call: ResponseCall) -> Response:
         async with AsyncExitStack() as resources:
             connection = Connection(request.receive)
             resources.push_async_callback(connection.aclose)
@@ -137,6 +143,12 @@ class ResponseEndpoints:
     ) -> ResponseAnswer:
         count = await self._generation.token_counter(call.request.model)
         return ResponseAnswer(call, accepted, count, starting_after)
+
+
+def _fail(error: BlockyardError) -> list[ServerSentEvent]:
+    """Makes the event of an error in a stream that has no response yet."""
+    note_error(error.reason)
+    return [typed({"type": "error", "code": str(error.reason), "message": error.message, "param": None})]
 
 
 def _stream(answer: ResponseAnswer, reader: Reader) -> AsyncGenerator[ServerSentEvent, None]:

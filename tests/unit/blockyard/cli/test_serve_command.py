@@ -47,7 +47,7 @@ def test_serve_prints_its_settings(tmp_path: Path, capsys: Captured) -> None:
     assert "grpc_port: 1\n" in out
 
 
-@pytest.mark.parametrize("flags", [["--max-num-seqs=0"], ["--fly"], ["two", "words"]])
+@pytest.mark.parametrize("flags", [["--max-num-seqs=0"], ["--fly"], ["one", "--model=another"]])
 def test_serve_refuses_what_it_does_not_know(flags: list[str], capsys: Captured) -> None:
     assert run("serve", *flags) == 2
     assert flags[-1].split("=")[0] in capsys.readouterr().err
