@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from blockyard.capacity.replica_plan import plan_replica
@@ -31,29 +31,42 @@ def count_places(configurations: Sequence[SystemConfiguration]) -> int:
     wanted = configurations[0].switching.max_loaded_models
     if wanted:
         return min(wanted, len(configurations))
-    networks = [_read(each) for each in configurations]
-    if not all(networks):
+    candidates = [_Candidate.make(each) for each in configurations]
+    if not all(candidates):
         log.warning("one model is loaded at a time: what transformers' code needs is not known before it is loaded")
         return 1
-    known = [(network, each) for network, each in zip(networks, configurations, strict=True) if network]
-    fitting = (number for number in range(len(known), 1, -1) if all(_fits(*each, number) for each in known))
+    fitting = (
+        number for number in range(len(candidates), 1, -1) if all(each and each.fits(number) for each in candidates)
+    )
     return next(fitting, 1)
 
 
-def _read(configuration: SystemConfiguration) -> DecoderConfig | None:
-    model = configuration.model
-    network = read_model(resolve_model(model.model, model.revision, "config"), configuration)
-    return network if isinstance(network, DecoderConfig) else None
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A model, and the length of its sequences if it has the hardware alone."""
 
+    network: DecoderConfig
+    configuration: SystemConfiguration
+    hardware: Hardware
+    max_model_len: int
 
-def _fits(network: DecoderConfig, configuration: SystemConfiguration, num_places: int) -> bool:
-    hardware = find_hardware(configuration.device)
-    alone = _plan(network, configuration, hardware)
-    device = configuration.device
-    share = dataclasses.replace(device, device_memory_utilization=device.device_memory_utilization / num_places)
-    free = dataclasses.replace(hardware, available_bytes=hardware.available_bytes // num_places)
-    beside = _plan(network, dataclasses.replace(configuration, device=share), free)
-    return not beside.refusal and beside.max_model_len >= alone.max_model_len
+    @classmethod
+    def make(cls, configuration: SystemConfiguration) -> _Candidate | None:
+        """Returns None for a model that transformers' code computes."""
+        model = configuration.model
+        network = read_model(resolve_model(model.model, model.revision, "config"), configuration)
+        if not isinstance(network, DecoderConfig):
+            return None
+        hardware = find_hardware(configuration.device)
+        return cls(network, configuration, hardware, _plan(network, configuration, hardware).max_model_len)
+
+    def fits(self, num_places: int) -> bool:
+        """Whether the model has the same length in one of so many places."""
+        device = self.configuration.device
+        share = replace(device, device_memory_utilization=device.device_memory_utilization / num_places)
+        free = replace(self.hardware, available_bytes=self.hardware.available_bytes // num_places)
+        planned = _plan(self.network, replace(self.configuration, device=share), free)
+        return not planned.refusal and planned.max_model_len >= self.max_model_len
 
 
 def _plan(network: DecoderConfig, configuration: SystemConfiguration, hardware: Hardware) -> ReplicaPlan:

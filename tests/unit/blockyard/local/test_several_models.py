@@ -13,6 +13,7 @@ from blockyard.configuration import SystemConfiguration
 from blockyard.local import places
 from blockyard.local.local_system import LocalSystem
 from blockyard.local.places import count_places
+from blockyard.model_config.fallback import Outline
 from blockyard.model_files import DEMO_FOLDER
 from blockyard.settings import SettingsError, make_parser, resolve, resolve_each
 from gateway.config import OF_MODEL, GatewayConfiguration
@@ -120,6 +121,6 @@ def test_the_number_of_models_can_be_chosen() -> None:
 def test_of_a_model_whose_memory_is_not_known_one_is_loaded_at_a_time(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(places, "_read", lambda _: None)
+    monkeypatch.setattr(places, "read_model", lambda *_: Outline("Foreign", "bfloat16"))
     assert count_places([configure()] * 3) == 1
     assert "one model is loaded at a time" in caplog.text
