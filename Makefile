@@ -8,7 +8,7 @@
 #   make protos  make the Python bindings again
 #   make sanitize   the CPU kernels under the sanitizers of addresses, undefined behaviour and threads; ten minutes
 #   make chaos   ten minutes of kills, freezes and partitions, two each of replicas of two workers and of two stages, each
-#                failure of a rank by itself, then a thousand cut connections; SECONDS=… SEED=…
+#                failure of a rank by itself, a thousand cut connections, models that take turns; SECONDS=… SEED=…
 #   make fuzz    100,000 changed messages of each kind into the services; minutes; CASES=… SEED=…
 #   make soak    ten minutes at four fifths of the capacity: memory stays flat and nothing is left behind; SECONDS=…
 #   make bench   the ratios, on a quiet machine, into benchmarks/results/
@@ -110,6 +110,7 @@ chaos: setup
 	$(BIN)/python -m tests.kit.chaos.chaos --seconds $(or $(SECONDS),120) --seed $(or $(SEED),1) --late-depth 3
 	$(BIN)/python -m tests.kit.chaos.cuts --cuts 1000 --seed $(or $(SEED),1)
 	$(BIN)/python -m tests.kit.chaos.scheduler_kills --kills 50
+	$(BIN)/python -m tests.kit.chaos.model_switches --requests 200 --kills 40 --seed $(or $(SEED),1)
 
 fuzz: setup
 	$(BIN)/python -m tests.kit.fuzz --cases $(or $(CASES),100000) --seed $(or $(SEED),1)

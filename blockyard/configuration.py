@@ -12,6 +12,7 @@ from blockyard.contract.models import TASKS
 from blockyard.contract.parallel import ParallelSizes
 from blockyard.lora.settings import LoraSettings
 from blockyard.settings import option
+from blockyard.switching.settings import SwitchingSettings
 
 Positive = Annotated[int, Field(ge=1)]
 NotNegative = Annotated[int, Field(ge=0)]
@@ -359,7 +360,7 @@ CHOSEN_TOGETHER = {
         "the workers of a replica are known, and reach each other on this machine alone",
     ),
     "gateway_lora_root": "--lora-root says it",
-    "starts_on_demand": "the services start together",
+    "starts_on_demand": "a model starts at its first request where there are several, or with --idle-unload-seconds",
     "worker_device": "--device says it",
     "num_workers": "--data-parallel-size and --tensor-parallel-size say it",
     "worker_device_index": "each worker has a GPU of its own, as far as there are",
@@ -386,6 +387,7 @@ class SystemConfiguration:
     resume: ResumeSettings = ResumeSettings()
     parallel: ParallelSettings = ParallelSettings()
     replicas: ReplicaSettings = ReplicaSettings()
+    switching: SwitchingSettings = SwitchingSettings()
     metrics: MetricsSettings = MetricsSettings()
     log: LogSettings = LogSettings()
     tracing: TracingSettings = TracingSettings()

@@ -101,6 +101,11 @@ def resolve_model(model: str, revision: str, kind: Kind, on_progress: OnProgress
     return _check(folder, f"{model} has no config.json: it is not a language model")
 
 
+def served_name(model: str, chosen: str) -> str:
+    """Returns a model's name in requests: the chosen one; else the last part of its folder or hub id."""
+    return chosen or (Path(model.rstrip("/")).absolute().name if model else "demo")
+
+
 def check_revision(revision: str) -> None:
     """Raises BlockyardError FIELD_INVALID for a malformed revision, such as a path out of the cache."""
     check_path("revision", revision)

@@ -178,14 +178,14 @@ def resolve_each(
 
     Args:
         configuration: the dataclass of sections.
-        flags: values from the command line by name; "config" is the YAML file.
+        flags: values from the command line by name; "config" is the YAML file, "models" a list instead of the file's.
         of_model: the names of the settings that an entry may hold.
         environment: variables to use instead of the process's own.
     """
     environment = os.environ if environment is None else environment
     settings = settings_of(configuration)
     file, in_file = _read_file(flags, environment)
-    entries: Any = in_file.pop(MODELS, [{}])
+    entries: Any = flags.get(MODELS) or in_file.pop(MODELS, [{}])
     if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):  # type: ignore[misc]
         raise SettingsError(f"--config {file}: {MODELS} must be a list with a mapping of settings for each model")
     problems = _find_unknown(f"--config {file}", in_file, [setting.name for setting in settings])

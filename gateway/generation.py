@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from blockyard.errors import BlockyardError, Reason, invalid, is_unknown_request, quote
 from gateway.codec import state as state_codec
@@ -18,12 +18,12 @@ from gateway.live.scheduler_link import Cancelled, SchedulerLink
 from gateway.observe.gen_ai_metrics import CHAT, TEXT_COMPLETION
 from gateway.observe.request_log import begin_request_log
 from gateway.request import check_request_id, is_request_id, wire_id
-from gateway.served_model import ServedModel
+from gateway.served_model import ModelAway, ServedModel
 from gateway.text.encoding import Encoding
 from gateway.validation import unknown_model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from blockyard.contract.models import Model
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from gateway.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
+# How often a request that waits for its model is told how far the loading is.
+_LOADING_SECONDS = 1.0
 _STOPPING = "the gateway is stopping"
 _DRAINED = "the gateway was drained"
 
@@ -125,6 +127,17 @@ class GenerationService:
         """Returns whether requests may name this model. An empty name means the first model."""
         return any(model.serves(name) for model in self._models)
 
+    def is_loading(self, name: str) -> bool:
+        """Returns whether requests for a model or an adapter wait because it is being loaded on demand."""
+        return bool(self.model_of(name).loading)
+
+    async def loading(self, name: str, begun: asyncio.Task[Any]) -> AsyncGenerator[str]:
+        """Yields every second what the loading of a model waits for, in words, until a task is done."""
+        model = self.model_of(name)
+        while not (await asyncio.wait({begun}, timeout=_LOADING_SECONDS))[0]:
+            if message := model.loading:
+                yield message
+
     # Requests.
 
     async def start(
@@ -155,9 +168,9 @@ class GenerationService:
         send it the request. Also raises the errors of `start`.
         """
         try:
-            model, state = await self._known(resume.request_id, resume.tenant)
+            model, state = await self._known(resume.request_id, resume.tenant, resume.request)
         except BlockyardError as error:
-            if not is_unknown_request(error) or resume.request is None:
+            if resume.request is None or not (is_unknown_request(error) or isinstance(error, ModelAway)):
                 raise
             model, state = await self._begin(resume.request, resume.positions)
         check_positions(resume.positions, state.submission, model.vocab_size)
@@ -170,10 +183,13 @@ class GenerationService:
         request = state_codec.request_of(state.submission)
         return request if request.model else replace(request, model=model.name)
 
-    async def _known(self, request_id: str, tenant: str) -> tuple[ServedModel, RequestState]:
+    async def _known(
+        self, request_id: str, tenant: str, request: GenerationRequest | None = None
+    ) -> tuple[ServedModel, RequestState]:
         check_request_id(request_id)
         name = wire_id(tenant, request_id)
-        model, state = self._find_here(name) or await self._look_up(name)
+        asked = self._models if request is None else [self.model_of(request.model)]
+        model, state = self._find_here(name) or await self._look_up(name, asked)
         if state.submission.pooling is not None:
             message = (
                 "calls of Embed, Score and Classify, of which this request is a part, cannot be resumed: send again"
@@ -185,17 +201,17 @@ class GenerationService:
         found = ((model, model.live.find(wire_id)) for model in self._models)
         return next(((model, state) for model, state in found if state is not None), None)
 
-    async def _look_up(self, wire_id: str) -> tuple[ServedModel, RequestState]:
-        """Asks the schedulers of all models for a request.
+    async def _look_up(self, wire_id: str, models: Sequence[ServedModel]) -> tuple[ServedModel, RequestState]:
+        """Asks the schedulers of models for a request.
 
         If none knows it, raises the error that leaves most hope: a scheduler that does not answer may know the request.
         """
-        [first, *others] = self._models
+        [first, *others] = models
         if not others:
             return first, await first.look_up(wire_id)
-        answers = await asyncio.gather(*(model.look_up(wire_id) for model in self._models), return_exceptions=True)
+        answers = await asyncio.gather(*(model.look_up(wire_id) for model in models), return_exceptions=True)
         errors: list[BaseException] = []
-        for model, answer in zip(self._models, answers, strict=True):
+        for model, answer in zip(models, answers, strict=True):
             if not isinstance(answer, BaseException):
                 return model, answer
             errors.append(answer)
@@ -225,14 +241,14 @@ class GenerationService:
         pending: set[str] = set()
         for model in self._models:
             cancelled.update(model.live.cancel(names), model.pooling.cancel(list(names)))
-        elsewhere = (model.link.cancel(list(names)) for model in self._models)
+        elsewhere = (model.cancel(list(names)) for model in self._models)
         answers = await asyncio.gather(*elsewhere, return_exceptions=True)
         for answer in answers:
             if not isinstance(answer, BaseException):
                 cancelled.update(answer.cancelled)
                 pending.update(answer.pending)
         errors = [answer for answer in answers if isinstance(answer, BaseException)]
-        if errors and cancelled != names.keys():
+        if errors and any(name not in cancelled and self._find_here(name) is None for name in names):
             raise errors[0]
         return Cancelled(
             [request_id for name, request_id in names.items() if name in cancelled],
@@ -274,8 +290,8 @@ class GenerationService:
     def readiness_message(self) -> str:
         """The reason why the gateway, or one of its models, is not ready, in words; empty if all are ready."""
         if self._draining or len(self._models) == 1:
-            return self._draining or self._models[0].link.message
-        return "; ".join(f"{model.name}: {model.link.message}" for model in self._models if model.link.message)
+            return self._draining or self._models[0].message
+        return "; ".join(f"{model.name}: {model.message}" for model in self._models if not model.is_ready)
 
     @property
     def is_draining(self) -> bool:

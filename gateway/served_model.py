@@ -28,12 +28,16 @@ if TYPE_CHECKING:
     from blockyard.contract.scheduling import Adapter, ModelFacts, Resumed, Submission
     from gateway.live.live_requests import Admission, LiveRequests
     from gateway.live.request_state import RequestState
-    from gateway.live.scheduler_link import SchedulerLink
+    from gateway.live.scheduler_link import Cancelled, SchedulerLink
     from gateway.observe.request_log import RequestLog
     from gateway.pooling.model import RuleReader
     from gateway.request import GenerationRequest
     from gateway.text.encoding import Encoding
     from gateway.text.tokenizer import Tokenizer
+
+
+class ModelAway(BlockyardError):
+    """No scheduler runs for a model, so that nobody but this gateway knows its requests; a request starts one."""
 
 
 class ServedModel:
@@ -165,6 +169,26 @@ class ServedModel:
         return self.link.is_ready or self._starts_on_demand
 
     @property
+    def is_away(self) -> bool:
+        """Whether no scheduler runs, and a request starts one."""
+        return self._starts_on_demand and not self.link.takes_requests
+
+    @property
+    def message(self) -> str:
+        """Why requests would not be computed now, for a person; empty if they would be."""
+        if self.is_away and not self.num_requests:
+            return _make_away(self.name).message
+        return self.link.message
+
+    @property
+    def loading(self) -> str:
+        """What is being done to load a model that starts on demand, for a person; empty: it is loaded."""
+        if self.link.is_ready or not self._starts_on_demand:
+            return ""
+        state = " ".join(self.link.message.split()) if self.link.is_attached else "waiting for its scheduler"
+        return f"loading {self.name}: {state}"
+
+    @property
     def num_requests(self) -> int:
         """The number of requests that run or wait."""
         return self.live.num_running + self._num_early
@@ -221,8 +245,19 @@ class ServedModel:
         return known
 
     async def look_up(self, wire_id: str) -> RequestState:
-        """Returns a request that another gateway served; see OutstandingRequests.look_up."""
+        """Returns a request that another gateway served; see OutstandingRequests.look_up.
+
+        Raises ModelAway at once if no scheduler runs, instead of waiting for one that only requests start.
+        """
+        if self.is_away:
+            raise _make_away(self.name)
         return await self.live.look_up(wire_id, self._adopt)
+
+    async def cancel(self, wire_ids: Sequence[str]) -> Cancelled:
+        """Cancels requests of all gateways. Raises BlockyardError NO_READY_WORKER, which may be a ModelAway."""
+        if self.is_away:
+            raise _make_away(self.name)
+        return await self.link.cancel(wire_ids)
 
     def _adopt(self, resumed: Resumed) -> RequestState:
         # The scheduler keeps the remaining deadline.
@@ -261,6 +296,11 @@ class ServedModel:
         tokenizer = await self._encoding.run(lambda: self._tokenizers.read(name, path))
         if tokenizer is not self.tokenizer and self.link.facts is not None:
             require_vocabulary(name, tokenizer, self.link.facts.vocab_size)
+
+
+def _make_away(name: str) -> ModelAway:
+    message = f"no scheduler runs for {name!r}: the next request starts one"
+    return ModelAway(Reason.NO_READY_WORKER, message, retry_after_seconds=RETRY_SECONDS)
 
 
 def _require_tokens(facts: ModelFacts) -> None:

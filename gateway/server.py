@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from blockyard.addresses import join_address
 from blockyard.channels import PUBLIC_MESSAGE_BYTES
 from blockyard.errors import BlockyardError, Reason
-from blockyard.model_files import resolve_model
+from blockyard.model_files import resolve_model, served_name
 from blockyard.security.exposure import check_admin
 from blockyard.security.identity import InternalIdentity
 from blockyard.security.keys import KeyFileError
@@ -54,7 +54,6 @@ log = EventLogger(__name__)
 
 # The time for streams to end before they are closed.
 _GRACE_SECONDS = 2.0
-_DEMO_NAME = "demo"
 _STOPPED = "the gateway stopped before the answer ended, which goes on: resume it at another gateway"
 
 
@@ -229,9 +228,7 @@ class Server:
 
 
 def model_name(configuration: GatewayConfiguration) -> str:
-    """Returns the model's name in requests: --served-model-name, else the last part of --model."""
-    model = configuration.model.model.rstrip("/")
-    return configuration.text.served_model_name or (Path(model).absolute().name if model else _DEMO_NAME)
+    return served_name(configuration.model.model, configuration.text.served_model_name)
 
 
 def _check_models(models: Sequence[GatewayConfiguration]) -> None:

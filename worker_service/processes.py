@@ -11,7 +11,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from blockyard.addresses import host_of, join_address, with_port
-from blockyard.local.local_system import divide_processors, reachable_host
+from blockyard.local.local_system import reachable_host
+from blockyard.local.model_services import divide_processors
 from blockyard.local.supervisor import Service, StartError, Supervisor
 from blockyard.service.health import HealthServer
 from blockyard.service.healthcheck import check

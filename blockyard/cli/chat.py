@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,6 +15,7 @@ from blockyard.cli.generate import Target  # noqa: TC001 - typer reads it
 from blockyard.cli.line_reader import FENCE, LineReader
 from blockyard.client.chat import ChatOptions
 from blockyard.client.targets import DEFAULT_TARGET
+from blockyard.contract.events import Loading
 from blockyard.errors import BlockyardError
 
 if TYPE_CHECKING:
@@ -118,10 +119,17 @@ def _answer(conversation: Conversation, text: str, *, is_terminal: bool) -> None
 
 
 def write_answer(conversation: Conversation, text: str, *, is_terminal: bool) -> None:
-    """Writes an answer as it comes; its reasoning, dimmed, on a terminal alone."""
+    """Writes an answer as it comes; its reasoning, dimmed, and the loading of the model on a terminal alone."""
     is_reasoning = False
-    with closing(conversation.ask(text)) as deltas:
+    loading = Console(stderr=True).status("")
+    with closing(conversation.ask(text)) as deltas, ExitStack() as stack:
+        stack.callback(loading.stop)
         for delta in deltas:
+            if isinstance(delta, Loading):
+                loading.update(delta.message)
+                loading.start()
+                continue
+            loading.stop()
             if is_terminal and delta.reasoning_text:
                 typer.secho(delta.reasoning_text, nl=False, dim=True)
                 is_reasoning = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from blockyard.contract.chat import Message, Role
-from blockyard.contract.events import Delta
+from blockyard.contract.events import Delta, Loading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -55,8 +55,11 @@ class Conversation:
         else:
             options.pop(name, None)
 
-    def ask(self, text: str) -> Generator[Delta]:
-        """Sends a message and yields the answer piece by piece. Keeps the text of an interrupted answer too."""
+    def ask(self, text: str) -> Generator[Delta | Loading]:
+        """Sends a message and yields the answer piece by piece. Keeps the text of an interrupted answer too.
+
+        While the model is being loaded, yields how far that is.
+        """
         self.messages.append(Message(Role.USER, text))
         said: list[str] = []
         try:
@@ -64,6 +67,8 @@ class Conversation:
                 for event in stream:
                     if isinstance(event, Delta):
                         said.append(event.text)
+                        yield event
+                    elif isinstance(event, Loading):
                         yield event
         finally:
             if not self.is_chat:

@@ -16,7 +16,7 @@ from blockyard.cli.private_system import find_model, started
 from blockyard.cli.system_settings import ConfigFile, given_settings, resolve_system, with_system_settings
 from blockyard.client.sync import Client
 from blockyard.errors import BlockyardError, Reason
-from blockyard.local.registry import RegistryError, find_serving, find_system, list_systems
+from blockyard.local.registry import RegistryError, find_serving, find_system, list_systems, normalize
 from blockyard.local.running_system import PRIVATE
 
 if TYPE_CHECKING:
@@ -54,11 +54,11 @@ def launch(
     if show and entry is None:
         raise RegistryError("no system runs that has the model: start one with `blockyard up`")
     if entry is not None:
-        _run(known, entry, arguments or [], is_shown=show)
+        _run(known, entry, _find_name(entry, model, settings), arguments or [], is_shown=show)
         return
     configuration = resolve_system(model, config, {**PRIVATE, **given_settings(settings)})
-    with started(configuration, "launch") as own:
-        _run(known, own, arguments or [], is_shown=False)
+    with started("launch", configuration) as own:
+        _run(known, own, "", arguments or [], is_shown=False)
 
 
 def _check_agent(agent: str, *, is_started: bool) -> Agent:
@@ -86,14 +86,22 @@ def _find(system: str, model: str, settings: dict[str, Any]) -> Entry | None:
     return shared[0]
 
 
-def _run(agent: Agent, entry: Entry, arguments: list[str], *, is_shown: bool) -> None:
+def _find_name(entry: Entry, model: str, settings: dict[str, Any]) -> str:
+    """Returns a model's name in requests, empty for the first one of the system."""
+    if not model:
+        return ""
+    named = resolve_system(model, "", {"revision": settings.get("revision")}).model
+    return entry.find_name(normalize(named.model), named.revision) or ""
+
+
+def _run(agent: Agent, entry: Entry, name: str, arguments: list[str], *, is_shown: bool) -> None:
     key = connection().api_key
     if entry.needs_key and not key:
         raise BlockyardError(
             Reason.UNAUTHENTICATED, f"the system {entry.name} asks for a key: give --api-key or BLOCKYARD_API_KEY"
         )
     with Client(entry.local) as client:
-        model = find_model(client)
+        model = find_model(client, name)
     planned = make_launch(agent, entry.url, key or _NO_KEY, model)
     planned = dataclasses.replace(planned, command=[*planned.command, *arguments])
     _warn(model)
@@ -104,7 +112,7 @@ def _run(agent: Agent, entry: Entry, arguments: list[str], *, is_shown: bool) ->
 
 
 def _warn(model: Model) -> None:
-    if model.max_model_len < ENOUGH_TOKENS:
+    if 0 < model.max_model_len < ENOUGH_TOKENS:
         typer.echo(
             f"warning: {model.name} takes {model.max_model_len} tokens at most, and agents need about {ENOUGH_TOKENS}",
             err=True,

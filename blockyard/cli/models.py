@@ -50,7 +50,7 @@ def pull(model: HubId, revision: Revision = "main") -> None:
             Reason.MODEL_NOT_LOADED, f"{model} is not downloaded, since it cannot be served: {verdict.refusal}"
         )
     with StartBars() as bars:
-        download(configuration, bars)
+        download([configuration], bars)
     typer.echo(f"{model} is here: {size(_folder_size(folder))}, {_describe_code(verdict)}")
 
 

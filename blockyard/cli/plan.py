@@ -18,8 +18,8 @@ from blockyard.cli import units
 from blockyard.cli.system_settings import ConfigFile, Model, resolve_system, with_system_settings
 from blockyard.contract.parallel import ParallelSizes
 from blockyard.errors import BlockyardError
+from blockyard.local.gpus import check_num_gpus
 from blockyard.local.hardware import find_hardware
-from blockyard.local.local_system import check_num_gpus
 from blockyard.local.model_check import find_refusal, read_model
 from blockyard.model_config.fallback import Outline
 from blockyard.model_config.parallel_sizes import legal_tensor_sizes

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def started(configuration: SystemConfiguration, command: Command) -> Generator[Entry]:
+def started(command: Command, configuration: SystemConfiguration, *others: SystemConfiguration) -> Generator[Entry]:
     """Runs a system inside the block, with a bar while it starts, and lists it as running."""
     require_services(f"blockyard {command}")
     configure_logging(command, level=configuration.log.log_level, log_format=configuration.log.log_format)
-    local, bars = LocalSystem(configuration), StartBars()
+    local, bars = LocalSystem(configuration, *others), StartBars()
     # An error of the start has the services' last lines.
     is_quiet = configuration.log.log_level == PRIVATE["log_level"]
     system = RunningSystem(local, lambda line: None if is_quiet and bars.is_open else bars.write_line(line))
@@ -45,7 +45,7 @@ def started(configuration: SystemConfiguration, command: Command) -> Generator[E
     try:
         with registered(local, command) as entry:
             with bars:
-                download(configuration, bars)
+                download([configuration, *others], bars)
                 system.start(on_wait=show_status)
             yield entry
     finally:
@@ -56,9 +56,9 @@ def started(configuration: SystemConfiguration, command: Command) -> Generator[E
             signal.signal(number, handler)
 
 
-def find_model(client: Client) -> Model:
-    """Returns the model that a system serves. Raises BlockyardError if the system is not ready yet."""
-    models = client.list_models()
+def find_model(client: Client, name: str = "") -> Model:
+    """Returns the model of a name, or the first one. Raises BlockyardError if the system is not ready yet."""
+    models = [model for model in client.list_models() if name in ("", model.name)]
     if not models:
         raise BlockyardError(
             Reason.NO_READY_WORKER, "the system is still starting: `blockyard ps` says when it is ready"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import threading
@@ -17,7 +18,7 @@ from blockyard.cli.units import size
 from blockyard.local.local_system import download_model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Generator, Sequence
 
     from blockyard.admin.v1 import admin_pb2
     from blockyard.configuration import SystemConfiguration
@@ -83,11 +84,13 @@ class StartBars:
             print(line, file=sys.stderr, flush=True)  # noqa: T201
 
 
-def download(configuration: SystemConfiguration, bars: StartBars) -> None:
-    """Downloads a hub's model for a system. Ctrl-C ends this process; the next download goes on where it was."""
-    on_progress = bars.show_download(configuration.model.model)
-    with ending_downloads():
-        run_in_thread(lambda: download_model(configuration, on_progress))
+def download(configurations: Sequence[SystemConfiguration], bars: StartBars) -> None:
+    """Downloads a hub's models for a system. Ctrl-C ends this process; the next download goes on where it was."""
+    for configuration in configurations:
+        with ending_downloads():
+            run_in_thread(
+                functools.partial(download_model, configuration, bars.show_download(configuration.model.model))
+            )
 
 
 @contextmanager

@@ -10,11 +10,11 @@ import typer
 from blockyard.cli.chat import MaxTokens, Seed, System, Temperature, greet, make_options, talk, write_answer
 from blockyard.cli.conversation import Conversation
 from blockyard.cli.private_system import find_model, started
-from blockyard.cli.system_settings import ConfigFile, Model, given_settings, resolve_system, with_system_settings
+from blockyard.cli.system_settings import ConfigFile, Model, given_settings, resolve_systems, with_system_settings
 from blockyard.client.sync import Client
 from blockyard.contract.models import Task
 from blockyard.errors import BlockyardError, Reason
-from blockyard.local.registry import find_serving
+from blockyard.local.registry import find_serving, normalize
 from blockyard.local.running_system import PATIENT, PRIVATE
 
 if TYPE_CHECKING:
@@ -39,18 +39,19 @@ def run(
     With a prompt, or text on standard input, only the answer goes to standard output. A system of `blockyard serve` or
     `blockyard up` that has this model is used if no settings are given.
     """
-    configuration = resolve_system(model_or_folder, config, {**PRIVATE, **given_settings(settings)})
+    given = [model_or_folder] if model_or_folder else []
+    configurations = resolve_systems(given, config, {**PRIVATE, **given_settings(settings)})
     text = _read_prompt(prompt or [])
-    named = configuration.model
+    named = configurations[0].model
     is_plain = not config and not set(given_settings(settings)) - {"model", "revision"}
     running = find_serving(named.model, named.revision) if is_plain else None
     options = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
     if running is not None:
         with Client(running.local) as client:
-            _converse(client, text, system, options)
+            _converse(client, running.find_name(normalize(named.model), named.revision) or "", text, system, options)
         return
-    with started(configuration, "run") as entry, Client(entry.local, retry=PATIENT) as client:
-        _converse(client, text, system, options)
+    with started("run", *configurations) as entry, Client(entry.local, retry=PATIENT) as client:
+        _converse(client, "", text, system, options)
 
 
 def _read_prompt(words: list[str]) -> str:
@@ -62,16 +63,17 @@ def _read_prompt(words: list[str]) -> str:
     return text
 
 
-def _converse(client: Client, text: str, system: str, options: dict[str, Any]) -> None:
-    model = find_model(client)
+def _converse(client: Client, name: str, text: str, system: str, options: dict[str, Any]) -> None:
+    """Talks to a model of a system, by its name; empty: to the first one."""
+    model = find_model(client, name)
     _check_task(model)
     conversation = Conversation(client, make_options(model.name, options), system, is_chat=model.has_chat_template)
     if text:
         write_answer(conversation, text, is_terminal=sys.stdout.isatty())
         return
-    greet(
-        f"{model.name}, up to {model.max_model_len} tokens" if conversation.is_chat else f"{model.name} continues texts"
-    )
+    # The length of a model that has not been loaded is not known.
+    length = f", up to {model.max_model_len} tokens" if model.max_model_len else ""
+    greet(f"{model.name}{length}" if conversation.is_chat else f"{model.name} continues texts")
     talk(conversation)
 
 

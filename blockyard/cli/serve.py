@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from blockyard.cli.progress import StartBars, download
-from blockyard.cli.system_settings import ConfigFile, Model, SystemName, resolve_system, with_system_settings
+from blockyard.cli.system_settings import ConfigFile, Models, SystemName, resolve_systems, with_system_settings
 from blockyard.client.asynchronous import AsyncClient
 from blockyard.configuration import LogSettings
 from blockyard.extras import require_services
-from blockyard.local.local_system import LocalSystem, uses_gpu
+from blockyard.local.gpus import uses_gpu
+from blockyard.local.local_system import LocalSystem
+from blockyard.local.model_manager import managed_models
 from blockyard.local.registry import registered
 from blockyard.local.supervisor import Supervisor
 from blockyard.settings import to_yaml
@@ -30,33 +32,34 @@ log = EventLogger(__name__)
 
 @with_system_settings
 def serve(
-    model_or_folder: Model = "",
+    models: Models = None,
     config: ConfigFile = "",
     name: SystemName = "",
     print_config: Annotated[bool, typer.Option("--print-config", help="print the settings and exit")] = False,
     background_log: Annotated[str, typer.Option(hidden=True, help="the file that `blockyard up` logs to")] = "",
     **settings: Any,
 ) -> None:
-    """Serve a model: gateway, scheduler and workers together, until Ctrl-C.
+    """Serve models: gateway, schedulers and workers together, until Ctrl-C.
 
-    Services that die are restarted. Each option is a setting: it may also stand in the file of --config, or in the
-    environment, where --max-num-seqs is BLOCKYARD_MAX_NUM_SEQS. On a terminal bars show the start, and warnings alone
-    are logged; --log-format brings the whole log.
+    Several models are loaded at their first requests. Services that die are restarted. Each option is a setting, also
+    in the file of --config, or in the environment: --max-num-seqs is BLOCKYARD_MAX_NUM_SEQS. A terminal shows bars and
+    warnings alone; --log-format brings the whole log.
     """
-    configuration = resolve_system(model_or_folder, config, settings)
+    configuration, *others = resolve_systems(models or [], config, settings)
     if print_config:
-        typer.echo(to_yaml(configuration), nl=False)
+        typer.echo("---\n".join(map(to_yaml, [configuration, *others])), nl=False)
         return
     require_services("blockyard serve")
     configure_logging("serve", level=configuration.log.log_level, log_format=configuration.log.log_format)
     bars = StartBars()
     if bars.is_shown and configuration.log == LogSettings():
-        configuration = dataclasses.replace(configuration, log=LogSettings(log_level="warning"))
-    system = LocalSystem(configuration)
+        quiet = LogSettings(log_level="warning")
+        configuration, *others = [dataclasses.replace(each, log=quiet) for each in (configuration, *others)]
+    system = LocalSystem(configuration, *others)
     command = "up" if background_log else "serve"
     try:
         with registered(system, command, name=name, log=background_log), bars:
-            download(configuration, bars)
+            download([configuration, *others], bars)
             code = asyncio.run(_serve(system, bars))
     finally:
         # Removes the sockets' folder also if nothing was started.
@@ -88,7 +91,8 @@ async def _serve(system: LocalSystem, bars: StartBars) -> int:
         bars.close()
         if started:
             typer.echo(await _greeting(system))
-        return await supervisor.wait()
+        async with managed_models(system, supervisor):
+            return await supervisor.wait()
     finally:
         await supervisor.stop()
         await system.close()
@@ -104,7 +108,7 @@ async def _greeting(system: LocalSystem) -> str:
     async with AsyncClient(endpoints.local) as client:
         (model, *_) = await client.list_models()
     root = f"{'https' if security.tls_certificate else 'http'}://{endpoints.http}"
-    ready = ["", f"ready: {model.name}, up to {model.max_model_len} tokens"]
+    ready = ["", f"ready: {_describe_models(system) or f'{model.name}, up to {model.max_model_len} tokens'}"]
     if system.configuration.public.enable_page:
         ready.append(f"  page   {root}/")
     ready += [f"  gRPC   {endpoints.grpc}", f"  HTTP   {root}/v1", f"  admin  {endpoints.admin}"]
@@ -115,6 +119,15 @@ async def _greeting(system: LocalSystem) -> str:
     is_demo = not system.configuration.model.model
     examples = _chat_examples if model.has_chat_template else _text_examples
     return "\n".join([*ready, "", *(f"  {line}" for line in examples(model.name, endpoints, root, is_demo)), ""])
+
+
+def _describe_models(system: LocalSystem) -> str:
+    """Returns the models that are loaded at their first requests; empty: the model is loaded."""
+    if not system.is_switched:
+        return ""
+    names = ", ".join(model.name for model in system.models)
+    at_a_time = f", {system.num_places} at a time" if len(system.models) > 1 else ""
+    return f"{names}, loaded at the first request{at_a_time}"
 
 
 def _chat_examples(name: str, endpoints: Endpoints, root: str, is_demo: bool) -> list[str]:

@@ -24,10 +24,10 @@ from blockyard.cli.admin.tables import make_table
 from blockyard.cli.progress import INTERRUPTED, StartBars, download
 from blockyard.cli.system_settings import (
     ConfigFile,
-    Model,
+    Models,
     SystemName,
     given_settings,
-    resolve_system,
+    resolve_systems,
     with_system_settings,
 )
 from blockyard.cli.units import span
@@ -37,6 +37,7 @@ from blockyard.local.local_system import check_model
 from blockyard.local.registry import Entry, RegistryError, find_process, find_system, free_name, list_systems
 from blockyard.local.supervisor import StartError, child_environment
 from blockyard.local.user_folders import logs_folder
+from blockyard.model_files import served_name
 from blockyard.settings import to_flag
 
 if TYPE_CHECKING:
@@ -75,14 +76,20 @@ def ps(as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = Fal
         return
     table = make_table("name", "model", "state", "http", "pid", "up", "by", numbers=("pid",))
     for entry, state in zip(systems, states, strict=True):
-        row = (entry.name, entry.model or "demo", state, entry.url, str(entry.pid), span(entry.age_seconds))
+        model = ", ".join(name for name, *_ in entry.models) or entry.model or "demo"
+        row = (entry.name, model, state, entry.url, str(entry.pid), span(entry.age_seconds))
         table.add_row(*row, entry.command)
     (Console() if sys.stdout.isatty() else Console(width=_PLAIN_WIDTH)).print(table)
 
 
 def _find_state(entry: Entry) -> str:
     status = ask_status(entry)
-    return "starting" if status is None else "ready" if status.gateway.ready else "not ready"
+    if status is None:
+        return "starting"
+    if entry.models and status.gateway.ready:
+        loaded = [model.name for model in status.models if model.ready]
+        return f"ready, {', '.join(loaded) or 'none'} loaded"
+    return "ready" if status.gateway.ready else "not ready"
 
 
 def stop(name: Name = "", all_systems: All = False, now: Now = False) -> None:
@@ -134,20 +141,22 @@ def _signal(entry: Entry) -> None:
 
 
 @with_system_settings
-def up(model_or_folder: Model = "", config: ConfigFile = "", name: SystemName = "", **settings: Any) -> None:
-    """Serve a model in the background, as `blockyard serve` would; returns once it is ready.
+def up(models: Models = None, config: ConfigFile = "", name: SystemName = "", **settings: Any) -> None:
+    """Serve models in the background, as `blockyard serve` would; returns once the system is ready.
 
     It ends with `blockyard down`, or with this machine.
     """
-    configuration = resolve_system(model_or_folder, config, settings)
+    configurations = resolve_systems(models or [], config, settings)
     require_services("blockyard up")
-    check_model(configuration)
-    name = name or free_name(configuration.text.served_model_name or Path(configuration.model.model).name or "demo")
+    for configuration in configurations:
+        check_model(configuration)
+    first = configurations[0]
+    name = name or free_name(served_name(first.model.model, first.text.served_model_name))
     log = logs_folder() / f"{name}.log"
-    arguments = [*filter(None, [model_or_folder]), *(["--config", str(Path(config).resolve())] if config else [])]
+    arguments = [*(models or []), *(["--config", str(Path(config).resolve())] if config else [])]
     arguments += [*starmap(to_flag, given_settings(settings).items()), "--name", name, "--background-log", str(log)]
     with StartBars() as bars:
-        download(configuration, bars)
+        download(configurations, bars)
         process = _start(arguments, log)
         try:
             entry = _wait_until_ready(process, log, bars)

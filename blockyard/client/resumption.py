@@ -18,6 +18,7 @@ from blockyard.contract.events import (
     Delta,
     Event,
     Finished,
+    Loading,
     PromptLogprobs,
     Recovered,
     TokenLogprobs,
@@ -45,7 +46,7 @@ class CompletionBuilder:
                 self._deltas[event.index].append(event)
             case Finished():
                 self._finished[event.index] = event
-            case Recovered():
+            case Recovered() | Loading():
                 pass
 
     def build(self) -> Completion:
@@ -191,7 +192,7 @@ class Resumption:
         event = decode_event(message)
         if event is None or not self._is_new(event):
             return None
-        if not isinstance(event, Recovered):
+        if not isinstance(event, Recovered | Loading):
             self._attempts.on_progress()
         if self._hides_token_ids and isinstance(event, Delta):
             event = replace(event, token_ids=())
@@ -214,7 +215,7 @@ class Resumption:
                 progress = self._progress(event.index)
                 is_repeated, progress.finished = progress.finished, True
                 return not is_repeated
-            case Recovered():
+            case Recovered() | Loading():
                 pass
         return True
 

@@ -80,7 +80,7 @@ class Connections:
 
 class Stream:
     """The events of one request: an `Accepted`, `Delta`s, and a `Finished` for each sequence.
-    A `Recovered` reports an internal failure that the request survived.
+    A `Recovered` reports an internal failure that the request survived, a `Loading` that the model is being loaded.
 
     If a connection breaks or a gateway fails, the stream resumes where it was after a pause, at another gateway if the
     client has several. `num_resumes` counts the resumptions. Each event comes once.

@@ -53,7 +53,7 @@ class TokenLogprobs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The request is queued. This is the first event; it comes once.
+    """The request is queued. This event comes once, before all others but `Loading`.
 
     `warnings`: options that are not followed, and what is done instead, one sentence each. `weight_version`: the name
     of the weights that the request begins with; empty if they have no name.
@@ -65,6 +65,16 @@ class Accepted:
     model: str
     warnings: tuple[str, ...] = ()
     weight_version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """The request waits until its model is loaded: comes again and again, only for a model that starts on demand.
+
+    `message`: what is being done, for a person.
+    """
+
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +147,7 @@ class Recovered:
     exact: bool
 
 
-Event = Accepted | PromptLogprobs | Delta | Finished | Recovered
+Event = Loading | Accepted | PromptLogprobs | Delta | Finished | Recovered
 
 
 def join_calls(deltas: Iterable[Delta]) -> tuple[ToolCall, ...]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from blockyard.capacity.memory import ControlGroups, read_host_memory
 from blockyard.capacity.replica_plan import Hardware
-from blockyard.local.local_system import count_gpus, uses_gpu
+from blockyard.local.gpus import count_gpus, uses_gpu
 from blockyard.settings import SettingsError
 
 if TYPE_CHECKING:

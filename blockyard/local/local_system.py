@@ -16,48 +16,40 @@ import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
+import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from blockyard.addresses import join_address
 from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
-from blockyard.configuration import (
-    DeviceSettings,
-    InternalSecuritySettings,
-    PublicSettings,
-    SystemConfiguration,
-    WorkerProcessSettings,
-)
+from blockyard.configuration import PublicSettings, SystemConfiguration
 from blockyard.errors import from_rpc_error
-from blockyard.local.metrics_ports import FIRST_SCHEDULER_PORT, FIRST_WORKER_PORT, MetricsPorts
+from blockyard.local.gpus import check_num_gpus, uses_gpu
 from blockyard.local.metrics_ports import HOST as METRICS_HOST
+from blockyard.local.metrics_ports import MetricsPorts
 from blockyard.local.model_check import read_model
+from blockyard.local.model_services import ModelServices, choose_metrics_ports, shared_sections
 from blockyard.local.operator import Operator
+from blockyard.local.places import count_places
 from blockyard.local.supervisor import ROOT, Service
-from blockyard.model_files import resolve_model
+from blockyard.model_files import resolve_model, served_name
 from blockyard.security.exposure import check_admin
 from blockyard.service.servers import PortTaken, internal_channel
-from blockyard.settings import ENVIRONMENT_PREFIX, SettingsError, settings_of, to_flags
+from blockyard.settings import ENVIRONMENT_PREFIX, MODELS, SettingsError, settings_of, to_flags
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from blockyard.contract.parallel import ParallelSizes
     from blockyard.lora.request import LoRARequest
     from blockyard.model_files import OnProgress
 
-# WorkerProcessSettings or a subclass with more settings.
-Settings = TypeVar("Settings", bound=WorkerProcessSettings)
 # The kernel's limit for a Unix socket's path, less the longest file name in the folder.
-MAX_FOLDER_BYTES = 107 - len("/scheduler")
-# Only this user can open the private sockets, so no certificates are used, whatever the environment says.
-_PRIVATE = InternalSecuritySettings()
+MAX_FOLDER_BYTES = 107 - len("/999-scheduler")
 # Whether the package was installed by pip, so that `make setup` has not built the kernels.
 IS_INSTALLED = bool({"site-packages", "dist-packages"} & set(ROOT.parts))
-DEVICES = Path("/dev")
 # The time that a gateway has to stop after it has drained.
 GRACE_SECONDS = 10.0
 LOAD_LORA_SECONDS = 150.0
@@ -81,112 +73,83 @@ class Endpoints:
 class LocalSystem:
     """A configuration that is ready to run: with a private folder for sockets, and with free ports chosen."""
 
-    def __init__(self, configuration: SystemConfiguration) -> None:
-        """Raises PortTaken, SettingsError if the admin API is unprotected, and BlockyardError for a bad model.
+    def __init__(self, configuration: SystemConfiguration, *others: SystemConfiguration) -> None:
+        """Takes the settings of the first model and of the system, and those of further models.
 
-        A bad model is not found, or cannot be served; the error lists every reason that config.json shows.
+        Raises PortTaken, SettingsError if the admin API is unprotected or two models have one name, and BlockyardError
+        for a bad model: it is not found, or cannot be served; the error lists every reason that config.json shows.
         """
+        configurations = [configuration, *others]
         # The services check the same; checking here is quick, and fails before anything has started.
-        check_model(configuration)
-        check_num_gpus(configuration.device, configuration.parallel)
+        for each in configurations:
+            check_model(each)
+            check_num_gpus(each.device, each.parallel)
         check_admin(configuration.public, configuration.security)
+        names = [served_name(each.model.model, each.text.served_model_name) for each in configurations]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise SettingsError(
+                f"several models have the name {', '.join(twice)}: give each a served_model_name of its own"
+            )
+        self.is_switched = bool(others or configuration.switching.idle_unload_seconds)
+        self.num_places = count_places(configurations) if others else 1
         public = choose_ports(configuration.public)
         self.configuration = dataclasses.replace(configuration, public=public)
         host, admin_host = reachable_host(public.host), reachable_host(public.admin_host)
         self._folder = _private_folder()
         self._metrics_ports = MetricsPorts()
-        self._ports = self._choose_metrics_ports()
+        self.models = [self._make_model(*each) for each in enumerate(zip(names, configurations, strict=True))]
+        ports = {f"{model.prefix}{name}": port for model in self.models for name, port in model.metrics_ports.items()}
         self.endpoints = Endpoints(
             *(join_address(host, port) for port in (public.grpc_port, public.http_port)),
             admin=join_address(admin_host, public.admin_port),
             local=f"unix:{self._folder}/gateway",
-            metrics={name: join_address(METRICS_HOST, port) for name, port in self._ports.items() if port > 0},
+            metrics={name: join_address(METRICS_HOST, port) for name, port in ports.items() if port > 0},
         )
         self._channels: dict[str, grpc.aio.Channel] = {}
 
-    @property
-    def _num_workers(self) -> int:
-        return self.configuration.replicas.data_parallel_size * self.configuration.parallel.world_size
-
-    @property
-    def _num_devices(self) -> int:
-        return max(1, count_gpus(os.environ)) if uses_gpu(self.configuration.device) else 1
-
-    def _choose_metrics_ports(self) -> dict[str, int]:
-        """Chooses the metrics port of the scheduler and of each worker; -1: none. Raises PortTaken."""
-        metrics, choose = self.configuration.metrics, self._metrics_ports.choose
-        ports = {"scheduler": choose(metrics.scheduler_metrics_port, FIRST_SCHEDULER_PORT)}
-        first = metrics.worker_metrics_port
-        for number in range(self._num_workers):
-            wanted = first + number if first > 0 else first
-            ports[f"worker-{number}"] = choose(wanted, FIRST_WORKER_PORT)
-        return ports
+    def _make_model(self, index: int, named: tuple[str, SystemConfiguration]) -> ModelServices:
+        """Prepares the services of a model; raises PortTaken."""
+        sockets = f"{self._folder}/{index}-" if self.is_switched else f"{self._folder}/"
+        ports = choose_metrics_ports(named[1], self._metrics_ports)
+        return ModelServices(*named, sockets, ports, self.num_places, self.is_switched)
 
     def make_services(self) -> list[Service]:
-        """Returns the child processes to run, in the order in which they are started."""
-        configuration = self.configuration
-        workers = [f"unix:{self._folder}/worker-{number}" for number in range(self._num_workers)]
-        world_size = configuration.parallel.world_size
-        replicas = ["+".join(workers[first : first + world_size]) for first in range(0, len(workers), world_size)]
-        scheduler = f"--scheduler-address=unix:{self._folder}/scheduler"
-        # The user waits for the start: end it at once if an error needs repair, instead of waiting for the repair.
-        scheduling = [scheduler, f"--worker-address={','.join(replicas)}", "--no-wait-for-repair"]
-        # Workers on one GPU share its memory; workers on the CPU share the machine's.
-        device = divide_memory(configuration.device, -(-len(workers) // self._num_devices))
-        own = (
-            configuration.model,
-            configuration.load,
-            device,
-            configuration.parallel,
-            configuration.cache,
-            configuration.lora,
-            configuration.scheduler,
-            configuration.scheduler_process,
-        )
-        for section in (*own, *self._shared_sections):
-            scheduling += to_flags(section)
-        scheduling += to_flags(configuration.resume)
-        scheduling.append(f"--scheduler-metrics-port={self._ports['scheduler']}")
-        serving = [scheduler, f"--gateway-local-address={self.endpoints.local}"]
-        for section in (
-            configuration.model,
-            configuration.text,
-            configuration.public,
-            configuration.security,
-            configuration.gateway_process,
-            *self._shared_sections,
-        ):
-            serving += to_flags(section)
-        serving += to_flags(configuration.resume)
-        serving.append(f"--gateway-lora-root={configuration.lora.lora_root}")
-        return [
-            *(self._worker(number, address) for number, address in enumerate(workers)),
-            Service("scheduler", "scheduler_service", tuple(scheduling)),
-            Service(
-                "gateway",
-                "gateway",
-                tuple(serving),
-                grace_seconds=configuration.gateway_process.drain_seconds + GRACE_SECONDS,
-            ),
-        ]
+        """Returns the child processes to run from the start, in this order; models that are switched start later."""
+        if self.is_switched:
+            return [self._make_gateway()]
+        return [*self.models[0].make_services(), self._make_gateway()]
 
-    @property
-    def _shared_sections(self) -> tuple[object, ...]:
-        """The sections that every service reads."""
-        return (self.configuration.log, self.configuration.tracing, _PRIVATE)
-
-    def _worker(self, number: int, address: str) -> Service:
+    def _make_gateway(self) -> Service:
         configuration = self.configuration
-        # On one machine the workers read the same folders as the scheduler.
-        root = configuration.worker.worker_lora_root or configuration.lora.lora_root
-        worker = dataclasses.replace(configuration.worker, worker_lora_root=root)
-        settings = divide_processors(worker, self._num_workers)
-        flags = [f"--worker-address={address}", f"--worker-device-index={number % self._num_devices}"]
-        flags += to_flags(settings)
-        for section in self._shared_sections:
+        flags = [f"--gateway-local-address={self.endpoints.local}"]
+        sections = [configuration.public, configuration.security, configuration.gateway_process, configuration.resume]
+        if self.is_switched:
+            flags.append(f"--config={self._write_models()}")
+        else:
+            sections += [configuration.model, configuration.text]
+            flags.append(f"--scheduler-address={self.models[0].scheduler_address}")
+            flags.append(f"--gateway-lora-root={configuration.lora.lora_root}")
+        for section in (*sections, *shared_sections(configuration)):
             flags += to_flags(section)
-        flags.append(f"--worker-metrics-port={self._ports[f'worker-{number}']}")
-        return Service(f"worker-{number}", "worker_service", tuple(flags))
+        grace_seconds = configuration.gateway_process.drain_seconds + GRACE_SECONDS
+        return Service("gateway", "gateway", tuple(flags), grace_seconds=grace_seconds)
+
+    def _write_models(self) -> Path:
+        """Writes the gateway's settings file, which lists the models; returns its path."""
+        entries = [
+            {
+                **dataclasses.asdict(model.configuration.model),
+                **dataclasses.asdict(model.configuration.text),
+                "served_model_name": model.name,
+                "scheduler_address": model.scheduler_address,
+                "gateway_lora_root": model.configuration.lora.lora_root,
+                "starts_on_demand": True,
+            }
+            for model in self.models
+        ]
+        path = self._folder / "gateway.yaml"
+        path.write_text(yaml.safe_dump({MODELS: entries}), encoding="utf-8")
+        return path
 
     async def prepare(self, write_line: Callable[[str], None]) -> None:
         """Compiles the CPU kernels once if the package was installed with their source alone."""
@@ -229,11 +192,11 @@ class LocalSystem:
             return False
         return response.status == health_pb2.HealthCheckResponse.SERVING
 
-    async def ask_status(self) -> admin_pb2.GetStatusResponse | None:
+    async def ask_status(self, timeout_seconds: float = 1.0) -> admin_pb2.GetStatusResponse | None:
         """Asks the gateway for the system's status; None: it does not answer."""
         stub = admin_pb2_grpc.AdminServiceStub(self._channel(self.endpoints.local))
         try:
-            return await stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=1.0)
+            return await stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=timeout_seconds)
         except grpc.RpcError:
             return None
 
@@ -242,6 +205,8 @@ class LocalSystem:
         status = await self.ask_status()
         if status is None:
             return "the gateway does not answer"
+        if self.is_switched:
+            return "" if status.gateway.ready else status.gateway.message
         replicas, wanted = status.scheduler.replicas, self.configuration.replicas.data_parallel_size
         missing = [replica for replica in replicas if not replica.ready]
         if missing:
@@ -288,40 +253,6 @@ def download_model(configuration: SystemConfiguration, on_progress: OnProgress |
     """
     kind = "tokenizer" if configuration.load.load_format == "random" else "all"
     resolve_model(configuration.model.model, configuration.model.revision, kind, on_progress)
-
-
-def uses_gpu(device: DeviceSettings) -> bool:
-    """Whether the workers of this machine will compute on a GPU."""
-    return device.device == "cuda" or (device.device == "auto" and (DEVICES / "nvidiactl").exists())
-
-
-def count_gpus(environment: Mapping[str, str]) -> int:
-    """Counts the GPUs that CUDA offers to a process with this environment."""
-    if (visible := environment.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return len([name for name in visible.split(",") if name.strip()])
-    return len(list(DEVICES.glob("nvidia[0-9]*")))
-
-
-def check_num_gpus(device: DeviceSettings, parallel: ParallelSizes) -> None:
-    """Raises SettingsError if a replica needs more GPUs than there are: NCCL needs one GPU per worker."""
-    if uses_gpu(device) and 1 < parallel.world_size > (num_gpus := count_gpus(os.environ)):
-        raise SettingsError(
-            f"a replica of {parallel.world_size} workers needs as many GPUs, and there are {num_gpus} here:"
-            " choose a smaller --tensor-parallel-size, or --device cpu"
-        )
-
-
-def divide_memory(device: DeviceSettings, num_workers: int) -> DeviceSettings:
-    """Returns the settings with an equal part of the device's memory for each worker."""
-    return dataclasses.replace(device, device_memory_utilization=device.device_memory_utilization / num_workers)
-
-
-def divide_processors(worker: Settings, num_workers: int) -> Settings:
-    """Gives each of several workers an equal part of the processors. A single worker measures how many help."""
-    if worker.num_threads or num_workers == 1:
-        return worker
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return dataclasses.replace(worker, num_threads=max(1, usable // num_workers))
 
 
 def reachable_host(host: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 
 from blockyard.service.servers import PortTaken
@@ -21,11 +22,21 @@ class MetricsPorts:
 
     def __init__(self) -> None:
         self._held: list[socket.socket] = []
+        self._given: set[int] = set()
 
     def choose(self, wanted: int, first: int) -> int:
-        """Returns `wanted` (-1: none), or for 0 the first free port from `first` on; raises PortTaken."""
-        if wanted:
+        """Returns a port; raises PortTaken.
+
+        Args:
+            wanted: the port, or the next one that was not given before; -1: none; 0: a free one.
+            first: the first port to try for a free one.
+        """
+        if wanted < 0:
             return wanted
+        if wanted:
+            port = next(port for port in itertools.count(wanted) if port not in self._given)
+            self._given.add(port)
+            return port
         for port in range(first, min(first + _MAX_TRIES, 1 << 16)):
             if (held := _hold(port)) is not None:
                 self._held.append(held)

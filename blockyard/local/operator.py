@@ -1,4 +1,4 @@
-"""Calls a gateway's admin API for `blockyard.LLM`: profiles, prefix caches, memory and worker operations.
+"""Calls a gateway's admin API for this machine's systems: drains, profiles, prefix caches, memory, worker operations.
 
 Answers are plain lists, ordered by replica and then by rank.
 """
@@ -13,9 +13,10 @@ import grpc
 import grpc.aio
 
 from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
-from blockyard.common.v1 import administration_pb2
+from blockyard.common.v1 import administration_pb2, status_pb2
 from blockyard.contract.codec.durations import encode_seconds
 from blockyard.errors import BlockyardError, Reason, from_rpc_error
+from blockyard.headers import MODEL_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -56,6 +57,18 @@ class Operator:
         if not status.HasField("scheduler"):
             raise BlockyardError(Reason.NO_READY_WORKER, status.gateway.message)
         return list(status.scheduler.replicas)
+
+    async def drain(self, model: str) -> bool:
+        """Makes a model's replicas take no new requests, which wait. Returns whether they have none left."""
+        metadata = ((MODEL_KEY, model),)
+        with _translated():
+            status = await self._stub.GetStatus(admin_pb2.GetStatusRequest(), timeout=CALL_SECONDS, metadata=metadata)
+            states = {replica.replica_id: replica.drain_state for replica in status.scheduler.replicas}
+            for replica_id, state in states.items():
+                if state == status_pb2.DRAIN_STATE_UNSPECIFIED:
+                    request = admin_pb2.DrainReplicaRequest(replica=str(replica_id))
+                    await self._stub.DrainReplica(request, timeout=CALL_SECONDS, metadata=metadata)
+        return set(states.values()) == {status_pb2.DRAIN_STATE_DRAINED}
 
     async def call(self, extension: str, operation: str, payload: bytes, seconds: float | None) -> list[bytes]:
         """Runs an extension's operation on every worker and returns their answers."""

@@ -11,7 +11,7 @@ import os
 import re
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 import psutil
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from blockyard.local.local_system import LocalSystem
+    from blockyard.local.model_services import ModelServices
 
 _log = EventLogger(__name__)
 Command = Literal["serve", "up", "run", "launch"]
@@ -52,6 +53,7 @@ class Entry:
         tls: whether the public APIs use TLS.
         needs_key: whether callers need a key.
         log: the file of its log; empty: its log goes to a terminal or a pipe.
+        models: if it has several models, a list of each: its name in requests, its folder or hub id, its revision.
     """
 
     name: str
@@ -67,6 +69,13 @@ class Entry:
     tls: bool = False
     needs_key: bool = False
     log: str = ""
+    models: list[list[str]] = field(default_factory=list[list[str]])
+
+    def find_name(self, model: str, revision: str) -> str | None:
+        """Returns a model's name in requests, empty if it is the only model; None: the system does not have it."""
+        if not self.models:
+            return "" if (self.model, self.revision) == (model, revision) else None
+        return next((name for name, *others in self.models if others == [model, revision]), None)
 
     @property
     def is_alive(self) -> bool:
@@ -116,9 +125,9 @@ def find_system(name: str) -> Entry:
 
 def find_serving(model: str, revision: str) -> Entry | None:
     """Finds a system that serves this model, for others too: not one that ends with a chat or an agent."""
-    wanted = (normalize(model), revision)
+    model = normalize(model)
     shared = [entry for entry in list_systems() if entry.command in ("serve", "up")]
-    return next((entry for entry in shared if (entry.model, entry.revision) == wanted), None)
+    return next((entry for entry in shared if entry.find_name(model, revision) is not None), None)
 
 
 def normalize(model: str) -> str:
@@ -171,7 +180,7 @@ def _make_entry(system: LocalSystem, command: Command, name: str, log: str) -> E
     if name and not _NAME.fullmatch(name):
         raise RegistryError(f"--name {name} must be 1 to 64 of A-Z a-z 0-9 . _ -")
     return Entry(
-        name=name or configuration.text.served_model_name or os.path.basename(model) or "demo",
+        name=name or system.models[0].name,
         command=command,
         pid=os.getpid(),
         started=psutil.Process().create_time(),
@@ -184,7 +193,13 @@ def _make_entry(system: LocalSystem, command: Command, name: str, log: str) -> E
         tls=bool(configuration.security.tls_certificate),
         needs_key=bool(configuration.security.api_keys_file),
         log=log,
+        models=[_describe(each) for each in system.models] if len(system.models) > 1 else [],
     )
+
+
+def _describe(services: ModelServices) -> list[str]:
+    model = services.configuration.model
+    return [services.name, normalize(model.model), model.revision]
 
 
 def _read(path: Path) -> Entry | None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from blockyard.client.retry import RetryPolicy
+from blockyard.local.model_manager import managed_models
 from blockyard.local.supervisor import StartError, Supervisor
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ class RunningSystem:
         # It lives as long as the child processes: they get SIGTERM when the thread that started them ends.
         self._thread = threading.Thread(target=self._loop.run_forever, name="blockyard-system", daemon=True)
         self._supervisor: Supervisor | None = None
+        self._managing = AsyncExitStack()
 
     def start(
         self, timeout_seconds: float = START_SECONDS, on_wait: Callable[[], Awaitable[None]] | None = None
@@ -85,6 +88,7 @@ class RunningSystem:
             raise StartError(f"the system was not ready after {timeout_seconds:g} s: {missing}") from None
         if not is_started:
             raise StartError("the system stopped before it was ready")
+        await self._managing.enter_async_context(managed_models(self.local, self._supervisor))
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs a coroutine on the loop and returns its result; an interrupt cancels it."""
@@ -105,6 +109,7 @@ class RunningSystem:
         self._loop.close()
 
     async def _stop(self) -> None:
+        await self._managing.aclose()
         if self._supervisor is not None:
             await self._supervisor.stop()
         await self.local.close()

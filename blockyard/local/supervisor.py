@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import os
 import signal
 import subprocess
@@ -35,12 +36,16 @@ class StartError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """One child process: `python -m module flags`. It is killed if it takes longer than `grace_seconds` to stop."""
+    """One child process: `python -m module flags`. It is killed if it takes longer than `grace_seconds` to stop.
+
+    `model`: the model that it works for, which its log lines then name; empty: they do not.
+    """
 
     name: str
     module: str
     flags: tuple[str, ...] = ()
     grace_seconds: float = 10.0
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +111,7 @@ class Child:
         self.last_lines.append(text)
         # Keep reading if the log's reader is gone: the service would block on a full pipe.
         with suppress(OSError, ValueError):
-            self._write_line(text)
+            self._write_line(_with_model(text, self.service.model))
 
     async def wait(self) -> int:
         """Waits until the process has ended and its output is read. Returns its exit code, -15 after SIGTERM."""
@@ -143,6 +148,13 @@ class Child:
             self._process.send_signal(number)
 
 
+def _with_model(line: str, model: str) -> str:
+    """Adds the model's name to a line of a log, as text or JSON."""
+    if not model:
+        return line
+    return f'{{"model": {json.dumps(model)}, {line[1:]}' if line.startswith('{"') else f"{model}: {line}"
+
+
 def child_environment(environment: Mapping[str, str] | None) -> dict[str, str]:
     """Returns a child's environment, in which it imports this same package from any folder."""
     inherited = dict(os.environ if environment is None else environment)
@@ -156,6 +168,7 @@ class Supervisor:
     """Runs services together: `start`, then `wait` for a request to end, then `stop`.
 
     A service that dies after all were ready is restarted. If a service cannot be started again, all are stopped.
+    Further services may be added and removed while the first ones run.
     """
 
     def __init__(
@@ -178,15 +191,19 @@ class Supervisor:
             environment: of the services, instead of this process's.
             poll_seconds: see `is_ready`.
         """
-        self.children = [Child(service, write_line, environment) for service in services]
+        self._write_line = write_line
+        self._environment = environment
+        self.children = [self._make_child(service) for service in services]
         self._is_ready = is_ready
         self._backoff = backoff or Backoff()
-        self._delays_seconds = dict.fromkeys(self.children, self._backoff.first_seconds)
         self._poll_seconds = poll_seconds
-        self._watchers: list[asyncio.Task[None]] = []
+        self._watchers: dict[Child, asyncio.Task[None]] = {}
         self._stop_requested = asyncio.Event()
         self._hurry = asyncio.Event()
         self._exit_code = 0
+
+    def _make_child(self, service: Service) -> Child:
+        return Child(service, self._write_line, self._environment)
 
     def request_stop(self) -> None:
         """Makes `start` and `wait` return; a second call makes `stop` hurry. For signal handlers, on the loop."""
@@ -213,8 +230,25 @@ class Supervisor:
         if (error := starting.exception()) is not None:
             await self.stop()
             raise error
-        self._watchers = [asyncio.create_task(self._watch(child)) for child in self.children]
+        for child in self.children:
+            self._watchers[child] = asyncio.create_task(self._watch(child))
         return True
+
+    def add(self, services: Sequence[Service]) -> list[Child]:
+        """Starts further services, in this order, and restarts them when they die; `stop` stops them last.
+
+        Must be called after `start`.
+        """
+        children = [self._make_child(service) for service in services]
+        self.children[:0] = children
+        for child in children:
+            self._watchers[child] = asyncio.create_task(self._watch(child, is_new=True))
+        return children
+
+    async def remove(self, children: Sequence[Child]) -> None:
+        """Stops services that were added, as `stop` does, and forgets them."""
+        await self._stop(children)
+        self.children = [child for child in self.children if child not in children]
 
     async def _start_all(self) -> None:
         for child in self.children:
@@ -235,11 +269,14 @@ class Supervisor:
         while not await self._is_ready():  # noqa: ASYNC110 - it is another process that gets ready
             await asyncio.sleep(self._poll_seconds)
 
-    async def _watch(self, child: Child) -> None:
-        """Restarts a child whenever it ends; requests a stop of all if that fails."""
+    async def _watch(self, child: Child, *, is_new: bool = False) -> None:
+        """Starts a new child, and any child again whenever it ends; requests a stop of all if that fails."""
+        delay_seconds = self._backoff.first_seconds
         try:
+            if is_new:
+                await child.start()
             while True:
-                await self._restart(child)
+                delay_seconds = await self._restart(child, delay_seconds)
         except OSError as error:
             log.error("a service cannot be started: stopping", service=child.service.name, error=error)
         except Exception:  # otherwise the service would stay down unnoticed
@@ -247,14 +284,16 @@ class Supervisor:
         self._exit_code = 1
         self._stop_requested.set()
 
-    async def _restart(self, child: Child) -> None:
-        """Waits for the end of a child and starts it again, after a delay that grows with short lives."""
+    async def _restart(self, child: Child, delay_seconds: float) -> float:
+        """Waits for the end of a child and starts it again, after a delay that grows with short lives.
+
+        Returns the delay of the next restart.
+        """
         loop = asyncio.get_running_loop()
         started = loop.time()
         code = await child.wait()
-        lived_long = loop.time() - started >= self._backoff.long_life_seconds
-        delay_seconds = self._backoff.first_seconds if lived_long else self._delays_seconds[child]
-        self._delays_seconds[child] = min(2 * delay_seconds, self._backoff.max_seconds)
+        if loop.time() - started >= self._backoff.long_life_seconds:
+            delay_seconds = self._backoff.first_seconds
         log.warning(
             "a service ended: starting it again",
             service=child.service.name,
@@ -263,6 +302,7 @@ class Supervisor:
         )
         await asyncio.sleep(delay_seconds)
         await child.start()
+        return min(2 * delay_seconds, self._backoff.max_seconds)
 
     async def wait(self) -> int:
         """Waits until a stop is requested (0), or a service cannot be started any more (1)."""
@@ -272,10 +312,14 @@ class Supervisor:
     async def stop(self) -> None:
         """Stops all services, the last started first; services of one module are stopped together."""
         self._stop_requested.set()
-        for task in self._watchers:
+        await self._stop(self.children)
+
+    async def _stop(self, children: Sequence[Child]) -> None:
+        watchers = [self._watchers.pop(child) for child in children if child in self._watchers]
+        for task in watchers:
             task.cancel()
-        await asyncio.gather(*self._watchers, return_exceptions=True)
-        for _, alike in itertools.groupby(reversed(self.children), lambda child: child.service.module):
+        await asyncio.gather(*watchers, return_exceptions=True)
+        for _, alike in itertools.groupby(reversed(children), lambda child: child.service.module):
             await asyncio.gather(*(child.stop(self._hurry) for child in alike))
 
 

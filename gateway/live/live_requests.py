@@ -93,6 +93,11 @@ class LiveRequests:
     def num_running(self) -> int:
         return self._registry.num_live
 
+    @property
+    def num_started(self) -> int:
+        """The number of requests that have begun here so far."""
+        return self._registry.num_added
+
     def find(self, wire_id: str) -> RequestState | None:
         """Returns the request of this name, if it runs or ended within the resume window."""
         return self._registry.find(wire_id)

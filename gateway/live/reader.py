@@ -238,6 +238,10 @@ class Reader:
             else:
                 await self._wait()
 
+    async def wait_until_begun(self) -> None:
+        """Waits until the first event can be read. Raises the error of a request that ends before."""
+        self._events.appendleft(await anext(self))
+
     async def _wait(self) -> None:
         self._waiter = asyncio.get_running_loop().create_future()
         try:

@@ -47,10 +47,14 @@ class Registry:
     """Keeps running requests, and ended requests for the resume window, by their names on the wire.
 
     Only used on the event loop.
+
+    Attributes:
+        num_added: the number of requests so far.
     """
 
     def __init__(self, window_seconds: float) -> None:
         self._window_seconds = window_seconds
+        self.num_added = 0
         self._live: dict[str, RequestState] = {}
         self._retained = Retention[str, "RequestState"](
             max_age_seconds=window_seconds, max_entries=MAX_RETAINED, max_weight=MAX_RETAINED_TOKENS
@@ -80,6 +84,7 @@ class Registry:
 
     def add(self, state: RequestState) -> None:
         self._live[state.wire_id] = state
+        self.num_added += 1
 
     def remove(self, state: RequestState) -> None:
         del self._live[state.wire_id]

@@ -142,6 +142,7 @@ class SchedulerLink(SchedulerReadiness):
 
     Attributes:
         loras: the adapters that requests may use, by name, as last reported. They are sent to the next scheduler.
+        is_attached: whether the scheduler answers.
     """
 
     _on_progress: Callable[[Progress], None]
@@ -155,7 +156,7 @@ class SchedulerLink(SchedulerReadiness):
         self.loras: Mapping[str, Adapter] = {}
         self._outgoing: list[Outgoing] = []
         self._has_outgoing = asyncio.Event()
-        self._is_attached = False
+        self.is_attached = False
         self._created_at = time.monotonic()
         # Whether a scheduler was attached before, or its absence was logged. Losing it later logs another warning.
         self._has_warned = False
@@ -188,7 +189,7 @@ class SchedulerLink(SchedulerReadiness):
 
     def send(self, item: Outgoing) -> None:
         """Sends an item. While no scheduler is attached, the item is dropped."""
-        if self._is_attached:
+        if self.is_attached:
             self._outgoing.append(item)
             self._has_outgoing.set()
 
@@ -260,22 +261,22 @@ class SchedulerLink(SchedulerReadiness):
             await asyncio.gather(*directions, return_exceptions=True)
             call.cancel()
             await channel.close(None)
-            was_attached = self._is_attached
+            was_attached = self.is_attached
             self._on_detached(reason)
         return was_attached
 
     def _reason_of(self, error: grpc.RpcError) -> str:
         decoded = from_rpc_error(error)
         log.debug("attach ended", reason=str(decoded.reason), message=decoded.message)
-        if self._is_attached:
+        if self.is_attached:
             return f"the connection to the scheduler was lost: {decoded.message}"
         return f"{self._unreachable()}: {decoded.message}"
 
     async def _read(self, call: Any) -> None:
         while (message := await call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
             progress = decode_progress(message)
-            if not self._is_attached:
-                self._is_attached = self._has_warned = True
+            if not self.is_attached:
+                self.is_attached = self._has_warned = True
                 log.info("attached to the scheduler", address=self.address)
             if self._apply(progress):
                 self._changed.set()
@@ -285,7 +286,7 @@ class SchedulerLink(SchedulerReadiness):
             self._on_progress(progress)
 
     def _on_detached(self, reason: str) -> None:
-        was_attached, self._is_attached = self._is_attached, False
+        was_attached, self.is_attached = self.is_attached, False
         self._detach(reason)
         self._outgoing.clear()
         if was_attached:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -13,6 +14,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from blockyard.client.sync import Client
+from blockyard.contract.events import Loading
 from tests.kit.processes.system import System
 from tests.unit.gateway.harness import DEMO_MODEL
 
@@ -71,3 +73,27 @@ def test_a_request_waits_for_a_worker_and_the_gateway_is_never_red(system: Syste
         watch.cancel()
         watcher.join()
     assert set(statuses) == {SERVING}
+
+
+@pytest.mark.timeout(120)
+def test_streams_tell_how_far_the_loading_is(system: System) -> None:
+    body = {"prompt": "Once upon a time", "max_tokens": 4, "temperature": 0, "stream": True}
+    url = f"{system.http_url}/v1/completions"
+    with (
+        Client(system.grpc_target) as client,
+        client.stream("Once upon a time", max_tokens=4, temperature=0.0) as stream,
+        httpx.stream("POST", url, json=body, timeout=60) as served,
+        httpx.stream("POST", url, json={**body, "max_tokens": 10_000}, timeout=60) as refused,
+    ):
+        assert isinstance(event := next(stream), Loading)
+        assert event.message.startswith("loading demo: no worker answers at unix:")
+        # Both have begun with a comment, so that their status is no more to be chosen.
+        assert [each.status_code for each in (served, refused)] == [200, 200]
+        system.start_service("worker")
+        text = "".join(stream.text_deltas())
+        lines, errors = list(served.iter_lines()), list(refused.iter_lines())
+    assert lines[0] == f": {event.message}"
+    chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks if chunk["choices"]) == text != ""
+    assert lines[-2] == "data: [DONE]"
+    assert json.loads(errors[-2][6:])["error"]["reason"] == "FIELD_INVALID"

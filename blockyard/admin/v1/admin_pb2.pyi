@@ -118,6 +118,7 @@ class ModelStatus(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     NUM_REQUESTS_FIELD_NUMBER: _builtins.int
     NUM_WAITING_REQUESTS_FIELD_NUMBER: _builtins.int
+    NUM_STARTED_REQUESTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The model's name in requests."""
     ready: _builtins.bool
@@ -128,6 +129,8 @@ class ModelStatus(_message.Message):
     """Number of requests for the model at this gateway, running and waiting."""
     num_waiting_requests: _builtins.int
     """Number of these that wait for a scheduler or worker, because none would compute them now."""
+    num_started_requests: _builtins.int
+    """Number of requests for the model that have begun at this gateway since it started."""
     def __init__(
         self,
         *,
@@ -136,10 +139,11 @@ class ModelStatus(_message.Message):
         message: _builtins.str = ...,
         num_requests: _builtins.int = ...,
         num_waiting_requests: _builtins.int = ...,
+        num_started_requests: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "name", b"name", "num_requests", b"num_requests", "num_waiting_requests", b"num_waiting_requests", "ready", b"ready"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message", "name", b"name", "num_requests", b"num_requests", "num_started_requests", b"num_started_requests", "num_waiting_requests", b"num_waiting_requests", "ready", b"ready"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -14,6 +14,7 @@ from google.protobuf.json_format import MessageToDict
 from blockyard.admin.v1 import admin_pb2_grpc
 from blockyard.cli.connection import connection
 from blockyard.errors import from_rpc_error
+from blockyard.headers import MODEL_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -48,12 +49,16 @@ class AdminApi:
 
 
 @contextmanager
-def admin_api(address: str) -> Generator[AdminApi]:
-    """Opens a channel to the admin API. A call's RPC error is raised as BlockyardError."""
+def admin_api(address: str, model: str = "") -> Generator[AdminApi]:
+    """Opens a channel to the admin API. A call's RPC error is raised as BlockyardError.
+
+    `model`: the model that the calls are for, of a gateway with several; empty: its first.
+    """
     access = connection().make_access()
     with access.make_channel(address) as channel:
         try:
-            yield AdminApi(admin_pb2_grpc.AdminServiceStub(channel), access.metadata)
+            metadata = (*access.metadata, *(((MODEL_KEY, model),) if model else ()))
+            yield AdminApi(admin_pb2_grpc.AdminServiceStub(channel), metadata)
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
 

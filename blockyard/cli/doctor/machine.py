@@ -14,8 +14,8 @@ from blockyard.capacity.memory import ControlGroups, read_host_memory, read_text
 from blockyard.cli import units
 from blockyard.cli.doctor.findings import bad, doubtful, good
 from blockyard.grammars.limits import HINT, library_version
+from blockyard.local.gpus import uses_gpu
 from blockyard.local.hardware import query_gpus
-from blockyard.local.local_system import uses_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

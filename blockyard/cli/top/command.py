@@ -25,16 +25,20 @@ _PLAIN_WIDTH = 80
 
 
 class View:
-    """The view of one gateway's system; keeps its last two readings."""
+    """The view of one gateway's system; keeps its last two readings.
 
-    def __init__(self, address: str) -> None:
+    `model`: the model whose scheduler is shown; empty: the gateway's first.
+    """
+
+    def __init__(self, address: str, model: str = "") -> None:
         self._address = address
+        self._model = model
         self._before: admin_pb2.GetStatusResponse | None = None
         self._now: admin_pb2.GetStatusResponse | None = None
 
     def read(self) -> None:
         """Reads the system's status. Raises BlockyardError."""
-        with admin_api(self._address) as api:
+        with admin_api(self._address, self._model) as api:
             self._before, self._now = self._now, api.ask(api.stub.GetStatus, admin_pb2.GetStatusRequest())
 
     def frame(self) -> RenderableType:
@@ -53,11 +57,12 @@ class View:
 
 def top(
     address: AdminAddress = DEFAULT_ADMIN_ADDRESS,
+    model: Annotated[str, typer.Option(help="which model's scheduler to show, of several; default: the first's")] = "",
     interval: Annotated[float, typer.Option(min=0.1, max=3600, help="seconds between frames")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="write one frame, of two readings, and end")] = False,
 ) -> None:
     """Watch a running system; q or Ctrl-C ends."""
-    console, view = Console(), View(address)
+    console, view = Console(), View(address, model)
     # A gateway that never answered is an error, not a view.
     view.read()
     if once or not console.is_terminal:

@@ -39,6 +39,8 @@ def make_frame(
 ) -> RenderableType:
     """Lays a reading out, with the rates since the previous reading."""
     parts: list[RenderableType] = [_head(address, now.gateway)]
+    if len(now.models) > 1:
+        parts += [Text(), _models(now)]
     if not now.HasField("scheduler"):
         return Group(*parts)
     parts += [Text(), _facts(now, find_rates(before, now)), Text(), _replicas(now, before)]
@@ -63,6 +65,20 @@ def _head(address: str, gateway: admin_pb2.GatewayStatus) -> RenderableType:
         f"  up {span(seconds(gateway.uptime))}",
     )
     return Group(line, Text(gateway.message, style="yellow")) if gateway.message else line
+
+
+def _models(now: admin_pb2.GetStatusResponse) -> RenderableType:
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
+    for name in ("model", "state"):
+        table.add_column(name)
+    for name in ("requests", "waiting"):
+        table.add_column(name, justify="right")
+    for model in now.models:
+        state = "ready" if model.ready else "not ready"
+        counts = f"{model.num_requests:,}", f"{model.num_waiting_requests:,}"
+        table.add_row(model.name, Text(state, style=STYLES[state]), *counts)
+    waiting = [model for model in now.models if model.num_waiting_requests and model.message]
+    return Group(table, *(Text(f"{model.name}: {model.message}", style="yellow") for model in waiting))
 
 
 def _known(value: float | None, write: Callable[[float], str]) -> str:

@@ -10,6 +10,7 @@ from blockyard.contract.events import (
     Accepted,
     Delta,
     Finished,
+    Loading,
     PromptLogprobs,
     Recovered,
     TokenLogprob,
@@ -34,6 +35,8 @@ def encode_event(event: Event, seq: int) -> inference_pb2.GenerationEvent:
         return inference_pb2.GenerationEvent(seq=seq, accepted=encode_accepted(event))
     if isinstance(event, Recovered):
         return inference_pb2.GenerationEvent(seq=seq, recovered=_encode_recovered(event))
+    if isinstance(event, Loading):
+        return inference_pb2.GenerationEvent(seq=seq, loading=inference_pb2.Loading(message=event.message))
     if isinstance(event, PromptLogprobs):
         return inference_pb2.GenerationEvent(seq=seq, prompt_logprobs=encode_prompt_logprobs(event))
     return inference_pb2.GenerationEvent(seq=seq, finished=encode_finished(event))
@@ -51,6 +54,8 @@ def decode_event(message: inference_pb2.GenerationEvent) -> Event | None:
         case "recovered":
             recovered = message.recovered
             return Recovered(recovered.cause, recovered.num_replayed_tokens, recovered.exact)
+        case "loading":
+            return Loading(message.loading.message)
         case "prompt_logprobs":
             return PromptLogprobs(_decode_logprobs(message.prompt_logprobs.logprobs))
         case _:

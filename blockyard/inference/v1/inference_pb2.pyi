@@ -659,11 +659,12 @@ class GenerationEvent(_message.Message):
     FINISHED_FIELD_NUMBER: _builtins.int
     RECOVERED_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    LOADING_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     """The event's number within a call: grows by one, from 0. A gap means that events were lost."""
     @_builtins.property
     def accepted(self) -> Global___Accepted:
-        """The request is queued. Comes first, once."""
+        """The request is queued. Comes once, before all events but `loading`."""
 
     @_builtins.property
     def delta(self) -> Global___Delta:
@@ -681,6 +682,12 @@ class GenerationEvent(_message.Message):
     def prompt_logprobs(self) -> Global___PromptLogprobs:
         """The prompt's log probabilities, if asked for. Comes once, before the first delta."""
 
+    @_builtins.property
+    def loading(self) -> Global___Loading:
+        """The request waits until its model is loaded. Comes again and again, before `accepted`, for a model that starts on
+        demand.
+        """
+
     def __init__(
         self,
         *,
@@ -690,16 +697,39 @@ class GenerationEvent(_message.Message):
         finished: Global___Finished | None = ...,
         recovered: Global___Recovered | None = ...,
         prompt_logprobs: Global___PromptLogprobs | None = ...,
+        loading: Global___Loading | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "delta", b"delta", "event", b"event", "finished", b"finished", "prompt_logprobs", b"prompt_logprobs", "recovered", b"recovered"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "delta", b"delta", "event", b"event", "finished", b"finished", "loading", b"loading", "prompt_logprobs", b"prompt_logprobs", "recovered", b"recovered"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "delta", b"delta", "event", b"event", "finished", b"finished", "prompt_logprobs", b"prompt_logprobs", "recovered", b"recovered", "seq", b"seq"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "delta", b"delta", "event", b"event", "finished", b"finished", "loading", b"loading", "prompt_logprobs", b"prompt_logprobs", "recovered", b"recovered", "seq", b"seq"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "delta", "finished", "recovered", "prompt_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["accepted", "delta", "finished", "recovered", "prompt_logprobs", "loading"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
 Global___GenerationEvent: _TypeAlias = GenerationEvent  # noqa: Y015
+
+@_typing.final
+class Loading(_message.Message):
+    """The request waits until its model is loaded."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    message: _builtins.str
+    """What is being done, for a person."""
+    def __init__(
+        self,
+        *,
+        message: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Loading: _TypeAlias = Loading  # noqa: Y015
 
 @_typing.final
 class Accepted(_message.Message):

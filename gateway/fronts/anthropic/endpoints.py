@@ -20,9 +20,10 @@ from gateway.fronts.anthropic.call import placed_messages, understand, understan
 from gateway.fronts.anthropic.schema import CountBody, MessagesBody, TokenizeMessagesBody
 from gateway.fronts.http_calls.bodies import ANTHROPIC_VERSION, parse_body, read_json, read_tenant
 from gateway.fronts.http_calls.errors import client_error, naming_places
+from gateway.fronts.http_calls.loading import answer_stream
 from gateway.fronts.http_calls.openapi import EVENTS, JSON, TENANT, ApiBodies, documented
 from gateway.fronts.http_calls.routes import AnsweringRoute
-from gateway.fronts.http_calls.single_reader import read_all, started, typed_events
+from gateway.fronts.http_calls.single_reader import read_all, started, typed, typed_events
 from gateway.fronts.http_calls.streaming import Connection, EventStream
 from gateway.fronts.openai.tokenization import TokenForm, tokenize
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from starlette.types import Scope
 
     from blockyard.contract.models import Model
+    from gateway.fronts.anthropic.call import MessageCall
     from gateway.generation import GenerationService
 
 
@@ -77,7 +79,12 @@ class MessageEndpoints:
         tenant = read_tenant(request)
         body = parse_body(MessagesBody, await read_json(request))
         self._generation.resolve_model(body.model)
-        call = understand(body, tenant)
+        answering = self._answer(request, body, understand(body, tenant))
+        if not body.stream:
+            return await answering
+        return await answer_stream(self._generation, body.model, answering, lambda error: map(typed, _fail(error)))
+
+    async def _answer(self, request: Request, body: MessagesBody, call: MessageCall) -> Response:
         async with AsyncExitStack() as resources:
             connection = Connection(request.receive)
             resources.push_async_callback(connection.aclose)

@@ -14,6 +14,7 @@ from blockyard.admin.v1 import admin_pb2, admin_pb2_grpc
 from blockyard.common.v1 import status_pb2
 from blockyard.contract.codec.durations import encode_seconds
 from blockyard.errors import BlockyardError, Reason, Violation, from_rpc_error, invalid
+from blockyard.headers import MODEL_KEY
 from blockyard.security.authentication import CALLER
 from blockyard.service.log_level import check_level, set_log_level
 from blockyard.telemetry import EventLogger
@@ -30,8 +31,6 @@ log = EventLogger(__name__)
 
 SERVICE_NAME = admin_pb2.DESCRIPTOR.services_by_name["AdminService"].full_name
 GATEWAY = "gateway"
-MODEL_HEADER = "blockyard-model"
-"""The metadata of a call that names the model it is for, where a gateway has several."""
 STATUS_TIMEOUT_SECONDS = 2.0
 # The scheduler has its own time limits for workers. Starting a profile takes long: torch's profiler loads libraries.
 CALL_TIMEOUT_SECONDS = 150.0
@@ -70,7 +69,7 @@ def _passed_on_stream(method: str) -> Any:
 
 def model_name_of(context: Any) -> str:
     """Returns the name of the model that an operator's call is for; empty: the gateway's first model."""
-    return dict(context.invocation_metadata() or ()).get(MODEL_HEADER, "")
+    return dict(context.invocation_metadata() or ()).get(MODEL_KEY, "")
 
 
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
@@ -101,9 +100,10 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             response.models.add(
                 name=model.name,
                 ready=model.link.is_ready,
-                message=model.link.message,
+                message=model.message,
                 num_requests=model.num_requests,
                 num_waiting_requests=model.num_waiting_here,
+                num_started_requests=model.live.num_started,
             )
         try:
             response.scheduler.CopyFrom(await self._link_of(model_name).get_status(STATUS_TIMEOUT_SECONDS))

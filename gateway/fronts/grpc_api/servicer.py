@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from blockyard.contract.codec.events import encode_accepted, encode_event, encode_prompt_logprobs
 from blockyard.contract.codec.models import MODEL
 from blockyard.contract.codec.pooling import encode_classifications, encode_embeddings, encode_scores
-from blockyard.contract.events import Accepted, Delta, Finished, PromptLogprobs
+from blockyard.contract.events import Accepted, Delta, Finished, Loading, PromptLogprobs
 from blockyard.contract.request import OnDisconnect
 from blockyard.inference.v1 import inference_pb2
 from gateway.codec import public as codec
 from gateway.fronts.grpc_api.handlers import add_service, tenant_of
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+
     import grpc.aio
 
+    from blockyard.contract.events import Event
     from gateway.generation import GenerationService
     from gateway.live.reader import Reader
-    from gateway.request import GenerationRequest
+    from gateway.request import GenerationRequest, ResumeRequest
 
     StreamResponse = (
         inference_pb2.StreamGenerateResponse | inference_pb2.StreamChatResponse | inference_pb2.ResumeGenerateResponse
@@ -39,28 +44,58 @@ class InferenceServicer:
             request = replace(request, remaining_seconds=context.time_remaining())
         return _watched(await self._generation.start(request), context)
 
+    async def _stream(self, request: GenerationRequest, context: Any, response: type[StreamResponse]) -> None:
+        await self._write(self._start(request, context), request.model, context, response)
+
     async def Generate(self, request: inference_pb2.GenerateRequest, context: Any) -> Any:
         reader = await self._start(codec.decode_generation(request.spec), context)
         return await _read_whole(reader, inference_pb2.GenerateResponse())
 
     async def StreamGenerate(self, request: inference_pb2.StreamGenerateRequest, context: Any) -> Any:
-        reader = await self._start(codec.decode_generation(request.spec), context)
-        await _write(reader, context, inference_pb2.StreamGenerateResponse)
+        await self._stream(codec.decode_generation(request.spec), context, inference_pb2.StreamGenerateResponse)
 
     async def Chat(self, request: inference_pb2.ChatRequest, context: Any) -> Any:
         reader = await self._start(codec.decode_chat(request.spec), context)
         return await _read_whole(reader, inference_pb2.ChatResponse())
 
     async def StreamChat(self, request: inference_pb2.StreamChatRequest, context: Any) -> Any:
-        reader = await self._start(codec.decode_chat(request.spec), context)
-        await _write(reader, context, inference_pb2.StreamChatResponse)
+        await self._stream(codec.decode_chat(request.spec), context, inference_pb2.StreamChatResponse)
 
     async def ResumeGenerate(self, request: inference_pb2.ResumeGenerateRequest, context: Any) -> Any:
         resume = replace(codec.decode_resume(request), tenant=tenant_of(context))
         if resume.request is not None:
             resume = replace(resume, request=replace(resume.request, tenant=resume.tenant))
-        reader = _watched(await self._generation.resume(resume), context)
-        await _write(reader, context, inference_pb2.ResumeGenerateResponse)
+        name = resume.request.model if resume.request else ""
+        await self._write(self._resume(resume, context), name, context, inference_pb2.ResumeGenerateResponse)
+
+    async def _resume(self, resume: ResumeRequest, context: Any) -> Reader:
+        return _watched(await self._generation.resume(resume), context)
+
+    async def _write(
+        self, starting: Coroutine[Any, Any, Reader], model: str, context: Any, response: type[StreamResponse]
+    ) -> None:
+        """Writes a reader's events to the call's stream. If the call ends, gRPC cancels the pending write."""
+        seq = itertools.count()
+        if self._generation.is_loading(model):
+            starting = self._announce(starting, model, lambda event: _write_event(context, response, event, next(seq)))
+        reader = await starting
+        try:
+            async for event in reader:
+                await _write_event(context, response, event, next(seq))
+        finally:
+            reader.close()
+
+    async def _announce(
+        self, starting: Coroutine[Any, Any, Reader], model: str, write: Callable[[Event], Awaitable[None]]
+    ) -> Reader:
+        """Returns a reader that has its first event; until then writes what the loading of the model waits for."""
+        begun = asyncio.create_task(_begin(starting))
+        try:
+            async for message in self._generation.loading(model, begun):
+                await write(Loading(message))
+            return await begun
+        finally:
+            begun.cancel()
 
     async def CancelGenerate(self, request: inference_pb2.CancelGenerateRequest, context: Any) -> Any:
         cancelled, pending = await self._generation.cancel(request.request_ids, tenant=tenant_of(context))
@@ -122,15 +157,19 @@ async def _read_whole(reader: Reader, response: W) -> W:
     return response
 
 
-async def _write(reader: Reader, context: Any, response: type[StreamResponse]) -> None:
-    """Writes a reader's events to the call's stream. If the call ends, gRPC cancels the pending write."""
-    seq = 0
+async def _begin(starting: Coroutine[Any, Any, Reader]) -> Reader:
+    """Starts a reader and waits for its first event."""
+    reader = await starting
     try:
-        async for event in reader:
-            await context.write(response(event=encode_event(event, seq)))
-            seq += 1
-    finally:
+        await reader.wait_until_begun()
+    except BaseException:
         reader.close()
+        raise
+    return reader
+
+
+async def _write_event(context: Any, response: type[StreamResponse], event: Event, seq: int) -> None:
+    await context.write(response(event=encode_event(event, seq)))
 
 
 def add_inference_service(server: grpc.aio.Server, servicer: InferenceServicer) -> None:

@@ -84,14 +84,15 @@ async def typed_events(
     """Makes the events of a stream. If the answer fails, the stream ends with the events of `fail`."""
     try:
         for event in answer.start():
-            yield _typed(event)
+            yield typed(event)
         async for item in reader:
             for event in answer.add(item):
-                yield _typed(event)
+                yield typed(event)
     except Exception as error:  # noqa: BLE001 - the boundary of what fails after the status line
         for event in fail(client_error(error)):
-            yield _typed(event)
+            yield typed(event)
 
 
-def _typed(event: dict[str, Any]) -> ServerSentEvent:
+def typed(event: dict[str, Any]) -> ServerSentEvent:
+    """Makes the event of a stream that is named after its type."""
     return ServerSentEvent(encode_json(event), event=event["type"])

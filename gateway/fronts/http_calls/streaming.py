@@ -22,6 +22,8 @@ T = TypeVar("T")
 # A body that is too long is read up to this size, so that its sender gets the answer instead of a broken pipe.
 MAX_DISCARDED_BYTES = 4 * PUBLIC_MESSAGE_BYTES
 
+STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+
 encode_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
@@ -106,7 +108,7 @@ class EventStream(Response):
         resources: AsyncExitStack,
         headers: dict[str, str],
     ) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
+        super().__init__(headers={**STREAM_HEADERS, **headers})
         # A stream has no content length.
         del self.headers["content-length"]
         self._events = events

@@ -15,6 +15,7 @@ from blockyard.contract.events import (
     Delta,
     Event,
     Finished,
+    Loading,
     PromptLogprobs,
     Recovered,
     TokenLogprobs,
@@ -183,7 +184,7 @@ class WholeAnswer:
                 choice.echo = echo
 
     def add(self, prompt: int, event: Event) -> None:
-        if isinstance(event, Accepted | Recovered):
+        if isinstance(event, Accepted | Recovered | Loading):
             return
         if isinstance(event, PromptLogprobs):
             self._prompt_logprobs[prompt] = event.logprobs
@@ -297,7 +298,7 @@ class ChunkedAnswer:
 
     def add(self, prompt: int, event: Event) -> str | None:
         """Makes the chunk for an event of the request number `prompt`; None if the event has no chunk."""
-        if isinstance(event, Accepted | Recovered):
+        if isinstance(event, Accepted | Recovered | Loading):
             return None
         if isinstance(event, PromptLogprobs):
             return self._prompt(prompt, event.logprobs)

@@ -18,6 +18,7 @@ from blockyard.contract.request import OnDisconnect
 from blockyard.errors import Violation, invalid
 from gateway.fronts.http_calls.bodies import parse_body, read_json, read_key, read_tenant
 from gateway.fronts.http_calls.errors import client_error
+from gateway.fronts.http_calls.loading import answer_stream
 from gateway.fronts.http_calls.streaming import Connection, EventStream, ServerSentEvent
 from gateway.fronts.openai import errors
 from gateway.fronts.openai.answer import ChunkedAnswer, WholeAnswer
@@ -32,6 +33,7 @@ from gateway.request import check_request_id
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine
 
+    from blockyard.errors import BlockyardError
     from gateway.generation import GenerationService
 
 B = TypeVar("B", bound=GenerationBody)
@@ -60,7 +62,8 @@ class CallEndpoints:
         call = understand(body)
         keeps = key is not None and body.on_disconnect is None
         call = _with_state(call, tenant=tenant, keeps=keeps, created=int(time.time()))
-        return await self._run(request, lambda readers: readers.start(call, position), position)
+        answering = self._run(request, lambda readers: readers.start(call, position), position)
+        return await (answer_stream(self._generation, body.model or "", answering, _fail) if body.stream else answering)
 
     async def resume(self, request: Request, request_id: str) -> Response:
         """Streams the answer of a call again, beginning after the event that Last-Event-ID names."""
@@ -125,11 +128,16 @@ class CallEndpoints:
                     if is_new and chunk is not None:
                         yield ServerSentEvent(chunk, tracker.id())
         except Exception as error:  # noqa: BLE001 - the boundary of what fails after the status line
-            yield ServerSentEvent(json.dumps({"error": errors.error_object(client_error(error))}))
+            for event in _fail(client_error(error)):
+                yield event
             return
         if not position.usage and (chunk := answer.usage()) is not None:
             yield ServerSentEvent(chunk, tracker.id(usage=True))
         yield ServerSentEvent("[DONE]")
+
+
+def _fail(error: BlockyardError) -> list[ServerSentEvent]:
+    return [ServerSentEvent(json.dumps({"error": errors.error_object(error)}))]
 
 
 def _with_state(call: CallSpec, *, tenant: str, keeps: bool, created: int) -> CallSpec:

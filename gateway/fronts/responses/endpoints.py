@@ -13,8 +13,9 @@ from starlette.exceptions import HTTPException
 
 from blockyard.errors import BlockyardError, Reason
 from gateway.fronts.http_calls.bodies import parse_body, read_json, read_tenant
+from gateway.fronts.http_calls.loading import answer_stream
 from gateway.fronts.http_calls.openapi import EVENTS, JSON, TENANT, ApiBodies, call_id, documented
-from gateway.fronts.http_calls.single_reader import read_all, resumed, started, typed_events
+from gateway.fronts.http_calls.single_reader import read_all, resumed, started, typed, typed_events
 from gateway.fronts.http_calls.streaming import Connection, EventStream, ServerSentEvent, encode_json
 from gateway.fronts.openai.tokenization import TokenForm
 from gateway.fronts.responses.answer import FROM_THE_BEGINNING, ResponseAnswer
@@ -78,7 +79,12 @@ class ResponseEndpoints:
         tenant = read_tenant(request)
         body = parse_body(ResponseBody, await read_json(request))
         self._generation.resolve_model(body.model or "")
-        call = understand(body, tenant, int(time.time()))
+        answering = self._answer(request, body, understand(body, tenant, int(time.time())))
+        if not body.stream:
+            return await answering
+        return await answer_stream(self._generation, body.model or "", answering, _fail)
+
+    async def _answer(self, request: Request, body: ResponseBody, call: ResponseCall) -> Response:
         async with AsyncExitStack() as resources:
             connection = Connection(request.receive)
             resources.push_async_callback(connection.aclose)
@@ -148,6 +154,12 @@ def _naming(body: ResponseBody | InputTokensBody) -> Generator[None]:
 
 # Calls of /tokenize with a body of this API.
 INPUT_FORM = TokenForm("input", TokenizeInputBody, lambda body: understand_count(body, ""), _naming)
+
+
+def _fail(error: BlockyardError) -> list[ServerSentEvent]:
+    """Makes the event of an error in a stream that has no response yet."""
+    note_error(error.reason)
+    return [typed({"type": "error", "code": str(error.reason), "message": error.message, "param": None})]
 
 
 def _stream(answer: ResponseAnswer, reader: Reader) -> AsyncGenerator[ServerSentEvent, None]:

@@ -127,6 +127,7 @@ def held_by(test: str) -> list[Command]:
 OUTPUTS: dict[str, tuple[str, ...]] = {
     "docs/guides/logs.md": ("11:44:57.136 I gateway", "W the worker was lost", "W lost the scheduler"),
     "docs/guides/operate.md": ("blockyard 0.1.0  127.0.0.1:50052",),
+    "docs/guides/several-models.md": (": loading large:",),
 }
 
 AT_SERVICES = By("tests/integration/test_documented_commands.py::test_it_works_at_the_services")
@@ -410,7 +411,6 @@ HOLDERS: dict[str, dict[str, By | NotRun]] = {
         ".venv/bin/python -m worker_service": SETTINGS,
         ".venv/bin/python -m scheduler_service --model ./my-model": SETTINGS,
         ".venv/bin/python -m gateway --model ./my-model": SETTINGS,
-        ".venv/bin/python -m gateway --scheduler-address small=…": SETTINGS,
         ".venv/bin/python benchmarks/kernels/int8_accuracy.py --model ./my-model --text ./my-text": By(
             "tests/unit/benchmarks/test_int8_accuracy.py::test_the_demo_model_predicts_nearly_the_same_in_int8"
         ),
@@ -437,6 +437,10 @@ HOLDERS: dict[str, dict[str, By | NotRun]] = {
             SECURITY + "test_the_certificates_of_the_guide_are_good"
         ),
         "python -m worker_service --worker-address 0.0.0.0:50070": SETTINGS,
+    },
+    "docs/guides/several-models.md": {
+        ".venv/bin/blockyard serve ./small org/large": SETTINGS,
+        ".venv/bin/python -m gateway --scheduler-address small=…": SETTINGS,
     },
     "docs/guides/tracing.md": {
         "pip install 'blockyard[tracing]'": NotRun("it needs a package index that has us"),

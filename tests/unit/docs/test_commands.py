@@ -107,7 +107,7 @@ def test_a_service_takes_what_it_is_given(command: Command, capsys: pytest.Captu
             load(configuration, "documented", "", [*arguments, "--print-config"])
     told = capsys.readouterr()
     assert ended.value.code == 0, told.err
-    settings = yaml.safe_load(told.out)
+    settings, *_ = yaml.safe_load_all(told.out)
     for flag, value in pairwise(arguments):
         if flag.startswith("--") and not value.startswith("--"):
             assert str(settings[flag[2:].replace("-", "_")]) == value

@@ -67,7 +67,7 @@ class HandLink:
     def __init__(self) -> None:
         self.facts: ModelFacts | None = FACTS
         self.loras: dict[str, Adapter] = {}
-        self.is_ready = self.takes_requests = True
+        self.is_ready = self.takes_requests = self.is_attached = True
         self.has_other_model = False
         self.message = ""
         self.sent: list[Outgoing] = []

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from blockyard.contract.scheduling import Failure, Progress
 from blockyard.errors import BlockyardError, Reason
 from gateway.generation import GenerationService
 from gateway.live.live_requests import LiveRequests
-from gateway.request import GenerationRequest
+from gateway.request import GenerationRequest, ResumeRequest
 from tests.unit.gateway.core import FACTS, HandLink
 from tests.unit.gateway.harness import demo_tokenizer
 
@@ -26,7 +27,7 @@ class Gateway:
 
     def __init__(self, *, max_requests: int = 0, max_wait_seconds: float = 300.0) -> None:
         self.link = HandLink()
-        self.link.facts, self.link.is_ready, self.link.takes_requests = None, False, False
+        self.link.facts, self.link.is_ready, self.link.takes_requests, self.link.is_attached = None, False, False, False
         self.link.message = "the scheduler does not answer"
         self.live = LiveRequests(self.link)
         self.service = GenerationService(max_requests=max_requests)
@@ -42,10 +43,21 @@ class Gateway:
     async def start(self, request_id: str = "r") -> Reader:
         return await self.service.start(GenerationRequest((5, 6), request_id=request_id))
 
+    def add_loaded(self, name: str) -> ServedModel:
+        """Adds a model whose scheduler and worker run."""
+        link = HandLink()
+        return self.service.add_model(name, demo_tokenizer(), link, LiveRequests(link), starts_on_demand=True)
+
     def started(self) -> None:
         """The scheduler and its worker have come."""
         self.link.facts, self.link.is_ready, self.link.takes_requests = FACTS, True, True
         self.link.changed.set()
+
+
+async def turns() -> None:
+    """Lets the tasks that wait for a scheduler begin."""
+    for _ in range(3):
+        await asyncio.sleep(0)
 
 
 @pytest.fixture
@@ -104,3 +116,57 @@ async def test_the_limit_of_requests_counts_those_that_wait_for_the_start() -> N
     assert refused.value.reason is Reason.QUEUE_FULL
     gateway.started()
     await waiting
+
+
+async def test_a_request_that_its_client_brings_back_waits_for_the_start(gateway: Gateway) -> None:
+    """Its gateway died, and its model was unloaded: no scheduler can know it, and only requests start one."""
+    resume = ResumeRequest("r", request=GenerationRequest((5, 6), request_id="r"))
+    waiting = asyncio.ensure_future(gateway.service.resume(resume))
+    await turns()
+    assert (gateway.model.num_waiting_here, gateway.link.sent) == (1, [])
+    gateway.started()
+    await waiting
+    assert len(gateway.link.adds) == 1
+
+
+async def test_a_request_is_looked_up_at_its_own_model_whatever_the_others_do(gateway: Gateway) -> None:
+    large = gateway.add_loaded("large")
+    request = GenerationRequest((5, 6), request_id="r", model="large")
+    asking = asyncio.ensure_future(gateway.service.resume(ResumeRequest("r", request=request)))
+    await turns()
+    [question] = large.link.resumes
+    expired = BlockyardError(Reason.REQUEST_EXPIRED, "unknown")
+    large.live.on_progress(Progress(failed=[Failure(question.handle, expired)]))
+    await asking
+    assert (len(large.link.adds), gateway.model.num_waiting_here) == (1, 0)
+
+
+async def test_what_only_its_id_is_known_of_may_be_found_once_the_model_runs(gateway: Gateway) -> None:
+    with pytest.raises(BlockyardError, match="no scheduler runs for 'demo'") as failed:
+        await gateway.service.resume(ResumeRequest("theirs"))
+    assert failed.value.reason is Reason.NO_READY_WORKER
+    assert gateway.model.num_waiting_here == 0
+
+
+async def test_a_cancel_does_not_wait_for_models_that_do_not_run(gateway: Gateway) -> None:
+    large = gateway.add_loaded("large")
+    await gateway.service.start(GenerationRequest((5, 6), request_id="r", model="large"))
+    assert (await gateway.service.cancel(["r"])).cancelled == ["r"]
+    assert large.link.cancelled == ["r"]
+    with pytest.raises(BlockyardError) as failed:
+        await gateway.service.cancel(["theirs"])
+    assert failed.value.reason is Reason.NO_READY_WORKER
+
+
+async def test_a_model_that_is_not_needed_is_nothing_that_the_gateway_lacks(gateway: Gateway) -> None:
+    gateway.add_loaded("large")
+    assert gateway.service.readiness_message == ""
+
+
+async def test_what_a_load_waits_for_is_told_until_the_model_is_ready(gateway: Gateway) -> None:
+    assert gateway.model.loading == "loading demo: waiting for its scheduler"
+    gateway.link.is_attached, gateway.link.message = True, "the worker is loading\nthe model: 17%"
+    assert gateway.model.loading == "loading demo: the worker is loading the model: 17%"
+    gateway.started()
+    assert gateway.model.loading == ""
+    assert not gateway.service.is_loading("demo")

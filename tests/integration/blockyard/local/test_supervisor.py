@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+import json
 import os
 import signal
 import subprocess
@@ -13,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from blockyard.local.supervisor import ROOT, Backoff, Service, StartError, Supervisor, child_environment
+from blockyard.local.supervisor import ROOT, Backoff, Service, StartError, Supervisor, _with_model, child_environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -343,3 +345,35 @@ def test_a_child_finds_the_package_that_runs_here() -> None:
     assert child_environment({"PYTHONPATH": "/x", "A": "b"}) == {"PYTHONPATH": f"{ROOT}:/x", "A": "b"}
     assert child_environment({}) == {"PYTHONPATH": str(ROOT)}
     assert child_environment({"PYTHONPATH": str(ROOT)}) == {"PYTHONPATH": str(ROOT)}
+
+
+async def test_services_come_and_go_while_others_run(house: House) -> None:
+    supervisor = house.supervisor(house.service("gateway"))
+    assert await supervisor.start()
+    added = supervisor.add([house.service("worker"), house.service("scheduler")])
+    await house.until(lambda: all((house.folder / f"{name}.ready").exists() for name in ("worker", "scheduler")))
+    pid = house.pid("worker")
+    os.kill(pid, signal.SIGKILL)
+    await house.until(lambda: house.pid("worker") != pid)
+    await supervisor.remove(added)
+    assert [line for line in house.journal if "stops" in line] == ["scheduler stops", "worker stops"]
+    assert [child.service.name for child in supervisor.children] == ["gateway"]
+    assert is_running(house.pid("gateway"))
+    again = supervisor.add([house.service("worker")])
+    await house.until(lambda: len([line for line in house.journal if line.startswith("worker starts")]) == 3)
+    await supervisor.stop()
+    stops = [line for line in house.journal if "stops" in line]
+    assert stops[2:] == ["gateway stops", "worker stops"], "what was added stops behind what runs all along"
+    assert not is_running(again[0].pid)
+
+
+async def test_lines_name_the_model_of_their_service(house: House) -> None:
+    supervisor = house.supervisor(house.service("gateway"))
+    await supervisor.start()
+    service = dataclasses.replace(house.service("worker", "talk"), model='my "model"')
+    supervisor.add([service])
+    await house.until(lambda: len(house.lines) >= 2)
+    await supervisor.stop()
+    assert house.lines[:2] == ['my "model": first line', 'my "model": half a line']
+    written = {"level": "info", "message": "ready"}
+    assert json.loads(_with_model(json.dumps(written), service.model)) == {"model": service.model, **written}

@@ -6,6 +6,7 @@ import socket
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml
 
 from tests.unit.blockyard.cli.invoking import run
 
@@ -47,7 +48,24 @@ def test_serve_prints_its_settings(tmp_path: Path, capsys: Captured) -> None:
     assert "grpc_port: 1\n" in out
 
 
-@pytest.mark.parametrize("flags", [["--max-num-seqs=0"], ["--fly"], ["two", "words"]])
+def test_serve_prints_the_settings_of_each_of_several_models(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "serve.yaml").write_text("max_num_seqs: 5\nmodels:\n- {model: one}\n- {model: two, max_num_seqs: 6}\n")
+    assert run("serve", f"--config={tmp_path}/serve.yaml", "--print-config") == 0
+    of_file = capsys.readouterr().out
+    assert run("serve", "one", "two", "--print-config") == 0
+    of_arguments = capsys.readouterr().out
+    for printed, sizes in ((of_file, [5, 6]), (of_arguments, [256, 256])):
+        documents = list(yaml.safe_load_all(printed))
+        assert [each["model"] for each in documents] == ["one", "two"]
+        assert [each["max_num_seqs"] for each in documents] == sizes
+    assert run("serve", "one", "two", f"--config={tmp_path}/serve.yaml") == 2
+    assert "unknown settings: models" in capsys.readouterr().err
+    (tmp_path / "wrong.yaml").write_text("models: [{model: one, http_port: 1}]")
+    assert run("serve", f"--config={tmp_path}/wrong.yaml") == 2
+    assert "models[0] in" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("flags", [["--max-num-seqs=0"], ["--fly"]])
 def test_serve_refuses_what_it_does_not_know(flags: list[str], capsys: Captured) -> None:
     assert run("serve", *flags) == 2
     assert flags[-1].split("=")[0] in capsys.readouterr().err

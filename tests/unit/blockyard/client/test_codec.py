@@ -17,6 +17,7 @@ from blockyard.contract.events import (
     Accepted,
     Delta,
     Finished,
+    Loading,
     Recovered,
     Usage,
 )
@@ -241,9 +242,10 @@ def test_a_bad_value_is_named(name: str, value: Any) -> None:
     assert [violation.field for violation in caught.value.violations] == [name]
 
 
-def test_a_recovery_is_an_event_that_changes_nothing() -> None:
+def test_a_recovery_and_a_loading_are_events_that_change_nothing() -> None:
     builder = CompletionBuilder()
     for part in (
+        Loading("the worker is loading the model: 17%"),
         Accepted("r", 1, 2, "m"),
         Delta(0, "a", (), 1, 1),
         Recovered("lost", 7, True),

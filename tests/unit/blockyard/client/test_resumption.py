@@ -15,7 +15,7 @@ from blockyard.client import codec
 from blockyard.client.resumption import CompletionBuilder, EventsLost, Resumption
 from blockyard.client.retry import Attempts, RetryPolicy
 from blockyard.common.v1.sampling_pb2 import StopCriteria
-from blockyard.contract.events import Accepted, Delta, Event, Finished, PromptLogprobs, Recovered
+from blockyard.contract.events import Accepted, Delta, Event, Finished, Loading, PromptLogprobs, Recovered
 from blockyard.errors import TABLE, TRANSPORT_ORIGIN, BlockyardError, Reason
 from blockyard.inference.v1 import inference_pb2
 from tests.kit.fakes.fake_answers import Memory, events
@@ -329,12 +329,14 @@ def test_patience_is_for_one_failure_at_a_time() -> None:
         for message in numbered(answer(resumption, memory))[:2]:
             resumption.on_message(message)
         resumption.delay_after(LOST)
-    # Being accepted again, or told of a recovery, is no progress.
+    # Being accepted again, or told of a recovery or a loading, is no progress.
     recovered = Message(seq=1, recovered=inference_pb2.Recovered())
+    loading = Message(seq=2, loading=inference_pb2.Loading(message="loading"))
     with pytest.raises(BlockyardError, match="gone"):
         for _ in range(5):
             resumption.on_message(numbered(answer(resumption, memory))[0])
             resumption.on_message(recovered)
+            assert resumption.on_message(loading) == Loading("loading")
             resumption.delay_after(LOST)
     assert resumption.needs_cancel
 

@@ -67,7 +67,9 @@ async def test_every_setting_reaches_its_service(name: str, configuration: type[
     changed = {
         setting.name: other_value(setting)
         for setting in settings_of(SystemConfiguration)
-        if setting.name not in ("model", "host", "admin_host") and not setting.name.endswith("_port")
+        if setting.name not in ("model", "host", "admin_host")
+        and setting.section != "switching"
+        and not setting.name.endswith("_port")
     }
     local = LocalSystem(resolve(SystemConfiguration, {**changed, "grpc_port": 0, "http_port": 0, "admin_port": 0}))
     (service,) = (each for each in local.make_services() if each.name == name)
@@ -180,7 +182,7 @@ def gpus(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     """A folder of device files as a machine with so many GPUs has them."""
     for name in ("nvidiactl", "nvidia-uvm", *(f"nvidia{number}" for number in range(request.param))):
         (tmp_path / name).touch()
-    monkeypatch.setattr("blockyard.local.local_system.DEVICES", tmp_path)
+    monkeypatch.setattr("blockyard.local.gpus.DEVICES", tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     return tmp_path
 
@@ -390,7 +392,7 @@ async def prepared(monkeypatch: pytest.MonkeyPatch, compiler: str, folder: Path,
     script.write_text(compiler)
     script.chmod(0o755)
     monkeypatch.setattr("blockyard.local.local_system.IS_INSTALLED", True)
-    monkeypatch.setattr("blockyard.local.local_system.DEVICES", folder / "no-gpu")
+    monkeypatch.setattr("blockyard.local.gpus.DEVICES", folder / "no-gpu")
     monkeypatch.setenv("CXX", str(script))
     monkeypatch.setenv("BLOCKYARD_KERNELS_DIR", str(folder / "kernels"))
     lines: list[str] = []

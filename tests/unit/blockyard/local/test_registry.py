@@ -102,6 +102,15 @@ def test_a_model_is_found_by_its_folder_however_it_is_written(tmp_path: Path, mo
     assert find_serving(entry.model, "other") is None
 
 
+def test_a_model_among_several_is_found_with_its_name_in_requests(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    entry = make_entry("m", models=[["demo", "", "main"], ["mine", folder, "main"]])
+    write(entry)
+    assert find_serving(folder, "main") == entry
+    assert (entry.find_name(folder, "main"), entry.find_name("", "main")) == ("mine", "demo")
+    assert find_serving(folder, "other") is None
+
+
 def test_a_system_runs_unlisted_where_nothing_can_be_written(
     system: LocalSystem, state: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

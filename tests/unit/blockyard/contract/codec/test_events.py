@@ -14,6 +14,7 @@ from blockyard.contract.events import (
     Delta,
     Event,
     Finished,
+    Loading,
     PromptLogprobs,
     Recovered,
     TokenLogprob,
@@ -108,6 +109,7 @@ def test_a_stop_token_with_id_0_is_told_and_an_end_token_is_not() -> None:
         Finished(2, FinishReason.STOP, 0, Usage(3, 1, 9), "d", calls_tools=True),
         Finished(0, FinishReason.ERROR, None, Usage(), "", 0.0, FAILURE),
         Recovered("lost", 7, True),
+        Loading("the worker is loading the model: 17%"),
     ],
     ids=lambda event: type(event).__name__,
 )

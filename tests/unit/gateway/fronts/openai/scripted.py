@@ -168,6 +168,9 @@ class ScriptedService:
     def is_ready(self) -> bool:
         return self.ready
 
+    def is_loading(self, name: str) -> bool:
+        return False
+
     find_model = GenerationService.find_model
 
     def models(self) -> list[Model]:
