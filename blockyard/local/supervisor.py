@@ -78,6 +78,10 @@ class Child:
         """The process id, also after its end; 0 before the start."""
         return self._process.pid if self._process else 0
 
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
     async def start(self) -> None:
         """Starts the process. It gets no signals from the terminal, and ends if this process dies."""
         self.last_lines.clear()
@@ -126,7 +130,7 @@ class Child:
 
     async def stop(self, hurry: asyncio.Event) -> None:
         """Sends SIGTERM, a second one if `hurry` is set, and SIGKILL to the process group after the grace time."""
-        if self._process is None or self._process.returncode is not None:
+        if not self.is_running:
             return
         ended = asyncio.create_task(self.wait())
         hurried = asyncio.create_task(hurry.wait())

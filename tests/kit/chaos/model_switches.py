@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -114,13 +114,12 @@ class Switched:
     loads: Counter[str]
 
     def kill(self, draw: random.Random) -> str:
-        """Kills one of the processes that run, and returns its name; empty: it ended by itself just now."""
-        child = draw.choice(self.supervisor.children)
-        try:
-            os.kill(child.pid or -1, signal.SIGKILL) if child.pid else None
-        except ProcessLookupError:
-            return ""
-        return child.service.name if child.pid else ""
+        """Kills one of the processes that run, and returns its name."""
+        child = draw.choice([child for child in self.supervisor.children if child.is_running])
+        # It may just have ended by itself.
+        with suppress(ProcessLookupError):
+            os.kill(child.pid, signal.SIGKILL)
+        return child.service.name
 
 
 @asynccontextmanager
@@ -217,8 +216,7 @@ class SwitchRun:
         """Kills as many as are due by now."""
         plan = self._plan
         while self.report.kills.total() < plan.num_kills * self._num_done // plan.num_requests:
-            name = self._switched.kill(self._draw)
-            self.report.kills[name or "nobody"] += 1
+            self.report.kills[self._switched.kill(self._draw)] += 1
 
 
 async def run_switches(plan: Plan, log: Path) -> Report:
