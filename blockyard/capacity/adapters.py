@@ -5,7 +5,7 @@ The sizes equal those that the kernels allocate (`blockyard_kernels.lora.LoraOps
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from blockyard.capacity.formats import weight_format
@@ -74,8 +74,10 @@ def adapter_format(device_type: str, dtype_name: str, kernels: str) -> AdapterFo
             return AdapterFormat(WeightFormat())
         return AdapterFormat(WeightFormat(), GPU_WIDTH_MULTIPLE, GPU_HEADER_BYTES, GPU_ALIGNMENT, has_slots=True)
     held = weight_format(device_type, dtype_name, "none", kernels)
-    is_ours = held.panel_columns > 1
-    return AdapterFormat(held, max(1, CPU_WORD_BYTES // ITEM_BYTES[dtype_name]) if is_ours else 1)
+    if held.panel_columns > 1:
+        return AdapterFormat(held, max(1, CPU_WORD_BYTES // ITEM_BYTES[dtype_name]))
+    # torch multiplies the factors in float32, whatever the model's dtype is.
+    return AdapterFormat(replace(held, is_wide=True))
 
 
 def adapter_bytes(network: DecoderConfig, share: Share, held: AdapterFormat, max_rank: int) -> int:

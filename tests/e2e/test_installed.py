@@ -158,7 +158,7 @@ print(kernels.get_kernel.__name__, transformers.utils.is_kernels_available(), ba
 
 
 def test_it_shares_an_environment_with_the_kernels_of_hugging_face(serving: Environment, tmp_path: Path) -> None:
-    serving.install("kernels==0.17.2", "transformers")
+    serving.install("transformers[kernels]")
     assert serving.run("python", "-c", OTHER_KERNELS).startswith("get_kernel True cpu/")
     assert serve_once(serving, tmp_path)
     serving.run("python", "-m", "pip", "uninstall", "--yes", "kernels")

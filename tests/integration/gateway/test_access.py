@@ -180,7 +180,8 @@ async def test_every_route_but_what_is_open_needs_a_key(
                     refused = await http.request(method, path, headers={"authorization": f"Bearer {ADMIN}"})
                     assert refused.status_code == (200 if path in MONITORING else 403), (method, route.path)
         # A change here is a change of what a stranger can see.
-        assert opened == {"/", "/page/{name}", "/health", "/health/live", "/health/ready", "/health/startup"}
+        health = {"/health", "/health/live", "/health/ready", "/health/startup", "/v2/health/live", "/v2/health/ready"}
+        assert opened == {"/", "/page/{name}", *health}
 
 
 async def test_all_is_open_without_keys(scheduler: FakeScheduler) -> None:

@@ -45,6 +45,7 @@ HELD = [
     ("auto", torch.bfloat16, "none"),
     ("auto", torch.bfloat16, "int8"),
     ("reference", torch.float32, "none"),
+    ("reference", torch.bfloat16, "none"),
     ("reference", torch.float16, "none"),
 ]
 
