@@ -87,7 +87,7 @@ async def test_a_connection_that_breaks_costs_nothing(demo: System, example: lis
     """Its first connection ends in the middle of the answer; what is printed is the same."""
 
     def rule_of(number: int) -> Rule:
-        return Rule() if number else Rule(end_at=EndAt(Direction.DOWN, 560, Ending.RESET))
+        return Rule() if number else Rule(end_at=EndAt(Direction.DOWN, 1000, Ending.RESET))
 
     async with FaultProxy(demo.grpc_target, rule_of=rule_of) as proxy:
         output = await output_of(example, proxy.address)

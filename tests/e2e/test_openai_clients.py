@@ -104,8 +104,8 @@ def test_schemathesis_finds_nothing(demo: System, environment: Callable[[str], E
         "--exclude-checks=positive_data_acceptance",
         "--max-examples=50",
         "--seed=1",
-        # A thousand prompts in one call are answered, and take their time on a busy machine.
-        "--request-timeout=300",
+        # A thousand prompts of many tokens in one call are answered, and take their time on a busy machine.
+        "--request-timeout=1500",
         "--suppress-health-check=all",
         # That ids of calls and names of models are guessed, and not found.
         "--warnings=off",
