@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from blockyard import telemetry
 from tests.kit.cut import cut
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 # A shell's background job, as some runners start this, is told to ignore SIGINT, and so are all its children.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-# How long an example takes says how busy the machine is.
-settings.register_profile("blockyard", deadline=None)
+# How long it takes to make and to try an example says how busy the machine is.
+settings.register_profile("blockyard", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("blockyard")
 # Tests kill and stop peers on purpose, which gRPC tells on standard error. It looks when it is first used.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")

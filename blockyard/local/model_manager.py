@@ -120,7 +120,10 @@ class ModelManager:
                 pass
 
     async def _drain(self, model: _Model) -> bool:
-        """Makes the model's new requests wait; a scheduler that has restarted is told again."""
+        """Drains the model's replicas, so that its new requests wait; returns whether none is running any more.
+
+        Called again and again, because a scheduler that restarts forgets it.
+        """
         try:
             return await self._system.make_operator().drain(model.name)
         except BlockyardError:

@@ -51,7 +51,7 @@ class ModelServices:
 
     @property
     def prefix(self) -> str:
-        """What precedes the names of its services where a system has several models."""
+        """The prefix of the names of the model's services, in a system with several models."""
         return f"{self._label}/" if self._label else ""
 
     @property

@@ -25,7 +25,7 @@ class Phase(Enum):
 
 
 class Act(Enum):
-    """What is to be done with a model."""
+    """An action on a model."""
 
     LOAD = "load"
     HOLD = "hold"

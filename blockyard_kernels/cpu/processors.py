@@ -1,8 +1,8 @@
 """Chooses the instruction set for a processor, only by a table of its features and its vendor.
 
 It does not measure speed at start: after a restart under load, on another rank or on a replica of the same hardware the
-results must have the same bits. `benchmarks/instruction_sets.py` checks the table on a machine. Both
-makers' entries were measured with it.
+results must have the same bits. `benchmarks/instruction_sets.py` checks the table on a machine. The
+entries of both makers were measured with it.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ def note_error(reason: Reason) -> None:
 
 
 class MeasuredRequest(NamedTuple):
-    """What the metrics tell of a request.
+    """The facts about a request by which its metrics are labelled.
 
     `operation`: its name in OpenTelemetry's conventions; empty for an input of a pooling call, and for a request that
     another gateway served before. `trace_id`: the trace for exemplars; None if the request is not traced.

@@ -717,7 +717,7 @@ class Loading(_message.Message):
 
     MESSAGE_FIELD_NUMBER: _builtins.int
     message: _builtins.str
-    """What is being done, for a person."""
+    """How far the loading is, in words."""
     def __init__(
         self,
         *,

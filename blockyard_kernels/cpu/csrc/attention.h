@@ -1,10 +1,10 @@
 // Paged attention over one pool: each row to its sequence's keys, up to its own position or all of them.
 //
 // The inner layout of a (block, layer, head): keys [D words][block_size] words, values [block_size words][D] words, so
-// that both products read them as packed right sides, of vectors or of AMX's tiles. Keys are cut at multiples of 256 positions. Within a cut a row
-// takes the maximum of its own scores, exponentials rounded to the type of the values, their sum and product; cuts are
-// merged in order with a running maximum (Milakov and Gimelshein, arXiv 1805.02867). What a row does not see counts as an
-// exact zero, so neither its neighbours nor how the step was cut can change a bit.
+// that both products read them as packed right sides, of vectors or of AMX's tiles. Keys are cut at multiples of 256
+// positions. Within a cut a row takes the maximum of its own scores, exponentials rounded to the type of the values,
+// their sum and product; cuts are merged in order with a running maximum (Milakov and Gimelshein, arXiv 1805.02867).
+// What a row does not see counts as an exact zero, so neither its neighbours nor how the step was cut can change a bit.
 #pragma once
 
 #include "linear.h"

@@ -126,9 +126,10 @@ class Answer:
 async def started(
     generation: GenerationService, call: InferCall
 ) -> AsyncGenerator[AsyncGenerator[InferResponse, None], None]:
-    """Starts a request, waits until it is queued, and gives its responses: one at its end, or for a stream, several.
+    """Starts a request, waits until it is queued, and gives an iterator of its responses.
 
-    At the end, closes the request's readers. Raises BlockyardError, and so do the responses.
+    A stream has several responses, other requests have one, at their end. On exit, closes the request's readers.
+    Raises BlockyardError, and so do the responses.
     """
     readers = CallReaders(generation)
     try:

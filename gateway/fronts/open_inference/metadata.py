@@ -1,4 +1,4 @@
-"""The server's and a model's metadata: names, versions and tensors, as both forms of the protocol tell them."""
+"""The metadata of the server and of a model: names, versions and tensors. gRPC and HTTP answer with the same."""
 
 from __future__ import annotations
 
