@@ -19,7 +19,7 @@ from worker_service.config import WorkerConfiguration, WorkerSettings
 from worker_service.server import Server
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Iterator, Sequence
     from pathlib import Path
 
     from blockyard.errors import BlockyardError
@@ -161,6 +161,18 @@ class WorkerDriver:
         await self.load(model, dtype)
         return await self.initialize_cache(**cache)
 
+    async def send_weights(self, pieces: Iterator[pb.UpdateWeightsRequest]) -> pb.UpdateWeightsResponse:
+        """Sends tensors as a trainer does, over a channel with threads.
+
+        grpc.aio gives an internal error instead of the worker's own one if the worker ends the call during a write.
+        """
+
+        def send() -> pb.UpdateWeightsResponse:
+            with grpc.insecure_channel(self.server.address) as channel:
+                return worker_pb2_grpc.WorkerServiceStub(channel).UpdateWeights(pieces)
+
+        return await asyncio.to_thread(send)
+
     def open(self, epoch: int) -> StepDriver:
         """Opens a step stream."""
         driver = StepDriver(self.stub.ExecuteModel(), epoch)
@@ -220,6 +232,6 @@ async def fails(awaitable: Any) -> BlockyardError:
     """Awaits a call that must fail, and gives its error."""
     try:
         await awaitable
-    except grpc.aio.AioRpcError as error:
+    except grpc.RpcError as error:
         return from_rpc_error(error)
     raise AssertionError("the call did not fail")

@@ -328,7 +328,8 @@ async def test_children_die_with_their_parent_even_when_it_is_killed(house: Hous
     parent.kill()
     await parent.wait()
     await house.until(lambda: not any(map(is_running, pids)))
-    assert sorted(house.journal)[1::2] == ["a stops", "b stops"]
+    # Linux signals once more where the children pass to another dying thread of their parent first.
+    assert {line for line in house.journal if "stops" in line} == {"a stops", "b stops"}
 
 
 def test_a_child_whose_parent_is_gone_already_does_nothing(house: House) -> None:

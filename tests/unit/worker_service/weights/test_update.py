@@ -83,7 +83,7 @@ async def test_tensors_that_came_are_computed_with(kept_worker: WorkerDriver, ot
     assert state(await worker.info()) == "STALE"
     assert sorted(order) == list(range(len(tensors.heads)))
     waiting = asyncio.ensure_future(finish(worker))
-    answer = await worker.stub.UpdateWeights(tensors.pieces(order))
+    answer = await worker.send_weights(tensors.pieces(order))
     assert (answer.num_tensors, answer.num_bytes) == (len(order), sum(map(len, tensors.data)))
     updated = await waiting
     assert updated.model.weights_version == "2"
@@ -128,22 +128,22 @@ async def test_a_broken_update_leaves_the_worker_stale_and_a_reload_heals_it(
     order = await begin(worker, tensors)
     finishing = asyncio.ensure_future(finish(worker))
     if broken == "cut":
-        error = await fails(worker.stub.UpdateWeights(tensors.pieces(order[:5])))
+        error = await fails(worker.send_weights(tensors.pieces(order[:5])))
         assert "the stream ended within" in error.message
     elif broken == "order":
-        error = await fails(worker.stub.UpdateWeights(tensors.pieces([order[0], order[2]])))
+        error = await fails(worker.send_weights(tensors.pieces([order[0], order[2]])))
         assert f"received tensor {order[2]} instead of" in error.message
     elif broken == "bytes":
         tensors.data[order[3]] = bytes(len(tensors.data[order[3]]))
-        error = await fails(worker.stub.UpdateWeights(tensors.pieces(order[:4])))
+        error = await fails(worker.send_weights(tensors.pieces(order[:4])))
         assert "SHA-256" in error.message
     elif broken == "crc":
         tensors.data[order[3]] = bytes(len(tensors.data[order[3]]))
-        error = await fails(worker.stub.UpdateWeights(tensors.pieces(order[:4])))
+        error = await fails(worker.send_weights(tensors.pieces(order[:4])))
         assert "CRC-32" in error.message
     elif broken == "more":
         tensors.data[order[3]] += bytes(PIECE_BYTES)
-        error = await fails(worker.stub.UpdateWeights(tensors.pieces(order[:4])))
+        error = await fails(worker.send_weights(tensors.pieces(order[:4])))
         assert "has more than" in error.message
     else:
         call = worker.stub.UpdateWeights()
@@ -162,10 +162,10 @@ async def test_a_broken_update_leaves_the_worker_stale_and_a_reload_heals_it(
 async def test_a_ticket_is_good_once(worker: WorkerDriver, other: Path) -> None:
     tensors = Tensors(other)
     order = await begin(worker, tensors)
-    error = await fails(worker.stub.UpdateWeights(tensors.pieces(order, b"another one 1234")))
+    error = await fails(worker.send_weights(tensors.pieces(order, b"another one 1234")))
     assert error.reason is Reason.PERMISSION_DENIED
-    await worker.stub.UpdateWeights(tensors.pieces(order))
-    assert (await fails(worker.stub.UpdateWeights(tensors.pieces(order)))).reason is Reason.PERMISSION_DENIED
+    await worker.send_weights(tensors.pieces(order))
+    assert (await fails(worker.send_weights(tensors.pieces(order)))).reason is Reason.PERMISSION_DENIED
     assert (await fails(finish(worker, "3"))).reason is Reason.FIELD_INVALID
     await finish(worker)
 
@@ -200,7 +200,7 @@ async def test_a_sample_that_is_not_the_tensors_breaks_the_update(worker: Worker
     tensors = Tensors(other)
     # The last one that comes, so that nothing else ends the stream.
     tensors.heads[(await begin(worker, tensors))[-1]].sample_sha256 = bytes(32)
-    error = await fails(worker.stub.UpdateWeights(tensors.pieces(await begin(worker, tensors))))
+    error = await fails(worker.send_weights(tensors.pieces(await begin(worker, tensors))))
     assert "does not match its sample_sha256" in error.message
     assert state(await worker.info()) == "STALE"
 
@@ -218,7 +218,7 @@ async def test_a_tied_table_may_come_twice_if_it_is_the_same(socket_folder: Path
         tensors.heads.append(head)
         order = await begin(worker, tensors)
         assert len(order) == len(tensors.heads) - 1
-        await worker.stub.UpdateWeights(tensors.pieces(order))
+        await worker.send_weights(tensors.pieces(order))
         await finish(worker)
         assert await generate(worker, 2) == before
         head.sha256 = bytes(32)
