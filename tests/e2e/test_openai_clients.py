@@ -74,12 +74,22 @@ def test_the_example_runs(demo: System, environment: Callable[[str], Environment
 
 LANGCHAIN = """
 import sys
+from typing import Literal
 from langchain_core.exceptions import ContextOverflowError
+from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_openai import ChatOpenAI
+from pydantic import BaseModel
 
-chat = ChatOpenAI(base_url=f"{sys.argv[1]}/v1", api_key="none", model="demo", max_retries=0, max_tokens=4)
+def make_chat(max_tokens):
+    url = f"{sys.argv[1]}/v1"
+    return ChatOpenAI(base_url=url, api_key="none", model="demo", max_retries=0, max_tokens=max_tokens)
+chat = make_chat(4)
 assert chat.invoke("Hi").content
 assert "".join(piece.content for piece in chat.stream("Hi"))
+assert len(chat.batch(["Hi", "Ho", [SystemMessage("Be short."), HumanMessage("Hi")]])) == 3
+class Mood(BaseModel):
+    mood: Literal["good", "bad"]
+assert make_chat(60).with_structured_output(Mood, method="json_schema").invoke("Hi").mood in ("good", "bad")
 for ask in (lambda long: chat.invoke(long), lambda long: list(chat.stream(long))):
     try:
         ask("word " * 100_000)
@@ -88,7 +98,9 @@ for ask in (lambda long: chat.invoke(long), lambda long: list(chat.stream(long))
 """
 
 
-def test_langchain_recognises_what_is_too_long(demo: System, environment: Callable[[str], Environment]) -> None:
+def test_langchain_is_served_and_recognises_what_is_too_long(
+    demo: System, environment: Callable[[str], Environment]
+) -> None:
     told = environment("langchain").run("python", "-c", LANGCHAIN, demo.http_url)
     assert told.count("recognised") == 2
 
