@@ -373,7 +373,7 @@ class Stages:
     load: Callable[[DeviceChoice, ModelSource, LoadOptions, Callable[[int, int], None]], RunnableModel] = load
     make_grammars: Callable[[RunnableModel], Grammars | None] = make_grammars
     count_blocks: Callable[..., AvailableBlocks] = count_blocks
-    make_executor: Callable[..., tuple[StepExecutor, CacheInfo]] = make_executor
+    build_executor: Callable[..., tuple[StepExecutor, CacheInfo]] = make_executor
 
 
 STAGES = Stages()

@@ -301,7 +301,7 @@ class Worker:
             ranks = RankSteps(parallel, self.membership.find) if parallel.world_size > 1 else None
             set_up, chooses = self.set_up, self._may_choose_threads
             executor, cache = await self._thread.run(
-                lambda: self._stages.make_executor(
+                lambda: self._stages.build_executor(
                     set_up, request, may_choose_threads=chooses, ranks=ranks, clock=self._clock.perf_counter
                 )
             )

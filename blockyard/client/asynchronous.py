@@ -243,7 +243,8 @@ class AsyncClient(AsyncPoolingCalls):
         self._retry = retry or RetryPolicy()
         self._clock = clock
         self._connections = AsyncConnections(self._targets, ClientAccess(tenant, api_key, tls, transport))
-        self._streams: weakref.WeakSet[AsyncStream] = weakref.WeakSet()
+        # In the order in which they were opened.
+        self._streams: weakref.WeakKeyDictionary[AsyncStream, None] = weakref.WeakKeyDictionary()
 
     @property
     def target(self) -> str:
@@ -297,7 +298,7 @@ class AsyncClient(AsyncPoolingCalls):
 
     def _open_stream(self, resumption: Resumption) -> AsyncStream:
         stream = AsyncStream(self._connections, resumption)
-        self._streams.add(stream)
+        self._streams[stream] = None
         return stream
 
     async def cancel(self, *request_ids: str, timeout: float | None = None) -> list[str]:

@@ -152,7 +152,8 @@ class StepStreams:
         self._device = device
         self._on_step = on_step
         self._on_epoch = on_epoch
-        self._open: set[StepStream] = set()
+        # In the order in which they were opened.
+        self._open: dict[StepStream, None] = {}
         self._running: StepStream | None = None
         self._all_closed = asyncio.Event()
 
@@ -163,7 +164,7 @@ class StepStreams:
     def open(self, executor: StepExecutor) -> StepStream:
         """Opens a stream. Its first step decides whether it runs: see `StepStream.submit`."""
         stream = StepStream(self, self._device, executor, self._on_step, self._clock)
-        self._open.add(stream)
+        self._open[stream] = None
         return stream
 
     def submit(self, stream: StepStream, step: Step) -> None:
@@ -210,7 +211,7 @@ class StepStreams:
         Returns whether its epoch ran.
         """
         stream.stop()
-        self._open.discard(stream)
+        self._open.pop(stream, None)
         if not self._open:
             self._all_closed.set()
         if self._running is not stream:
