@@ -16,7 +16,7 @@ from tests.unit.gateway.core import FACTS, HandLink
 from tests.unit.gateway.harness import demo_tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator
 
     from gateway.live.reader import Reader
     from gateway.served_model import ServedModel
@@ -61,7 +61,7 @@ async def turns() -> None:
 
 
 @pytest.fixture
-def gateway() -> Iterator[Gateway]:
+async def gateway() -> AsyncIterator[Gateway]:
     gateway = Gateway()
     yield gateway
     gateway.service.stop(BlockyardError(Reason.DRAINING, "the test is over"))
